@@ -1,0 +1,51 @@
+"""The whole error tree.
+
+KproxyError                     everything that kproxy raises on purpose
+├── ProtocolError               bytes of a peer that are not what the protocol says
+│   ├── Malformed               cut short, a length that cannot be, a value out of its range
+│   └── Unsupported             an API, a version or a codec that this kproxy does not know
+├── ConfigError                 settings: every fault at once, each with its path
+├── CaptureError                a capture file: which file, at which offset
+└── UpstreamError               a broker that cannot be reached or answers nonsense
+
+"Not enough bytes yet" is a value, never an exception. Each message names the cause and, where there is one, the mend.
+"""
+
+from collections.abc import Sequence
+
+
+class KproxyError(Exception):
+    """The root: catching it catches what kproxy raises on purpose and nothing else."""
+
+
+class ProtocolError(KproxyError):
+    """Bytes of a peer are not what the protocol says."""
+
+
+class Malformed(ProtocolError):
+    """The bytes are cut short, or a length or a value in them cannot be."""
+
+
+class Unsupported(ProtocolError):
+    """An API, a version or a compression codec that this kproxy does not know."""
+
+
+class ConfigError(KproxyError):
+    """Settings with faults: `faults` holds (path, what is wrong and how to mend it), all of them."""
+
+    def __init__(self, faults: Sequence[tuple[str, str]]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join(f"{path}: {text}" if path else text for path, text in self.faults))
+
+
+class CaptureError(KproxyError):
+    """A capture cannot be read: the file's name, and the offset in bytes where that is known."""
+
+    def __init__(self, name: str, text: str, offset: int | None = None) -> None:
+        self.name = name
+        self.offset = offset
+        super().__init__(f"{name}: {text}" if offset is None else f"{name}: at byte {offset}: {text}")
+
+
+class UpstreamError(KproxyError):
+    """A broker cannot be reached, or its answer is of no use."""

@@ -1,0 +1,53 @@
+"""Who a connection is, and who listens to its events: shared by the live path and the offline one.
+
+Knows nothing of sockets, files or metrics; a sink is whoever wants the events of a connection.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Protocol
+
+from kproxy.wire.events import Event
+
+
+@dataclass(frozen=True)
+class ConnectionInfo:
+    """One client connection with its broker connection."""
+
+    cluster: str  # as configured, "default" otherwise
+    source: str  # the capture's name, or live:<listener>
+    client_address: str
+    client_port: int
+    broker_address: str
+    broker_port: int
+    broker_id: int | None  # None: not known, as on a bootstrap listener
+    opened_ns: int  # live: the accept; captures: the first packet; nanoseconds since the epoch
+
+    @cached_property
+    def id(self) -> int:
+        """The `connection` column: a 63-bit hash, so that shards and machines agree without talking."""
+        text = "\0".join(
+            (
+                self.cluster,
+                self.source,
+                self.client_address,
+                str(self.client_port),
+                self.broker_address,
+                str(self.broker_port),
+                str(self.opened_ns),
+            )
+        )
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+class Sink(Protocol):
+    """Takes the events of connections: metrics, the recorder, insight, a live view."""
+
+    def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
+        """Called once per connection; the callable it returns gets every batch of events, in order.
+
+        The list is the caller's and is emptied after the call: keep the events, not the list.
+        """
+        ...

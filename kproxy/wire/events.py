@@ -1,0 +1,133 @@
+"""What a session tells: slotted events, in the order in which things were known.
+
+An event is plain data. Times are integers in nanoseconds; NONE stands where a time, a size or a count is not known, so
+that the hot path never branches on None. Sizes are those of the frame as its sender wrote it, the 4-byte size included.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kproxy.wire.interest import ApiPlan
+
+CLIENT = 0
+BROKER = 1
+SIDES = ("client", "broker")
+
+NONE = -1  # an unknown time, size or count
+
+ANSWERED = "answered"
+NO_ANSWER_EXPECTED = "no_answer_expected"  # a Produce with acks=0
+UNANSWERED = "unanswered"
+REQUEST_NOT_SEEN = "request_not_seen"
+LOST = "lost"  # its answer lay, wholly or in part, in a gap of the capture
+
+
+class Exchange:
+    """A request and its answer; the pending request grows into the event.
+
+    It is emitted when the answer's last byte arrived (`answered`), when a request that gets no answer is complete
+    (`no_answer_expected`), or for an answer whose request was not seen (`number` is NONE, `plan` is the unknown API's).
+    A request whose answer never comes arrives inside an `Unanswered`.
+    """
+
+    __slots__ = (
+        "acks",
+        "api_version",
+        "client_id",
+        "correlation_id",
+        "decoded",
+        "error_code",
+        "errors",
+        "group_id",
+        "in_flight",
+        "max_wait_ms",
+        "number",
+        "outcome",
+        "plan",
+        "queue_ns",
+        "request_bytes",
+        "request_end",
+        "request_start",
+        "response_bytes",
+        "response_end",
+        "response_start",
+        "throttle_ms",
+        "transactional_id",
+    )
+
+    plan: "ApiPlan"  # api key, name and version; what is done with it; shared by all its exchanges
+    api_version: int  # as the request says; the plan of an unknown version has the same
+    correlation_id: int
+    number: int  # order of the request on its connection, from 0; NONE if it was not seen
+    in_flight: int  # requests already waiting on this connection when this one came
+    client_id: str | None
+    request_bytes: int
+    request_start: int
+    request_end: int
+    response_bytes: int
+    response_start: int
+    response_end: int
+    queue_ns: int  # the part of the latency behind an earlier request or its throttle; NONE where there was no answer
+    throttle_ms: int  # as the broker reported; NONE where the answer has none or was not read
+    error_code: int | None  # top level, else the first that is not 0; None: no such field, or not read
+    errors: tuple[int, ...]  # every code other than 0 that was read, all levels, in wire order
+    acks: int | None
+    max_wait_ms: int  # NONE where it does not apply
+    group_id: str | None
+    transactional_id: str | None
+    outcome: str
+    decoded: str  # full, header, failed, opaque: how much of the answer (without one: of the request) was read
+
+
+class Unanswered:
+    """A request that was forwarded and whose answer never came; `exchange.outcome` is `unanswered` or `lost`."""
+
+    __slots__ = ("cause", "exchange")
+
+    def __init__(self, exchange: Exchange, cause: str) -> None:
+        self.exchange = exchange
+        self.cause = cause  # client_closed, broker_closed, desync, gap, ...
+
+
+class Gap:
+    """Bytes that a capture does not hold, or that were skipped to find the next plausible frame."""
+
+    __slots__ = ("count", "now_ns", "offset", "resync", "side")
+
+    def __init__(self, side: int, offset: int, count: int, resync: bool, now_ns: int) -> None:
+        self.side = side
+        self.offset = offset  # of the side's byte stream
+        self.count = count
+        self.resync = resync  # False: not captured; True: captured, but skipped to find a frame again
+        self.now_ns = now_ns
+
+
+class Desync:
+    """The bytes of a side cannot be what the protocol says: one clear line about it, and where."""
+
+    __slots__ = ("api_key", "api_version", "fatal", "kind", "now_ns", "offset", "side", "text")
+
+    def __init__(
+        self, side: int, kind: str, text: str, offset: int, api_key: int, api_version: int, fatal: bool, now_ns: int
+    ) -> None:
+        self.side = side
+        self.kind = kind  # bounded: the label of kproxy_protocol_faults_total
+        self.text = text  # names the cause and the mend
+        self.offset = offset  # of the side's byte stream, first byte of the frame
+        self.api_key = api_key  # NONE where it is not known
+        self.api_version = api_version
+        self.fatal = fatal  # True: the owner must close both sides now; False: it goes on (blind, or as before)
+        self.now_ns = now_ns
+
+
+class Closed:
+    """Both sides have ended; the last event of a session."""
+
+    __slots__ = ("first", "now_ns")
+
+    def __init__(self, first: int, now_ns: int) -> None:
+        self.first = first  # the side that ended first
+        self.now_ns = now_ns
+
+
+Event = Exchange | Unanswered | Gap | Desync | Closed
