@@ -1,7 +1,7 @@
 """What a session tells: slotted events, in the order in which things were known.
 
-An event is plain data. Times are integers in nanoseconds; NONE stands where a time, a size or a count is not known, so
-that the hot path never branches on None. Sizes are those of the frame as its sender wrote it, the 4-byte size included.
+An event is plain data. Times are integers in nanoseconds; NONE stands where a time or a size is not known. Sizes are
+those of the frame as its sender wrote it, the 4-byte size included.
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +21,12 @@ UNANSWERED = "unanswered"
 REQUEST_NOT_SEEN = "request_not_seen"
 LOST = "lost"  # its answer lay, wholly or in part, in a gap of the capture
 
+# How much of an answer was read.
+FULL = "full"
+HEADER = "header"
+FAILED = "failed"  # it does not decode
+OPAQUE = "opaque"  # the key or the version is unknown
+
 
 class Exchange:
     """A request and its answer; the pending request grows into the event.
@@ -32,7 +38,6 @@ class Exchange:
 
     __slots__ = (
         "acks",
-        "api_version",
         "client_id",
         "correlation_id",
         "decoded",
@@ -55,28 +60,41 @@ class Exchange:
         "transactional_id",
     )
 
-    plan: "ApiPlan"  # api key, name and version; what is done with it; shared by all its exchanges
-    api_version: int  # as the request says; the plan of an unknown version has the same
-    correlation_id: int
-    number: int  # order of the request on its connection, from 0; NONE if it was not seen
-    in_flight: int  # requests already waiting on this connection when this one came
-    client_id: str | None
-    request_bytes: int
-    request_start: int
-    request_end: int
-    response_bytes: int
-    response_start: int
-    response_end: int
-    queue_ns: int  # the part of the latency behind an earlier request or its throttle; NONE where there was no answer
-    throttle_ms: int  # as the broker reported; NONE where the answer has none or was not read
-    error_code: int | None  # top level, else the first that is not 0; None: no such field, or not read
-    errors: tuple[int, ...]  # every code other than 0 that was read, all levels, in wire order
-    acks: int | None
-    max_wait_ms: int  # NONE where it does not apply
-    group_id: str | None
-    transactional_id: str | None
-    outcome: str
-    decoded: str  # full, header, failed, opaque: how much of the answer (without one: of the request) was read
+    def __init__(
+        self,
+        plan: "ApiPlan",
+        correlation_id: int,
+        number: int,
+        in_flight: int,
+        request_bytes: int,
+        request_start: int,
+    ) -> None:
+        self.plan = plan  # api key, name and version; what is done with it; shared by all its exchanges
+        self.correlation_id = correlation_id
+        self.number = number  # order of the request on its connection, from 0; NONE if it was not seen
+        self.in_flight = in_flight  # requests already waiting on this connection when this one came
+        self.client_id: str | None = None
+        self.request_bytes = request_bytes
+        self.request_start = request_start  # first byte
+        self.request_end = NONE  # last byte
+        self.response_bytes = NONE
+        self.response_start = NONE
+        self.response_end = NONE
+        self.queue_ns = NONE  # the part of the latency behind an earlier request or its throttle
+        self.throttle_ms = NONE  # as the broker reported; NONE where the answer has none or was not read
+        self.error_code: int | None = None  # top level, else the first that is not 0; None: no such field, or not read
+        self.errors: tuple[int, ...] = ()  # every code other than 0 that was read, all levels, in wire order
+        self.acks: int | None = None  # of a Produce
+        self.max_wait_ms: int | None = None  # of a Fetch or ShareFetch
+        self.group_id: str | None = None
+        self.transactional_id: str | None = None
+        self.outcome = UNANSWERED
+        self.decoded = HEADER  # how much of the answer (without one: of the request) was read
+
+    @property
+    def api_version(self) -> int:
+        """The version that the request asks for."""
+        return self.plan.api_version
 
 
 class Unanswered:
@@ -108,7 +126,15 @@ class Desync:
     __slots__ = ("api_key", "api_version", "fatal", "kind", "now_ns", "offset", "side", "text")
 
     def __init__(
-        self, side: int, kind: str, text: str, offset: int, api_key: int, api_version: int, fatal: bool, now_ns: int
+        self,
+        side: int,
+        kind: str,
+        text: str,
+        offset: int,
+        api_key: int,
+        api_version: int,
+        fatal: bool,
+        now_ns: int,
     ) -> None:
         self.side = side
         self.kind = kind  # bounded: the label of kproxy_protocol_faults_total

@@ -1,0 +1,68 @@
+"""Frame headers: their fixed layout, and how bytes that are no Kafka frame give themselves away.
+
+A frame is a 4-byte size and that many bytes. A request's first eight are api key, version and correlation id; an answer's
+first four the correlation id (Kafka's RequestHeader and ResponseHeader; both lie at a fixed place in every version).
+
+Refuses to know bodies, connections and policy.
+"""
+
+from struct import Struct
+from typing import Any
+
+from kproxy.protocol import schema
+
+REQUEST_HEAD = Struct(">iIi")  # size, api key and version as one number, correlation id
+RESPONSE_HEAD = Struct(">ii")  # size, correlation id
+SIZE = Struct(">i")
+
+REQUEST_HEAD_BYTES = 12
+RESPONSE_HEAD_BYTES = 8
+MIN_REQUEST = 8  # api key, version, correlation id: ControlledShutdown v0 has no more header than that
+MIN_RESPONSE = 4
+
+MAX_REQUEST = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
+
+_HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"DELE", b"HTTP")
+# ApiVersions and its like come in hundreds of bytes; a client id is a name, and names are short.
+_MAX_CLIENT_ID = 512
+
+
+def sniff(head: bytes) -> tuple[str, str]:
+    """(kind, what it is and how to mend it) for bytes that stand where a frame's size should."""
+    if head[:1] in (b"\x16", b"\x15", b"\x14", b"\x17") and head[1:2] == b"\x03":
+        return "tls", (
+            "TLS on a plaintext Kafka port: set security.protocol to PLAINTEXT or SASL_PLAINTEXT in the client, "
+            "or point it at a TLS listener"
+        )
+    if head[:4] in _HTTP:
+        return (
+            "http",
+            "HTTP on a Kafka port: this port speaks the Kafka protocol; the metrics are on the admin port",
+        )
+    size = int.from_bytes(head[:4], "big", signed=True)
+    return "size", (
+        f"a frame size of {size} cannot be: the peer does not speak the Kafka protocol here, "
+        "or bytes were lost on the way"
+    )
+
+
+def plausible_request(view: Any, pos: int, end: int) -> bool:
+    """Whether a request could begin at `pos`: its size, a known key and version, a printable client id.
+
+    False when fewer than 14 bytes are there. ControlledShutdown v0, alone without a client id, is not recognised.
+    """
+    if end - pos < 14:
+        return False
+    size, key_version, _ = REQUEST_HEAD.unpack_from(view, pos)
+    if not 10 <= size <= MAX_REQUEST:
+        return False
+    api = schema.schema().apis.get(key_version >> 16)
+    if api is None or (key_version & 0xFFFF) not in api.request.versions:
+        return False
+    length = int.from_bytes(view[pos + 12 : pos + 14], "big", signed=True)
+    if length < -1 or length > _MAX_CLIENT_ID or length > size - 10:
+        return False
+    if length <= 0:
+        return True
+    text = bytes(view[pos + 14 : min(pos + 14 + length, end)])
+    return all(32 <= byte < 127 or byte >= 128 for byte in text)

@@ -1,0 +1,137 @@
+"""What is done with each frame, decided once per (api key, version): a table fixed at start.
+
+Duty: turn "what the owner wants" into one `ApiPlan` per (api key, version), compiled at first use and shared by every
+exchange of that kind. A plan of an unknown key or version is remembered too, but only so many of them, since a peer can
+invent four thousand million.
+
+Refuses to know connections, bytes in flight and what the owner does with a held answer.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kproxy.protocol import codec, schema
+
+# What is done with an answer.
+PASS = 0  # forwarded as it arrives, header only
+SCAN = 1  # forwarded as it arrives; a small one is read for its throttle and its errors
+STREAM = 2  # as SCAN, but a large one is walked as it streams past
+HOLD = 3  # kept until it is whole, then given to the owner's transform
+
+# What is done with a request.
+FORWARD = 0
+ANSWER = 1  # swallowed; the answer is ours (an ApiVersions newer than we can read)
+REFUSE = 2  # its answer would carry addresses that we cannot read: fail closed
+
+PRODUCE = 0
+FETCH = 1
+SASL_HANDSHAKE = 17
+API_VERSIONS = 18
+SHARE_FETCH = 78
+
+Scan = Callable[[Any, int, int], tuple[int, int | None, tuple[int, ...], bool]]
+Prefix = Callable[[Any, int, int], tuple[Any, ...] | None]
+
+# Read of every request, in this order, after the client id; fields that a version does not have are None.
+PREFIX_FIELDS = ("acks", "maxWaitMs", "groupId", "transactionalId")
+
+_UNKNOWN_PLANS = 64
+
+
+class ApiPlan:
+    """One (api key, version): its names, its readers and what is done with its frames. Compared by identity."""
+
+    __slots__ = (
+        "api",
+        "api_key",
+        "api_version",
+        "known",
+        "prefix",
+        "request",
+        "response",
+        "scan",
+        "throttled_after_answer",
+        "transforms_always",
+    )
+
+    def __init__(self, api_key: int, api_version: int, api: str, known: bool) -> None:
+        self.api_key = api_key
+        self.api_version = api_version
+        self.api = api  # Kafka's name, or unknown_<key>
+        self.known = known  # both the key and the version are in the schema
+        self.request = FORWARD
+        self.response = PASS
+        self.prefix: Prefix | None = None
+        self.scan: Scan | None = None
+        self.throttled_after_answer = False  # KIP-219: the answer leaves at once, then the connection is muted
+        self.transforms_always = False  # held for the owner even if it carries no address (ApiVersions)
+
+    def __repr__(self) -> str:
+        return f"ApiPlan({self.api} v{self.api_version})"
+
+
+class Interest:
+    """The plans of one kind of owner.
+
+    rewrite: answers that carry addresses, and ApiVersions, are held for the owner's transform; what cannot be rewritten is
+        refused (fail closed). Otherwise everything passes and a fault only ends the looking.
+    details: the prefix of every request is read (client id, group, transactional id); without it only that of Produce,
+        whose acks say whether an answer comes, and of Fetch, whose max_wait_ms is its patience.
+    capture: bytes come from a capture: gaps are expected, a lost frame is searched for, nothing is ever sent.
+    """
+
+    def __init__(self, *, rewrite: bool = False, details: bool = False, capture: bool = False) -> None:
+        self.rewrite = rewrite
+        self.details = details
+        self.capture = capture
+        # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
+        self.plans: dict[int, ApiPlan] = {}
+        self._unknown = 0
+
+    def plan(self, key_version: int) -> ApiPlan:
+        """The plan for `api_key << 16 | api_version`, both as unsigned 16-bit values, made at first use."""
+        plan = self.plans.get(key_version)
+        if plan is None:
+            api_key = _signed16(key_version >> 16)
+            api_version = _signed16(key_version & 0xFFFF)
+            api = schema.schema().apis.get(api_key)
+            if api is not None and api_version in api.request.versions:
+                plan = self._known(api, api_version)
+            else:
+                plan = self._foreign(api_key, api_version)
+                if self._unknown >= _UNKNOWN_PLANS:
+                    return plan
+                self._unknown += 1
+            self.plans[key_version] = plan
+        return plan
+
+    def _known(self, api: schema.Api, version: int) -> ApiPlan:
+        plan = ApiPlan(api.key, version, api.name, True)
+        plan.throttled_after_answer = version in api.throttled_after_answer
+        if self.details or api.key in (PRODUCE, FETCH):
+            plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
+        elif api.key == SASL_HANDSHAKE:
+            plan.prefix = codec.request_prefix(api.key, version, ())
+        plan.scan = codec.response_scan(api.key, version)
+        plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
+        if self.rewrite and (api.key == API_VERSIONS or _carries(schema.ADDRESS_CARRIERS, api.key, version)):
+            plan.transforms_always = api.key == API_VERSIONS
+            plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else HOLD
+        return plan
+
+    def _foreign(self, api_key: int, api_version: int) -> ApiPlan:
+        plan = ApiPlan(api_key, api_version, schema.api_name(api_key), False)
+        if self.rewrite:
+            if api_key == API_VERSIONS:
+                plan.request = ANSWER
+            elif api_key in schema.ADDRESS_CARRIERS:
+                plan.request = REFUSE
+        return plan
+
+
+def _carries(carriers: Mapping[int, Any], api_key: int, version: int) -> bool:
+    return api_key in carriers and any(version in versions for versions, *_ in carriers[api_key])
+
+
+def _signed16(value: int) -> int:
+    return value - 0x10000 if value & 0x8000 else value
