@@ -1,0 +1,188 @@
+"""The layouts of every Kafka message as frozen specifications, read from the JSON data shipped in `layouts/`.
+
+The JSON says what is on the wire; this module only gives it types and adds the few notes of ours that the layouts
+cannot tell (which answers name brokers). It never restates a layout and knows nothing of bytes. Version ranges are
+Python ranges, so that `version in field.versions` reads as it means and "none" is the empty range.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import Any
+from uuid import UUID
+
+NONE = range(0)
+
+PRIMITIVES = frozenset(
+    ("bool", "int8", "int16", "uint16", "int32", "uint32", "int64", "float64", "uuid", "string", "bytes", "records")
+)
+
+# The answers that tell clients where brokers are, by the path of the structure with `host` and `port`; "" is the
+# top level of the body. Controllers' own traffic, and requests that register listeners, are left alone on purpose.
+ADDRESS_CARRIERS: dict[int, tuple[str, ...]] = {
+    0: ("nodeEndpoints",),  # Produce, KIP-951
+    1: ("nodeEndpoints",),  # Fetch, KIP-951
+    3: ("brokers",),  # Metadata
+    10: ("", "coordinators"),  # FindCoordinator: one coordinator at the top level until KIP-699
+    60: ("brokers",),  # DescribeCluster
+    78: ("nodeEndpoints",),  # ShareFetch
+    79: ("nodeEndpoints",),  # ShareAcknowledge
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    type: str  # a primitive, a struct's name, or "[]" and any of them
+    versions: range
+    nullable_versions: range
+    tag: int | None
+    tagged_versions: range
+    default: Any  # of a missing key on encode; {} stands for a struct of defaults
+    fields: tuple["Field", ...]  # of a struct, or of an array's structs
+    compactable: bool  # False: keeps its classic length prefix in flexible versions too
+
+    @property
+    def is_array(self) -> bool:
+        return self.type.startswith("[]")
+
+    @property
+    def element_type(self) -> str:
+        return self.type.removeprefix("[]")
+
+    @property
+    def is_struct(self) -> bool:
+        """Is it, or if it is an array are its elements, a struct?"""
+        return self.element_type not in PRIMITIVES
+
+
+@dataclass(frozen=True)
+class Message:
+    name: str
+    versions: range
+    flexible_versions: range
+    header_versions: tuple[tuple[range, int], ...]
+    fields: tuple[Field, ...]
+    log: str | None = None  # of a coordinator's or the metadata log's record
+    role: str | None = None  # "key" or "value" in that log
+    record_type: int | None = None
+
+    def header_version(self, version: int) -> int:
+        for versions, header in self.header_versions:
+            if version in versions:
+                return header
+        raise KeyError(version)
+
+    def fields_of(self, version: int) -> tuple[Field, ...]:
+        """The top-level fields that this version has."""
+        return tuple(field for field in self.fields if version in field.versions)
+
+
+@dataclass(frozen=True)
+class Api:
+    key: int
+    name: str
+    listeners: tuple[str, ...]
+    throttled_after_answer: range  # KIP-219: the answer leaves at once, then the connection is muted
+    layouts: tuple[Any, Any]  # request and response as JSON, turned into messages at first use
+
+    @cached_property
+    def request(self) -> Message:
+        return _message(self.name + "Request", self.layouts[0])
+
+    @cached_property
+    def response(self) -> Message:
+        return _message(self.name + "Response", self.layouts[1])
+
+
+@dataclass(frozen=True)
+class Schema:
+    apis: dict[int, Api]
+
+    @cached_property
+    def data(self) -> dict[str, Message]:
+        """The messages outside requests and answers: headers, consumer protocol, records of the brokers' own logs."""
+        layouts = _load("schema.json")["data"] + _load("schema-internal.json")["data"]
+        return {layout["name"]: _message(layout["name"], layout) for layout in layouts}
+
+
+@cache
+def schema() -> Schema:
+    return Schema(
+        {
+            layout["key"]: Api(
+                layout["key"],
+                layout["name"],
+                tuple(layout["listeners"]),
+                parse_range(layout["throttledAfterAnswer"]),
+                (layout["request"], layout["response"]),
+            )
+            for layout in _load("schema.json")["apis"]
+        }
+    )
+
+
+def api_name(key: int) -> str:
+    api = schema().apis.get(key)
+    return api.name if api else f"unknown_{key}"
+
+
+def address_path(api_key: int, version: int) -> str | None:
+    """Where the answer of this version carries brokers' addresses; None: nowhere."""
+    paths = ADDRESS_CARRIERS.get(api_key)
+    if not paths:
+        return None
+    present = {field.name for field in schema().apis[api_key].response.fields_of(version)}
+    for path in paths:
+        if (path or "host") in present:
+            return path
+    return None
+
+
+def parse_range(text: str) -> range:
+    if text == "none":
+        return NONE
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+@cache
+def _load(name: str) -> Any:
+    return json.loads(files("kproxy.protocol").joinpath("layouts", name).read_bytes())
+
+
+def _message(name: str, layout: dict[str, Any]) -> Message:
+    return Message(
+        name,
+        parse_range(layout["validVersions"]),
+        parse_range(layout["flexibleVersions"]),
+        tuple((parse_range(versions), header) for versions, header in layout.get("headerVersions", {}).items()),
+        tuple(map(_field, layout["fields"])),
+        layout.get("log"),
+        layout.get("role"),
+        layout.get("record_type"),
+    )
+
+
+def _field(layout: dict[str, Any]) -> Field:
+    return Field(
+        layout["name"],
+        layout["type"],
+        parse_range(layout["versions"]),
+        parse_range(layout.get("nullableVersions", "none")),
+        layout.get("tag"),
+        parse_range(layout.get("taggedVersions", "none")),
+        layout["default"] if "default" in layout else _implicit_default(layout["type"]),
+        tuple(map(_field, layout.get("fields", ()))),
+        layout.get("flexibleVersions") != "none",
+    )
+
+
+def _implicit_default(type_: str) -> Any:
+    if type_.startswith("[]"):
+        return ()
+    if type_ not in PRIMITIVES:
+        return {}
+    special = {"bool": False, "float64": 0.0, "uuid": UUID(int=0), "string": "", "bytes": b"", "records": None}
+    return special.get(type_, 0)
