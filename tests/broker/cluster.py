@@ -1,0 +1,213 @@
+"""A real Kafka for tests: a KRaft cluster of separate JVMs on addresses of their own, and Kafka's command line tools.
+
+Every broker has three listeners: CLIENT, for whoever is under test; INTERNAL, for the other brokers; CONTROLLER. So the
+peers of CLIENT in a broker's connection log are its clients and nobody else.
+
+The jars are those of pom.xml beside this file; `./dev test` fetches them. Processes are ended by the handles kept here.
+"""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+JARS = Path(__file__).parents[2] / ".cache/kafka"
+LOGGING = Path(__file__).with_name("log4j2.xml")
+SMALL_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
+
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
+TOOL_TIMEOUT_S = 120
+
+
+def java(main: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    """The command that runs a main class of Kafka's jars."""
+    executable = shutil.which("java")
+    if executable is None or not (JARS / "stamp").exists():
+        raise RuntimeError("no Java or no Kafka jars: run ./dev test, which fetches both")
+    return [executable, *SMALL_JVM, *options, "-cp", f"{JARS}/*", main, *arguments]
+
+
+def tool(main: str, *arguments: str, stdin: bytes = b"", timeout_s: float = TOOL_TIMEOUT_S) -> str:
+    """Runs one of Kafka's command line tools to its end; its standard output."""
+    done = subprocess.run(
+        java(main, *arguments, options=("-Xmx256m",)), input=stdin, capture_output=True, timeout=timeout_s, check=False
+    )
+    if done.returncode != 0:
+        raise AssertionError(
+            f"{main} {' '.join(arguments)} exited {done.returncode}\n"
+            f"{done.stdout.decode(errors='replace')}\n{done.stderr.decode(errors='replace')}"
+        )
+    return done.stdout.decode()
+
+
+def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 60, *, pause_s: float = 0.1) -> None:
+    """Polls until the condition holds; AssertionError naming `what` if it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"still waiting for {what} after {timeout_s} s")
+        time.sleep(pause_s)
+
+
+def free_port(address: str) -> int:
+    """A port that is free now; the system hands out others before it comes round to this one again."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Broker:
+    """One node, broker and controller in one JVM, on an address of its own; `stop` and `start` keep its data."""
+
+    def __init__(self, node_id: int, folder: Path) -> None:
+        self.node_id = node_id
+        self.host = f"127.0.1.{node_id}"
+        self.port = free_port(self.host)
+        self.internal_port = free_port(self.host)
+        self.controller_port = free_port(self.host)
+        self.folder = folder / f"broker-{node_id}"
+        self.folder.mkdir(parents=True)
+        self.config = self.folder / "server.properties"
+        self.log = self.folder / "server.log"
+        self.connections = self.folder / "connections.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def format(self, cluster_id: str, voters: str, settings: dict[str, str]) -> None:
+        listeners = f"CLIENT://{self.address},INTERNAL://{self.host}:{self.internal_port}"
+        self.config.write_text(
+            "".join(
+                f"{name}={value}\n"
+                for name, value in {
+                    "process.roles": "broker,controller",
+                    "node.id": str(self.node_id),
+                    "listeners": f"{listeners},CONTROLLER://{self.host}:{self.controller_port}",
+                    "advertised.listeners": listeners,
+                    "listener.security.protocol.map": "CLIENT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                    "inter.broker.listener.name": "INTERNAL",
+                    "controller.listener.names": "CONTROLLER",
+                    "controller.quorum.voters": voters,
+                    "log.dirs": str(self.folder / "data"),
+                    **settings,
+                }.items()
+            )
+        )
+        tool("kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", str(self.config))
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                java(
+                    "kafka.Kafka",
+                    str(self.config),
+                    options=("-Xmx256m", f"-Dlog4j2.configurationFile={LOGGING}", f"-Dconnections={self.connections}"),
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_until_started(self) -> None:
+        def started() -> bool:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise AssertionError(f"broker {self.node_id} exited {self._process.returncode}\n{self.log_tail()}")
+            with socket.socket() as probe:
+                return probe.connect_ex((self.host, self.port)) == 0
+
+        try:
+            wait_for(f"broker {self.node_id}", started, START_TIMEOUT_S)
+        except AssertionError as fault:
+            raise AssertionError(f"{fault}\n{self.log_tail()}") from None
+
+    def stop(self, *, kill: bool = False) -> None:
+        """Controlled shutdown, or at once."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def log_tail(self, lines: int = 40) -> str:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return f"--- broker {self.node_id}\n" + "\n".join(text.splitlines()[-lines:])
+
+    def client_peers(self) -> list[tuple[str, int]]:
+        """Who connected to the CLIENT listener so far, by the broker's own log, oldest first."""
+        return [
+            (match[1], int(match[2]))
+            for match in re.finditer(
+                rf"^Accepted connection from /([0-9.]+):([0-9]+) on /{re.escape(self.address)} ",
+                self.connections.read_text(),
+                re.MULTILINE,
+            )
+        ]
+
+
+class Cluster:
+    """Three brokers that are also the controllers."""
+
+    # Small and quick: few threads and partitions for internal topics, no waiting where nothing is to be waited for.
+    SETTINGS = {
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "num.partitions": "3",
+        "default.replication.factor": "3",
+        "min.insync.replicas": "1",
+        "auto.create.topics.enable": "false",
+        "offsets.topic.num.partitions": "3",
+        "offsets.topic.replication.factor": "3",
+        "transaction.state.log.num.partitions": "3",
+        "transaction.state.log.replication.factor": "3",
+        "transaction.state.log.min.isr": "1",
+        "share.coordinator.state.topic.num.partitions": "3",
+        "share.coordinator.state.topic.replication.factor": "3",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        "broker.heartbeat.interval.ms": "500",
+        "broker.session.timeout.ms": "3000",
+        "log.cleaner.enable": "false",
+    }
+
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        self.brokers = [Broker(number, folder) for number in range(1, size + 1)]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.address for broker in self.brokers)
+
+    def start(self) -> None:
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        voters = ",".join(f"{broker.node_id}@{broker.host}:{broker.controller_port}" for broker in self.brokers)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for done in [pool.submit(broker.format, cluster_id, voters, self.SETTINGS) for broker in self.brokers]:
+                done.result()
+        for broker in self.brokers:
+            broker.start()
+        for broker in self.brokers:
+            broker.wait_until_started()
+
+    def stop(self) -> None:
+        """The data is thrown away, so nobody needs to say goodbye."""
+        for broker in self.brokers:
+            broker.stop(kill=True)
+
+    def log_tail(self) -> str:
+        return "\n".join(broker.log_tail() for broker in self.brokers)
