@@ -1,7 +1,7 @@
 """Frame headers: their fixed layout, and how bytes that are no Kafka frame give themselves away.
 
-A frame is a 4-byte size and that many bytes. A request's first eight are api key, version and correlation id; an answer's
-first four the correlation id (Kafka's RequestHeader and ResponseHeader; both lie at a fixed place in every version).
+A frame is a 4-byte size and that many bytes. A request's first eight are api key, version and correlation id; an
+answer's first four the correlation id (Kafka's RequestHeader and ResponseHeader; at a fixed place in every version).
 
 Refuses to know bodies, connections and policy.
 """

@@ -7,7 +7,7 @@ invent four thousand million.
 Refuses to know connections, bytes in flight and what the owner does with a held answer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from kproxy.protocol import codec, schema
@@ -29,11 +29,13 @@ SASL_HANDSHAKE = 17
 API_VERSIONS = 18
 SHARE_FETCH = 78
 
+UNSUPPORTED_VERSION = 35
+
 Scan = Callable[[Any, int, int], tuple[int, int | None, tuple[int, ...], bool]]
 Prefix = Callable[[Any, int, int], tuple[Any, ...] | None]
 
 # Read of every request, in this order, after the client id; fields that a version does not have are None.
-PREFIX_FIELDS = ("acks", "maxWaitMs", "groupId", "transactionalId")
+PREFIX_FIELDS = ("acks", "maxWaitMs", "groupId", "transactionalId", "mechanism")
 
 _UNKNOWN_PLANS = 64
 
@@ -45,6 +47,7 @@ class ApiPlan:
         "api",
         "api_key",
         "api_version",
+        "carries_addresses",
         "known",
         "prefix",
         "request",
@@ -63,6 +66,7 @@ class ApiPlan:
         self.response = PASS
         self.prefix: Prefix | None = None
         self.scan: Scan | None = None
+        self.carries_addresses = False  # its answers can tell clients where brokers are
         self.throttled_after_answer = False  # KIP-219: the answer leaves at once, then the connection is muted
         self.transforms_always = False  # held for the owner even if it carries no address (ApiVersions)
 
@@ -73,10 +77,10 @@ class ApiPlan:
 class Interest:
     """The plans of one kind of owner.
 
-    rewrite: answers that carry addresses, and ApiVersions, are held for the owner's transform; what cannot be rewritten is
-        refused (fail closed). Otherwise everything passes and a fault only ends the looking.
+    rewrite: answers that carry addresses, and ApiVersions, are held for the owner's transform; what cannot be rewritten
+        is refused (fail closed). Otherwise everything passes and a fault only ends the looking.
     details: the prefix of every request is read (client id, group, transactional id); without it only that of Produce,
-        whose acks say whether an answer comes, and of Fetch, whose max_wait_ms is its patience.
+        whose acks say whether an answer comes, of Fetch, whose max_wait_ms is its patience, and of SaslHandshake.
     capture: bytes come from a capture: gaps are expected, a lost frame is searched for, nothing is ever sent.
     """
 
@@ -108,15 +112,15 @@ class Interest:
     def _known(self, api: schema.Api, version: int) -> ApiPlan:
         plan = ApiPlan(api.key, version, api.name, True)
         plan.throttled_after_answer = version in api.throttled_after_answer
-        if self.details or api.key in (PRODUCE, FETCH):
+        if self.details or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
-        elif api.key == SASL_HANDSHAKE:
-            plan.prefix = codec.request_prefix(api.key, version, ())
-        plan.scan = codec.response_scan(api.key, version)
+        plan.scan = _api_versions_scan(version) if api.key == API_VERSIONS else codec.response_scan(api.key, version)
+        plan.carries_addresses = _carries_addresses(api, version)
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
-        if self.rewrite and (api.key == API_VERSIONS or _carries(schema.ADDRESS_CARRIERS, api.key, version)):
+        if self.rewrite:
             plan.transforms_always = api.key == API_VERSIONS
-            plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else HOLD
+            if plan.response == SCAN and (plan.carries_addresses or plan.transforms_always):
+                plan.response = HOLD
         return plan
 
     def _foreign(self, api_key: int, api_version: int) -> ApiPlan:
@@ -129,8 +133,21 @@ class Interest:
         return plan
 
 
-def _carries(carriers: Mapping[int, Any], api_key: int, version: int) -> bool:
-    return api_key in carriers and any(version in versions for versions, *_ in carriers[api_key])
+def _carries_addresses(api: schema.Api, version: int) -> bool:
+    names = {field.name for field in api.response.fields_of(version)}
+    return any((path or "host") in names for path in schema.ADDRESS_CARRIERS.get(api.key, ()))
+
+
+def _api_versions_scan(version: int) -> Scan:
+    """A broker that does not know the asked version answers error 35 in the v0 layout, whatever was asked (KIP-511)."""
+    scan = codec.response_scan(API_VERSIONS, version)
+    oldest = codec.response_scan(API_VERSIONS, 0)
+
+    def read(buffer: Any, start: int, end: int) -> tuple[int, int | None, tuple[int, ...], bool]:
+        unsupported = bytes(buffer[start : start + 2]) == UNSUPPORTED_VERSION.to_bytes(2)
+        return (oldest if unsupported else scan)(buffer, start, end)
+
+    return read
 
 
 def _signed16(value: int) -> int:

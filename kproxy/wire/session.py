@@ -1,0 +1,926 @@
+"""One client connection with its broker connection, without I/O: the heart of the live path and of the offline one.
+
+Duty: cut frames, pair answers with requests, read what the interest asks for, hand held answers to the owner's
+transform, and tell all of it as events. Nothing of a frame leaves before its header is there; everything else leaves as
+it came.
+
+Each side is in one state, and the state is the method that takes its bytes:
+
+    client side                              broker side
+    framed   _requests                       framed   _answers
+    waiting  _wait: SaslHandshake v0 is      framed
+             asked, its answer decides
+    raw      _client_tokens                  raw      _broker_tokens
+    seeking  _seek_request (captures)        seeking  _seek_answer (captures)
+    blind    _blind: forwarded unread        blind    _blind
+    closed   _closed: a fault, or the end    closed   _closed
+
+A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session fails closed on it, a capture looks for the
+next plausible frame, a transparent one goes on blind.
+
+Memory, per session: an incomplete header, one prefix (64 KiB), one copy of a small answer (64 KiB) or one held answer
+(64 MiB), and the pending requests, which the owner bounds by not reading the client. Refuses to know sockets, clocks.
+"""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from kproxy.errors import Malformed, ProtocolError
+from kproxy.protocol import codec, schema
+from kproxy.wire import frames, resync, sasl
+from kproxy.wire.bodies import BodyWalker
+from kproxy.wire.events import (
+    ANSWERED,
+    BROKER,
+    CLIENT,
+    FAILED,
+    FULL,
+    LOST,
+    NO_ANSWER_EXPECTED,
+    NONE,
+    OPAQUE,
+    REQUEST_NOT_SEEN,
+    SIDES,
+    UNANSWERED,
+    Closed,
+    Desync,
+    Event,
+    Exchange,
+    Gap,
+    Unanswered,
+)
+from kproxy.wire.interest import (
+    ANSWER,
+    API_VERSIONS,
+    HOLD,
+    REFUSE,
+    SASL_HANDSHAKE,
+    STREAM,
+    UNSUPPORTED_VERSION,
+    ApiPlan,
+    Interest,
+)
+from kproxy.wire.pairing import LIMIT, Pending
+
+Piece = tuple[int, Any]  # (the side to send to, a buffer that lives until the next receive)
+Transform = Callable[[Exchange, memoryview], bytes | None]
+
+SMALL_ANSWER = 64 * 1024  # up to here an answer is copied to be read if it comes in parts
+MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
+MAX_HELD = 64 * 1024 * 1024
+
+_UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
+
+
+class Session:
+    """A pair of byte streams, read. See the module for the states; `receive`, `gap` and `close` are the whole input.
+
+    `transform(exchange, frame)` gets a held answer, its 4-byte size included, and returns what to send instead, or
+    None; a ProtocolError from it is a fatal Desync. `midstream` (captures): the connection was open before its first
+    byte.
+    """
+
+    __slots__ = (
+        "_broker_exchange",
+        "_broker_head",
+        "_broker_head_ns",
+        "_broker_held",
+        "_broker_keep",
+        "_broker_left",
+        "_client_exchange",
+        "_client_head",
+        "_client_head_ns",
+        "_client_left",
+        "_client_prefix",
+        "_client_swallow",
+        "_ended",
+        "_free_at",
+        "_gap_ns",
+        "_handlers",
+        "_handshake",
+        "_interest",
+        "_keep_up_to",
+        "_max_request",
+        "_number",
+        "_own_answers",
+        "_raw",
+        "_received",
+        "_seen_gap",
+        "_transform",
+        "_unread",
+        "_waiting",
+        "_walker",
+        "completed",
+        "events",
+        "pending",
+        "sasl_mechanism",
+        "sasl_tokens",
+    )
+
+    def __init__(
+        self,
+        interest: Interest,
+        *,
+        transform: Transform | None = None,
+        midstream: bool = False,
+        max_request_bytes: int = frames.MAX_REQUEST,
+    ) -> None:
+        self.events: list[Event] = []  # the owner's to take and to clear after each call
+        self.pending = Pending()
+        self.completed = [0, 0]  # frames whose last byte has arrived, per side
+        self.sasl_mechanism: str | None = None
+        self.sasl_tokens = 0  # raw ones; they give no events
+
+        self._interest = interest
+        self._transform = transform
+        self._max_request = max_request_bytes
+        # A capture has no client to keep waiting, and no other chance to read the answer.
+        self._keep_up_to = MAX_HELD if interest.capture else SMALL_ANSWER
+        self._number = 0
+        self._received = [0, 0]
+        self._ended: list[int] = []
+        self._seen_gap = midstream
+        self._gap_ns = NONE  # when the broker's side last lost bytes
+
+        self._client_head = b""
+        self._client_head_ns = 0
+        self._client_left = 0
+        self._client_exchange: Exchange | None = None
+        self._client_prefix: bytearray | None = None
+        self._client_swallow = False
+
+        self._broker_head = b""
+        self._broker_head_ns = 0
+        self._broker_left = 0
+        self._broker_exchange: Exchange | None = None
+        self._broker_keep: bytearray | None = None
+        self._broker_held = False
+        self._walker: BodyWalker | None = None
+        self._free_at = 0  # when the broker is done with the previous request, its throttle included
+
+        self._own_answers: dict[int, bytes] = {}  # by number: ours, waiting for older ones
+        self._handshake: str | None = None
+        self._waiting = bytearray()
+        self._unread: Any = None  # of this receive, for the state that is now
+        self._raw = sasl.RawSasl("")
+        self._handlers: list[Callable[[Any, int], list[Piece]]] = (
+            [self._seek_request, self._seek_answer] if midstream else [self._requests, self._answers]
+        )
+
+    # --- the owner's calls -------------------------------------------------------------------------------------------
+
+    def receive(self, side: int, view: Any, now_ns: int) -> list[Piece]:
+        """Bytes of a side arrived; returns the pieces to send, in order."""
+        pieces = self._handlers[side](view, now_ns)
+        if self._unread is not None:
+            pieces += self._go_on(side, now_ns)
+        self._received[side] += len(view)
+        return pieces
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        """The capture does not hold the next `count` bytes of a side."""
+        self.events.append(Gap(side, self._received[side], count, False, now_ns))
+        self._received[side] += count
+        self._seen_gap = True
+        if side == CLIENT:
+            self._gap_in_requests(count, now_ns)
+        else:
+            self._gap_ns = now_ns
+            self._gap_in_answers(count, now_ns)
+
+    def close(self, side: int, now_ns: int, cause: str | None = None) -> None:
+        """A side ended. The broker's end, or both, settles what is pending; then comes `Closed`."""
+        if side in self._ended:
+            return
+        self._ended.append(side)
+        self._handlers[side] = self._closed
+        if side == BROKER or len(self._ended) == 2:
+            self._settle(cause or f"{SIDES[self._ended[0]]}_closed", now_ns)
+        if len(self._ended) == 2:
+            self.events.append(Closed(self._ended[0], now_ns))
+
+    def at_boundary(self, side: int) -> bool:
+        """Whether a side stands between two frames, so that it can be closed without cutting one."""
+        if side == CLIENT:
+            return not self._client_left and not self._client_head
+        return not self._broker_left and not self._broker_head
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _requests(self, view: Any, now: int) -> list[Piece]:
+        size = len(view)
+        pieces: list[Piece] = []
+        pos = sent = 0
+        start = now
+        if self._client_left:
+            pos, sent = self._continue_request(view, size, now, pieces)
+            if self._handshake is not None and self._handlers[CLIENT] != self._requests:
+                return self._rest(CLIENT, view, pos, sent, pieces)
+        elif self._client_head:
+            view = memoryview(self._client_head + bytes(view))
+            size = len(view)
+            self._client_head = b""
+            start = self._client_head_ns
+        pending = self.pending
+        plans = self._interest.plans
+        unpack = frames.REQUEST_HEAD.unpack_from
+        while size - pos >= 12:
+            length, key_version, correlation_id = unpack(view, pos)
+            if length < 8 or length > self._max_request:
+                return self._not_kafka(CLIENT, view, pos, sent, pieces, now)
+            plan = plans.get(key_version) or self._interest.plan(key_version)
+            end = pos + 4 + length
+            in_flight = len(pending)
+            if in_flight >= LIMIT and self._interest.capture:
+                self._give_up(pending.popleft(), "limit")  # a capture of one direction has no answers at all
+            exchange = Exchange(plan, correlation_id, self._number, in_flight, length + 4, start)
+            start = now
+            if plan.request or (not plan.known and self._number == 0):
+                if sasl.is_bare_gssapi(key_version) and self._number == 0:
+                    self._start_raw("GSSAPI")
+                    return self._rest(CLIENT, view, pos, sent, pieces)
+                if plan.request == REFUSE:
+                    return self._refuse(plan, view, pos, sent, pieces, now)
+                if plan.request == ANSWER:
+                    if sent < pos:
+                        pieces.append((BROKER, view[sent:pos]))
+                    sent = end if end < size else size
+                    self._client_swallow = True
+                    self._own_answers[self._number] = _unsupported_version(correlation_id)
+            self._number += 1
+            pending.append(exchange)
+            if plan.prefix is not None:
+                self._read_prefix(exchange, view, pos, end, size, now)
+            if end > size:
+                self._client_left = end - size
+                self._client_exchange = exchange
+                pos = size
+                break
+            exchange.request_end = now
+            self.completed[0] += 1
+            pos = end
+            if exchange.outcome is NO_ANSWER_EXPECTED:
+                self.events.append(exchange)
+            elif self._client_swallow or self._handshake is not None:
+                self._whole_request(exchange, pieces, now)
+                if self._handlers[CLIENT] != self._requests:
+                    return self._rest(CLIENT, view, pos, sent, pieces)
+        if pos < size:  # an incomplete header stays until it is whole
+            self._client_head = bytes(view[pos:])
+            self._client_head_ns = start
+            if sent < pos:
+                pieces.append((BROKER, view[sent:pos]))
+        elif sent < size:
+            pieces.append((BROKER, view[sent:] if sent else view))
+        return pieces
+
+    def _continue_request(self, view: Any, size: int, now: int, pieces: list[Piece]) -> tuple[int, int]:
+        """The next bytes of a request begun earlier; returns (where it ends in the view, what must not be sent)."""
+        left = self._client_left
+        take = left if left < size else size
+        exchange = self._client_exchange
+        if self._client_prefix is not None and exchange is not None:
+            self._client_prefix += view[: min(take, MAX_PREFIX)]
+            self._extend_prefix(exchange, left == take, now)
+        self._client_left = left - take
+        sent = take if self._client_swallow else 0
+        if left == take:
+            self._client_exchange = None
+            self.completed[0] += 1
+            if exchange is not None:
+                exchange.request_end = now
+                self._whole_request(exchange, pieces, now)
+        return take, sent
+
+    def _read_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
+        """Read the first fields of a request that begins at `pos`; what is not there yet is awaited."""
+        try:
+            values = exchange.plan.prefix(view, pos + 12, end if end < size else size)  # type: ignore[misc]
+        except Malformed as fault:
+            self._bad_prefix(exchange, str(fault), now)
+            return
+        if values is not None:
+            self._take_prefix(exchange, values)
+        elif end <= size:
+            self._bad_prefix(exchange, "it ends inside its first fields", now)
+        elif size - pos > MAX_PREFIX:
+            self._bad_prefix(exchange, f"its first fields are longer than {MAX_PREFIX} bytes", now)
+        else:
+            self._client_prefix = bytearray(view[pos + 12 : size])
+
+    def _extend_prefix(self, exchange: Exchange, whole: bool, now: int) -> None:
+        prefix = self._client_prefix
+        assert prefix is not None
+        try:
+            values = exchange.plan.prefix(prefix, 0, len(prefix))  # type: ignore[misc]
+        except Malformed as fault:
+            self._client_prefix = None
+            self._bad_prefix(exchange, str(fault), now)
+            return
+        if values is not None:
+            self._client_prefix = None
+            self._take_prefix(exchange, values)
+        elif whole or len(prefix) >= MAX_PREFIX:
+            self._client_prefix = None
+            self._bad_prefix(exchange, "it ends inside its first fields, or they have no end", now)
+
+    def _take_prefix(self, exchange: Exchange, values: tuple[Any, ...]) -> None:
+        client_id, acks, max_wait_ms, group_id, transactional_id, mechanism = values
+        exchange.client_id = client_id
+        if acks is not None:
+            exchange.acks = acks
+            exchange.transactional_id = transactional_id
+            if acks == 0 and self.pending and self.pending[-1] is exchange:
+                self.pending.pop()  # noted at its header, taken back: no answer will come
+                exchange.outcome = NO_ANSWER_EXPECTED
+            return
+        exchange.max_wait_ms = max_wait_ms
+        exchange.group_id = group_id
+        exchange.transactional_id = transactional_id
+        if mechanism is not None:
+            self._handshake = mechanism
+
+    def _bad_prefix(self, exchange: Exchange, why: str, now: int) -> None:
+        exchange.decoded = FAILED
+        plan = exchange.plan
+        self._fault(
+            CLIENT,
+            "malformed_request",
+            f"a {plan.api} v{plan.api_version} request does not decode ({why}); it was passed on, the broker decides",
+            plan,
+            now,
+        )
+
+    def _whole_request(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
+        """What a complete request sets off, besides waiting for its answer."""
+        if exchange.outcome is NO_ANSWER_EXPECTED:
+            self.events.append(exchange)
+        elif exchange.outcome is ANSWERED:  # a capture may show the answer before the request's last segment
+            self._emit(exchange)
+        elif self._client_swallow:
+            self._client_swallow = False
+            self._send_own_answers(pieces, now)
+        elif self._handshake is not None and exchange.plan.api_key == SASL_HANDSHAKE:
+            self.sasl_mechanism = self._handshake
+            if exchange.plan.api_version == 0:
+                self._handlers[CLIENT] = self._wait
+            else:
+                self._handshake = None
+
+    def _send_own_answers(self, pieces: list[Piece], now: int) -> None:
+        """Send the answers of our own that nothing older waits before."""
+        pending = self.pending
+        while self._own_answers and pending and not self._broker_left:
+            answer = self._own_answers.get(pending[0].number)
+            if answer is None or pending[0].request_end == NONE:
+                return
+            exchange = pending.popleft()
+            del self._own_answers[exchange.number]
+            pieces.append((CLIENT, answer))
+            exchange.response_bytes = len(answer)
+            exchange.response_start = now
+            exchange.error_code = UNSUPPORTED_VERSION
+            exchange.errors = (UNSUPPORTED_VERSION,)
+            exchange.decoded = FULL
+            self._answered(exchange, now)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _answers(self, view: Any, now: int) -> list[Piece]:
+        size = len(view)
+        pieces: list[Piece] = []
+        pos = sent = 0
+        start = now
+        if self._broker_left:
+            pos, sent = self._continue_answer(view, size, now, pieces)
+            if self._handlers[BROKER] != self._answers:
+                return self._rest(BROKER, view, pos, sent, pieces)
+        elif self._broker_head:
+            view = memoryview(self._broker_head + bytes(view))
+            size = len(view)
+            self._broker_head = b""
+            start = self._broker_head_ns
+        pending = self.pending
+        unpack = frames.RESPONSE_HEAD.unpack_from
+        transform = self._transform
+        while size - pos >= 8:
+            length, correlation_id = unpack(view, pos)
+            if length < 4:
+                return self._not_kafka(BROKER, view, pos, sent, pieces, now)
+            if pending and pending[0].correlation_id == correlation_id:
+                exchange = pending.popleft()
+            else:
+                unpaired = self._unpaired(correlation_id, pos, now)
+                if unpaired is None:
+                    return self._rest(BROKER, view, pos, sent, pieces)
+                exchange = unpaired
+            plan = exchange.plan
+            end = pos + 4 + length
+            exchange.response_bytes = length + 4
+            exchange.response_start = start
+            start = now
+            if end > size:
+                if sent < pos:
+                    pieces.append((CLIENT, view[sent:pos]))
+                if self._begin_answer(exchange, view, pos, end, size, pieces, now):
+                    pieces.append((CLIENT, view[pos:] if pos else view))
+                return pieces
+            scan = plan.scan
+            if scan is not None and (length <= SMALL_ANSWER or plan.response >= STREAM):
+                try:
+                    exchange.throttle_ms, exchange.error_code, exchange.errors, carries = scan(view, pos + 8, end)
+                    exchange.decoded = FULL
+                    if transform is not None and (carries or plan.transforms_always):
+                        replacement = transform(exchange, view[pos:end])
+                        if replacement is not None:
+                            if sent < pos:
+                                pieces.append((CLIENT, view[sent:pos]))
+                            pieces.append((CLIENT, replacement))
+                            sent = end
+                except ProtocolError as fault:
+                    if not self._bad_answer(exchange, fault, now):
+                        return self._rest(BROKER, view, pos, sent, pieces)
+            pos = end
+            self.completed[1] += 1
+            self._answered(exchange, now)
+            if self._own_answers:
+                if sent < pos:
+                    pieces.append((CLIENT, view[sent:pos]))
+                    sent = pos
+                self._send_own_answers(pieces, now)
+            if self._handshake is not None and plan.api_key == SASL_HANDSHAKE:
+                self._handshake_answered(exchange, pieces, now)
+                if self._handlers[BROKER] != self._answers:
+                    return self._rest(BROKER, view, pos, sent, pieces)
+        if pos < size:
+            self._broker_head = bytes(view[pos:])
+            self._broker_head_ns = start
+            if sent < pos:
+                pieces.append((CLIENT, view[sent:pos]))
+        elif sent < size:
+            pieces.append((CLIENT, view[sent:] if sent else view))
+        return pieces
+
+    def _begin_answer(
+        self, exchange: Exchange, view: Any, pos: int, end: int, size: int, pieces: list[Piece], now: int
+    ) -> bool:
+        """An answer that is not whole yet: decide what is kept of it. True: what is there of it passes on."""
+        plan = exchange.plan
+        self._broker_left = end - size
+        self._broker_exchange = exchange
+        length = end - pos
+        if plan.response == STREAM and length > SMALL_ANSWER:
+            self._walker = BodyWalker(plan.api_key, plan.api_version, neutralise=self._transform is not None)
+            self._walk(exchange, view, pos, pos + 8, size, pieces, now)
+            return False
+        self._broker_held = plan.response == HOLD or (plan.carries_addresses and self._transform is not None)
+        if self._broker_held and length > MAX_HELD:
+            self._fatal(
+                BROKER,
+                "held_too_large",
+                f"a {plan.api} v{plan.api_version} answer of {length} bytes must be held to rewrite its addresses, "
+                f"and at most {MAX_HELD} bytes are: ask for less at a time (fewer topics)",
+                plan,
+                now,
+            )
+            return False
+        if self._broker_held or (plan.scan is not None and length <= self._keep_up_to):
+            self._broker_keep = bytearray(view[pos:size])
+        return not self._broker_held
+
+    def _continue_answer(self, view: Any, size: int, now: int, pieces: list[Piece]) -> tuple[int, int]:
+        """The next bytes of an answer begun earlier; returns (where it ends in the view, what must not be sent)."""
+        left = self._broker_left
+        take = left if left < size else size
+        exchange = self._broker_exchange
+        self._broker_left = left - take
+        sent = 0
+        if exchange is None:  # its request was not seen
+            pass
+        elif self._broker_keep is not None:
+            self._broker_keep += view[:take]
+            if self._broker_held:
+                sent = take
+        elif self._walker is not None:
+            self._walk(exchange, view, 0, 0, take, pieces, now)
+            sent = take
+            if self._broker_exchange is None:
+                return take, sent  # a fatal fault
+        if left > take:
+            return take, sent
+        self._broker_exchange = None
+        self.completed[1] += 1
+        if exchange is None:
+            return take, sent
+        if self._walker is not None:
+            self._walked(exchange, now)
+        elif self._broker_keep is not None and not self._read_kept(exchange, pieces, now):
+            return take, sent
+        self._answered(exchange, now)
+        if self._own_answers:
+            if sent < take:
+                pieces.append((CLIENT, view[:take]))
+                sent = take
+            self._send_own_answers(pieces, now)
+        if self._handshake is not None and exchange.plan.api_key == SASL_HANDSHAKE:
+            self._handshake_answered(exchange, pieces, now)
+        return take, sent
+
+    def _read_kept(self, exchange: Exchange, pieces: list[Piece], now: int) -> bool:
+        """Read an answer that came in parts; a held one goes to the transform. False: a fatal fault."""
+        assert self._broker_keep is not None and exchange.plan.scan is not None
+        frame = memoryview(self._broker_keep)
+        self._broker_keep = None
+        replacement = None
+        try:
+            exchange.throttle_ms, exchange.error_code, exchange.errors, carries = exchange.plan.scan(
+                frame, 8, len(frame)
+            )
+            exchange.decoded = FULL
+            if self._transform is not None and (carries or exchange.plan.transforms_always):
+                replacement = self._transform(exchange, frame)
+        except ProtocolError as fault:
+            if not self._bad_answer(exchange, fault, now):
+                return False
+        if self._broker_held:
+            pieces.append((CLIENT, frame if replacement is None else replacement))
+        return True
+
+    def _walk(
+        self, exchange: Exchange, view: Any, begin: int, start: int, end: int, pieces: list[Piece], now: int
+    ) -> None:
+        """Give the walker its bytes [start, end) and pass [begin, end) on as it says."""
+        walker = self._walker
+        assert walker is not None
+        patches = walker.feed(view, start, end)
+        if walker.fault is not None and self._transform is not None:
+            self._bad_answer(exchange, walker.fault, now)
+            return
+        for offset, replacement in patches or ():
+            if begin < offset:
+                pieces.append((CLIENT, view[begin:offset]))
+            pieces.append((CLIENT, replacement))
+            begin = offset + len(replacement)
+        if begin < end:
+            pieces.append((CLIENT, view[begin:end]))
+
+    def _walked(self, exchange: Exchange, now: int) -> None:
+        walker = self._walker
+        assert walker is not None
+        self._walker = None
+        walker.finish()
+        exchange.throttle_ms = walker.throttle_ms
+        exchange.error_code = walker.error_code
+        exchange.errors = walker.errors
+        if walker.fault is None:
+            exchange.decoded = FULL
+        else:
+            self._bad_answer(exchange, walker.fault, now)
+
+    def _bad_answer(self, exchange: Exchange, fault: ProtocolError, now: int) -> bool:
+        """An answer does not decode. False: it could carry addresses that we must rewrite, so nothing of it leaves."""
+        plan = exchange.plan
+        exchange.decoded = FAILED
+        text = f"a {plan.api} v{plan.api_version} answer does not decode ({fault})"
+        if self._transform is not None and (plan.carries_addresses or plan.transforms_always):
+            self._fatal(BROKER, "malformed_answer", f"{text}; it may name brokers, so it is not passed on", plan, now)
+            return False
+        self._fault(BROKER, "malformed_answer", f"{text}; it was passed on as it came", plan, now)
+        return True
+
+    def _unpaired(self, correlation_id: int, pos: int, now: int) -> Exchange | None:
+        """The head of the queue is not the request of this answer: find it, or say that nobody asked."""
+        overtaken = self.pending.overtaken_by(correlation_id)
+        if overtaken is not None:
+            if not self._seen_gap:
+                plan = self.pending[0].plan
+                self._fault(
+                    BROKER,
+                    "out_of_order",
+                    f"the answer {correlation_id} ({plan.api}) came before {len(overtaken)} older ones; "
+                    "those are given up: a broker answers a connection in order",
+                    plan,
+                    now,
+                )
+            for exchange in overtaken:
+                self._give_up(exchange, "overtaken")
+            return self.pending.popleft()
+        if not (self._interest.capture and self._seen_gap):
+            text = f"an answer with the correlation id {correlation_id}, which no request on this connection has"
+            if self._interest.rewrite:
+                self._fatal(
+                    BROKER, "unexpected_answer", f"{text}: it could name brokers, so it is not passed on", None, now
+                )
+                return None
+            self._fault(BROKER, "unexpected_answer", f"{text}; it was passed on", None, now)
+        exchange = Exchange(_UNSEEN, correlation_id, NONE, len(self.pending), NONE, NONE)
+        exchange.outcome = REQUEST_NOT_SEEN
+        exchange.decoded = OPAQUE
+        return exchange
+
+    def _answered(self, exchange: Exchange, now: int) -> None:
+        """The last byte of an answer is here."""
+        exchange.response_end = now
+        if exchange.outcome is REQUEST_NOT_SEEN:
+            self.events.append(exchange)
+            return
+        exchange.outcome = ANSWERED
+        if exchange.request_end == NONE and self._client_exchange is exchange:
+            return  # told when the request is whole
+        self._emit(exchange)
+
+    def _emit(self, exchange: Exchange) -> None:
+        """Tell of an answered exchange, and how long it stood behind the one before it."""
+        ready = exchange.request_end
+        free = self._free_at
+        start = exchange.response_start
+        if free <= ready:
+            exchange.queue_ns = 0
+        elif free < start:
+            exchange.queue_ns = free - ready
+        else:
+            exchange.queue_ns = start - ready if start > ready else 0
+        self._free_at = exchange.response_end
+        plan = exchange.plan
+        if plan.throttled_after_answer and exchange.throttle_ms > 0:
+            self._free_at += exchange.throttle_ms * 1_000_000
+        if not plan.known:
+            exchange.decoded = OPAQUE
+        self.events.append(exchange)
+
+    def _give_up(self, exchange: Exchange, cause: str) -> None:
+        if self._gap_ns != NONE and self._gap_ns >= exchange.request_start:
+            exchange.outcome = LOST
+            cause = "gap"
+        else:
+            exchange.outcome = UNANSWERED
+        self.events.append(Unanswered(exchange, cause))
+
+    def _settle(self, cause: str, now: int) -> None:
+        """No answer will come any more."""
+        current = self._broker_exchange
+        self._broker_exchange = self._broker_keep = self._walker = None
+        self._broker_left = 0
+        if current is not None:
+            self._give_up(current, cause)
+        while self.pending:
+            self._give_up(self.pending.popleft(), cause)
+
+    # --- raw SASL ----------------------------------------------------------------------------------------------------
+
+    def _wait(self, view: Any, now: int) -> list[Piece]:
+        """SaslHandshake v0 is asked: what the client sends now is a token or a frame, as the answer will tell."""
+        self._waiting += view
+        if len(self._waiting) > sasl.MAX_TOKEN:
+            self._fatal(CLIENT, "sasl_token", "the client sends on before SaslHandshake is answered", None, now)
+        return []
+
+    def _handshake_answered(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
+        if exchange.plan.api_version != 0:
+            return
+        mechanism = self._handshake or ""
+        self._handshake = None
+        waiting = self._waiting
+        self._waiting = bytearray()
+        if exchange.error_code == 0:
+            self._start_raw(mechanism)
+        else:
+            self._handlers[CLIENT] = self._requests
+        if waiting:
+            unread = self._unread
+            self._unread = memoryview(waiting)
+            pieces += self._go_on(CLIENT, now)
+            self._unread = unread
+
+    def _start_raw(self, mechanism: str) -> None:
+        self.sasl_mechanism = mechanism
+        self._raw = sasl.RawSasl(mechanism)
+        self._handlers[CLIENT] = self._client_tokens
+        self._handlers[BROKER] = self._broker_tokens
+
+    def _client_tokens(self, view: Any, now: int) -> list[Piece]:
+        size = len(view)
+        pos = min(self._client_left, size)
+        self._client_left -= pos
+        if self._client_head:
+            view = memoryview(self._client_head + bytes(view))
+            size = len(view)
+            self._client_head = b""
+        sent = 0
+        pieces: list[Piece] = []
+        while size - pos >= 4:
+            if self._raw.open_ended and self._raw.tokens and size - pos < 14 and size - pos != 4 + _size(view, pos):
+                break  # too little to tell a token from a frame
+            if self._raw.ends_with(view, pos, size):
+                self._handlers[CLIENT] = self._requests
+                self._handlers[BROKER] = self._answers
+                return self._rest(CLIENT, view, pos, sent, pieces)
+            length = _size(view, pos)
+            if not 0 <= length <= sasl.MAX_TOKEN:
+                return self._not_kafka(CLIENT, view, pos, sent, pieces, now)
+            self._raw.tokens += 1
+            self.sasl_tokens += 1
+            pos += 4 + length
+        if pos > size:
+            self._client_left = pos - size
+            pos = size
+        self._client_head = bytes(view[pos:])
+        return [(BROKER, view[:pos])] if pos else []
+
+    def _broker_tokens(self, view: Any, now: int) -> list[Piece]:
+        size = len(view)
+        pieces: list[Piece] = []
+        pos = min(self._broker_left, size)
+        self._broker_left -= pos
+        done = False
+        if pos and not self._broker_left:
+            done = self._raw.replied(1)
+        if self._broker_head:
+            view = memoryview(self._broker_head + bytes(view))
+            size = len(view)
+            self._broker_head = b""
+        while not done and size - pos >= 4:
+            length = _size(view, pos)
+            if not 0 <= length <= sasl.MAX_TOKEN:
+                return self._not_kafka(BROKER, view, pos, 0, pieces, now)
+            self.sasl_tokens += 1
+            pos += 4 + length
+            if pos <= size:
+                done = self._raw.replied(length)
+        if done:
+            self._handlers[CLIENT] = self._requests
+            self._handlers[BROKER] = self._answers
+            return self._rest(BROKER, view, pos, 0, pieces)
+        if pos > size:
+            self._broker_left = pos - size
+            pos = size
+        self._broker_head = bytes(view[pos:])
+        return [(CLIENT, view[:pos])] if pos else []
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def _rest(self, side: int, view: Any, pos: int, sent: int, pieces: list[Piece]) -> list[Piece]:
+        """The state changed inside a view: send what is read, leave the rest to the state that is now."""
+        if sent < pos:
+            pieces.append((BROKER if side == CLIENT else CLIENT, view[sent:pos]))
+            sent = pos
+        if sent < len(view):
+            self._unread = view[sent:]
+        return pieces
+
+    def _go_on(self, side: int, now: int) -> list[Piece]:
+        """Read what `_rest` left; a loop, since a hostile stream can change states thousands of times in one view."""
+        pieces: list[Piece] = []
+        while self._unread is not None:
+            view, self._unread = self._unread, None
+            pieces += self._handlers[side](view, now)
+        return pieces
+
+    def _not_kafka(self, side: int, view: Any, pos: int, sent: int, pieces: list[Piece], now: int) -> list[Piece]:
+        """What stands where a frame should begin is none: fail closed, seek, or go blind."""
+        kind, text = frames.sniff(bytes(view[pos : pos + 8]))
+        if self._interest.rewrite:
+            self._fatal(side, kind, text, None, now)
+        elif self._interest.capture:
+            self._fault(side, kind, text, None, now)
+            self._lose(side)
+        else:
+            self._fault(side, kind, f"{text}; from here on this connection is passed on unread", None, now)
+            self._handlers = [self._blind, self._blind_broker]
+            self._settle("desync", now)
+        return self._rest(side, view, pos, sent, pieces)
+
+    def _refuse(self, plan: ApiPlan, view: Any, pos: int, sent: int, pieces: list[Piece], now: int) -> list[Piece]:
+        self._fatal(
+            CLIENT,
+            "unreadable_carrier",
+            f"{plan.api} v{plan.api_version} is newer than this kproxy reads, and its answer names brokers: "
+            "upgrade kproxy, or let the client ask ApiVersions first and keep to what it offers",
+            plan,
+            now,
+        )
+        return self._rest(CLIENT, view, pos, sent, pieces)
+
+    def _fatal(self, side: int, kind: str, text: str, plan: ApiPlan | None, now: int) -> None:
+        self._fault(side, kind, text, plan, now, fatal=True)
+        self._handlers = [self._closed, self._closed]
+        self._settle("desync", now)
+
+    def _fault(self, side: int, kind: str, text: str, plan: ApiPlan | None, now: int, fatal: bool = False) -> None:
+        api_key, api_version = (plan.api_key, plan.api_version) if plan is not None else (NONE, NONE)
+        self.events.append(Desync(side, kind, text, self._received[side], api_key, api_version, fatal, now))
+
+    def _blind(self, view: Any, now: int) -> list[Piece]:
+        return [(BROKER, view)]
+
+    def _blind_broker(self, view: Any, now: int) -> list[Piece]:
+        return [(CLIENT, view)]
+
+    def _closed(self, view: Any, now: int) -> list[Piece]:
+        return []
+
+    # --- captures: what is missing, and finding a frame again -------------------------------------------------------
+
+    def _gap_in_requests(self, count: int, now: int) -> None:
+        exchange = self._client_exchange
+        if self._client_prefix is not None and exchange is not None:
+            self._client_prefix = None
+            exchange.decoded = FAILED
+        if self._handlers[CLIENT] == self._requests and 0 < count <= self._client_left:
+            self._client_left -= count
+            if not self._client_left:  # a hole in a body of known size costs that body only
+                self._client_exchange = None
+                self.completed[0] += 1
+                if exchange is not None:
+                    exchange.request_end = now
+                    self._whole_request(exchange, [], now)
+            return
+        if self._handlers[CLIENT] != self._closed:
+            self._lose(CLIENT)
+
+    def _gap_in_answers(self, count: int, now: int) -> None:
+        exchange = self._broker_exchange
+        self._broker_keep = None
+        self._walker = None
+        if self._handlers[BROKER] == self._answers and 0 < count <= self._broker_left:
+            self._broker_left -= count
+            if not self._broker_left:
+                self._broker_exchange = None
+                self.completed[1] += 1
+                if exchange is not None:
+                    self._answered(exchange, now)
+            return
+        if self._handlers[BROKER] != self._closed:
+            self._lose(BROKER)
+
+    def _lose(self, side: int) -> None:
+        """The framing of a side is lost: look for the next plausible frame."""
+        if side == CLIENT:
+            exchange, self._client_exchange = self._client_exchange, None
+            self._client_head = b""
+            self._client_left = 0
+            self._client_prefix = None
+            if exchange is not None and exchange.outcome is ANSWERED:
+                self._emit(exchange)
+            self._handlers[CLIENT] = self._seek_request
+        else:
+            exchange, self._broker_exchange = self._broker_exchange, None
+            self._broker_head = b""
+            self._broker_left = 0
+            self._broker_keep = None
+            self._walker = None
+            if exchange is not None:
+                self._give_up(exchange, "gap")
+            self._handlers[BROKER] = self._seek_answer
+        self._seen_gap = True
+
+    def _seek_request(self, view: Any, now: int) -> list[Piece]:
+        kept = self._client_head
+        data = kept + bytes(view)
+        found = resync.find_request(data, len(kept))
+        return self._sought(CLIENT, data, len(kept), found, now)
+
+    def _seek_answer(self, view: Any, now: int) -> list[Piece]:
+        kept = self._broker_head
+        data = kept + bytes(view)
+        waiting = {exchange.correlation_id for exchange in islice(self.pending, resync.CANDIDATES)}
+        found = resync.find_answer(data, len(kept), waiting)
+        return self._sought(BROKER, data, len(kept), found, now)
+
+    def _sought(self, side: int, data: bytes, kept: int, found: int, now: int) -> list[Piece]:
+        """`data`, of which `kept` bytes came earlier, was searched: go on at the frame found, or keep a bit."""
+        head = b""
+        skipped = found
+        if found < 0:
+            head = data[-resync.WINDOW :]
+            skipped = len(data) - len(head)
+        else:
+            self._handlers[side] = self._requests if side == CLIENT else self._answers
+            self._unread = memoryview(data)[found:]
+        if side == CLIENT:
+            self._client_head = head
+        else:
+            self._broker_head = head
+        if skipped:
+            self.events.append(Gap(side, self._received[side] - kept, skipped, True, now))
+        return []
+
+
+def _size(view: Any, pos: int) -> int:
+    return int(frames.SIZE.unpack_from(view, pos)[0])
+
+
+def _unsupported_version(correlation_id: int) -> bytes:
+    """What a broker says to an ApiVersions newer than it knows: v0, error 35, and the versions that it would take."""
+    versions = schema.schema().apis[API_VERSIONS].request.versions
+    answer = codec.encode_response(
+        API_VERSIONS,
+        0,
+        {"correlationId": correlation_id},
+        {
+            "errorCode": UNSUPPORTED_VERSION,
+            "apiKeys": [{"apiKey": API_VERSIONS, "minVersion": versions[0], "maxVersion": versions[-1]}],
+        },
+    )
+    return frames.SIZE.pack(len(answer)) + answer

@@ -1,0 +1,96 @@
+"""A dialogue with a session: who sends what, and what comes of it.
+
+Times pass by one millisecond per step. What the session wants to send is joined per side, so that a playbook does not
+depend on how many pieces that took; the events are kept as they came.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from kproxy.protocol import codec
+from kproxy.wire.events import BROKER, CLIENT, Desync, Event, Exchange, Unanswered
+from kproxy.wire.interest import Interest
+from kproxy.wire.session import Session
+
+MS = 1_000_000
+
+
+def sized(frame: bytes) -> bytes:
+    return len(frame).to_bytes(4, "big", signed=True) + frame
+
+
+def request(key: int, version: int, correlation_id: int, body: dict[str, Any] | None = None, client: str | None = "c") -> bytes:
+    header = {
+        "requestApiKey": key,
+        "requestApiVersion": version,
+        "correlationId": correlation_id,
+        "clientId": client,
+    }
+    return sized(codec.encode_request(header, body or {}))
+
+
+def response(key: int, version: int, correlation_id: int, body: dict[str, Any] | None = None) -> bytes:
+    return sized(codec.encode_response(key, version, {"correlationId": correlation_id}, body or {}))
+
+
+def foreign_request(key: int, version: int, correlation_id: int, rest: bytes = b"") -> bytes:
+    """A request of an API or a version that the schema does not have."""
+    return sized(
+        key.to_bytes(2, "big", signed=True)
+        + version.to_bytes(2, "big", signed=True)
+        + correlation_id.to_bytes(4, "big", signed=True)
+        + rest
+    )
+
+
+class Dialogue:
+    def __init__(self, interest: Interest | None = None, **settings: Any) -> None:
+        self.session = Session(interest or Interest(), **settings)
+        self.now = 0
+        self.sent = {CLIENT: b"", BROKER: b""}
+        self.events: list[Event] = []
+
+    def says(self, side: int, data: bytes, chunks: Iterable[int] = ()) -> "Dialogue":
+        """The side sends `data`, cut after each of the given offsets."""
+        cuts = [0, *chunks, len(data)]
+        for begin, end in zip(cuts, cuts[1:], strict=False):
+            self.now += MS
+            view = memoryview(bytearray(data[begin:end]))
+            for to, piece in self.session.receive(side, view, self.now):
+                self.sent[to] += bytes(piece)
+            self._take()
+        return self
+
+    def client(self, data: bytes, chunks: Iterable[int] = ()) -> "Dialogue":
+        return self.says(CLIENT, data, chunks)
+
+    def broker(self, data: bytes, chunks: Iterable[int] = ()) -> "Dialogue":
+        return self.says(BROKER, data, chunks)
+
+    def close(self, side: int) -> "Dialogue":
+        self.now += MS
+        self.session.close(side, self.now)
+        self._take()
+        return self
+
+    def gap(self, side: int, count: int) -> "Dialogue":
+        self.now += MS
+        self.session.gap(side, count, self.now)
+        self._take()
+        return self
+
+    def _take(self) -> None:
+        self.events += self.session.events
+        self.session.events.clear()
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        return [event for event in self.events if isinstance(event, Exchange)]
+
+    @property
+    def unanswered(self) -> list[Unanswered]:
+        return [event for event in self.events if isinstance(event, Unanswered)]
+
+    @property
+    def faults(self) -> list[Desync]:
+        return [event for event in self.events if isinstance(event, Desync)]

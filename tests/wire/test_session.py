@@ -1,0 +1,448 @@
+"""Playbooks for the session: each rule of pairing, versions, SASL and faults, and any split of the bytes."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from playbook import MS, Dialogue, foreign_request, request, response, sized
+
+from kproxy.errors import Malformed
+from kproxy.wire.events import (
+    ANSWERED,
+    BROKER,
+    CLIENT,
+    NO_ANSWER_EXPECTED,
+    NONE,
+    OPAQUE,
+    REQUEST_NOT_SEEN,
+    Closed,
+    Desync,
+    Exchange,
+    Unanswered,
+)
+from kproxy.wire.interest import Interest
+
+PRODUCE, FETCH, METADATA, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 1, 3, 17, 18, 36
+REWRITE = Interest(rewrite=True)
+TRANSPARENT = Interest(details=True)
+CAPTURE = Interest(details=True, capture=True)
+
+
+def untouched(exchange: Exchange, frame: memoryview) -> None:
+    return None
+
+
+def rewriting(**more: Any) -> Dialogue:
+    return Dialogue(REWRITE, transform=untouched, **more)
+
+
+# --- one exchange ----------------------------------------------------------------------------------------------------
+
+
+def test_an_exchange_knows_its_sizes_and_its_four_times() -> None:
+    ask, reply = request(METADATA, 12, 7, client="consumer-1"), response(METADATA, 12, 7, {"throttleTimeMs": 40})
+    talk = Dialogue(TRANSPARENT).client(ask, [9, 20]).broker(reply, [3, 11])
+    (exchange,) = talk.exchanges
+    assert talk.sent == {BROKER: ask, CLIENT: reply}
+    assert (exchange.plan.api, exchange.api_version, exchange.correlation_id) == ("Metadata", 12, 7)
+    assert (exchange.client_id, exchange.outcome, exchange.throttle_ms) == ("consumer-1", ANSWERED, 40)
+    assert (exchange.request_bytes, exchange.response_bytes) == (len(ask), len(reply))
+    times = (exchange.request_start, exchange.request_end, exchange.response_start, exchange.response_end)
+    assert times == (1 * MS, 3 * MS, 4 * MS, 6 * MS)
+
+
+def test_nothing_of_a_frame_leaves_before_its_header_and_everything_right_after() -> None:
+    ask = request(METADATA, 4, 1)
+    talk = Dialogue()
+    talk.client(ask[:11])
+    assert talk.sent[BROKER] == b""
+    talk.client(ask[11:12])
+    assert talk.sent[BROKER] == ask[:12]
+    talk.client(ask[12:14])
+    assert talk.sent[BROKER] == ask[:14]
+
+
+def test_a_throttle_of_the_answer_before_is_queueing_not_the_broker() -> None:
+    talk = Dialogue()
+    talk.client(request(METADATA, 9, 1) + request(METADATA, 9, 2))
+    talk.broker(response(METADATA, 9, 1, {"throttleTimeMs": 2}))
+    talk.now += 9 * MS
+    talk.broker(response(METADATA, 9, 2))
+    first, second = talk.exchanges
+    assert (first.queue_ns, second.queue_ns) == (0, 3 * MS)
+    assert (first.in_flight, second.in_flight) == (0, 1)
+
+
+def test_trailing_bytes_after_a_body_pass_and_are_no_fault() -> None:
+    ask = sized(request(METADATA, 13, 5)[4:] + b"\0\0\0")
+    talk = rewriting().client(ask).broker(response(METADATA, 13, 5))
+    assert talk.sent[BROKER] == ask
+    assert not talk.faults and len(talk.exchanges) == 1
+
+
+# --- pairing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [(-1, -2, -3), (2**31 - 1, -(2**31), 0), (5, 5, 5)], ids=["negative", "wrap", "repeat"])
+def test_ids_may_be_anything(ids: tuple[int, ...]) -> None:
+    talk = rewriting()
+    for correlation_id in ids:
+        talk.client(request(12, 4, correlation_id))
+    for correlation_id in ids:
+        talk.broker(response(12, 4, correlation_id))
+    assert [exchange.correlation_id for exchange in talk.exchanges] == list(ids)
+    assert [exchange.number for exchange in talk.exchanges] == [0, 1, 2]
+    assert not talk.faults
+
+
+@pytest.mark.parametrize("version", [0, 2, 3, 8, 9, 12, 13])
+@pytest.mark.parametrize("transactional_id", [None, "x" * 200])
+@pytest.mark.parametrize("acks", [0, 1, -1])
+@pytest.mark.parametrize("timeout", [0, 0x7F000001])
+def test_acks_is_read_from_its_place_in_every_layout(
+    version: int, transactional_id: str | None, acks: int, timeout: int
+) -> None:
+    if version < 3 and transactional_id:
+        transactional_id = None
+    body = {"acks": acks, "timeoutMs": timeout, "transactionalId": transactional_id}
+    ask = request(PRODUCE, version, 1, body, client="p" * 30)
+    for cuts in ([], [12], [13, 14], range(1, len(ask))):
+        talk = rewriting().client(ask, cuts)
+        assert talk.sent[BROKER] == ask
+        assert len(talk.session.pending) == (0 if acks == 0 else 1)
+        assert [exchange.outcome for exchange in talk.exchanges] == ([NO_ANSWER_EXPECTED] if acks == 0 else [])
+
+
+def test_an_acks_0_produce_between_two_requests_is_skipped_by_the_answers() -> None:
+    talk = rewriting()
+    talk.client(request(12, 4, 1) + request(PRODUCE, 9, 2, {"acks": 0}) + request(12, 4, 3))
+    talk.broker(response(12, 4, 1) + response(12, 4, 3))
+    assert [(e.correlation_id, e.outcome) for e in talk.exchanges] == [
+        (2, NO_ANSWER_EXPECTED),
+        (1, ANSWERED),
+        (3, ANSWERED),
+    ]
+    assert not talk.faults
+
+
+@pytest.mark.parametrize("key,version", [(9999, 0), (-19711, 77), (15, 99)])
+def test_unknown_keys_and_versions_are_paired_by_position_and_passed_on_unread(key: int, version: int) -> None:
+    ask, reply = foreign_request(key, version, 3, b"\xff" * 40), sized((3).to_bytes(4) + b"\xfe" * 50)
+    talk = rewriting().client(ask + request(12, 4, 4)).broker(reply + response(12, 4, 4))
+    assert talk.sent[BROKER].startswith(ask) and talk.sent[CLIENT].startswith(reply)
+    first, second = talk.exchanges
+    assert (first.decoded, first.plan.api_key, first.plan.api_version) == (OPAQUE, key, version)
+    assert (first.correlation_id, second.correlation_id) == (3, 4)
+    assert not talk.faults
+
+
+def test_an_answer_that_overtakes_gives_up_the_older_requests_and_says_so() -> None:
+    talk = Dialogue().client(request(12, 4, 1) + request(12, 4, 2)).broker(response(12, 4, 2))
+    assert [event.cause for event in talk.unanswered] == ["overtaken"]
+    assert [exchange.correlation_id for exchange in talk.exchanges] == [2]
+    assert [(fault.kind, fault.fatal) for fault in talk.faults] == [("out_of_order", False)]
+
+
+def test_an_answer_that_nobody_asked_for() -> None:
+    stray = response(12, 4, 9)
+    strict = rewriting().client(request(12, 4, 1)).broker(stray)
+    assert [(fault.kind, fault.fatal) for fault in strict.faults] == [("unexpected_answer", True)]
+    assert strict.sent[CLIENT] == b""
+    assert [event.cause for event in strict.unanswered] == ["desync"]
+    lenient = Dialogue().client(request(12, 4, 1)).broker(stray + response(12, 4, 1))
+    assert [(fault.kind, fault.fatal) for fault in lenient.faults] == [("unexpected_answer", False)]
+    assert lenient.sent[CLIENT] == stray + response(12, 4, 1)
+    assert [exchange.outcome for exchange in lenient.exchanges] == [REQUEST_NOT_SEEN, ANSWERED]
+
+
+def test_what_was_pending_at_the_end_is_told_once() -> None:
+    talk = Dialogue().client(request(12, 4, 1) + request(12, 4, 2)).broker(response(12, 4, 1))
+    talk.close(CLIENT)
+    assert not talk.unanswered  # half-closed: the broker may still answer
+    talk.broker(response(12, 4, 2)[:6])
+    talk.close(BROKER).close(BROKER).close(CLIENT)
+    assert [(event.cause, event.exchange.correlation_id) for event in talk.unanswered] == [("client_closed", 2)]
+    assert isinstance(talk.events[-1], Closed) and talk.events[-1].first == CLIENT
+
+
+# --- versions --------------------------------------------------------------------------------------------------------
+
+
+def test_an_api_versions_newer_than_ours_gets_v0_error_35_from_us_after_all_older_answers() -> None:
+    newer = foreign_request(API_VERSIONS, 99, 8, b"\0\1c\0junk")
+    talk = rewriting().client(request(12, 4, 7) + newer + request(12, 4, 9))
+    assert talk.sent[CLIENT] == b""
+    assert newer not in talk.sent[BROKER] and talk.sent[BROKER] == request(12, 4, 7) + request(12, 4, 9)
+    talk.broker(response(12, 4, 7))
+    head, own = talk.sent[CLIENT][: len(response(12, 4, 7))], talk.sent[CLIENT][len(response(12, 4, 7)) :]
+    assert head == response(12, 4, 7)
+    assert own == response(API_VERSIONS, 0, 8, {"errorCode": 35, "apiKeys": [{"apiKey": 18, "minVersion": 0, "maxVersion": 5}]})
+    talk.broker(response(12, 4, 9))
+    assert [exchange.correlation_id for exchange in talk.exchanges] == [7, 8, 9]
+    assert talk.exchanges[1].errors == (35,)
+    alone = rewriting().client(newer, range(1, len(newer)))
+    assert alone.sent == {CLIENT: own, BROKER: b""}
+
+
+def test_a_broker_that_refuses_an_api_versions_answers_in_the_v0_layout() -> None:
+    refusal = response(API_VERSIONS, 0, 1, {"errorCode": 35, "apiKeys": [{"apiKey": 18, "maxVersion": 3}]})
+    for talk in (rewriting(), Dialogue(TRANSPARENT)):
+        talk.client(request(API_VERSIONS, 4, 1)).broker(refusal)
+        assert talk.sent[CLIENT] == refusal
+        assert [(e.error_code, e.decoded) for e in talk.exchanges] == [(35, "full")]
+        assert not talk.faults
+
+
+@pytest.mark.parametrize("key", [0, 1, 3, 10, 60, 78, 79])
+def test_a_carrier_of_addresses_in_an_unreadable_version_fails_closed_where_we_rewrite(key: int) -> None:
+    ask = foreign_request(key, 99, 1, b"\0\1c")
+    strict = rewriting().client(ask)
+    assert [(fault.kind, fault.fatal) for fault in strict.faults] == [("unreadable_carrier", True)]
+    assert strict.sent[BROKER] == b""
+    assert Dialogue().client(ask).sent[BROKER] == ask
+
+
+def test_a_held_answer_is_given_whole_to_the_transform_and_what_it_returns_is_sent() -> None:
+    seen: list[tuple[str, bytes]] = []
+
+    def shout(exchange: Exchange, frame: memoryview) -> bytes:
+        seen.append((exchange.plan.api, bytes(frame)))
+        return b"REWRITTEN"
+
+    brokers = {"brokers": [{"nodeId": 1, "host": "b", "port": 9092, "rack": None}]}
+    reply, plain = response(METADATA, 12, 1, brokers), response(12, 4, 2)
+    for cuts in ([], [8], range(1, len(reply) + len(plain))):
+        seen.clear()
+        talk = Dialogue(REWRITE, transform=shout).client(request(METADATA, 12, 1) + request(12, 4, 2))
+        talk.broker(reply + plain, cuts)
+        assert talk.sent[CLIENT] == b"REWRITTEN" + plain
+        assert seen == [("Metadata", reply)]
+        assert talk.exchanges[0].response_bytes == len(reply)
+
+
+def test_a_held_answer_that_does_not_decode_is_never_passed_on() -> None:
+    reply = response(METADATA, 12, 1, {"brokers": [{"nodeId": 1, "host": "b", "port": 9092, "rack": None}]})
+    broken = sized(reply[4:-9])
+    for cuts in ([], [9, 15]):
+        talk = rewriting().client(request(METADATA, 12, 1)).broker(broken, cuts)
+        assert [(fault.kind, fault.fatal) for fault in talk.faults] == [("malformed_answer", True)]
+        assert talk.sent[CLIENT] == b""
+        assert [event.cause for event in talk.unanswered] == ["desync"]
+    lenient = Dialogue().client(request(METADATA, 12, 1)).broker(broken)
+    assert lenient.sent[CLIENT] == broken
+    assert [(fault.kind, fault.fatal) for fault in lenient.faults] == [("malformed_answer", False)]
+
+
+def test_a_transform_that_gives_up_is_a_fatal_fault() -> None:
+    def refuse(exchange: Exchange, frame: memoryview) -> bytes:
+        raise Malformed("no address can be given")
+
+    reply = response(METADATA, 12, 1, {"brokers": [{"nodeId": 1, "host": "b", "port": 9092, "rack": None}]})
+    talk = Dialogue(REWRITE, transform=refuse).client(request(METADATA, 12, 1)).broker(reply)
+    assert talk.faults[0].fatal and talk.sent[CLIENT] == b""
+
+
+# --- what is no Kafka ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "head,kind",
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\x00", "tls"),
+        (b"GET / HTTP/1.1\r\n", "http"),
+        (b"\xff\xff\xff\xff........", "size"),
+        (b"\x7f\xff\xff\xff........", "size"),
+        (b"\0\0\0\x07........", "size"),
+    ],
+)
+def test_what_is_no_kafka_is_named(head: bytes, kind: str) -> None:
+    strict = rewriting().client(head)
+    assert [(fault.kind, fault.fatal, fault.side) for fault in strict.faults] == [(kind, True, CLIENT)]
+    assert strict.sent[BROKER] == b""
+    blind = Dialogue().client(head).broker(b"anything").client(b"more")
+    assert [(fault.kind, fault.fatal) for fault in blind.faults] == [(kind, False)]
+    assert blind.sent == {BROKER: head + b"more", CLIENT: b"anything"}
+
+
+# --- SASL ------------------------------------------------------------------------------------------------------------
+
+
+def handshake(mechanism: str, **more: Any) -> Dialogue:
+    ok = {"errorCode": 0, "mechanisms": [mechanism]}
+    talk = rewriting(**more).client(request(API_VERSIONS, 0, 0)).broker(response(API_VERSIONS, 0, 0))
+    return talk.client(request(HANDSHAKE, 0, 1, {"mechanism": mechanism})).broker(response(HANDSHAKE, 0, 1, ok))
+
+
+def goes_on_as_kafka(talk: Dialogue, tokens: int) -> None:
+    talk.client(request(12, 4, 2)).broker(response(12, 4, 2))
+    assert [exchange.correlation_id for exchange in talk.exchanges] == [0, 1, 2]
+    assert talk.session.sasl_tokens == tokens and not talk.faults
+
+
+PLAIN = sized(b"\0alice\0alice-secret")  # as a header: api key 97, version 27753
+
+
+@pytest.mark.parametrize("step", [1, 5, 100])
+@pytest.mark.parametrize(
+    "mechanism,tokens",
+    [
+        ("PLAIN", [PLAIN, sized(b"")]),
+        ("SCRAM-SHA-256", [sized(b"n,,n=a"), sized(b"r=1"), sized(b"c=biws"), sized(b"v=1")]),
+        ("OAUTHBEARER", [sized(b"n,,\1auth=Bearer x\1\1"), sized(b"")]),
+        ("OAUTHBEARER", [sized(b"n,,\1auth=Bearer x\1\1"), sized(b"{}"), sized(b"\1"), sized(b"")]),
+        ("GSSAPI", [sized(b"\x60" + b"g" * 40), sized(b"r" * 30), sized(b""), sized(b"s" * 9), sized(b"t" * 20), sized(b"")]),
+    ],
+)
+def test_raw_tokens_end_where_the_mechanism_says(mechanism: str, tokens: list[bytes], step: int) -> None:
+    talk = handshake(mechanism)
+    for index, token in enumerate(tokens):
+        talk.says(index % 2, token, range(step, len(token), step))
+    assert talk.sent[BROKER].endswith(b"".join(tokens[0::2])) and talk.sent[CLIENT].endswith(b"".join(tokens[1::2]))
+    goes_on_as_kafka(talk, len(tokens))
+    assert talk.session.sasl_mechanism == mechanism
+
+
+def test_a_token_sent_before_the_handshake_is_answered_waits_for_the_answer() -> None:
+    talk = rewriting().client(request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"}) + PLAIN)
+    assert not talk.sent[BROKER].endswith(PLAIN)
+    talk.broker(response(HANDSHAKE, 0, 1, {"mechanisms": ["PLAIN"]}))
+    assert talk.sent[BROKER].endswith(PLAIN)
+    talk.broker(sized(b"")).client(request(12, 4, 2)).broker(response(12, 4, 2))
+    assert [exchange.correlation_id for exchange in talk.exchanges] == [1, 2]
+
+
+def test_a_refused_handshake_leaves_frames() -> None:
+    talk = rewriting().client(request(HANDSHAKE, 0, 1, {"mechanism": "NONE"}))
+    talk.broker(response(HANDSHAKE, 0, 1, {"errorCode": 33, "mechanisms": ["PLAIN"]}))
+    talk.client(request(HANDSHAKE, 0, 2, {"mechanism": "PLAIN"})).broker(response(HANDSHAKE, 0, 2)).client(PLAIN)
+    assert [exchange.error_code for exchange in talk.exchanges] == [33, 0]
+    assert talk.session.sasl_tokens == 1
+
+
+def test_a_bare_gssapi_token_opens_a_connection() -> None:
+    token = sized(b"\x60\x82\x02\x30" + b"g" * 60)
+    talk = rewriting().client(token).broker(sized(b"r" * 20)).client(request(12, 4, 2)).broker(response(12, 4, 2))
+    assert talk.sent[BROKER] == token + request(12, 4, 2)
+    assert [exchange.correlation_id for exchange in talk.exchanges] == [2] and not talk.faults
+
+
+def test_sasl_authenticate_and_re_authentication_are_ordinary_frames() -> None:
+    talk = rewriting()
+    for correlation_id in (1, 2**31 - 7):  # KIP-368: the Java client keeps the topmost ids for it
+        talk.client(request(HANDSHAKE, 1, correlation_id, {"mechanism": "PLAIN"}))
+        talk.broker(response(HANDSHAKE, 1, correlation_id, {"mechanisms": ["PLAIN"]}))
+        talk.client(request(AUTHENTICATE, 2, correlation_id, {"authBytes": b"\0alice\0secret"}))
+        talk.broker(response(AUTHENTICATE, 2, correlation_id, {"sessionLifetimeMs": 4000}))
+    assert len(talk.exchanges) == 4 and not talk.faults
+    assert talk.session.sasl_mechanism == "PLAIN" and talk.session.sasl_tokens == 0
+
+
+# --- captures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_hole_in_a_body_of_known_size_costs_that_body_only() -> None:
+    ask = request(PRODUCE, 9, 1, {"acks": 1, "topicData": [{"name": "t" * 200, "partitionData": []}]})
+    talk = Dialogue(CAPTURE).client(ask[:60]).gap(CLIENT, 100).client(ask[160:] + request(12, 4, 2))
+    talk.broker(response(PRODUCE, 9, 1) + response(12, 4, 2))
+    assert [(e.correlation_id, e.outcome) for e in talk.exchanges] == [(1, ANSWERED), (2, ANSWERED)]
+
+
+def test_after_a_gap_the_next_plausible_frame_is_found_and_the_lost_answers_are_named() -> None:
+    talk = Dialogue(CAPTURE)
+    for correlation_id in (1, 2, 3):
+        talk.client(request(12, 4, correlation_id))
+    answer = response(12, 4, 1)
+    talk.gap(BROKER, len(answer) + 3).broker(response(12, 4, 2)[3:]).broker(response(12, 4, 3))
+    assert [(e.correlation_id, e.outcome) for e in talk.exchanges] == [(3, ANSWERED)]
+    assert [(u.exchange.correlation_id, u.exchange.outcome) for u in talk.unanswered] == [(1, "lost"), (2, "lost")]
+
+
+def test_a_capture_that_starts_in_the_middle_never_invents_a_pairing() -> None:
+    talk = Dialogue(CAPTURE, midstream=True)
+    talk.broker(response(12, 4, 6)).client(request(METADATA, 9, 5)[20:] + b"\0" * 300)
+    talk.client(request(12, 4, 7)).broker(response(12, 4, 7))
+    assert [exchange.correlation_id for exchange in talk.exchanges if exchange.outcome == ANSWERED] == [7]
+
+
+# --- any split, any bytes --------------------------------------------------------------------------------------------
+
+
+def facts(talk: Dialogue) -> list[Any]:
+    told: list[Any] = []
+    for event in talk.events:
+        if isinstance(event, Exchange | Unanswered):
+            e = event.exchange if isinstance(event, Unanswered) else event
+            told.append(
+                (e.plan.api, e.api_version, e.correlation_id, e.number, e.outcome, e.client_id, e.acks, e.max_wait_ms)
+                + (e.request_bytes, e.response_bytes, e.throttle_ms, e.error_code, e.errors, e.decoded, e.group_id)
+            )
+        elif isinstance(event, Desync):
+            told.append((event.kind, event.fatal, event.side))
+    return told
+
+
+def conversation() -> list[tuple[int, bytes]]:
+    brokers = {"brokers": [{"nodeId": n, "host": f"h{n}", "port": 9092, "rack": "r"} for n in range(3)]}
+    return [
+        (CLIENT, request(API_VERSIONS, 3, 0, {"clientSoftwareName": "t", "clientSoftwareVersion": "1"})),
+        (CLIENT, request(METADATA, 12, 1) + request(PRODUCE, 9, 2, {"acks": 0}) + request(PRODUCE, 13, 3, {"acks": -1})),
+        (BROKER, response(API_VERSIONS, 3, 0) + response(METADATA, 12, 1, brokers)),
+        (CLIENT, foreign_request(API_VERSIONS, 40, 4, b"\0\0")),
+        (BROKER, response(PRODUCE, 13, 3, {"throttleTimeMs": 9})),
+        (CLIENT, request(FETCH, 16, 5, {"maxWaitMs": 500}) + foreign_request(999, 9, 6, b"xyz" * 9)),
+        (BROKER, response(FETCH, 16, 5, {"errorCode": 6}) + sized((6).to_bytes(4) + b"q" * 30)),
+        (CLIENT, request(HANDSHAKE, 0, 7, {"mechanism": "PLAIN"})),
+        (BROKER, response(HANDSHAKE, 0, 7, {"mechanisms": ["PLAIN"]})),
+        (CLIENT, PLAIN),
+        (BROKER, sized(b"")),
+        (CLIENT, request(11, 9, 8, {"groupId": "g"})),
+        (BROKER, response(11, 9, 8, {"errorCode": 25})),
+    ]
+
+
+@given(seed=st.integers(0, 2**32), most=st.integers(1, 60))
+@settings(max_examples=150, deadline=None)
+def test_any_split_of_the_bytes_gives_the_same_bytes_and_events(seed: int, most: int) -> None:
+    whole, pieces = rewriting(), rewriting()
+    random_ = random.Random(seed)
+    for side, data in conversation():
+        whole.says(side, data)
+        cuts, at = [], 0
+        while (at := at + random_.randint(1, most)) < len(data):
+            cuts.append(at)
+        pieces.says(side, data, cuts)
+    assert whole.sent == pieces.sent
+    assert facts(whole) == facts(pieces)
+    assert len(whole.exchanges) == 9 and not whole.faults
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=80)), max_size=12), st.integers(0, 3))
+@settings(max_examples=300, deadline=None)
+def test_no_bytes_raise(chunks: list[tuple[int, bytes]], kind: int) -> None:
+    talk = [rewriting, Dialogue, lambda: Dialogue(CAPTURE), lambda: Dialogue(CAPTURE, midstream=True)][kind]()
+    for index, (side, data) in enumerate(chunks):
+        talk.says(side, data)
+        if kind >= 2 and index % 4 == 3:
+            talk.gap(side, 5)
+    talk.close(CLIENT).close(BROKER)
+    assert not talk.session.pending
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=200, deadline=None)
+def test_flipped_bits_raise_nothing_and_settle_everything(seed: int) -> None:
+    random_ = random.Random(seed)
+    for talk in (rewriting(), Dialogue(TRANSPARENT), Dialogue(CAPTURE)):
+        requests = 0
+        for side, data in conversation():
+            broken = bytearray(data)
+            if random_.random() < 0.4:
+                broken[random_.randrange(len(broken))] ^= 1 << random_.randrange(8)
+            talk.says(side, bytes(broken))
+            requests += side == CLIENT
+        talk.close(BROKER).close(CLIENT)
+        assert not talk.session.pending and isinstance(talk.events[-1], Closed)
+        numbers = [e.number for e in talk.exchanges if e.number != NONE] + [u.exchange.number for u in talk.unanswered]
+        assert sorted(numbers) == list(range(len(numbers)))
