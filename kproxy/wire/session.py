@@ -206,6 +206,15 @@ class Session:
             return not self._client_left and not self._client_head
         return not self._broker_left and not self._broker_head
 
+    def missing(self, side: int) -> int:
+        """Bytes until the frame in transit, or its header, is whole; 0 between two frames: what a drain still reads."""
+        left, head = (
+            (self._client_left, self._client_head) if side == CLIENT else (self._broker_left, self._broker_head)
+        )
+        if left or not head:
+            return left
+        return max(1, (frames.REQUEST_HEAD_BYTES if side == CLIENT else frames.RESPONSE_HEAD_BYTES) - len(head))
+
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _requests(self, view: Any, now: int) -> list[Piece]:
