@@ -1,0 +1,5 @@
+"""Events of sessions in plain integer cells, and a Prometheus collector that reads the cells when it is asked."""
+
+from kproxy.metrics.cells import ConnectionMetrics, Metrics
+
+__all__ = ["ConnectionMetrics", "Metrics"]

@@ -1,0 +1,295 @@
+"""Events to plain integer cells: the hot half of the metrics.
+
+Duty: count. An exchange costs a few hundred nanoseconds here: one dictionary look-up by the identity of its plan, then
+additions to integers; labels, floats and text are made by the collector, at a scrape.
+
+Bounded by what the schema knows: cells exist per (cluster, broker, api, version) of known APIs. What a peer can invent is
+capped: unknown api keys at UNKNOWN_APIS names, unknown error codes at UNKNOWN_ERRORS, the versions of unknown ones at one.
+
+Everything here runs on the thread of the event loop. A scrape reads from another one, so the containers it walks are
+copied in one step first, and a histogram's count is the sum of its buckets: whatever the moment, it agrees with itself.
+
+Refuses to know labels' text, sockets and how a scrape comes.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sized
+from functools import cached_property
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+from kproxy.metrics.bounds import (
+    DURATION_NS,
+    EXCESS_WAIT_NS,
+    PROXY_NS,
+    QUEUE_NS,
+    SIZE_BYTES,
+    THROTTLE_NS,
+    cell,
+)
+from kproxy.protocol.error_codes import ERRORS
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import ANSWERED, NO_ANSWER_EXPECTED, SIDES, Desync, Event, Exchange, Unanswered
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.registry import Collector
+
+    from kproxy.wire.interest import ApiPlan
+
+UNKNOWN_APIS = 16
+UNKNOWN_ERRORS = 16
+OTHER_ERROR = 0x10000  # outside int16: the cell of all unknown error codes beyond the cap
+
+# Plans are made once per owner and remembered by it; more than this many means that someone makes them anew.
+_MAX_PLANS = 4096
+
+
+class ApiCells:
+    """What is counted of one (cluster, broker, api, version)."""
+
+    __slots__ = (
+        "duration",
+        "duration_ns",
+        "errors",
+        "excess_wait",
+        "excess_wait_ns",
+        "request_bytes",
+        "request_size",
+        "requests",
+        "response_bytes",
+        "response_size",
+        "throttle",
+        "throttle_ns",
+    )
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.duration = cell(DURATION_NS)
+        self.duration_ns = 0
+        self.request_size = cell(SIZE_BYTES)
+        self.request_bytes = 0
+        self.response_size = cell(SIZE_BYTES)
+        self.response_bytes = 0
+        self.excess_wait = cell(EXCESS_WAIT_NS)  # stays empty for what is not a Fetch
+        self.excess_wait_ns = 0
+        self.throttle = cell(THROTTLE_NS)
+        self.throttle_ns = 0
+        self.errors: dict[int, int] = {}
+
+
+class BrokerCells:
+    """What is counted of one (cluster, broker)."""
+
+    __slots__ = ("apis", "broker", "by_plan", "cluster", "connections", "live", "queue", "queue_ns")
+
+    def __init__(self, cluster: str, broker: str) -> None:
+        self.cluster = cluster
+        self.broker = broker
+        self.live: set[ConnectionMetrics] = set()
+        self.connections: dict[str, int] = {}  # open now, by listener
+        self.apis: dict[tuple[str, str], ApiCells] = {}  # by api and version, as the labels spell them
+        self.by_plan: dict["ApiPlan", ApiCells] = {}  # the same cells, found by identity; only plans of known APIs
+        # Only times above 0 are counted: those that did not queue are the answered requests less these.
+        self.queue = cell(QUEUE_NS)
+        self.queue_ns = 0
+
+
+class DirectionCells:
+    """How long whole frames of one direction were inside the proxy."""
+
+    __slots__ = ("duration", "duration_ns")
+
+    def __init__(self) -> None:
+        self.duration = cell(PROXY_NS)
+        self.duration_ns = 0
+
+
+class ConnectionMetrics:
+    """The counting of one connection; what it counts is shared with all connections to that broker.
+
+    `pending` is whatever has the length of the requests that wait for answers now: the session's own queue.
+    """
+
+    __slots__ = ("_by_plan", "_cells", "_listener", "_metrics", "_open", "_request", "_response", "pending")
+
+    def __init__(self, metrics: "Metrics", cells: BrokerCells, listener: str, pending: Sized) -> None:
+        self._metrics = metrics
+        self._cells = cells
+        self._by_plan = cells.by_plan
+        self._listener = listener
+        self._open = True
+        self._request = metrics.directions["request"]
+        self._response = metrics.directions["response"]
+        self.pending = pending
+
+    def events(self, events: list[Event]) -> None:
+        """Count these events; nothing of them is kept."""
+        for event in events:
+            if event.__class__ is not Exchange:
+                self._other(event)
+                continue
+            try:
+                cells = self._by_plan[event.plan]
+            except KeyError:
+                cells = self._metrics.api_cells(self._cells, event.plan)
+            size = event.request_bytes
+            if event.outcome != ANSWERED:
+                if event.outcome == NO_ANSWER_EXPECTED:
+                    cells.requests += 1
+                    cells.request_bytes += size
+                    cells.request_size[bisect_left(SIZE_BYTES, size)] += 1
+                continue  # an answer that nobody asked for comes with a Desync, and is counted there
+            cells.requests += 1
+            cells.request_bytes += size
+            cells.request_size[bisect_left(SIZE_BYTES, size)] += 1
+            size = event.response_bytes
+            cells.response_bytes += size
+            cells.response_size[bisect_left(SIZE_BYTES, size)] += 1
+            duration = event.response_start - event.request_end
+            queue = event.queue_ns
+            if queue > 0:
+                duration -= queue
+                self._cells.queue[bisect_left(QUEUE_NS, queue)] += 1
+                self._cells.queue_ns += queue
+            if duration > 0:
+                cells.duration_ns += duration
+            cells.duration[bisect_left(DURATION_NS, duration)] += 1
+            if event.max_wait_ms is not None:
+                excess = duration - event.max_wait_ms * 1_000_000
+                if excess > 0:
+                    cells.excess_wait_ns += excess
+                cells.excess_wait[bisect_left(EXCESS_WAIT_NS, excess)] += 1
+            if event.throttle_ms > 0:
+                throttle = event.throttle_ms * 1_000_000
+                cells.throttle_ns += throttle
+                cells.throttle[bisect_left(THROTTLE_NS, throttle)] += 1
+            if event.errors:
+                self._metrics.count_errors(cells.errors, event.errors)
+
+    def _other(self, event: Event) -> None:
+        metrics = self._metrics
+        if isinstance(event, Unanswered):
+            plan = event.exchange.plan
+            cells = metrics.api_cells(self._cells, plan)
+            cells.requests += 1
+            cells.request_bytes += event.exchange.request_bytes
+            cells.request_size[bisect_left(SIZE_BYTES, event.exchange.request_bytes)] += 1
+            _add(metrics.unanswered, (metrics.api_label(plan), event.cause), 1)
+        elif isinstance(event, Desync):
+            _add(metrics.faults, (SIDES[event.side], event.kind), 1)
+
+    def forwarded(self, direction: str, frames: int, duration_ns: int) -> None:
+        """`frames` frames of a direction ("request" or "response") left; the time since the recv of their last byte."""
+        cells = self._request if direction == "request" else self._response
+        cells.duration[bisect_left(PROXY_NS, duration_ns)] += frames
+        cells.duration_ns += frames * duration_ns
+
+    def paused(self, side: str) -> None:
+        """Reading of a side stopped, since the other takes no more."""
+        _add(self._metrics.paused, side, 1)
+
+    def rewritten(self, api: str, count: int) -> None:
+        """Addresses of brokers in an answer became addresses of ours."""
+        _add(self._metrics.rewritten, api, count)
+
+    def leaked(self, api: str, count: int) -> None:
+        """Addresses that should have been rewritten and were not."""
+        _add(self._metrics.leaked, api, count)
+
+    def neutralised(self, api: str, count: int) -> None:
+        """Address lists made unreadable in passing, so that the client asks Metadata instead."""
+        _add(self._metrics.neutralised, api, count)
+
+    def closed(self, cause: str) -> None:
+        """The connection is gone; only the first call counts."""
+        if self._open:
+            self._open = False
+            self._cells.live.discard(self)
+            _add(self._cells.connections, self._listener, -1)
+            _add(self._metrics.disconnects, (self._listener, cause), 1)
+
+
+class Metrics:
+    """All cells of one process."""
+
+    def __init__(self) -> None:
+        self.started_ns = time_ns()
+        self.brokers: dict[tuple[str, str], BrokerCells] = {}
+        self.directions = {"request": DirectionCells(), "response": DirectionCells()}
+        self.connects: dict[tuple[str, str], int] = {}  # by listener and cause
+        self.disconnects: dict[tuple[str, str], int] = {}
+        self.unanswered: dict[tuple[str, str], int] = {}  # by api and cause
+        self.faults: dict[tuple[str, str], int] = {}  # by side and kind
+        self.paused: dict[str, int] = {}  # by side
+        self.rewritten: dict[str, int] = {}  # by api
+        self.leaked: dict[str, int] = {}
+        self.neutralised: dict[str, int] = {}
+        self._unknown_apis: set[int] = set()
+        self._unknown_errors: set[int] = set()
+
+    def connection(
+        self, info: ConnectionInfo, listener: str, broker: str, pending: Sized = (), cause: str = "accepted"
+    ) -> ConnectionMetrics:
+        """Count a new connection, and what it does from now on."""
+        key = (info.cluster, broker)
+        cells = self.brokers.get(key)
+        if cells is None:
+            cells = self.brokers[key] = BrokerCells(*key)
+        connection = ConnectionMetrics(self, cells, listener, pending)
+        cells.live.add(connection)
+        _add(cells.connections, listener, 1)
+        _add(self.connects, (listener, cause), 1)
+        return connection
+
+    def collector(self) -> "Collector":
+        """Reads these cells whenever a scrape asks."""
+        from kproxy.metrics.collector import CellCollector  # not every owner of cells is scraped
+
+        return CellCollector(self)
+
+    @cached_property
+    def registry(self) -> "CollectorRegistry":
+        """These cells and the process's own figures; never the global registry."""
+        from prometheus_client import CollectorRegistry, ProcessCollector
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self.collector())
+        ProcessCollector(registry=registry)
+        return registry
+
+    def api_label(self, plan: "ApiPlan") -> str:
+        """Kafka's name of the API; unknown ones beyond the cap share one."""
+        if plan.known or not plan.api.startswith("unknown_"):
+            return plan.api
+        if plan.api_key not in self._unknown_apis:
+            if len(self._unknown_apis) >= UNKNOWN_APIS:
+                return "unknown_other"
+            self._unknown_apis.add(plan.api_key)
+        return plan.api
+
+    def api_cells(self, broker: BrokerCells, plan: "ApiPlan") -> ApiCells:
+        """The cells of a plan that is met for the first time, or whose API or version is unknown."""
+        key = (self.api_label(plan), str(plan.api_version) if plan.known else "unknown")
+        cells = broker.apis.get(key)
+        if cells is None:
+            cells = broker.apis[key] = ApiCells()
+        if plan.known:
+            if len(broker.by_plan) >= _MAX_PLANS:
+                broker.by_plan.clear()
+            broker.by_plan[plan] = cells
+        return cells
+
+    def count_errors(self, counts: dict[int, int], codes: tuple[int, ...]) -> None:
+        """Add the error codes of one answer, all levels."""
+        for code in codes:
+            if code not in counts and code not in ERRORS and code not in self._unknown_errors:
+                if len(self._unknown_errors) >= UNKNOWN_ERRORS:
+                    code = OTHER_ERROR
+                else:
+                    self._unknown_errors.add(code)
+            counts[code] = counts.get(code, 0) + 1
+
+
+def _add(counts: dict[Any, int], key: Any, count: int) -> None:
+    counts[key] = counts.get(key, 0) + count

@@ -1,0 +1,211 @@
+"""Cells to Prometheus metric families, at scrape time.
+
+Every name, help text and label of the exposition stands here and nowhere else; names are only ever added. Seconds and
+cumulative buckets are made here, from nanoseconds and plain counts. Safe on any thread (see `cells`).
+
+Refuses to know events, HTTP and text formats: those are prometheus_client's.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from kproxy import __version__
+from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
+from kproxy.metrics.cells import OTHER_ERROR, ApiCells, BrokerCells, Metrics
+from kproxy.protocol.error_codes import error_name
+
+_BROKER = ("cluster", "broker")
+_API_BROKER = ("cluster", "api", "broker")
+
+
+class CellCollector(Collector):
+    """One scrape is one walk over the cells."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        brokers = list(self._metrics.brokers.values())
+        apis = [
+            ((broker.cluster, api, broker.broker), version, cells)
+            for broker in brokers
+            for (api, version), cells in list(broker.apis.items())
+        ]
+        yield from _requests(apis)
+        yield from _sizes(apis)
+        yield from _brokers(brokers)
+        yield from self._proxy()
+
+    def _proxy(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        inside = _Histogram(
+            "kproxy_proxy_duration_seconds",
+            "Time from the receipt of a frame's last byte to the send that took it.",
+            ("direction",),
+            PROXY_NS,
+        )
+        for direction, cells in metrics.directions.items():
+            inside.add((direction,), cells.duration, cells.duration_ns)
+        yield inside.family()
+        for name, text, labels, counts in (
+            ("unanswered_requests", "Requests that were forwarded and never answered.", ("api", "cause"), metrics.unanswered),
+            ("connections", "Client connections since the start.", ("listener", "cause"), metrics.connects),
+            ("disconnects", "Ends of client connections, by cause.", ("listener", "cause"), metrics.disconnects),
+            ("protocol_faults", "Bytes that are not what the protocol says.", ("side", "kind"), metrics.faults),
+            ("paused_reads", "Pauses in reading a side because the other took no more.", ("side",), metrics.paused),
+            ("rewritten_addresses", "Broker addresses in answers replaced by proxy addresses.", ("api",), metrics.rewritten),
+            ("address_leaks", "Broker addresses that reached a client unchanged.", ("api",), metrics.leaked),
+            (
+                "neutralised_addresses",
+                "Address lists behind large answers made unreadable, so that clients ask Metadata.",
+                ("api",),
+                metrics.neutralised,
+            ),
+        ):
+            family = CounterMetricFamily(f"kproxy_{name}", text, labels=labels)
+            for key, count in counts.copy().items():
+                family.add_metric((key,) if isinstance(key, str) else key, count)
+            yield family
+        build = InfoMetricFamily("kproxy_build", "The version of kproxy.")
+        build.add_metric((), {"version": __version__})
+        yield build
+        start = GaugeMetricFamily("kproxy_start_time_seconds", "When counting began, in seconds since the epoch.")
+        start.add_metric((), metrics.started_ns / 1e9)
+        yield start
+
+
+_Cells = list[tuple[tuple[str, str, str], str, ApiCells]]  # (cluster, api, broker), version, cells
+
+
+def _requests(apis: _Cells) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "kproxy_requests",
+        "Requests whose end is known: answered, unanswered, or without an answer by design.",
+        labels=("cluster", "api", "version", "broker"),
+    )
+    duration = _Histogram(
+        "kproxy_request_duration_seconds",
+        "The broker's time: from the request's last byte, or the end of the answer before it, to the answer's first.",
+        _API_BROKER,
+        DURATION_NS,
+    )
+    excess = _Histogram(
+        "kproxy_fetch_excess_wait_seconds",
+        "How much longer than its max_wait_ms a Fetch took.",
+        _BROKER,
+        EXCESS_WAIT_NS,
+    )
+    throttle = _Histogram(
+        "kproxy_throttle_seconds", "Throttle times above zero that brokers imposed.", _API_BROKER, THROTTLE_NS
+    )
+    throttled = _Sum("kproxy_throttled_responses", "Responses with a throttle time above zero.", _API_BROKER)
+    errors = _Sum(
+        "kproxy_errors",
+        "Error codes in responses, every level of them.",
+        ("cluster", "api", "error", "broker"),
+    )
+    for labels, version, cells in apis:
+        cluster, api, broker = labels
+        requests.add_metric((cluster, api, version, broker), cells.requests)
+        duration.add(labels, cells.duration, cells.duration_ns)
+        if any(cells.excess_wait):
+            excess.add((cluster, broker), cells.excess_wait, cells.excess_wait_ns)
+        if any(cells.throttle):
+            throttle.add(labels, cells.throttle, cells.throttle_ns)
+            throttled.add(labels, sum(cells.throttle))
+        for code, count in cells.errors.copy().items():
+            error = "unknown_other" if code == OTHER_ERROR else error_name(code)
+            errors.add((cluster, api, error, broker), count)
+    yield requests
+    yield from (family.family() for family in (duration, excess, throttle, throttled, errors))
+
+
+def _sizes(apis: _Cells) -> Iterator[Metric]:
+    for side in ("request", "response"):
+        total = _Sum(f"kproxy_{side}_bytes", f"Bytes of whole {side} frames, size prefix included.", _API_BROKER)
+        sizes = _Histogram(
+            f"kproxy_{side}_size_bytes", f"Size of {side} frames, size prefix included.", ("api",), SIZE_BYTES, unit=1
+        )
+        for labels, _, cells in apis:
+            count = getattr(cells, f"{side}_bytes")
+            total.add(labels, count)
+            sizes.add((labels[1],), getattr(cells, f"{side}_size"), count)
+        yield total.family()
+        yield sizes.family()
+
+
+def _brokers(brokers: list[BrokerCells]) -> Iterator[Metric]:
+    queue = _Histogram(
+        "kproxy_queue_seconds",
+        "Time of requests behind earlier requests or a throttle on the same connection.",
+        _BROKER,
+        QUEUE_NS,
+    )
+    inflight = GaugeMetricFamily("kproxy_inflight_requests", "Requests that wait for an answer now.", labels=_BROKER)
+    connections = GaugeMetricFamily(
+        "kproxy_connections", "Client connections open now.", labels=("cluster", "listener", "broker")
+    )
+    for broker in brokers:
+        labels = (broker.cluster, broker.broker)
+        queued = broker.queue.copy()
+        answered = sum(sum(cells.duration) for cells in list(broker.apis.values()))
+        queued[0] += max(0, answered - sum(queued))  # what did not queue waited for no time at all
+        queue.add(labels, queued, broker.queue_ns)
+        inflight.add_metric(labels, sum(len(connection.pending) for connection in broker.live.copy()))
+        for listener, count in broker.connections.copy().items():
+            connections.add_metric((broker.cluster, listener, broker.broker), count)
+    yield queue.family()
+    yield inflight
+    yield connections
+
+
+class _Sum:
+    """A counter whose cells are finer than its labels."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        self._family = CounterMetricFamily(name, text, labels=labels)
+        self._counts: dict[tuple[str, ...], int] = {}
+
+    def add(self, labels: tuple[str, ...], count: int) -> None:
+        self._counts[labels] = self._counts.get(labels, 0) + count
+
+    def family(self) -> Metric:
+        for labels, count in self._counts.items():
+            self._family.add_metric(labels, count)
+        return self._family
+
+
+class _Histogram:
+    """A histogram whose cells are finer than its labels; `unit` is how many of the cell's units make one of ours."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[int], unit: int = 10**9) -> None:
+        self._family = HistogramMetricFamily(name, text, labels=labels)
+        self._les = [floatToGoString(bound / unit) for bound in bounds] + ["+Inf"]
+        self._unit = unit
+        self._cells: dict[tuple[str, ...], tuple[list[int], int]] = {}
+
+    def add(self, labels: tuple[str, ...], counts: list[int], total: int) -> None:
+        before = self._cells.get(labels)
+        if before is None:
+            self._cells[labels] = (counts.copy(), total)
+        else:
+            self._cells[labels] = ([a + b for a, b in zip(before[0], counts, strict=True)], before[1] + total)
+
+    def family(self) -> Metric:
+        for labels, (counts, total) in self._cells.items():
+            buckets = list(zip(self._les, accumulate(counts), strict=True))
+            self._family.add_metric(labels, buckets, total / self._unit)
+        return self._family

@@ -1,0 +1,261 @@
+"""Events in, exposition out: the numbers, the text, and the caps."""
+
+import shutil
+import subprocess
+from bisect import bisect_left
+from itertools import pairwise
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from kproxy.metrics import Metrics, bounds
+from kproxy.metrics.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
+from kproxy.metrics.exposition import render
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import ANSWERED, BROKER, CLIENT, NO_ANSWER_EXPECTED, Closed, Desync, Exchange, Unanswered
+from kproxy.wire.interest import ApiPlan
+
+MS = 1_000_000
+PRODUCE = ApiPlan(0, 9, "Produce", True)
+PRODUCE_13 = ApiPlan(0, 13, "Produce", True)
+FETCH = ApiPlan(1, 12, "Fetch", True)
+
+
+def info(cluster="default"):
+    return ConnectionInfo(cluster, "live:main", "127.0.0.1", 40000, "127.0.0.1", 9092, 1, 0)
+
+
+def exchange(plan, *, duration_ns=2 * MS, request_bytes=1000, response_bytes=100, queue_ns=0, **fields):
+    exchange = Exchange(plan, 7, 0, 0, request_bytes, 0)
+    exchange.request_end = 10
+    exchange.response_start = 10 + queue_ns + duration_ns
+    exchange.response_end = exchange.response_start + 5
+    exchange.response_bytes = response_bytes
+    exchange.queue_ns = queue_ns
+    exchange.outcome = ANSWERED
+    for name, value in fields.items():
+        setattr(exchange, name, value)
+    return exchange
+
+
+def scrape(metrics):
+    """{sample name: {sorted labels: value}} of the classic text format."""
+    samples = {}
+    for family in text_string_to_metric_families(render(metrics.registry)[0].decode()):
+        for sample in family.samples:
+            samples.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return samples
+
+
+def labels(**pairs):
+    return tuple(sorted(pairs.items()))
+
+
+def busy_metrics():
+    """Every metric with at least one series."""
+    metrics = Metrics()
+    connection = metrics.connection(info(), "main", "1", pending=[None] * 3)
+    other = metrics.connection(info(), "main", "bootstrap")
+    connection.events(
+        [
+            exchange(PRODUCE, throttle_ms=250, errors=(6, 6, 87)),
+            exchange(PRODUCE_13, duration_ns=40 * MS, request_bytes=64),
+            exchange(PRODUCE, outcome=NO_ANSWER_EXPECTED, response_bytes=-1),
+            exchange(FETCH, duration_ns=530 * MS, max_wait_ms=500, queue_ns=4 * MS),
+            exchange(FETCH, duration_ns=480 * MS, max_wait_ms=500),
+            Unanswered(exchange(FETCH), "broker_closed"),
+            Desync(BROKER, "unexpected_answer", "an answer nobody asked for", 0, -1, -1, False, 0),
+            Closed(CLIENT, 0),
+        ]
+    )
+    connection.forwarded("request", 3, 30_000)
+    connection.forwarded("response", 1, 7_000)
+    connection.paused("client")
+    connection.rewritten("Metadata", 3)
+    connection.leaked("Metadata", 1)
+    connection.neutralised("Fetch", 2)
+    other.closed("client")
+    other.closed("again")
+    return metrics
+
+
+def test_each_event_is_counted_where_it_belongs():
+    found = scrape(busy_metrics())
+    broker = {"cluster": "default", "broker": "1"}
+    produce, fetch = broker | {"api": "Produce"}, broker | {"api": "Fetch"}
+    expected = {
+        "kproxy_requests_total": {
+            labels(**produce, version="9"): 2,
+            labels(**produce, version="13"): 1,
+            labels(**fetch, version="12"): 3,
+        },
+        "kproxy_request_bytes_total": {labels(**produce): 2064, labels(**fetch): 3000},
+        "kproxy_response_bytes_total": {labels(**produce): 200, labels(**fetch): 200},
+        "kproxy_request_duration_seconds_count": {labels(**produce): 2, labels(**fetch): 2},
+        "kproxy_request_duration_seconds_sum": {labels(**produce): 0.042, labels(**fetch): 1.01},
+        "kproxy_request_size_bytes_count": {labels(api="Produce"): 3, labels(api="Fetch"): 3},
+        "kproxy_response_size_bytes_sum": {labels(api="Produce"): 200, labels(api="Fetch"): 200},
+        "kproxy_throttle_seconds_sum": {labels(**produce): 0.25},
+        "kproxy_throttled_responses_total": {labels(**produce): 1},
+        "kproxy_errors_total": {
+            labels(**produce, error="NOT_LEADER_OR_FOLLOWER"): 2,
+            labels(**produce, error="INVALID_RECORD"): 1,
+        },
+        "kproxy_fetch_excess_wait_seconds_count": {labels(**broker): 2},
+        "kproxy_fetch_excess_wait_seconds_sum": {labels(**broker): 0.03},
+        "kproxy_queue_seconds_count": {labels(**broker): 4, labels(cluster="default", broker="bootstrap"): 0},
+        "kproxy_queue_seconds_sum": {labels(**broker): 0.004, labels(cluster="default", broker="bootstrap"): 0},
+        "kproxy_proxy_duration_seconds_count": {labels(direction="request"): 3, labels(direction="response"): 1},
+        "kproxy_proxy_duration_seconds_sum": {labels(direction="request"): 90e-6, labels(direction="response"): 7e-6},
+        "kproxy_inflight_requests": {labels(**broker): 3, labels(cluster="default", broker="bootstrap"): 0},
+        "kproxy_connections": {
+            labels(**broker, listener="main"): 1,
+            labels(cluster="default", broker="bootstrap", listener="main"): 0,
+        },
+        "kproxy_connections_total": {labels(listener="main", cause="accepted"): 2},
+        "kproxy_disconnects_total": {labels(listener="main", cause="client"): 1},
+        "kproxy_unanswered_requests_total": {labels(api="Fetch", cause="broker_closed"): 1},
+        "kproxy_protocol_faults_total": {labels(side="broker", kind="unexpected_answer"): 1},
+        "kproxy_paused_reads_total": {labels(side="client"): 1},
+        "kproxy_rewritten_addresses_total": {labels(api="Metadata"): 3},
+        "kproxy_address_leaks_total": {labels(api="Metadata"): 1},
+        "kproxy_neutralised_addresses_total": {labels(api="Fetch"): 2},
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert {"kproxy_build_info", "kproxy_start_time_seconds", "process_resident_memory_bytes"} <= found.keys()
+    # A request of exactly 64 bytes lies in the bucket of 64 bytes, and a Fetch that came early waited no time too long.
+    assert found["kproxy_request_size_bytes_bucket"][labels(api="Produce", le="64.0")] == 1
+    assert found["kproxy_fetch_excess_wait_seconds_bucket"][labels(**broker, le="0.001")] == 1
+
+
+def assert_histograms_agree(found):
+    for name, series in found.items():
+        if not name.endswith("_bucket"):
+            continue
+        stem = name.removesuffix("_bucket")
+        by_labels = {}
+        for key, value in series.items():
+            rest = dict(key)
+            by_labels.setdefault(labels(**{k: v for k, v in rest.items() if k != "le"}), []).append(
+                (float(rest["le"]), value)
+            )
+        for key, buckets in by_labels.items():
+            buckets.sort()
+            assert all(a <= b for (_, a), (_, b) in pairwise(buckets))
+            assert buckets[-1] == (float("inf"), found[f"{stem}_count"][key])
+            # The sum lies between what the buckets allow at least and, without the open one, at most.
+            counts = [(low, high, b - a) for (low, a), (high, b) in pairwise([(0.0, 0), *buckets])]
+            total = found[f"{stem}_sum"][key]
+            assert sum(low * count for low, _, count in counts) <= total * (1 + 1e-12)
+            if not counts[-1][2]:
+                assert total <= sum(high * count for _, high, count in counts[:-1]) * (1 + 1e-12)
+
+
+@given(
+    st.lists(
+        st.builds(
+            exchange,
+            st.sampled_from([PRODUCE, PRODUCE_13, FETCH]),
+            duration_ns=st.integers(-5, 10**12),
+            queue_ns=st.integers(0, 10**12),
+            request_bytes=st.integers(12, 2**31),
+            response_bytes=st.integers(8, 2**31),
+            throttle_ms=st.integers(-1, 2**31 - 1),
+            max_wait_ms=st.none() | st.integers(0, 60_000),
+        )
+    )
+)
+def test_histograms_agree_with_themselves(exchanges):
+    metrics = Metrics()
+    metrics.connection(info(), "main", "1").events(exchanges)
+    found = scrape(metrics)
+    assert_histograms_agree(found)
+    assert sum(found.get("kproxy_request_duration_seconds_count", {}).values()) == len(exchanges)
+
+
+def test_a_peer_cannot_invent_series():
+    metrics = Metrics()
+    connection = metrics.connection(info(), "main", "1")
+    for number in range(100_000):
+        key = 1000 + number % 31_000
+        connection.events(
+            [
+                exchange(
+                    ApiPlan(key, number % 777, f"unknown_{key}", False),
+                    errors=(1000 + number % 30_000,),
+                ),
+            ]
+        )
+    connection.events([exchange(ApiPlan(3, 9999, "Metadata", False))])
+    found = scrape(metrics)
+    apis = {dict(key)["api"] for key in found["kproxy_requests_total"]}
+    assert len(apis) == UNKNOWN_APIS + 2
+    assert {"unknown_1000", "unknown_other", "Metadata"} <= apis
+    assert {dict(key)["version"] for key in found["kproxy_requests_total"]} == {"unknown"}
+    errors = {dict(key)["error"] for key in found["kproxy_errors_total"]}
+    assert len(errors) == UNKNOWN_ERRORS + 1
+    assert "unknown_other" in errors
+    assert sum(found["kproxy_requests_total"].values()) == 100_001
+    assert sum(found["kproxy_errors_total"].values()) == 100_000
+    assert not metrics.brokers[("default", "1")].by_plan
+
+
+def test_plans_made_anew_do_not_pile_up():
+    metrics = Metrics()
+    connection = metrics.connection(info(), "main", "1")
+    for _ in range(10_000):
+        connection.events([exchange(ApiPlan(0, 9, "Produce", True))])
+    assert len(metrics.brokers[("default", "1")].by_plan) <= 4096
+    assert sum(scrape(metrics)["kproxy_requests_total"].values()) == 10_000
+
+
+def test_labels_are_escaped():
+    cluster = 'a "quoted"\\\nname'
+    metrics = Metrics()
+    metrics.connection(info(cluster), "main", "1").events([exchange(PRODUCE)])
+    assert [dict(key)["cluster"] for key in scrape(metrics)["kproxy_requests_total"]] == [cluster]
+
+
+def test_both_text_formats_hold_the_same_samples():
+    metrics = busy_metrics()
+    text, content_type = render(metrics.registry, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    samples = {}
+    for family in openmetrics.text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            samples.setdefault(sample.name, {})[labels(**sample.labels)] = sample.value
+    moving = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds"}
+    classic = scrape(metrics)
+    assert samples.keys() == classic.keys()
+    assert {k: v for k, v in samples.items() if k not in moving} == {k: v for k, v in classic.items() if k not in moving}
+
+
+def test_promtool_accepts_the_exposition():
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.fail("promtool is not installed: apt-get install prometheus")
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=render(busy_metrics().registry)[0], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=200), st.floats(0.01, 1))
+def test_quantiles_lie_in_the_bucket_of_the_exact_one(values, q):
+    counts = bounds.cell(bounds.DURATION_NS)
+    for value in values:
+        counts[bisect_left(bounds.DURATION_NS, value)] += 1
+    exact = sorted(values)[max(0, ceil(len(values) * q) - 1)]
+    bucket = bisect_left(bounds.DURATION_NS, exact)
+    found = bounds.quantile(bounds.DURATION_NS, counts, q)
+    low = bounds.DURATION_NS[bucket - 1] if bucket else 0
+    high = bounds.DURATION_NS[min(bucket, len(bounds.DURATION_NS) - 1)]
+    assert min(low, high) <= found <= high
+
+
+def test_no_values_have_no_quantile():
+    assert bounds.quantile(bounds.DURATION_NS, bounds.cell(bounds.DURATION_NS), 0.5) is None
