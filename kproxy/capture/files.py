@@ -1,0 +1,118 @@
+"""Where a capture's bytes come from: a file, a compressed file, standard input, a file that still grows.
+
+Duty: `Bytes.read` gives the plain bytes in pieces, whatever is around them, in bounded memory. A compressed stream that
+ends early is cut there and says so; it never raises for that.
+
+Refuses to know what the bytes mean.
+"""
+
+import io
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from kproxy.errors import CaptureError
+
+STDIN = "-"
+POLL_SECONDS = 0.2
+
+
+class _Counted(io.RawIOBase):
+    """The file below a decompressor: counts what was read, and waits at the end of a file that still grows."""
+
+    def __init__(self, file: BinaryIO, head: bytes, waiting: Callable[[], bool] | None) -> None:
+        self.consumed = 0
+        self._file = file
+        self._head = head
+        self._waiting = waiting
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if self._head:
+            count = min(len(self._head), len(buffer))
+            buffer[:count] = self._head[:count]
+            self._head = self._head[count:]
+        else:
+            count = cast(io.RawIOBase, self._file).readinto(buffer) or 0
+            while not count and self._waiting is not None and self._waiting():
+                count = cast(io.RawIOBase, self._file).readinto(buffer) or 0
+        self.consumed += count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class Bytes:
+    """The plain bytes of one file. `size` and `consumed` count the file's own bytes, compressed or not."""
+
+    def __init__(self, path: Path | str, *, follow: Callable[[], bool] | None = None) -> None:
+        self.name = str(path)
+        self.cut = ""  # why the stream ended before its end, if it did
+        try:
+            if self.name == STDIN:
+                file = cast(BinaryIO, sys.stdin.buffer)
+                self.size = 0  # not known
+            else:
+                file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed in close()
+                self.size = Path(path).stat().st_size
+        except OSError as fault:
+            raise CaptureError(self.name, f"cannot be opened: {fault.strerror or fault}") from fault
+        head = b""
+        while len(head) < 4 and (more := file.read(4 - len(head))):
+            head += more
+        self._counted = _Counted(file, head, follow)
+        self._stream: BinaryIO = _decompress(head, self._counted)
+
+    @property
+    def consumed(self) -> int:
+        return self._counted.consumed
+
+    def read(self, count: int) -> bytes:
+        """At most `count` bytes; b"" at the end."""
+        if self.cut:
+            return b""
+        try:
+            return self._stream.read(count) or b""
+        except (EOFError, OSError, zlib.error, RuntimeError, ValueError) as fault:
+            self.cut = str(fault) or "the compressed stream ends early"
+            return b""
+        except Exception as fault:  # zstandard's own error is no subclass of anything
+            if type(fault).__name__ != "ZstdError":
+                raise
+            self.cut = str(fault)
+            return b""
+
+    def close(self) -> None:
+        self._counted.close()
+
+
+def sleep_and_go_on() -> bool:
+    """How --follow waits at a file's end: for ever, until the user interrupts."""
+    time.sleep(POLL_SECONDS)
+    return True
+
+
+def _decompress(head: bytes, raw: _Counted) -> BinaryIO:
+    if head[:2] == b"\x1f\x8b":
+        import gzip
+
+        return cast(BinaryIO, gzip.GzipFile(fileobj=io.BufferedReader(raw, 1 << 18), mode="rb"))
+    if head == b"\x28\xb5\x2f\xfd":
+        import zstandard
+
+        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
+            cast(BinaryIO, raw), read_across_frames=True
+        )
+        return cast(BinaryIO, reader)
+    if head == b"\x04\x22\x4d\x18":
+        import lz4.frame  # type: ignore[import-untyped]
+
+        return cast(BinaryIO, lz4.frame.LZ4FrameFile(cast(BinaryIO, io.BufferedReader(raw, 1 << 18)), mode="rb"))
+    return cast(BinaryIO, raw)

@@ -1,0 +1,209 @@
+"""pcapng: sections, interfaces and blocks as the same windows of packet records that classic pcap gives.
+
+Duty: several sections of either byte order, interfaces with their own link type, time resolution and offset, enhanced,
+simple and obsolete packet blocks, interface statistics (the kernel's drops go to the quality) and decryption secrets.
+Reference: draft-ietf-opsawg-pcapng. A block is taken as sound when its length is repeated at its end; after one that is
+not, reading goes on at the next place where that holds, since blocks are aligned to four bytes.
+
+A simple packet block has no time: it gets that of the packet before it.
+"""
+
+from collections.abc import Iterator
+from struct import Struct, error
+from typing import TYPE_CHECKING, NamedTuple
+
+from kproxy.capture.quality import NONE, Quality
+from kproxy.errors import CaptureError
+
+if TYPE_CHECKING:
+    from kproxy.capture.files import Bytes
+    from kproxy.capture.pcap import Record, Window
+
+_SECTION, _INTERFACE, _OLD_PACKET, _SIMPLE, _STATISTICS, _ENHANCED, _SECRETS = 0x0A0D0D0A, 1, 2, 3, 5, 6, 10
+_KNOWN = frozenset(
+    (_SECTION, _INTERFACE, _OLD_PACKET, _SIMPLE, 4, _STATISTICS, _ENHANCED, 9, _SECRETS, 0xBAD, 0x40000BAD)
+)
+_ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
+_TLS_KEY_LOG = 0x544C534B
+
+_OPT_END, _IF_TSRESOL, _IF_TSOFFSET, _ISB_IFDROP, _ISB_OSDROP = 0, 9, 14, 5, 7
+
+SECOND = 1_000_000_000
+LATEST_NS = 1 << 63  # tables hold times as int64: the year 2262
+
+
+class _Interface(NamedTuple):
+    link: int
+    snap: int
+    multiply: int  # a timestamp's unit in nanoseconds is multiply / divide
+    divide: int
+    offset_ns: int
+
+
+class Sections:
+    """The records of one pcapng file, whose first four bytes are already read."""
+
+    def __init__(self, source: "Bytes", quality: Quality, head: bytes, secrets: list[bytes]) -> None:
+        self._source = source
+        self._quality = quality
+        self._head = head
+        self._secrets = secrets
+        self._order = "<"
+        self._interfaces: list[_Interface] = []
+        self._drops: dict[int, int] = {}
+        self._last_ns = NONE
+        self._begin("<")
+
+    def windows(self) -> "Iterator[Window]":
+        from kproxy.capture.pcap import WINDOW, Window
+
+        data = self._head
+        offset = 0
+        damaged_from = NONE
+        while True:
+            more = self._source.read(WINDOW)
+            data += more
+            position = 0
+            records: list[Record] = []
+            while True:
+                if damaged_from != NONE:
+                    position, found = self._next_sound(data, position)
+                    if not found:
+                        break
+                    self._quality.note("damaged", self._last_ns, size=offset + position - damaged_from)
+                    damaged_from = NONE
+                position, sound = self._walk(data, position, records)
+                if sound:
+                    break
+                if not offset and not position:
+                    raise CaptureError(self._source.name, "a pcapng file whose first block makes no sense", 0)
+                damaged_from = offset + position
+                position += 4
+            if records:
+                yield Window(data, offset, records)
+            if not more:
+                break
+            data = data[position:]
+            offset += position
+        if damaged_from != NONE:
+            self._quality.note("damaged", self._last_ns, size=offset + len(data) - damaged_from)
+        elif position < len(data):
+            self._quality.note("cut_file", self._last_ns, size=len(data) - position)
+        self._end_section()
+
+    def _begin(self, order: str) -> None:
+        self._order = order
+        self._block = Struct(order + "II")
+        self._word = Struct(order + "I")
+        self._enhanced = Struct(order + "IIIII")
+        self._interfaces = []
+
+    def _end_section(self) -> None:
+        drops = sum(self._drops.values())
+        if drops:
+            self._quality.note("kernel_drops", self._last_ns, count=drops)
+        self._drops.clear()
+
+    def _walk(self, data: bytes, position: int, records: "list[Record]") -> tuple[int, bool]:
+        """Take whole blocks from `position` on; returns where it stopped, and whether that place is sound."""
+        from kproxy.capture.pcap import MAX_RECORD
+
+        size = len(data)
+        unpack, word = self._block.unpack_from, self._word.unpack_from
+        enhanced = self._enhanced.unpack_from
+        interfaces = self._interfaces
+        append = records.append
+        while position + 12 <= size:
+            kind, length = unpack(data, position)
+            if kind == _SECTION:
+                order = _ORDERS.get(data[position + 8 : position + 12])
+                if order is None:
+                    return position, False
+                length = Struct(order + "I").unpack_from(data, position + 4)[0]
+                if order != self._order and length + position <= size:
+                    self._begin(order)
+                    unpack, word, enhanced = self._block.unpack_from, self._word.unpack_from, self._enhanced.unpack_from
+            if length < 12 or length & 3 or length > MAX_RECORD:
+                return position, False
+            end = position + length
+            if end > size:
+                break
+            if word(data, end - 4)[0] != length:
+                return position, False
+            try:
+                if kind == _ENHANCED:
+                    name, high, low, captured, original = enhanced(data, position + 8)
+                    start = position + 28
+                    link, _, multiply, divide, offset_ns = interfaces[name]
+                    time_ns = (high << 32 | low) * multiply // divide + offset_ns
+                    if start + captured > end - 4 or not 0 <= time_ns < LATEST_NS:
+                        return position, False
+                    self._last_ns = time_ns
+                    append((time_ns, link, start, start + captured, original))
+                elif kind == _SECTION:
+                    self._end_section()
+                    self._interfaces = interfaces = []
+                else:
+                    self._other(kind, data, position + 8, end - 4, records)
+            except (IndexError, error):
+                return position, False
+            position = end
+        return position, True
+
+    def _other(self, kind: int, data: bytes, start: int, end: int, records: "list[Record]") -> None:
+        order = self._order
+        if kind == _INTERFACE:
+            link, snap = Struct(order + "HxxI").unpack_from(data, start)
+            options = self._options(data, start + 8, end)
+            resolution = (options.get(_IF_TSRESOL) or b"\x06")[0]
+            shift = int.from_bytes(options.get(_IF_TSOFFSET, b""), "little" if order == "<" else "big", signed=True)
+            divide = 1 << (resolution & 0x7F) if resolution & 0x80 else 10**resolution
+            self._interfaces.append(_Interface(link, snap, SECOND, divide, shift * SECOND))
+        elif kind == _SIMPLE:
+            original = self._word.unpack_from(data, start)[0]
+            interface = self._interfaces[0]
+            captured = min(original, interface.snap or original, end - start - 4)
+            records.append((max(self._last_ns, 0), interface.link, start + 4, start + 4 + captured, original))
+        elif kind == _OLD_PACKET:
+            name, _, high, low, captured, original = Struct(order + "HHIIII").unpack_from(data, start)
+            interface = self._interfaces[name]
+            time_ns = (high << 32 | low) * interface.multiply // interface.divide + interface.offset_ns
+            if start + 20 + captured > end or not 0 <= time_ns < LATEST_NS:
+                raise IndexError
+            self._last_ns = time_ns
+            records.append((time_ns, interface.link, start + 20, start + 20 + captured, original))
+        elif kind == _STATISTICS:
+            name = self._word.unpack_from(data, start)[0]
+            options = self._options(data, start + 12, end)
+            counts = [
+                int.from_bytes(options.get(code, b""), "little" if order == "<" else "big")
+                for code in (_ISB_IFDROP, _ISB_OSDROP)
+            ]
+            self._drops[name] = max(counts)  # a later block replaces an earlier one: the counts only grow
+        elif kind == _SECRETS:
+            secret, length = Struct(order + "II").unpack_from(data, start)
+            if secret == _TLS_KEY_LOG:
+                self._secrets.append(data[start + 8 : min(start + 8 + length, end)])
+
+    def _options(self, data: bytes, position: int, end: int) -> dict[int, bytes]:
+        options: dict[int, bytes] = {}
+        head = Struct(self._order + "HH").unpack_from
+        while position + 4 <= end:
+            code, length = head(data, position)
+            if code == _OPT_END or position + 4 + length > end:
+                break
+            options[code] = data[position + 4 : position + 4 + length]
+            position += 4 + (length + 3 & ~3)
+        return options
+
+    def _next_sound(self, data: bytes, position: int) -> tuple[int, bool]:
+        """The next place with a block of a known type whose length is repeated at its end."""
+        for start in range(position, len(data) - 11, 4):
+            kind, length = self._block.unpack_from(data, start)
+            if kind in _KNOWN and 12 <= length <= 1 << 24 and not length & 3:
+                if start + length > len(data):
+                    if length <= 1 << 18:
+                        return start, False  # more of the file decides
+                elif self._word.unpack_from(data, start + length - 4)[0] == length:
+                    return start, True
+        return max(position, len(data) - 11 & ~3), False

@@ -1,0 +1,93 @@
+"""What a capture could not show, counted: so that "slow" is told from "not captured".
+
+Duty: one row per kind of flaw or trait, with how often, how many bytes, when first and last, and a plain sentence.
+Every byte of a capture that does not end in a table is in one of these rows. Bounded by the kinds below.
+
+Refuses to know files, packets and sessions: whoever meets the flaw names its kind.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+NONE = -1
+
+# kind -> sentence; the order here is the order of the summary
+KINDS = {
+    "packets": "packet records read",
+    "kafka": "connections whose bytes are Kafka's",
+    "cut_file": "files that end inside a record: the capture was stopped or copied while it was being written",
+    "damaged": "places where a record's header made no sense; reading went on at the next record that did",
+    "clock_back": "packets stamped earlier than the one before them; times count from the latest",
+    "kernel_drops": "packets that the capturing machine dropped, by its own count: capture with a larger buffer",
+    "unknown_link": "packets of a link type that kproxy does not read",
+    "not_tcp": "packets without TCP inside",
+    "malformed": "packets whose IP or TCP header makes no sense",
+    "fragments": "IP fragments whose other parts were not captured",
+    "truncated": "segments cut by the capture's snap length: capture with -s 0",
+    "duplicate_packets": "packets captured twice, as on a bridge and its member: the second one was dropped",
+    "retransmissions": "segments sent again: loss on the network, or a slow receiver",
+    "out_of_order": "segments that arrived behind a later one and were put in order",
+    "zero_windows": "times a receiver closed its window: it reads more slowly than its peer sends",
+    "gap": "holes: bytes that the receiver acknowledged and the capture does not hold",
+    "resync": "bytes captured but skipped to find the next frame after a hole or a late start",
+    "midstream": "connections already open when the capture began",
+    "open": "connections still open when the capture ended",
+    "idle": "connections put away because too many were open at once; the longest idle went first",
+    "tls": "connections encrypted with TLS: give a key log to read them",
+    "zookeeper": "ZooKeeper connections",
+    "http": "HTTP connections",
+    "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",
+    "undecided": "connections with too few bytes to tell what they speak",
+    "no_data": "connections without a byte of payload",
+    "raw_sasl": "SASL tokens without a Kafka header, which give no exchanges",
+    "fault": "bytes of a Kafka connection that are not what the protocol says",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    kind: str
+    count: int
+    bytes: int
+    first_ns: int  # NONE: no time is known
+    last_ns: int
+    sentence: str
+
+
+class Quality:
+    """The counts of one source; two of them, of two shards, can be added."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[int]] = {}
+
+    def note(self, kind: str, time_ns: int = NONE, *, count: int = 1, size: int = 0, last_ns: int = NONE) -> None:
+        """Count a kind, `count` times, with `size` bytes, first at `time_ns` and last at `last_ns` (or then too)."""
+        if last_ns == NONE:
+            last_ns = time_ns
+        row = self._rows.get(kind)
+        if row is None:
+            self._rows[kind] = [count, size, time_ns, last_ns]
+            return
+        row[0] += count
+        row[1] += size
+        if time_ns != NONE and (row[2] == NONE or time_ns < row[2]):
+            row[2] = time_ns
+        row[3] = max(row[3], last_ns)
+
+    def add(self, other: "Quality") -> None:
+        for row in other:
+            self.note(row.kind, row.first_ns, count=row.count, size=row.bytes, last_ns=row.last_ns)
+
+    def count(self, kind: str) -> int:
+        row = self._rows.get(kind)
+        return row[0] if row else 0
+
+    def size(self, kind: str) -> int:
+        row = self._rows.get(kind)
+        return row[1] if row else 0
+
+    def __iter__(self) -> Iterator[Row]:
+        for kind, sentence in KINDS.items():
+            row = self._rows.get(kind)
+            if row is not None:
+                yield Row(kind, row[0], row[1], row[2], row[3], sentence)

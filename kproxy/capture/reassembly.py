@@ -1,0 +1,345 @@
+"""Two half-streams of TCP, put back in order: segments in, deliveries out.
+
+Duty: sequence numbers (which wrap) become positions that only grow; what comes early is queued, what comes twice is
+dropped, and what never comes is a hole. The first bytes captured of a position win. A `Conversation` delivers to a
+`Receiver`, whose three verbs are those of a Session:
+
+- a segment is delivered after the bytes that it acknowledges: its sender had them. So an answer never passes its
+  request, however the capture machine shuffled them;
+- a hole is declared when the peer has acknowledged it and still PATIENCE segments of the connection went by without it,
+  or when more than MAX_QUEUED bytes wait behind it, or at the end; bytes cut by the snap length are a hole at once;
+- the time of a delivery is the latest of the segments delivered so far: the clock never goes back.
+
+Memory: MAX_QUEUED bytes per half-stream, in at most MAX_PIECES pieces. Refuses to know packets, flows and Kafka.
+"""
+
+from bisect import bisect_left
+from typing import Protocol
+
+from kproxy.capture.packets import ACK, FIN, RST, SYN
+
+MASK = 0xFFFF_FFFF
+HALF = 0x8000_0000
+
+MAX_QUEUED = 4 << 20
+MAX_PIECES = 4096
+PATIENCE = 64
+OVERTAKEN_NS = 3_000_000
+FURTHEST = 1 << 30  # the largest window that TCP can have (RFC 7323)
+
+CAPTURED, MISSING, END = 0, 1, 2
+
+# (start, stop, kind, bytes, time_ns, the peer's position that its sender had reached)
+Piece = tuple[int, int, int, bytes, int, int]
+
+
+class Receiver(Protocol):
+    """Takes a conversation's bytes, holes and ends, in order: a Session, or what stands before it."""
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> object: ...
+
+    def gap(self, side: int, count: int, now_ns: int) -> object: ...
+
+    def close(self, side: int, now_ns: int) -> object: ...
+
+
+def ahead(number: int, position: int) -> int:
+    """How far a 32-bit sequence number lies ahead of a position; negative: behind. Right within 2 GiB either way."""
+    return ((number - position + HALF) & MASK) - HALF
+
+
+class HalfStream:
+    """One direction: what was delivered up to `position`, and the pieces that wait."""
+
+    __slots__ = (
+        "acked",
+        "duplicates",
+        "ended",
+        "fin",
+        "first",
+        "gap_bytes",
+        "gaps",
+        "out_of_order",
+        "pieces",
+        "position",
+        "queued_bytes",
+        "retransmissions",
+        "seen",
+        "truncated",
+        "zero_window",
+        "zero_windows",
+    )
+
+    def __init__(self) -> None:
+        self.seen = False  # a segment of this side was captured
+        self.position = -1  # next byte to deliver, unwrapped; -1 until a segment of either side tells
+        self.first = -1  # where it stood when the capture, or the connection, began
+        self.acked = -1  # the furthest position that the peer acknowledged
+        self.pieces: list[Piece] = []
+        self.queued_bytes = 0
+        self.fin = -1  # the position after the last byte, once a FIN was seen
+        self.ended = False
+        self.retransmissions = 0
+        self.out_of_order = 0
+        self.truncated = 0
+        self.gaps = 0
+        self.gap_bytes = 0
+        self.zero_window = False  # now
+        self.zero_windows = 0
+
+    def queue(self, start: int, stop: int, kind: int, data: bytes | memoryview, time_ns: int, after: int) -> bool:
+        """Queue what no earlier segment brought of [start, stop); whether there was anything."""
+        pieces = self.pieces
+        start = max(start, self.position)
+        base = stop - len(data)  # of data[0]
+        index = bisect_left(pieces, (start,))
+        if index and pieces[index - 1][1] > start:
+            index -= 1
+        fresh = False
+        while start < stop:
+            if index == len(pieces) or pieces[index][0] >= stop:
+                upto = stop
+            else:
+                upto = pieces[index][0]
+            if start < upto:
+                part = bytes(data[start - base : upto - base]) if kind == CAPTURED else b""
+                pieces.insert(index, (start, upto, kind, part, time_ns, after))
+                self.queued_bytes += len(part)
+                fresh = True
+                index += 1
+            if upto == stop:
+                break
+            start = pieces[index][1]
+            index += 1
+        return fresh
+
+
+class Conversation:
+    """Both half-streams of one connection, in the order in which its ends saw them."""
+
+    __slots__ = (
+        "_patience",
+        "clock_ns",
+        "halves",
+        "receiver",
+        "retransmitted_ns",
+        "strays",
+    )
+
+    def __init__(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+        self.halves = (HalfStream(), HalfStream())
+        self.clock_ns = 0
+        self.strays = 0  # segments whose sequence number belongs to no window
+        self._patience = -1  # segments that may still go by before a hole is declared; -1: nothing waits
+        self.retransmitted_ns: list[int] = []  # when segments were sent again, the last 256
+
+    def open(self, side: int, seq: int) -> None:
+        """A SYN of `side`: its stream begins after it."""
+        half = self.halves[side]
+        half.first = seq
+        half.position = seq + 1
+        half.seen = True
+
+    def segment(
+        self, side: int, seq: int, ack: int, flags: int, window: int, view: memoryview, length: int, time_ns: int
+    ) -> None:
+        """A segment that is not a SYN. `view` holds what was captured of its `length` bytes."""
+        half = self.halves[side]
+        peer = self.halves[1 - side]
+        half.seen = True
+        position = half.position
+        if (
+            self._patience < 0
+            and not (seq - position) & MASK
+            and not 0 < (ack - peer.position) & MASK < HALF
+            and len(view) == length
+            and window
+            and not half.zero_window
+            and not flags & FIN
+            and position >= 0
+            and peer.position >= 0
+        ):  # the common case: in order, whole, and nothing waits
+            if length:
+                half.position = position + length
+                if time_ns > self.clock_ns:
+                    self.clock_ns = time_ns
+                self.receiver.receive(side, view, self.clock_ns)
+            return
+        if position < 0:
+            half.position = half.first = seq
+        after = -1
+        if flags & ACK:
+            if peer.position < 0:
+                peer.position = peer.first = ack
+            after = peer.position + ahead(ack, peer.position)
+            if after - peer.position > FURTHEST:
+                after = -1  # no window is that large: a stray
+            elif after > peer.acked:
+                peer.acked = after
+                if peer.seen and peer.position == peer.first and not peer.pieces:
+                    peer.position = peer.first = after  # before the capture's start, or a keep-alive probe's number
+        if abs(ahead(seq, half.position)) > FURTHEST:
+            self.strays += 1
+            return
+        if window and not length:
+            half.zero_window = False
+        elif not window and not half.zero_window:
+            half.zero_window = True
+            half.zero_windows += 1
+        self._disorder(side, half, peer, seq, flags, view, length, time_ns, after)
+
+    def reset(self, time_ns: int) -> None:
+        """A RST: what can be delivered is, and both sides end."""
+        self.finish(time_ns)
+
+    def finish(self, time_ns: int) -> None:
+        """Nothing more will come: holes are declared, and both sides end."""
+        self.clock_ns = max(self.clock_ns, time_ns)
+        while self._deliver() or self._give_up():
+            pass
+        for side in (0, 1):
+            self._end(side)
+
+    def _disorder(
+        self,
+        side: int,
+        half: HalfStream,
+        peer: HalfStream,
+        seq: int,
+        flags: int,
+        view: memoryview,
+        length: int,
+        time_ns: int,
+        after: int,
+    ) -> None:
+        start = half.position + ahead(seq, half.position)
+        stop = start + length
+        if length:
+            if stop <= half.position:
+                if length > 1 or stop < half.position:  # one byte before the next is a keep-alive probe
+                    self._again(half, time_ns)
+            else:
+                captured = start + len(view)
+                in_order = start <= half.position and not half.pieces
+                fresh = half.queue(start, captured, CAPTURED, view, time_ns, after) if len(view) else False
+                if captured < stop:
+                    half.truncated += 1
+                    fresh |= half.queue(captured, stop, MISSING, b"", time_ns, after)
+                if not fresh:
+                    self._again(half, time_ns)
+                elif not in_order and half.pieces[-1][0] > start:
+                    # Wireshark's rule: what comes late within 3 ms was overtaken, later it was sent again.
+                    if time_ns - half.pieces[-1][4] <= OVERTAKEN_NS:
+                        half.out_of_order += 1
+                    else:
+                        self._again(half, time_ns)
+        if not peer.seen and peer.position < peer.acked:
+            self._declare(1 - side, peer.acked)  # a capture of one direction: nothing to wait for
+        if flags & FIN and not half.ended and stop >= half.position:
+            half.fin = stop
+            half.queue(stop, stop + 1, END, b"", time_ns, after)
+        while self._deliver():
+            pass
+        self._wait(half, peer)
+
+    def _again(self, half: HalfStream, time_ns: int) -> None:
+        half.retransmissions += 1
+        if len(self.retransmitted_ns) == 256:
+            del self.retransmitted_ns[:128]
+        self.retransmitted_ns.append(time_ns)
+
+    def _wait(self, half: HalfStream, peer: HalfStream) -> None:
+        """While something waits, count the segments that go by; give up in time."""
+        while half.pieces or peer.pieces or half.position < half.acked or peer.position < peer.acked:
+            crowded = (
+                max(half.queued_bytes, peer.queued_bytes) > MAX_QUEUED
+                or max(len(half.pieces), len(peer.pieces)) > MAX_PIECES
+            )
+            acked = half.position < half.acked or peer.position < peer.acked
+            if not crowded and (self._patience < 0 or not acked):
+                self._patience = PATIENCE  # what the peer has not acknowledged may still be sent again
+                return
+            if not crowded and self._patience > 0:
+                self._patience -= 1
+                return
+            self._patience = -1
+            if not self._give_up():
+                break
+            while self._deliver():
+                pass
+        self._patience = -1
+
+    def _deliver(self) -> bool:
+        """Deliver what is contiguous and whose sender's view is delivered; whether there was any."""
+        done = False
+        for side in (0, 1):
+            half, peer = self.halves[side], self.halves[1 - side]
+            pieces = half.pieces
+            count = 0
+            for piece in pieces:
+                if piece[0] != half.position or piece[5] > peer.position:
+                    break
+                self._take(side, half, piece)
+                count += 1
+            if count:
+                del pieces[:count]
+                done = True
+        return done
+
+    def _take(self, side: int, half: HalfStream, piece: Piece) -> None:
+        start, stop, kind, data, time_ns, _ = piece
+        if time_ns > self.clock_ns:
+            self.clock_ns = time_ns
+        half.position = stop
+        half.queued_bytes -= len(data)
+        if kind == CAPTURED:
+            self.receiver.receive(side, memoryview(data), self.clock_ns)
+        elif kind == MISSING:
+            self._hole(side, half, stop - start)
+        else:
+            self._end(side)
+
+    def _give_up(self) -> bool:
+        """Take one step that patience forbade: deliver out of turn, or declare a hole; whether there was one to take."""
+        ready = [side for side in (0, 1) if (h := self.halves[side]).pieces and h.pieces[0][0] == h.position]
+        if len(ready) == 2:  # each waits for the other: one of them was sent again, and its first copy not captured
+            side = min(ready, key=lambda side: self.halves[side].pieces[0][4])
+            half = self.halves[side]
+            self._take(side, half, half.pieces.pop(0))
+            return True
+        holes = []
+        for side in (0, 1):
+            half = self.halves[side]
+            acked = half.acked > half.position
+            if half.pieces and side not in ready:
+                stop = min(half.pieces[0][0], half.acked) if acked else half.pieces[0][0]
+                holes.append((not acked, half.pieces[0][4], side, stop))
+            elif acked and not half.pieces:
+                holes.append((False, 0, side, half.acked))
+        if not holes:
+            return False
+        _, _, side, stop = min(holes)
+        self._declare(side, stop)
+        return True
+
+    def _declare(self, side: int, stop: int) -> None:
+        """What is missing up to `stop` will not come."""
+        half = self.halves[side]
+        count = stop - half.position
+        half.position = stop
+        if count == 1 and not half.pieces:
+            self._end(side)  # the one number that a FIN takes, which was not captured
+        else:
+            self._hole(side, half, count)
+
+    def _hole(self, side: int, half: HalfStream, count: int) -> None:
+        half.gaps += 1
+        half.gap_bytes += count
+        self.receiver.gap(side, count, self.clock_ns)
+
+    def _end(self, side: int) -> None:
+        half = self.halves[side]
+        if not half.ended:
+            half.ended = True
+            self.receiver.close(side, self.clock_ns)
