@@ -1,0 +1,383 @@
+"""Kafka messages between bytes and dicts, and the few looks at them that the wire needs: plans from the schema.
+
+A frame is bytes without the 4-byte size. A message is a dict by the schema's names: `bytes` for bytes and records,
+`uuid.UUID` for uuid, None for null. A tagged field has a key exactly if it is on the wire. Two keys are reserved:
+`_tags` holds the unknown tagged fields of any struct, {tag: bytes}, and `_trailing` in a body what follows it (seen in
+the wild, and passed over by brokers); both are written again. When encoding, a missing key means the default.
+
+Bad bytes raise Malformed; an API, version or message that the schema lacks raises Unsupported; nothing else is raised,
+and nothing is allocated because a length claims it. Decoding is strict about what would not survive a round trip (text
+that is not UTF-8, a tag twice); the plans for the wire look only where they must, and are as lenient as brokers are.
+
+The plans for the wire take (buffer, start, end), where `start` is the byte after the correlation id and `end` the end
+of the frame, or of what has arrived of it, in a buffer that may go on behind it. Bytes beyond `end` may be read, for a
+check per field would cost more than the walk itself, but are never trusted: a position past `end` voids the result.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from kproxy.errors import Malformed, Unsupported
+from kproxy.protocol.plans import TRAILING, Length, Walk, Write, join
+from kproxy.protocol.primitives import Buffer
+from kproxy.protocol.schema import Field, Message, address_path, schema
+
+Span = tuple[int, int, int]  # (index of the path, or TAG_SIZE; start; end) as offsets in the buffer
+TAG_SIZE = -1
+
+_UNSUPPORTED_VERSION = 35
+_API_VERSIONS = 18
+_CLIENT_ID = "header.clientId"
+
+Body = dict[str, Any]
+Header = dict[str, Any]
+
+
+def decode_request(frame: Buffer) -> tuple[Header, Body]:
+    if len(frame) < 4:
+        raise Malformed(f"a request of {len(frame)} bytes: too short for an API key and a version")
+    api_key = int.from_bytes(frame[0:2], "big", signed=True)
+    version = int.from_bytes(frame[2:4], "big", signed=True)
+    header_version = _api_message(api_key, version, "request").header_version(version)
+    header, pos = _reader("RequestHeader", header_version)(frame, 0, len(frame))
+    return header, _body(_reader((api_key, "request"), version), frame, pos)
+
+
+def decode_response(frame: Buffer, api_key: int, api_version: int) -> tuple[Header, Body]:
+    header_version = _api_message(api_key, api_version, "response").header_version(api_version)
+    header, pos = _reader("ResponseHeader", header_version)(frame, 0, len(frame))
+    if api_key == _API_VERSIONS:
+        api_version = _api_versions_version(frame, pos, api_version)
+    return header, _body(_reader((api_key, "response"), api_version), frame, pos)
+
+
+def decode_data(name: str, frame: Buffer) -> tuple[Header, Body]:
+    """A message outside requests and answers: an int16 says its version, or for a log record's key its record type."""
+    if len(frame) < 2:
+        raise Malformed(f"{name}: {len(frame)} bytes, too short for a version")
+    message = _message(name)
+    prefix = int.from_bytes(frame[0:2], "big", signed=True)
+    if message.role != "key":
+        return {"version": prefix}, _body(_reader(name, prefix), frame, 2)
+    if prefix != message.record_type:
+        raise Unsupported(f"{name} is record type {message.record_type}, not {prefix}")
+    return {"recordType": prefix}, _body(_reader(name, message.versions[-1]), frame, 2)
+
+
+def encode_request(header: Header, body: Body) -> bytes:
+    api_key, version = header["requestApiKey"], header["requestApiVersion"]
+    header_version = _api_message(api_key, version, "request").header_version(version)
+    return bytes(_writer("RequestHeader", header_version)(header) + _writer((api_key, "request"), version)(body))
+
+
+def encode_response(api_key: int, api_version: int, header: Header, body: Body) -> bytes:
+    header_version = _api_message(api_key, api_version, "response").header_version(api_version)
+    return bytes(_writer("ResponseHeader", header_version)(header) + _writer((api_key, "response"), api_version)(body))
+
+
+def encode_data(name: str, version: int, body: Body) -> bytes:
+    message = _message(name)
+    prefix = version if message.role != "key" or message.record_type is None else message.record_type
+    return prefix.to_bytes(2, "big", signed=True) + _writer(name, version)(body)
+
+
+@cache
+def response_scan(
+    api_key: int, version: int
+) -> Callable[[Buffer, int, int], tuple[int, int | None, tuple[int, ...], bool]]:
+    """scan(buffer, start, end) -> (throttle_ms, error_code, errors, carries_addresses), of a whole response.
+
+    throttle_ms: -1 where the version has none.
+    error_code: the top level's if the version has one there, else the first that is not 0, else None.
+    errors: every code other than 0, at all levels, in wire order.
+    carries_addresses: a structure of schema.ADDRESS_CARRIERS is there, with an entry.
+
+    Trailing bytes are allowed. Raises Malformed.
+    """
+    message = _api_message(api_key, version, "response")
+    scan = _Scan(message, version, address_path(api_key, version)).plan()
+    if api_key != _API_VERSIONS or version == 0:
+        return scan
+    downgraded = response_scan(api_key, 0)
+
+    def scan_api_versions(buffer: Buffer, start: int, end: int) -> tuple[int, int | None, tuple[int, ...], bool]:
+        plan = downgraded if _api_versions_version(buffer, start, version) == 0 else scan
+        return plan(buffer, start, end)
+
+    return scan_api_versions
+
+
+@cache
+def request_prefix(
+    api_key: int, version: int, fields: tuple[str, ...]
+) -> Callable[[Buffer, int, int], tuple[Any, ...] | None]:
+    """prefix(buffer, start, end) -> (client id, *fields), reading no further than the last of the fields.
+
+    The fields are plain ones of the body's top level; one that the version lacks gives None, as the client id does
+    where the header has none. The answer is None while the fields are not all before `end`; at the end of a frame that
+    means that the frame is cut short. Text that is not UTF-8 is read with replacements. Raises Malformed.
+    """
+    message = _api_message(api_key, version, "request")
+    return _Prefix(message, version, fields).plan()
+
+
+@cache
+def locate(api_key: int, version: int, side: str, paths: tuple[str, ...]) -> Callable[[Buffer, int, int], list[Span]]:
+    """locate(buffer, start, end) -> where the fields of these paths lie, in a whole "request" or "response".
+
+    A path is names joined by dots ("brokers.host"); with "[]" behind it, it means each element of an array
+    ("apiKeys[]"). A span (i, s, e) says that an occurrence of paths[i] is buffer[s:e], its length prefix (of a string,
+    bytes or an array: classic or compact as the version has it) or null marker included. A path that the version lacks
+    has no spans. Spans come in the order in which they end: what is inside comes before what is around it.
+
+    A span (TAG_SIZE, s, e) says that buffer[s:e] is the varint with the size of a tagged field that is on one of the
+    paths, and that its content is buffer[e:e + size]: who changes the size of anything in there must write a new one
+    (which may itself be longer). It comes before all spans of what is in the field. Nothing else in a body depends on
+    the size of what is inside; around it there is only the frame's own size.
+
+    Trailing bytes are allowed. Raises Malformed.
+    """
+    message = _api_message(api_key, version, side)
+    plan = _Locate(message, version, side, paths).plan()
+    if api_key != _API_VERSIONS or version == 0 or side != "response":
+        return plan
+    downgraded = locate(api_key, 0, side, paths)
+
+    def locate_api_versions(buffer: Buffer, start: int, end: int) -> list[Span]:
+        return (downgraded if _api_versions_version(buffer, start, version) == 0 else plan)(buffer, start, end)
+
+    return locate_api_versions
+
+
+def _api_versions_version(buffer: Buffer, start: int, version: int) -> int:
+    """The version of this ApiVersions answer: a broker answers what it cannot serve with error 35 in version 0."""
+    return 0 if int.from_bytes(buffer[start : start + 2], "big") == _UNSUPPORTED_VERSION else version
+
+
+def _message(name: str) -> Message:
+    message = schema().data.get(name)
+    if message is None:
+        raise Unsupported(f"no message is called {name}")
+    return message
+
+
+def _api_message(api_key: int, version: int, side: str) -> Message:
+    api = schema().apis.get(api_key)
+    if api is None:
+        raise Unsupported(f"API key {api_key} is not known; known are 0 to {max(schema().apis)}")
+    message = api.request if side == "request" else api.response
+    if version not in message.versions:
+        known = f"{message.versions[0]} to {message.versions[-1]}"
+        raise Unsupported(f"{api.name} version {version} is not known; known are {known}")
+    return message
+
+
+def _layout(what: str | tuple[int, str], version: int) -> Message:
+    if isinstance(what, tuple):
+        return _api_message(what[0], version, what[1])
+    message = _message(what)
+    if version not in message.versions:
+        raise Unsupported(f"{what} version {version} is not known; known are {message.versions}")
+    return message
+
+
+@cache
+def _reader(what: str | tuple[int, str], version: int) -> Callable[[Buffer, int, int], tuple[Body, int]]:
+    return _Read(_layout(what, version), version).plan()
+
+
+@cache
+def _writer(what: str | tuple[int, str], version: int) -> Callable[[Body], bytearray]:
+    message = _layout(what, version)
+    write = Write(f"{message.name} v{version}", version, version in message.flexible_versions)
+    return write.plan(message.fields)
+
+
+def _body(read: Callable[[Buffer, int, int], tuple[Body, int]], frame: Buffer, pos: int) -> Body:
+    body, pos = read(frame, pos, len(frame))
+    if pos < len(frame):
+        body[TRAILING] = bytes(frame[pos:])
+    return body
+
+
+class _Plan(Walk):
+    """A walk over a message, with the translation of what a step past the buffer raises."""
+
+    def __init__(self, message: Message, version: int, wanted: Iterable[str] = ()) -> None:
+        flexible = version in message.flexible_versions
+        super().__init__(f"{message.name} v{version}", version, flexible, wanted)
+        self.message = message
+
+    def header(self, side: str) -> None:
+        """Walk what is left of the header behind the correlation id."""
+        header = _message("RequestHeader" if side == "request" else "ResponseHeader")
+        names = [field.name for field in header.fields]
+        body = self.version, self.flexible
+        self.version = self.message.header_version(self.version)
+        self.flexible = self.version in header.flexible_versions
+        self.struct(header.fields[names.index("correlationId") + 1 :], "header")
+        self.version, self.flexible = body
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        with self.block("try:"):
+            self.line("pos = start")
+            yield
+            self.settle()
+        with self.block("except (IndexError, struct_error):"):
+            self.line(f"raise Malformed({self.title + ': cut short'!r}) from None")
+
+
+class _Read(_Plan):
+    """plan(buffer, start, end) -> (dict, pos)"""
+
+    walks_all_tags = True
+
+    def keeps(self, path: str) -> bool:
+        return True
+
+    def looks_below(self, path: str) -> bool:
+        return True
+
+    def members(self, values: dict[str, str]) -> str:
+        self.settle()
+        var = self.fresh("d")
+        self.line(f"{var} = {{{', '.join(f'{name!r}: {value}' for name, value in values.items())}}}")
+        return var
+
+    def plan(self) -> Callable[[Buffer, int, int], tuple[Body, int]]:
+        with self.translated():
+            value = self.struct(self.message.fields, "")
+        with self.block("except UnicodeDecodeError:"):
+            self.line(f"raise Malformed({self.title + ': text that is not UTF-8'!r}) from None")
+        self.short("pos > end")
+        self.line(f"return {value}, pos")
+        return self.function("buffer, start, end")
+
+
+class _Scan(_Plan):
+    """plan(buffer, start, end) -> (throttle_ms, error_code, errors, carries_addresses)"""
+
+    def __init__(self, message: Message, version: int, carrier: str | None) -> None:
+        paths = (path for path in _paths(message.fields, version) if _is_noted(path))
+        super().__init__(message, version, (*paths, carrier) if carrier else paths)
+        self.carrier = carrier
+
+    def keeps(self, path: str) -> bool:
+        return _is_noted(path)
+
+    def kept(self, field: Field, path: str, var: str) -> None:
+        if path == "throttleTimeMs":
+            self.after(f"throttle = {var}")
+        else:
+            if path == "errorCode":
+                self.after(f"error = {var}")
+            self.after(f"if {var}: errors.append({var})")
+
+    def counted(self, path: str, length: Length) -> None:
+        if path == self.carrier:
+            self.line(f"if {length.is_some}: addresses = True")
+
+    def plan(self) -> Callable[[Buffer, int, int], tuple[int, int | None, tuple[int, ...], bool]]:
+        self.line("throttle = -1")
+        self.line("error = None")
+        self.line("errors = []")
+        self.line(f"addresses = {self.carrier == ''}")
+        with self.translated():
+            self.header("response")
+            self.struct(self.message.fields, "")
+        self.short("pos > end")
+        with self.block("if errors:"):
+            top_level = "errorCode" in self.wanted
+            self.line(f"return throttle, {'error' if top_level else 'errors[0]'}, tuple(errors), addresses")
+        self.line("return throttle, error, (), addresses")
+        return self.function("buffer, start, end")
+
+
+class _Prefix(_Plan):
+    """plan(buffer, start, end) -> (client id, *fields) or None
+
+    A fault counts only if it was certainly read before `end`: behind it stand bytes of something else.
+    """
+
+    utf8 = "replace"
+    walks_all_tags = True
+
+    def __init__(self, message: Message, version: int, fields: tuple[str, ...]) -> None:
+        super().__init__(message, version, (_CLIENT_ID, *fields))
+        self.fields = fields
+        self.values: dict[str, str] = {}
+
+    def kept(self, field: Field, path: str, var: str) -> None:
+        self.values[path] = var
+
+    def short(self, condition: str) -> None:
+        self.line(f"if {condition}: return None")
+
+    def plan(self) -> Callable[[Buffer, int, int], tuple[Any, ...] | None]:
+        plain = [field for field in self.message.fields_of(self.version) if self.version not in field.tagged_versions]
+        names = [field.name for field in plain]
+        needed = max((names.index(name) + 1 for name in self.fields if name in names), default=0)
+        with self.block("try:"):
+            self.line("pos = start")
+            self.header("request")
+            for field in plain[:needed]:
+                self.field(field, field.name)
+            self.settle()
+        with self.block("except (IndexError, struct_error):"):
+            self.line("return None")
+        with self.block("except Malformed:"):
+            self.line("if pos + 5 > end: return None")  # a varint, read last, has five bytes at most
+            self.line("raise")
+        self.short("pos > end")
+        values = (self.values.get(path) or "None" for path in (_CLIENT_ID, *self.fields))
+        self.line(f"return {', '.join(values)},")
+        return self.function("buffer, start, end")
+
+
+class _Locate(_Plan):
+    """plan(buffer, start, end) -> spans"""
+
+    def __init__(self, message: Message, version: int, side: str, paths: tuple[str, ...]) -> None:
+        super().__init__(message, version, paths)
+        self.side = side
+        self.index = {path: index for index, path in enumerate(paths)}
+
+    def keeps(self, path: str) -> bool:
+        return False
+
+    def before(self, path: str) -> None:
+        if path in self.index:
+            self.settle()
+            self.line(f"begin{self.index[path]} = pos")
+
+    def behind(self, path: str) -> None:
+        if path in self.index:
+            self.settle()
+            self.line(f"spans.append(({self.index[path]}, begin{self.index[path]}, pos))")
+
+    def tag_sized(self, start: str) -> None:
+        self.line(f"spans.append(({TAG_SIZE}, {start}, pos))")
+
+    def plan(self) -> Callable[[Buffer, int, int], list[Span]]:
+        self.line("spans = []")
+        with self.translated():
+            self.header(self.side)
+            self.struct(self.message.fields, "")
+        self.short("pos > end")
+        self.line("return spans")
+        return self.function("buffer, start, end")
+
+
+def _is_noted(path: str) -> bool:
+    return path == "throttleTimeMs" or path.endswith(("errorCode", "ErrorCode"))
+
+
+def _paths(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[str]:
+    for field in fields:
+        if version in field.versions:
+            path = join(above, field.name)
+            yield path
+            yield from _paths(field.fields, version, path)

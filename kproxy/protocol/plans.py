@@ -1,0 +1,547 @@
+"""Turns a layout into Python that walks it: straight-line source, made once per message, version and purpose.
+
+`Walk` holds the grammar of the wire once: lengths, nulls, arrays, tag sections. What differs between reading, scanning,
+locating and reading a prefix is only what is kept on the way, so skipping ends where reading ends by construction. The
+source is compact because the interpreter's cost is per operation: adjacent fields of fixed size are one `unpack_from`
+that also takes the first byte of the varint behind them, varints of one byte are read in place, and nothing is checked
+per field: a step past the buffer raises and is translated once, a step past `end` is found at the end. Only what
+could make work or memory out of nothing is checked at once: a count must fit into the bytes that are left, a position
+never moves back, nothing is sliced beyond `end`.
+
+Knows nothing of what the fields mean; `codec` does.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from kproxy.errors import Malformed
+from kproxy.protocol.primitives import read_uvarint, skip_tags, write_uvarint
+from kproxy.protocol.schema import Field
+
+TAGS = "_tags"  # the key of the unknown tagged fields of a struct: {tag: bytes}
+TRAILING = "_trailing"  # the key of what follows a body
+
+NULL_STRING = b"\xff\xff"
+NULL_ARRAY = b"\xff\xff\xff\xff"
+
+FIXED = {
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "float64": "d",
+    "uuid": "16s",
+}
+
+
+def size_of(code: str) -> int:
+    return struct.calcsize(">" + code)
+
+
+class Source:
+    """Lines of a function in the making, and the names that it refers to."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title  # of the message, for faults
+        self.names: dict[str, Any] = {
+            "Malformed": Malformed,
+            "UUID": UUID,
+            "skip_tags": skip_tags,
+            "struct_error": struct.error,
+            "unpack_from": struct.unpack_from,
+            "uvarint": read_uvarint,
+            "write_uvarint": write_uvarint,
+        }
+        self.lines: list[str] = []
+        self.hoisted: list[str] = []
+        self._depth = 1
+        self._serial = 0
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self._depth + text)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        self.line(head)
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+    def fresh(self, stem: str) -> str:
+        self._serial += 1
+        return f"{stem}{self._serial}"
+
+    def unpacker(self, layout: str) -> str:
+        """The name of the layout's bound `unpack_from`, held as a default argument: a fast local."""
+        name = "unpack_" + layout[1:].replace("?", "t")
+        if name not in self.names:
+            self.names[name] = struct.Struct(layout).unpack_from
+            self.hoisted.append(name)
+        return name
+
+    def constant(self, stem: str, value: Any) -> str:
+        name = self.fresh(stem)
+        self.names[name] = value
+        return name
+
+    def fault(self, condition: str, text: str) -> None:
+        with self.block(f"if {condition}:"):
+            self.line(f"raise Malformed({f'{self.title}: {text}'!r})")
+
+    def function(self, arguments: str) -> Callable[..., Any]:
+        hoisted = "".join(f", {name}={name}" for name in self.hoisted)
+        source = "\n".join((f"def plan({arguments}{hoisted}):", *self.lines))
+        exec(compile(source, f"<{self.title}>", "exec"), self.names)
+        plan: Callable[..., Any] = self.names["plan"]
+        return plan
+
+
+class Length(NamedTuple):
+    """A length or count as it was read: compact ones are one more than they mean, 0 is null."""
+
+    var: str
+    compact: bool
+
+    @property
+    def real(self) -> str:
+        return f"{self.var} - 1" if self.compact else self.var
+
+    @property
+    def is_null(self) -> str:
+        return f"not {self.var}" if self.compact else f"{self.var} < 0"
+
+    @property
+    def is_some(self) -> str:
+        return f"{self.var} > 1" if self.compact else f"{self.var} > 0"
+
+
+class Walk(Source):
+    """Source that walks one version of a message: `buffer`, `pos` and `end` are its variables.
+
+    What is not at or above one of the wanted paths is only skipped. A path is the names of fields joined by dots;
+    with [] behind it, it means an array's elements.
+    """
+
+    utf8 = "strict"
+    walks_all_tags = False  # False: a tag section of which nothing is wanted is skipped by a call
+
+    def __init__(self, title: str, version: int, flexible: bool, wanted: Iterable[str] = ()) -> None:
+        super().__init__(title)
+        self.version = version
+        self.flexible = flexible
+        self.wanted = frozenset(wanted)
+        self._above = {above for path in self.wanted for above in _self_and_above(path)}
+        self._run: list[tuple[str, str | None]] = []
+        self._after: list[str] = []
+
+    # What a purpose overrides.
+
+    def keeps(self, path: str) -> bool:
+        """Is the field's own value wanted in a variable?"""
+        return path in self.wanted
+
+    def looks_below(self, path: str) -> bool:
+        """Is anything at this path or below it wanted?"""
+        return path.removesuffix("[]") in self._above
+
+    def kept(self, field: Field, path: str, var: str) -> None:
+        """`var` will hold the value once the run is settled; say what then (`after`)."""
+
+    def counted(self, path: str, length: Length) -> None:
+        """An array's length was read."""
+
+    def before(self, path: str) -> None:
+        """`pos` is about to be at the field's first byte, or at that of an element (the path ends in [])."""
+
+    def behind(self, path: str) -> None:
+        """The field, or the element, has been walked."""
+
+    def tag_sized(self, start: str) -> None:
+        """The size of a tagged field lies between `start` and `pos`."""
+
+    def members(self, values: dict[str, str]) -> str | None:
+        """The plain fields of a struct have been walked: the variable that stands for it."""
+        return None
+
+    # Runs of fixed size.
+
+    def take(self, code: str, var: str | None = None) -> None:
+        self._run.append((code, var))
+
+    def after(self, line: str) -> None:
+        """A line for when the run so far has been read."""
+        self._after.append(line)
+
+    def settle(self) -> None:
+        """Read the run: afterwards `pos` is behind everything that was taken."""
+        size = sum(size_of(code) for code, _ in self._run)
+        wanted: list[tuple[str, str]] = []
+        layout = ">"
+        skipped = offset = 0
+        for code, var in self._run:
+            if var is None:
+                skipped += size_of(code)
+            else:
+                layout += (f"{skipped}x" if skipped else "") + code
+                offset += skipped
+                wanted.append((code, var))
+                if len(wanted) == 1:
+                    first = offset
+                offset += size_of(code)
+                skipped = 0
+        if len(wanted) == 1 and wanted[0][0] == "B":
+            self.line(f"{wanted[0][1]} = buffer[pos{f' + {first}' if first else ''}]")
+        elif wanted:
+            self.line(f"{', '.join(var for _, var in wanted)}, = {self.unpacker(layout)}(buffer, pos)")
+        if size:
+            self.line(f"pos += {size}")
+        for line in self._after:
+            self.line(line)
+        self._run.clear()
+        self._after.clear()
+
+    # The grammar.
+
+    def short(self, condition: str) -> None:
+        """More bytes are claimed than are there."""
+        self.fault(condition, "cut short")
+
+    def length(self, compact: bool, code: str, nullable: bool, path: str) -> Length:
+        length = Length(self.fresh("n"), compact)
+        if compact:
+            self.uvarint(length.var)
+        else:
+            self.take(code, length.var)
+            self.settle()
+        if not nullable:
+            self.fault(length.is_null, f"{path} must not be null")
+        return length
+
+    def uvarint(self, var: str) -> None:
+        self.take("B", var)
+        self.settle()
+        with self.block(f"if {var} > 127:"):
+            self.line(f"{var}, pos = uvarint(buffer, pos - 1)")
+
+    def struct(self, fields: tuple[Field, ...], path: str) -> str | None:
+        values = {}
+        present = [field for field in fields if self.version in field.versions]
+        for field in present:
+            if self.version not in field.tagged_versions:
+                values[field.name] = self.field(field, join(path, field.name))
+        var = self.members({name: value for name, value in values.items() if value is not None})
+        if self.flexible:
+            self.tags([field for field in present if self.version in field.tagged_versions], path, var)
+        return var
+
+    def field(self, field: Field, path: str) -> str | None:
+        nullable = self.version in field.nullable_versions
+        compact = self.flexible and field.compactable
+        self.before(path)
+        if field.is_array:
+            value = self.array(field, path, compact, nullable)
+        elif field.is_struct:
+            value = self.nullable_struct(field, path) if nullable else self.struct(field.fields, path)
+        else:
+            value = self.primitive(field, field.type, path, compact, nullable)
+        self.behind(path)
+        return value
+
+    def primitive(self, field: Field, type_: str, path: str, compact: bool, nullable: bool) -> str | None:
+        var = self.fresh("v") if self.keeps(path) else None
+        if type_ in FIXED:
+            self.take(FIXED[type_], var)
+            if var and type_ == "uuid":
+                self.after(f"{var} = UUID(bytes={var})")
+        else:
+            length = self.length(compact, "h" if type_ == "string" else "i", nullable, path)
+            if var:
+                self.content(var, type_, length, nullable)
+            elif nullable:
+                with self.block(f"if {length.is_some}:"):
+                    self.line(f"pos += {length.real}")
+            else:
+                self.line(f"pos += {length.real}")
+        if var:
+            self.kept(field, path, var)
+        return var
+
+    def content(self, var: str, type_: str, length: Length, nullable: bool) -> None:
+        if nullable:
+            self.line(f"{var} = None")
+            with self.block(f"if not ({length.is_null}):"):
+                self._content(var, type_, length)
+        else:
+            self._content(var, type_, length)
+
+    def _content(self, var: str, type_: str, length: Length) -> None:
+        self.line(f"stop = pos + {length.real}")
+        self.short("stop > end")
+        if type_ == "string":
+            self.line(f"{var} = str(buffer[pos:stop], 'utf-8', {self.utf8!r})")
+        else:
+            self.line(f"{var} = bytes(buffer[pos:stop])")
+        self.line("pos = stop")
+
+    def nullable_struct(self, field: Field, path: str) -> str | None:
+        marker = self.fresh("m")
+        self.take("b", marker)
+        self.settle()
+        var = self.fresh("s") if self.keeps(path) else None
+        if var:
+            self.line(f"{var} = None")
+        # The null of a tagged struct is 0, as for everything compact, and not -1: so kafka-clients write it.
+        with self.block(f"if {marker} {'>' if self.version in field.tagged_versions else '>='} 0:"):
+            value = self.struct(field.fields, path)
+            self.settle()
+            self.line(f"{var} = {value}" if var else "pass")
+        return var
+
+    def array(self, field: Field, path: str, compact: bool, nullable: bool) -> str | None:
+        length = self.length(compact, "i", nullable, path)
+        self.counted(path, length)
+        element = path + "[]"
+        type_ = field.element_type
+        var = self.fresh("a") if self.keeps(path) else None
+        size = self.fixed_size(field, type_)
+        if size is not None and not (var or self.looks_below(element)):
+            with self.block(f"if {length.is_some}:"):
+                self.line(f"pos += ({length.real}) * {size}")
+            return None
+        self.short(f"({length.real}) * {max(self.least_size(field, type_), 1)} > end - pos")
+        if var:
+            self.line(f"{var} = None if {length.is_null} else []" if nullable else f"{var} = []")
+        if var and type_ in FIXED and type_ != "uuid":
+            with self.block(f"if {length.is_some}:"):
+                self.line(f"{var} = list(unpack_from(f'>{{{length.real}}}{FIXED[type_]}', buffer, pos))")
+                self.line(f"pos += ({length.real}) * {size}")
+            return var
+        with self.block(f"while {length.is_some}:"):
+            self.line(f"{length.var} -= 1")
+            self.before(element)
+            if type_ in FIXED or not field.is_struct:
+                value = self.primitive(field, type_, element, compact, False)
+            else:
+                value = self.struct(field.fields, path)
+            self.settle()
+            self.behind(element)
+            if var:
+                self.line(f"{var}.append({value})")
+        return var
+
+    def tags(self, tagged: list[Field], path: str, var: str | None) -> None:
+        looked_at = [field for field in tagged if self.looks_below(join(path, field.name))]
+        count = self.fresh("t")
+        self.take("B", count)
+        self.settle()
+        with self.block(f"if {count}:"):
+            if not looked_at and not self.walks_all_tags:
+                self.line("pos = skip_tags(buffer, pos - 1, end)")
+                return
+            with self.block(f"if {count} > 127:"):
+                self.line(f"{count}, pos = uvarint(buffer, pos - 1)")
+            self.short(f"{count} * 2 > end - pos")
+            with self.block(f"while {count}:"):
+                self.line(f"{count} -= 1")
+                self.tag(looked_at, path, var)
+
+    def tag(self, looked_at: list[Field], path: str, var: str | None) -> None:
+        tag, start, size, stop = (self.fresh(stem) for stem in ("tag", "start", "size", "stop"))
+        self.uvarint(tag)
+        self.line(f"{start} = pos")
+        self.uvarint(size)
+        self.line(f"{stop} = pos + {size}")
+        self.short(f"{stop} > end")
+        word = "if"
+        for field in looked_at:
+            with self.block(f"{word} {tag} == {field.tag}:"):
+                name = join(path, field.name)
+                self.tag_sized(start)
+                value = self.field(field, name)
+                self.settle()
+                self.fault(f"pos != {stop}", f"tagged field {name} does not end where its size says")
+                if var:
+                    self.fault(f"{field.name!r} in {var}", f"tagged field {name} is there twice")
+                    self.line(f"{var}[{field.name!r}] = {value}")
+            word = "elif"
+        if looked_at:
+            with self.block("else:"):
+                self.unknown(var, tag, stop)
+        else:
+            self.unknown(var, tag, stop)
+
+    def unknown(self, var: str | None, tag: str, stop: str) -> None:
+        if var:
+            unknown = f"{var}.setdefault({TAGS!r}, {{}})"
+            self.fault(f"{tag} in {unknown}", "an unknown tagged field is there twice")
+            self.line(f"{unknown}[{tag}] = bytes(buffer[pos:{stop}])")
+        self.line(f"pos = {stop}")
+
+    # Sizes in this version.
+
+    def fixed_size(self, field: Field, type_: str) -> int | None:
+        """The size of every value of the type, if there is one."""
+        if type_ in FIXED:
+            return size_of(FIXED[type_])
+        if type_ in ("string", "bytes", "records") or self.flexible:
+            return None
+        total = 0
+        for inner in field.fields:
+            if self.version in inner.versions:
+                size = self.fixed_size(inner, inner.type)
+                if size is None or inner.is_array or self.version in inner.nullable_versions:
+                    return None
+                total += size
+        return total
+
+    def least_size(self, field: Field, type_: str) -> int:
+        """No value of the type is smaller."""
+        if type_ in FIXED:
+            return size_of(FIXED[type_])
+        compact = self.flexible and field.compactable
+        if type_.startswith("[]") or type_ in ("bytes", "records"):
+            return 1 if compact else 4
+        if type_ == "string":
+            return 1 if compact else 2
+        return int(self.flexible) + sum(
+            1
+            if inner.is_struct and not inner.is_array and self.version in inner.nullable_versions
+            else self.least_size(inner, inner.type)
+            for inner in field.fields
+            if self.version in inner.versions and self.version not in inner.tagged_versions
+        )
+
+
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _self_and_above(path: str) -> Iterator[str]:
+    names = path.removesuffix("[]").split(".")
+    for count in range(1, len(names) + 1):
+        yield ".".join(names[:count])
+
+
+class Write(Source):
+    """Source that writes one version of a message: plan(body) -> bytearray.
+
+    Tagged fields are written where the dict has them, so that what was read is written again as it was.
+    """
+
+    def __init__(self, title: str, version: int, flexible: bool) -> None:
+        super().__init__(title)
+        self.version = version
+        self.flexible = flexible
+        self._run: list[tuple[str, str]] = []
+
+    def settle(self) -> None:
+        """Write the run of fixed-size values."""
+        if self._run:
+            layout = ">" + "".join(code for code, _ in self._run)
+            name = "pack_" + layout[1:].replace("?", "t")
+            self.names[name] = struct.Struct(layout).pack
+            self.line(f"out += {name}({', '.join(value for _, value in self._run)})")
+            self._run.clear()
+
+    def struct(self, fields: tuple[Field, ...], body: str, path: str) -> None:
+        reserved = ([TAGS] if self.flexible else []) + ([] if path else [TRAILING])
+        names = self.constant("names", frozenset((*(field.name for field in fields), *reserved)))
+        with self.block(f"if not {body}.keys() <= {names}:"):
+            text = f"{self.title}: {path or 'the top level'} has no "
+            self.line(f"raise Malformed({text!r} + ', '.join(sorted({body}.keys() - {names})))")
+        present = [field for field in fields if self.version in field.versions]
+        for field in present:
+            if self.version not in field.tagged_versions:
+                default = self.constant("default", field.default)
+                self.field(field, f"{body}.get({field.name!r}, {default})", join(path, field.name))
+        self.settle()
+        if self.flexible:
+            self.tags([field for field in present if self.version in field.tagged_versions], body, path)
+
+    def tags(self, tagged: list[Field], body: str, path: str) -> None:
+        tags = self.fresh("tags")
+        self.line(f"{tags} = dict({body}.get({TAGS!r}, ()))")
+        outer = self.fresh("outer")
+        for field in tagged:
+            with self.block(f"if {field.name!r} in {body}:"):
+                self.line(f"{outer} = out")
+                self.line("out = bytearray()")
+                self.field(field, f"{body}[{field.name!r}]", join(path, field.name))
+                self.settle()
+                self.line(f"{tags}[{field.tag}] = out")
+                self.line(f"out = {outer}")
+        self.line(f"out += write_uvarint(len({tags}))")
+        with self.block(f"for tag in sorted({tags}):"):
+            self.line(f"out += write_uvarint(tag) + write_uvarint(len({tags}[tag])) + {tags}[tag]")
+
+    def field(self, field: Field, value: str, path: str) -> None:
+        nullable = self.version in field.nullable_versions
+        compact = self.flexible and field.compactable
+        if field.type in FIXED:
+            self.take(field.type, value)
+            return
+        self.settle()
+        var = self.fresh("v")
+        self.line(f"{var} = {value}")
+        with self.block(f"if {var} is None:"):
+            if not nullable:
+                self.line(f"raise Malformed({f'{self.title}: {path} must not be null'!r})")
+            elif field.is_struct and not field.is_array:
+                self.line(f"out.append({0 if self.version in field.tagged_versions else 255})")
+            elif compact:
+                self.line("out.append(0)")
+            else:
+                self.line(f"out += {NULL_STRING if field.type == 'string' else NULL_ARRAY!r}")
+        with self.block("else:"):
+            if field.is_array:
+                self.length(var, compact, "i")
+                with self.block(f"for {var}x in {var}:"):
+                    self.element(field, f"{var}x", path, compact)
+            elif field.is_struct:
+                if nullable:
+                    self.line("out.append(1)")
+                self.struct(field.fields, var, path)
+            else:
+                self.sized(field.type, var, compact)
+            self.settle()
+
+    def element(self, field: Field, value: str, path: str, compact: bool) -> None:
+        if field.element_type in FIXED:
+            self.take(field.element_type, value)
+        elif field.is_struct:
+            self.struct(field.fields, value, path)
+        else:
+            self.sized(field.element_type, value, compact)
+        self.settle()
+
+    def take(self, type_: str, value: str) -> None:
+        self._run.append((FIXED[type_], f"{value}.bytes" if type_ == "uuid" else value))
+
+    def sized(self, type_: str, value: str, compact: bool) -> None:
+        if type_ == "string":
+            self.line(f"b = {value}.encode()")
+            value = "b"
+        self.length(value, compact, "h" if type_ == "string" else "i")
+        self.line(f"out += {value}")
+
+    def length(self, value: str, compact: bool, code: str) -> None:
+        if compact:
+            self.line(f"out += write_uvarint(len({value}) + 1)")
+        else:
+            self._run.append((code, f"len({value})"))
+            self.settle()
+
+    def plan(self, fields: tuple[Field, ...]) -> Callable[[dict[str, Any]], bytearray]:
+        self.line("out = bytearray()")
+        with self.block("try:"):
+            self.struct(fields, "body", "")
+        with self.block("except (struct_error, UnicodeEncodeError) as fault:"):
+            self.line(f"raise Malformed({self.title + ': '!r} + str(fault)) from None")
+        self.line("return out")
+        return self.function("body")
