@@ -7,6 +7,7 @@ The jars are those of pom.xml beside this file; `./dev test` fetches them. Proce
 """
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -58,12 +59,17 @@ def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 60, *,
         time.sleep(pause_s)
 
 
-def free_port(address: str) -> int:
-    """A port that is free now; the system hands out others before it comes round to this one again."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_ports(address: str, count: int = 1) -> int:
+    """The first of `count` free ports in a row, below those that the system gives to connections on its own."""
+    for first in random.sample(range(20_000, 32_000), 1_000):
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind((address, port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError(f"no {count} free ports in a row on {address}")
 
 
 class Broker:
@@ -72,9 +78,9 @@ class Broker:
     def __init__(self, node_id: int, folder: Path) -> None:
         self.node_id = node_id
         self.host = f"127.0.1.{node_id}"
-        self.port = free_port(self.host)
-        self.internal_port = free_port(self.host)
-        self.controller_port = free_port(self.host)
+        self.port = free_ports(self.host, 3)
+        self.internal_port = self.port + 1
+        self.controller_port = self.port + 2
         self.folder = folder / f"broker-{node_id}"
         self.folder.mkdir(parents=True)
         self.config = self.folder / "server.properties"

@@ -1,0 +1,52 @@
+"""One real cluster for the whole run, kproxy before it, and their logs beside every failure."""
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker.cluster import Cluster
+from tests.broker.kproxy import Kproxy
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All on one worker, so that one cluster serves all and no second one runs beside it."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("broker"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for name in ("cluster", "kproxy"):
+            if name in getattr(item, "funcargs", {}):
+                report.sections.append((f"log of {name}", item.funcargs[name].log_tail()))  # type: ignore[attr-defined]
+    return report
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("kafka"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def kproxy(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kproxy]:
+    kproxy = Kproxy(cluster.bootstrap, tmp_path_factory.mktemp("kproxy"))
+    try:
+        kproxy.start()
+        yield kproxy
+    finally:
+        kproxy.stop()
+
+
+@pytest.fixture
+def bootstrap(cluster: Cluster) -> str:
+    return cluster.bootstrap

@@ -1,0 +1,73 @@
+"""`kproxy run` as a process: started, watched, restarted on the same ports."""
+
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.broker.cluster import free_ports, wait_for
+
+KPROXY = Path(sys.executable).with_name("kproxy")
+
+
+class Kproxy:
+    """`kproxy run` between the clients of a test and a cluster; `stop` and `start` keep its ports."""
+
+    def __init__(self, bootstrap: str, folder: Path, *arguments: str) -> None:
+        port = free_ports("127.0.0.1", 6)
+        self.bootstrap = f"127.0.0.1:{port + 1}"
+        self.admin = f"127.0.0.1:{port}"
+        self.log = folder / "kproxy.log"
+        self.command = [
+            *(str(KPROXY), "run", "--listen", self.bootstrap, "--bootstrap", bootstrap, "--admin", self.admin),
+            *arguments,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        wait_for("/ready of kproxy", self._ready, 30)
+
+    def stop(self, *, kill: bool = False) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        status = self._process.wait(30)
+        self._process = None
+        assert kill or status == 0, f"kproxy exited {status}\n{self.log_tail()}"
+
+    def _ready(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise AssertionError(f"kproxy exited {self._process.returncode}\n{self.log_tail()}")
+        try:
+            self.get("/ready")
+        except OSError:
+            return False
+        return True
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=5) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples of that name that carry those labels."""
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(self.get("/metrics"))
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def upstream_ports(self) -> set[int]:
+        """The local ports of every connection that kproxy made to a broker so far, by its own log."""
+        return {int(port) for port in re.findall(r"from 127\.0\.0\.1:([0-9]+)", self.log.read_text())}
+
+    def log_tail(self, lines: int = 40) -> str:
+        return "--- kproxy\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

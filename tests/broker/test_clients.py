@@ -1,0 +1,199 @@
+"""Real clients, librdkafka and Kafka's own Java ones, produce and consume through kproxy as they would without it."""
+
+import base64
+import itertools
+import random
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+
+from tests.broker.cluster import tool, wait_for
+from tests.broker.tools import CONSUMER, PRODUCER, Running, create_topic, members
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+MODES = (
+    ("0", False),
+    ("1", False),
+    ("all", False),
+    ("all", True),
+)
+
+Records = list[tuple[bytes, bytes]]
+
+
+def produce(bootstrap: str, topic: str, records: Records, **settings: str | bool | int) -> None:
+    """Produces all of them with librdkafka; each must be acknowledged."""
+    faults: list[KafkaError] = []
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 5, "message.max.bytes": 2_000_000}
+        | {name.replace("_", "."): value for name, value in settings.items()}
+    )
+    for key, value in records:
+        while True:
+            try:
+                producer.produce(topic, value, key, on_delivery=lambda fault, _: fault and faults.append(fault))
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(60) == 0
+    assert not faults
+
+
+def consume(bootstrap: str, topic: str, count: int, partitions: int = 3) -> Records:
+    """The first `count` records of a topic, with librdkafka and partitions assigned by hand."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", "fetch.message.max.bytes": 2_000_000})
+    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(partitions)])
+    records: Records = []
+    try:
+        while len(records) < count:
+            messages = consumer.consume(count - len(records), timeout=30)
+            assert messages, f"only {len(records)} of {count} records within 30 s"
+            for message in messages:
+                assert message.error() is None, message.error()
+                records.append((message.key(), message.value()))
+    finally:
+        consumer.close()
+    return records
+
+
+def sample(count: int, seed: str) -> Records:
+    """Small records, all different, that compress somewhat."""
+    noise = random.Random(seed)
+    return [(b"%s-%d" % (seed.encode(), i), noise.randbytes(20) + b"." * noise.randrange(400)) for i in range(count)]
+
+
+def test_librdkafka_with_every_codec_and_acks(bootstrap: str) -> None:
+    topic = create_topic(bootstrap)
+    sent: Records = []
+    for codec, (acks, idempotent) in itertools.product(CODECS, MODES):
+        records = sample(50, f"{codec}-{acks}-{idempotent}")
+        produce(bootstrap, topic, records, compression_type=codec, acks=acks, enable_idempotence=idempotent)
+        sent += records
+    assert sorted(consume(bootstrap, topic, len(sent))) == sorted(sent)
+
+
+def test_java_with_every_codec_and_acks(bootstrap: str) -> None:
+    topic = create_topic(bootstrap)
+    sent: list[str] = []
+    # Every codec and every mode; the product of both would only wait for twenty JVMs.
+    for codec, (acks, idempotent) in zip(CODECS, (*MODES, MODES[-1]), strict=True):
+        lines = [f"{codec} {acks} {number} " + "x" * number for number in range(200)]
+        tool(
+            *(PRODUCER, "--bootstrap-server", bootstrap, "--topic", topic, "--compression-codec", codec),
+            *("--producer-property", f"acks={acks}", "--producer-property", f"enable.idempotence={idempotent}".lower()),
+            stdin="".join(f"{line}\n" for line in lines).encode(),
+        )
+        sent += lines
+    received = tool(
+        *(CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+        *("--max-messages", str(len(sent)), "--timeout-ms", "30000"),
+    ).splitlines()
+    assert sorted(received) == sorted(sent)
+    # What Java compressed, librdkafka reads.
+    assert sorted(value.decode() for _, value in consume(bootstrap, topic, len(sent))) == sorted(sent)
+
+
+def test_ten_megabytes_byte_for_byte_with_librdkafka(bootstrap: str) -> None:
+    topic = create_topic(bootstrap, partitions=1)
+    noise = random.Random(10)
+    sent = [(b"%d" % number, noise.randbytes(size)) for number, size in enumerate((1_000_000, 1, 99_999) * 10)]
+    assert sum(len(value) for _, value in sent) > 10_000_000
+    produce(bootstrap, topic, sent, enable_idempotence=True)
+    assert consume(bootstrap, topic, len(sent), partitions=1) == sent
+
+
+def test_ten_megabytes_byte_for_byte_with_java(bootstrap: str, tmp_path: Path) -> None:
+    topic = create_topic(bootstrap, partitions=1)
+    noise = random.Random(11)
+    text = b"".join(base64.b85encode(noise.randbytes(size)) + b"\n" for size in (600_000, 8, 200_000) * 10)
+    assert len(text) > 10_000_000
+    size = "--max-partition-memory-bytes", "1000000"
+    tool(PRODUCER, "--bootstrap-server", bootstrap, "--topic", topic, *size, stdin=text)
+    with Running(
+        tmp_path / "consumed",
+        *(CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+        *("--max-messages", "30", "--timeout-ms", "30000"),
+    ) as consumer:
+        consumer.wait()
+        assert consumer.output.read_bytes() == text
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_group_of_two_rebalances_with_librdkafka(bootstrap: str, protocol: str) -> None:
+    """KIP-848's protocol is "consumer"; JoinGroup and SyncGroup are "classic"."""
+    topic = create_topic(bootstrap, partitions=4)
+    group = f"group-{uuid.uuid4()}"
+    received: Counter[bytes] = Counter()
+
+    def member() -> Consumer:
+        consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": group, "group.protocol": protocol}
+            | {"auto.offset.reset": "earliest", "enable.auto.commit": False}
+        )
+        consumer.subscribe([topic])
+        return consumer
+
+    def poll(*consumers: Consumer) -> None:
+        for consumer in consumers:
+            for message in consumer.consume(100, timeout=0.1):
+                assert message.error() is None, message.error()
+                received[message.value()] += 1
+            if received:
+                consumer.commit(asynchronous=True)
+
+    def poll_until(what: str, *shares: tuple[Consumer, int], count: int) -> None:
+        def there() -> bool:
+            poll(*(consumer for consumer, _ in shares))
+            return len(received) >= count and all(len(each.assignment()) == size for each, size in shares)
+
+        wait_for(what, there, pause_s=0)
+
+    sent = sample(300, "group")
+    first = member()
+    try:
+        produce(bootstrap, topic, sent[:100])
+        poll_until("all partitions at the first member", (first, 4), count=100)
+        second = member()
+        try:
+            poll_until("a share for the second member", (first, 2), (second, 2), count=100)
+            produce(bootstrap, topic, sent[100:200])
+            poll_until("both shares consumed", (first, 2), (second, 2), count=200)
+        finally:
+            second.close()
+        poll_until("all partitions back at the first member", (first, 4), count=200)
+        produce(bootstrap, topic, sent[200:])
+        poll_until("everything consumed", (first, 4), count=300)
+    finally:
+        first.close()
+    assert set(received) == {value for _, value in sent}
+
+
+def test_group_of_two_rebalances_with_java(bootstrap: str, tmp_path: Path) -> None:
+    topic = create_topic(bootstrap, partitions=4)
+    group = f"group-{uuid.uuid4()}"
+    arguments = (CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--group", group, "--from-beginning")
+    sent = [f"line {number}" for number in range(400)]
+
+    def shares() -> list[int]:
+        return sorted(members(bootstrap, group).values())
+
+    def send(lines: list[str]) -> None:
+        produce(bootstrap, topic, [(line.encode(), line.encode()) for line in lines])
+
+    with Running(tmp_path / "first", *arguments) as first:
+        send(sent[:200])
+        wait_for("the first member to consume", lambda: len(first.lines()) == 200)
+        with Running(tmp_path / "second", *arguments) as second:
+            wait_for("two members with two partitions each", lambda: shares() == [2, 2])
+            send(sent[200:300])
+            wait_for("both to consume", lambda: len(first.lines()) + len(second.lines()) == 300)
+            taken = second.stop()
+        assert taken
+        wait_for("one member with all partitions", lambda: shares() == [4])
+        send(sent[300:])
+        wait_for("the first member to consume the rest", lambda: len(first.lines()) + len(taken) == 400)
+        received = [*first.stop(), *taken]
+    assert sorted(received) == sorted(sent)

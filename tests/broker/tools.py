@@ -1,0 +1,92 @@
+"""Kafka's own command line tools, as the tests use them."""
+
+import itertools
+import subprocess
+from pathlib import Path
+
+from tests.broker.cluster import java, tool
+
+PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
+CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+TOPICS = "org.apache.kafka.tools.TopicCommand"
+GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+VERIFIABLE_PRODUCER = "org.apache.kafka.tools.VerifiableProducer"
+ELECTION = "org.apache.kafka.tools.LeaderElectionCommand"
+
+_numbers = itertools.count(1)
+
+
+def create_topic(bootstrap: str, partitions: int = 3) -> str:
+    """A topic of a name of its own, on every broker."""
+    topic = f"topic-{next(_numbers)}"
+    tool(
+        *(TOPICS, "--bootstrap-server", bootstrap, "--create", "--topic", topic),
+        *("--partitions", str(partitions), "--replication-factor", "3"),
+    )
+    return topic
+
+
+def leaders(bootstrap: str, topic: str) -> list[int]:
+    """Node ids of the leaders, by partition."""
+    text = tool(TOPICS, "--bootstrap-server", bootstrap, "--describe", "--topic", topic)
+    fields = [line.split() for line in text.splitlines() if "Partition:" in line]
+    return [int(line[line.index("Leader:") + 1]) for line in fields]
+
+
+def elect_preferred_leaders(bootstrap: str) -> None:
+    """Back to the first replica of every partition, while the leaders of now are alive."""
+    tool(ELECTION, "--bootstrap-server", bootstrap, "--election-type", "preferred", "--all-topic-partitions")
+
+
+def members(bootstrap: str, group: str) -> dict[str, int]:
+    """How many partitions each member of a group has."""
+    text = tool(GROUPS, "--bootstrap-server", bootstrap, "--describe", "--group", group, "--members")
+    rows = [line.split() for line in text.splitlines() if line.startswith(group)]
+    return {row[1]: int(row[4]) for row in rows}
+
+
+class Running:
+    """A tool that goes on until it is stopped, its output in a file."""
+
+    def __init__(self, output: Path, main: str, *arguments: str) -> None:
+        self.output = output
+        with output.open("wb") as stdout, output.with_suffix(".err").open("wb") as stderr:
+            self._process = subprocess.Popen(
+                java(main, *arguments, options=("-Xmx256m",)), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+            )
+
+    def lines(self) -> list[str]:
+        """The complete lines so far."""
+        return self.output.read_text().split("\n")[:-1]
+
+    def stop(self) -> list[str]:
+        """Asks it to end, as Ctrl-C would; all its lines."""
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError(f"{self.output.name} did not end within 30 s: {self.errors()}") from None
+        return self.lines()
+
+    def wait(self, timeout_s: float = 120) -> list[str]:
+        """Waits until it has ended by itself; all its lines."""
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise AssertionError(f"{self.output.name} was still running after {timeout_s} s: {self.errors()}") from None
+        assert status == 0, f"{self.output.name} exited {status}: {self.errors()}"
+        return self.lines()
+
+    def errors(self) -> str:
+        return self.output.with_suffix(".err").read_text()[-2000:]
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
