@@ -593,6 +593,8 @@ class Session:
         exchange.decoded = FAILED
         text = f"a {plan.api} v{plan.api_version} answer does not decode ({fault})"
         if self._transform is not None and (plan.carries_addresses or plan.transforms_always):
+            if self._broker_exchange is not exchange:
+                self._give_up(exchange, "desync")
             self._fatal(BROKER, "malformed_answer", f"{text}; it may name brokers, so it is not passed on", plan, now)
             return False
         self._fault(BROKER, "malformed_answer", f"{text}; it was passed on as it came", plan, now)
@@ -659,6 +661,9 @@ class Session:
         self.events.append(exchange)
 
     def _give_up(self, exchange: Exchange, cause: str) -> None:
+        if exchange.outcome is REQUEST_NOT_SEEN:
+            self.events.append(exchange)  # part of an answer is all there is of it
+            return
         if self._gap_ns != NONE and self._gap_ns >= exchange.request_start:
             exchange.outcome = LOST
             cause = "gap"
@@ -673,8 +678,21 @@ class Session:
         self._broker_left = 0
         if current is not None:
             self._give_up(current, cause)
+        self._drop_request(cause)
         while self.pending:
             self._give_up(self.pending.popleft(), cause)
+
+    def _drop_request(self, cause: str) -> None:
+        """A request whose end will not be seen: if nothing else will tell of it, do so now."""
+        exchange, self._client_exchange = self._client_exchange, None
+        self._client_left = 0
+        self._client_prefix = None
+        if exchange is None:
+            return
+        if exchange.outcome is ANSWERED:
+            self._emit(exchange)
+        elif exchange.outcome is NO_ANSWER_EXPECTED:
+            self._give_up(exchange, cause)
 
     # --- raw SASL ----------------------------------------------------------------------------------------------------
 
@@ -866,12 +884,8 @@ class Session:
     def _lose(self, side: int) -> None:
         """The framing of a side is lost: look for the next plausible frame."""
         if side == CLIENT:
-            exchange, self._client_exchange = self._client_exchange, None
+            self._drop_request("gap")
             self._client_head = b""
-            self._client_left = 0
-            self._client_prefix = None
-            if exchange is not None and exchange.outcome is ANSWERED:
-                self._emit(exchange)
             self._handlers[CLIENT] = self._seek_request
         else:
             exchange, self._broker_exchange = self._broker_exchange, None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playbook import MS, Dialogue, foreign_request, request, response, sized
+from tests.wire.playbook import MS, Dialogue, foreign_request, request, response, sized
 
 from kproxy.errors import Malformed
 from kproxy.wire.events import (
