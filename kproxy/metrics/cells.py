@@ -3,8 +3,8 @@
 Duty: count. An exchange costs a few hundred nanoseconds here: one dictionary look-up by the identity of its plan, then
 additions to integers; labels, floats and text are made by the collector, at a scrape.
 
-Bounded by what the schema knows: cells exist per (cluster, broker, api, version) of known APIs. What a peer can invent is
-capped: unknown api keys at UNKNOWN_APIS names, unknown error codes at UNKNOWN_ERRORS, the versions of unknown ones at one.
+Bounded by what the schema knows: cells exist per (cluster, broker, api, version) of known APIs. What a peer can invent
+is capped: unknown api keys at UNKNOWN_APIS names, unknown error codes at UNKNOWN_ERRORS, unknown versions at one.
 
 Everything here runs on the thread of the event loop. A scrape reads from another one, so the containers it walks are
 copied in one step first, and a histogram's count is the sum of its buckets: whatever the moment, it agrees with itself.
@@ -89,7 +89,7 @@ class BrokerCells:
         self.live: set[ConnectionMetrics] = set()
         self.connections: dict[str, int] = {}  # open now, by listener
         self.apis: dict[tuple[str, str], ApiCells] = {}  # by api and version, as the labels spell them
-        self.by_plan: dict["ApiPlan", ApiCells] = {}  # the same cells, found by identity; only plans of known APIs
+        self.by_plan: dict[ApiPlan, ApiCells] = {}  # the same cells, found by identity; only plans of known APIs
         # Only times above 0 are counted: those that did not queue are the answered requests less these.
         self.queue = cell(QUEUE_NS)
         self.queue_ns = 0

@@ -61,19 +61,14 @@ class CellCollector(Collector):
             inside.add((direction,), cells.duration, cells.duration_ns)
         yield inside.family()
         for name, text, labels, counts in (
-            ("unanswered_requests", "Requests that were forwarded and never answered.", ("api", "cause"), metrics.unanswered),
+            ("unanswered_requests", "Requests forwarded and never answered.", ("api", "cause"), metrics.unanswered),
             ("connections", "Client connections since the start.", ("listener", "cause"), metrics.connects),
             ("disconnects", "Ends of client connections, by cause.", ("listener", "cause"), metrics.disconnects),
             ("protocol_faults", "Bytes that are not what the protocol says.", ("side", "kind"), metrics.faults),
             ("paused_reads", "Pauses in reading a side because the other took no more.", ("side",), metrics.paused),
-            ("rewritten_addresses", "Broker addresses in answers replaced by proxy addresses.", ("api",), metrics.rewritten),
+            ("rewritten_addresses", "Broker addresses replaced by proxy addresses.", ("api",), metrics.rewritten),
             ("address_leaks", "Broker addresses that reached a client unchanged.", ("api",), metrics.leaked),
-            (
-                "neutralised_addresses",
-                "Address lists behind large answers made unreadable, so that clients ask Metadata.",
-                ("api",),
-                metrics.neutralised,
-            ),
+            ("neutralised_addresses", "Addresses behind large answers, hidden.", ("api",), metrics.neutralised),
         ):
             family = CounterMetricFamily(f"kproxy_{name}", text, labels=labels)
             for key, count in counts.copy().items():

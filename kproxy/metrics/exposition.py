@@ -1,6 +1,6 @@
 """A scrape as bytes, in the text format that the scraper asks for.
 
-Pure work on the processor, a few microseconds a sample: meant for a thread, not for the event loop. Refuses to know HTTP.
+Pure work on the processor, some microseconds a sample: meant for a thread, not for the event loop. Refuses to know HTTP.
 """
 
 from collections.abc import Iterator
