@@ -1,6 +1,6 @@
 """A scrape as bytes, in the text format that the scraper asks for.
 
-Pure work on the processor, some microseconds a sample: meant for a thread, not for the event loop. Refuses to know HTTP.
+Some microseconds a sample of pure work: meant for a thread, not for the event loop. Refuses to know HTTP.
 """
 
 from collections.abc import Iterator
