@@ -114,8 +114,8 @@ class Interest:
         plan.throttled_after_answer = version in api.throttled_after_answer
         if self.details or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
-        plan.scan = _api_versions_scan(version) if api.key == API_VERSIONS else codec.response_scan(api.key, version)
-        plan.carries_addresses = _carries_addresses(api, version)
+        plan.scan = codec.response_scan(api.key, version)
+        plan.carries_addresses = schema.address_path(api.key, version) is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
         if self.rewrite:
             plan.transforms_always = api.key == API_VERSIONS
@@ -131,23 +131,6 @@ class Interest:
             elif api_key in schema.ADDRESS_CARRIERS:
                 plan.request = REFUSE
         return plan
-
-
-def _carries_addresses(api: schema.Api, version: int) -> bool:
-    names = {field.name for field in api.response.fields_of(version)}
-    return any((path or "host") in names for path in schema.ADDRESS_CARRIERS.get(api.key, ()))
-
-
-def _api_versions_scan(version: int) -> Scan:
-    """A broker that does not know the asked version answers error 35 in the v0 layout, whatever was asked (KIP-511)."""
-    scan = codec.response_scan(API_VERSIONS, version)
-    oldest = codec.response_scan(API_VERSIONS, 0)
-
-    def read(buffer: Any, start: int, end: int) -> tuple[int, int | None, tuple[int, ...], bool]:
-        unsupported = bytes(buffer[start : start + 2]) == UNSUPPORTED_VERSION.to_bytes(2)
-        return (oldest if unsupported else scan)(buffer, start, end)
-
-    return read
 
 
 def _signed16(value: int) -> int:

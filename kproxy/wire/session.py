@@ -233,6 +233,7 @@ class Session:
             start = self._client_head_ns
         pending = self.pending
         plans = self._interest.plans
+        completed = self.completed
         unpack = frames.REQUEST_HEAD.unpack_from
         while size - pos >= 12:
             length, key_version, correlation_id = unpack(view, pos)
@@ -259,15 +260,23 @@ class Session:
                     self._own_answers[self._number] = _unsupported_version(correlation_id)
             self._number += 1
             pending.append(exchange)
-            if plan.prefix is not None:
-                self._read_prefix(exchange, view, pos, end, size, now)
+            prefix = plan.prefix
+            if prefix is not None:
+                try:
+                    values = prefix(view, pos + 12, end if end < size else size)
+                    if values is not None:
+                        self._take_prefix(exchange, *values)
+                    else:
+                        self._await_prefix(exchange, view, pos, end, size, now)
+                except Malformed as fault:
+                    self._bad_prefix(exchange, str(fault), now)
             if end > size:
                 self._client_left = end - size
                 self._client_exchange = exchange
                 pos = size
                 break
             exchange.request_end = now
-            self.completed[0] += 1
+            completed[0] += 1
             pos = end
             if exchange.outcome is NO_ANSWER_EXPECTED:
                 self.events.append(exchange)
@@ -290,8 +299,7 @@ class Session:
         take = left if left < size else size
         exchange = self._client_exchange
         if self._client_prefix is not None and exchange is not None:
-            self._client_prefix += view[: min(take, MAX_PREFIX)]
-            self._extend_prefix(exchange, left == take, now)
+            self._extend_prefix(exchange, view[: min(take, MAX_PREFIX)], left == take, now)
         self._client_left = left - take
         sent = take if self._client_swallow else 0
         if left == take:
@@ -302,53 +310,54 @@ class Session:
                 self._whole_request(exchange, pieces, now)
         return take, sent
 
-    def _read_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
-        """Read the first fields of a request that begins at `pos`; what is not there yet is awaited."""
-        try:
-            values = exchange.plan.prefix(view, pos + 12, end if end < size else size)  # type: ignore[misc]
-        except Malformed as fault:
-            self._bad_prefix(exchange, str(fault), now)
-            return
-        if values is not None:
-            self._take_prefix(exchange, values)
-        elif end <= size:
-            self._bad_prefix(exchange, "it ends inside its first fields", now)
-        elif size - pos > MAX_PREFIX:
-            self._bad_prefix(exchange, f"its first fields are longer than {MAX_PREFIX} bytes", now)
-        else:
-            self._client_prefix = bytearray(view[pos + 12 : size])
-
-    def _extend_prefix(self, exchange: Exchange, whole: bool, now: int) -> None:
-        prefix = self._client_prefix
-        assert prefix is not None
-        try:
-            values = exchange.plan.prefix(prefix, 0, len(prefix))  # type: ignore[misc]
-        except Malformed as fault:
-            self._client_prefix = None
-            self._bad_prefix(exchange, str(fault), now)
-            return
-        if values is not None:
-            self._client_prefix = None
-            self._take_prefix(exchange, values)
-        elif whole or len(prefix) >= MAX_PREFIX:
-            self._client_prefix = None
-            self._bad_prefix(exchange, "it ends inside its first fields, or they have no end", now)
-
-    def _take_prefix(self, exchange: Exchange, values: tuple[Any, ...]) -> None:
-        client_id, acks, max_wait_ms, group_id, transactional_id, mechanism = values
+    def _take_prefix(
+        self,
+        exchange: Exchange,
+        client_id: str | None,
+        acks: int | None,
+        max_wait_ms: int | None,
+        group_id: str | None,
+        transactional_id: str | None,
+        mechanism: str | None,
+    ) -> None:
         exchange.client_id = client_id
+        exchange.transactional_id = transactional_id
         if acks is not None:
             exchange.acks = acks
-            exchange.transactional_id = transactional_id
             if acks == 0 and self.pending and self.pending[-1] is exchange:
                 self.pending.pop()  # noted at its header, taken back: no answer will come
                 exchange.outcome = NO_ANSWER_EXPECTED
             return
         exchange.max_wait_ms = max_wait_ms
         exchange.group_id = group_id
-        exchange.transactional_id = transactional_id
         if mechanism is not None:
             self._handshake = mechanism
+
+    def _await_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
+        """The first fields of the request at `pos` are not all there: keep what is, if more can come."""
+        if end <= size:
+            self._bad_prefix(exchange, "it ends inside its first fields", now)
+        elif size - pos > MAX_PREFIX:
+            self._bad_prefix(exchange, f"its first fields are longer than {MAX_PREFIX} bytes", now)
+        else:
+            self._client_prefix = bytearray(view[pos + 12 : size])
+
+    def _extend_prefix(self, exchange: Exchange, more: Any, whole: bool, now: int) -> None:
+        prefix = self._client_prefix
+        assert prefix is not None and exchange.plan.prefix is not None
+        prefix += more
+        try:
+            values = exchange.plan.prefix(prefix, 0, len(prefix))
+        except Malformed as fault:
+            self._client_prefix = None
+            self._bad_prefix(exchange, str(fault), now)
+            return
+        if values is not None:
+            self._client_prefix = None
+            self._take_prefix(exchange, *values)
+        elif whole or len(prefix) >= MAX_PREFIX:
+            self._client_prefix = None
+            self._bad_prefix(exchange, "it ends inside its first fields, or they have no end", now)
 
     def _bad_prefix(self, exchange: Exchange, why: str, now: int) -> None:
         exchange.decoded = FAILED
@@ -365,8 +374,8 @@ class Session:
         """What a complete request sets off, besides waiting for its answer."""
         if exchange.outcome is NO_ANSWER_EXPECTED:
             self.events.append(exchange)
-        elif exchange.outcome is ANSWERED:  # a capture may show the answer before the request's last segment
-            self._emit(exchange)
+        elif exchange.outcome is ANSWERED:
+            self._answered(exchange, exchange.response_end)
         elif self._client_swallow:
             self._client_swallow = False
             self._send_own_answers(pieces, now)
@@ -411,6 +420,8 @@ class Session:
             self._broker_head = b""
             start = self._broker_head_ns
         pending = self.pending
+        completed = self.completed
+        keep_up_to = self._keep_up_to
         unpack = frames.RESPONSE_HEAD.unpack_from
         transform = self._transform
         while size - pos >= 8:
@@ -436,7 +447,7 @@ class Session:
                     pieces.append((CLIENT, view[pos:] if pos else view))
                 return pieces
             scan = plan.scan
-            if scan is not None and (length <= SMALL_ANSWER or plan.response >= STREAM):
+            if scan is not None and (length <= keep_up_to or plan.response >= STREAM):
                 try:
                     exchange.throttle_ms, exchange.error_code, exchange.errors, carries = scan(view, pos + 8, end)
                     exchange.decoded = FULL
@@ -451,7 +462,7 @@ class Session:
                     if not self._bad_answer(exchange, fault, now):
                         return self._rest(BROKER, view, pos, sent, pieces)
             pos = end
-            self.completed[1] += 1
+            completed[1] += 1
             self._answered(exchange, now)
             if self._own_answers:
                 if sent < pos:
@@ -631,31 +642,25 @@ class Session:
         return exchange
 
     def _answered(self, exchange: Exchange, now: int) -> None:
-        """The last byte of an answer is here."""
+        """The last byte of an answer is here: tell of it, and how long it stood behind the one before it."""
         exchange.response_end = now
         if exchange.outcome is REQUEST_NOT_SEEN:
             self.events.append(exchange)
             return
         exchange.outcome = ANSWERED
-        if exchange.request_end == NONE and self._client_exchange is exchange:
-            return  # told when the request is whole
-        self._emit(exchange)
-
-    def _emit(self, exchange: Exchange) -> None:
-        """Tell of an answered exchange, and how long it stood behind the one before it."""
         ready = exchange.request_end
+        if ready == NONE and self._client_exchange is exchange:
+            return  # a capture may show an answer before the last of its request: told when that is there
         free = self._free_at
-        start = exchange.response_start
         if free <= ready:
             exchange.queue_ns = 0
-        elif free < start:
-            exchange.queue_ns = free - ready
         else:
-            exchange.queue_ns = start - ready if start > ready else 0
-        self._free_at = exchange.response_end
+            start = exchange.response_start
+            exchange.queue_ns = max(0, (free if free < start else start) - ready)
         plan = exchange.plan
         if plan.throttled_after_answer and exchange.throttle_ms > 0:
-            self._free_at += exchange.throttle_ms * 1_000_000
+            now += exchange.throttle_ms * 1_000_000
+        self._free_at = now
         if not plan.known:
             exchange.decoded = OPAQUE
         self.events.append(exchange)
@@ -690,7 +695,7 @@ class Session:
         if exchange is None:
             return
         if exchange.outcome is ANSWERED:
-            self._emit(exchange)
+            self._answered(exchange, exchange.response_end)
         elif exchange.outcome is NO_ANSWER_EXPECTED:
             self._give_up(exchange, cause)
 
