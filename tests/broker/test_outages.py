@@ -1,0 +1,160 @@
+"""kproxy restarts, brokers come and go: clients go on, and no acknowledged record is lost."""
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer
+
+from tests.broker.cluster import Cluster, wait_for
+from tests.broker.kproxy import Kproxy
+from tests.broker.tools import (
+    CONSUMER,
+    VERIFIABLE_PRODUCER,
+    Running,
+    create_topic,
+    elect_preferred_leaders,
+    leaders,
+)
+
+
+class Load:
+    """librdkafka: an idempotent producer that never pauses, and a group member that reads everything after it."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.acknowledged: list[bytes] = []
+        self.faults: list[KafkaError] = []
+        self.received: set[bytes] = set()
+        self._topic = topic
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5}
+            | {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 500}
+        )
+        self._consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": f"group-{uuid.uuid4()}", "auto.offset.reset": "earliest"}
+            | {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 500}
+        )
+        self._stopping = threading.Event()
+        self._deadline = 0.0
+        self._threads = [threading.Thread(target=self._produce), threading.Thread(target=self._consume)]
+
+    def _delivered(self, fault: KafkaError | None, message: Message) -> None:
+        if fault is not None:
+            self.faults.append(fault)
+        else:
+            self.acknowledged.append(message.value())
+
+    def _produce(self) -> None:
+        number = 0
+        while not self._stopping.is_set():
+            self._producer.produce(self._topic, b"%d" % number, b"%d" % (number % 100), on_delivery=self._delivered)
+            self._producer.poll(0.005)
+            number += 1
+        self._producer.flush(60)
+
+    def _consume(self) -> None:
+        self._consumer.subscribe([self._topic])
+        while not (self._stopping.is_set() and self.received.issuperset(self.acknowledged)):
+            for message in self._consumer.consume(1000, timeout=0.1):
+                if message.error() is None:
+                    self.received.add(message.value())
+            if self._stopping.is_set() and not self._threads[0].is_alive() and time.monotonic() > self._deadline:
+                break
+        self._consumer.close()
+
+    def flows(self, count: int = 100) -> None:
+        """Waits until that many more records have been acknowledged, and as many received."""
+        acknowledged, received = len(self.acknowledged) + count, len(self.received) + count
+        wait_for("records to be acknowledged", lambda: len(self.acknowledged) >= acknowledged)
+        wait_for("records to be received", lambda: len(self.received) >= received)
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        self.flows()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._deadline = time.monotonic() + 60
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@contextmanager
+def java_load(bootstrap: str, topic: str, folder: Path) -> Iterator[Running]:
+    """Kafka's VerifiableProducer, which prints every record that was acknowledged; a consumer checks them at the end."""
+    settings = folder / "producer.properties"
+    settings.write_text("retries=2147483647\nenable.idempotence=true\n")  # by itself this tool never retries
+    with Running(
+        folder / "produced",
+        *(VERIFIABLE_PRODUCER, "--bootstrap-server", bootstrap, "--topic", topic, "--acks", "-1"),
+        *("--throughput", "200", "--producer.config", str(settings)),
+    ) as producer:
+        wait_for("the first acknowledged records", lambda: len(acknowledged_by_java(producer)) > 50)
+        yield producer
+        producer.stop()
+    faults = [line for line in producer.lines() if '"producer_send_error"' in line]
+    assert not faults
+    sent = acknowledged_by_java(producer)
+    with Running(
+        folder / "consumed",
+        *(CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+        *("--max-messages", str(len(set(sent))), "--timeout-ms", "30000"),
+    ) as consumer:
+        assert set(consumer.wait()) >= set(sent)
+
+
+def acknowledged_by_java(producer: Running) -> list[str]:
+    lines = (json.loads(line) for line in producer.lines())
+    return [line["value"] for line in lines if line["name"] == "producer_send_success"]
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["drained", "killed"])
+def test_clients_go_on_when_kproxy_restarts(kproxy: Kproxy, kill: bool, tmp_path: Path) -> None:
+    topics = [create_topic(kproxy.bootstrap), create_topic(kproxy.bootstrap)]
+    with java_load(kproxy.bootstrap, topics[1], tmp_path) as java, Load(kproxy.bootstrap, topics[0]) as load:
+        for _ in range(2):
+            kproxy.stop(kill=kill)
+            kproxy.start()
+            before = len(acknowledged_by_java(java))
+            load.flows()
+            wait_for("the Java producer to go on", lambda: len(acknowledged_by_java(java)) > before + 100)  # noqa: B023
+    assert not load.faults
+    assert load.received.issuperset(load.acknowledged)
+
+
+def test_clients_go_on_when_brokers_stop_and_start(cluster: Cluster, kproxy: Kproxy, tmp_path: Path) -> None:
+    """Leaders move away and back; the hints of where to (NodeEndpoints, KIP-951) name kproxy."""
+    topics = [create_topic(kproxy.bootstrap), create_topic(kproxy.bootstrap)]
+    before = {api: kproxy.metric("kproxy_rewritten_addresses_total", api=api) for api in ("Produce", "Fetch")}
+    with java_load(kproxy.bootstrap, topics[1], tmp_path) as java, Load(kproxy.bootstrap, topics[0]) as load:
+        for broker, kill in zip(cluster.brokers, (False, True, False), strict=True):
+            broker.stop(kill=kill)
+            wait_for("new leaders", lambda: broker.node_id not in leaders(cluster.bootstrap, topics[0]))  # noqa: B023
+            count = len(acknowledged_by_java(java))
+            load.flows()
+            wait_for("the Java producer to go on", lambda: len(acknowledged_by_java(java)) > count + 100)  # noqa: B023
+            broker.start()
+            broker.wait_until_started()
+        wait_for("leaders as before", lambda: spread(cluster, topics[0]))
+        load.flows()
+    assert not load.faults
+    assert load.received.issuperset(load.acknowledged)
+    for api, count in before.items():
+        assert kproxy.metric("kproxy_rewritten_addresses_total", api=api) > count
+    assert kproxy.metric("kproxy_address_leaks_total") == 0
+
+
+def spread(cluster: Cluster, topic: str) -> bool:
+    """Asks for the preferred leaders, as often as it takes; True when every broker leads again."""
+    try:
+        elect_preferred_leaders(cluster.bootstrap)
+    except AssertionError:  # not all replicas are in sync yet
+        return False
+    return set(leaders(cluster.bootstrap, topic)) == {broker.node_id for broker in cluster.brokers}
