@@ -67,8 +67,8 @@ class Routes:
 
     def learn(self, node_id: int, address: Address) -> bool:
         """A broker says where it is. False: refused, since that is what kproxy tells clients, and would dial itself."""
-        if self._route == "sidecar":
-            return True  # one upstream, the configured one; nothing to learn
+        if self._route == "sidecar" or self.door(node_id) is None:
+            return True  # nothing that we would ever dial
         if address == self.advertised(node_id, address.host):
             return False
         self.upstreams[node_id] = address

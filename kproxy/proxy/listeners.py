@@ -1,0 +1,180 @@
+"""Bound ports: accepting, its limits, and knowing which addresses are ours.
+
+A listener hands over connected client sockets and knows nothing of what becomes of them. Accepting stops, for all
+listeners at once, at the limit of connections and while the process has no file descriptors left: a level-triggered
+accept would spin. Refuses to know Kafka, brokers and routes.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable, Iterable
+
+from kproxy.config import WILDCARDS, Address
+from kproxy.proxy.upstream import prepare
+
+_ACCEPTS_PER_EVENT = 64
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_EXHAUSTED_PAUSE_S = 1.0
+
+Accepted = Callable[[socket.socket, Address], None]
+
+log = logging.getLogger("kproxy.listen")
+
+
+class Gate:
+    """Counts the open connections, and holds the listeners back where no more can be had."""
+
+    def __init__(self, max_connections: int) -> None:
+        self.max_connections = max_connections
+        self.connections = 0
+        self.listeners: set[Listener] = set()
+        self._exhausted: asyncio.TimerHandle | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.connections < self.max_connections and self._exhausted is None
+
+    def enter(self) -> None:
+        self.connections += 1
+        if self.connections == self.max_connections:
+            log.warning("%d connections are open, the limit: no more are accepted for now", self.connections)
+            self._apply()
+
+    def leave(self) -> None:
+        self.connections -= 1
+        if self.connections == self.max_connections - 1:
+            self._apply()
+
+    def check(self, fault: OSError) -> bool:
+        """Whether the system gives no more sockets; then accepting waits a moment."""
+        if fault.errno not in _EXHAUSTED:
+            return False
+        if self._exhausted is None:
+            log.error("cannot accept: %s; raise the limit of open files (ulimit -n, LimitNOFILE)", fault.strerror)
+            self._exhausted = asyncio.get_running_loop().call_later(_EXHAUSTED_PAUSE_S, self._recovered)
+            self._apply()
+        return True
+
+    def _recovered(self) -> None:
+        self._exhausted = None
+        self._apply()
+
+    def _apply(self) -> None:
+        for listener in self.listeners:
+            listener.accept(self.is_open)
+
+    def is_ours(self, host: str, port: int) -> bool:
+        """Whether a connection to that address would come to one of these listeners."""
+        return any(listener.port == port and listener.takes(host) for listener in self.listeners)
+
+    def close(self) -> None:
+        if self._exhausted is not None:
+            self._exhausted.cancel()
+            self._exhausted = None
+        for listener in tuple(self.listeners):
+            listener.close()
+
+
+class Listener:
+    """One port, on every address of its host; it accepts from the start."""
+
+    def __init__(self, gate: Gate, hosts: Iterable[str], port: int, backlog: int, accepted: Accepted) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._gate = gate
+        self._accepted = accepted
+        self._accepting = False
+        self._sockets: list[socket.socket] = []
+        try:
+            for host in hosts:
+                sock = _bound(host, port)
+                self._sockets.append(sock)
+                port = sock.getsockname()[1]  # of port 0, the same for all hosts
+                sock.listen(backlog)
+        except OSError:
+            for sock in self._sockets:
+                sock.close()
+            raise
+        self.port = port
+        self._hosts = frozenset(sock.getsockname()[0] for sock in self._sockets)
+        gate.listeners.add(self)
+        self.accept(gate.is_open)
+
+    def accept(self, wanted: bool) -> None:
+        if wanted != self._accepting:
+            self._accepting = wanted
+            for sock in self._sockets:
+                if wanted:
+                    self._loop.add_reader(sock, self._ready, sock)
+                else:
+                    self._loop.remove_reader(sock)
+
+    def takes(self, host: str) -> bool:
+        if host in self._hosts:
+            return True
+        if self._hosts.isdisjoint(WILDCARDS):
+            return False
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:  # only an address of this machine can be bound
+                probe.bind((host, 0))
+            except OSError:
+                return False
+        return True
+
+    def close(self) -> None:
+        self.accept(False)
+        for sock in self._sockets:
+            sock.close()
+        self._gate.listeners.discard(self)
+
+    def _ready(self, sock: socket.socket) -> None:
+        for _ in range(_ACCEPTS_PER_EVENT):
+            if not self._accepting:
+                return
+            try:
+                client, peer = sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as fault:
+                if self._gate.check(fault):
+                    return
+                continue  # that client has gone already
+            try:
+                prepare(client)
+            except OSError:
+                client.close()
+                continue
+            self._accepted(client, Address(peer[0], peer[1]))
+
+
+def resolve(host: str) -> list[str]:
+    """The addresses of a host to listen on, once and for all; "" means all of the machine. OSError: no such host."""
+    if host == "":
+        return ["::", "0.0.0.0"] if socket.has_ipv6 and _can_bind("::") else ["0.0.0.0"]
+    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))
+
+
+def _can_bind(host: str) -> bool:
+    try:
+        _bound(host, 0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setblocking(False)
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock

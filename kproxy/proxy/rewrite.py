@@ -1,0 +1,168 @@
+"""Patches to the bytes of an answer: brokers' addresses become ours, offered versions shrink to what we can rewrite.
+
+Pure: a frame and a map in, new bytes or None (unchanged) out. Fields are found through the schema and only their spans
+change, so that unknown tags, trailing bytes and all else stay as they came; every length that encloses a change is
+mended: the string's own, a tagged field's, the frame's. Raises Malformed, nothing else. Refuses to know what the
+addresses mean, and requests.
+
+A frame here begins with its 4-byte size; the correlation id follows.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from struct import Struct
+
+from kproxy.errors import Malformed
+from kproxy.protocol.codec import TAG_SIZE, locate
+from kproxy.protocol.primitives import read_uvarint, write_uvarint
+from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, schema
+
+# (node id, the broker's host, its port) -> what the client is told
+Advertise = Callable[[int, str, int], tuple[str, int]]
+Edit = tuple[int, int, bytes]  # replace [start, end) of the frame
+
+PRODUCE = 0
+FETCH = 1
+METADATA = 3
+API_VERSIONS = 18
+
+_BODY = 8  # size and correlation id
+_INT8 = Struct(">b")
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+_MAX_INT16 = 0x7FFF
+_CONTROLLERS = 2  # DescribeCluster's EndpointType: what is listed are controllers, who are not proxied
+_UNSUPPORTED_VERSION = 35
+
+# Without topic ids from Metadata (version 10) a client could not use versions that know topics by id alone.
+_FIRST_METADATA_WITH_TOPIC_IDS = 10
+_LAST_WITH_TOPIC_NAMES = 12  # of Produce and of Fetch
+
+
+def rewrite_addresses(api_key: int, version: int, frame: memoryview, advertise: Advertise) -> bytes | None:
+    """The answer with every broker's host and port replaced by what `advertise` says; None if it names none."""
+    spans_of, compact = _addresses(api_key, version)
+    edits: list[Edit] = []
+    tag_sizes: list[tuple[int, int]] = []
+    node_id = 0
+    host = None
+    for index, start, end in spans_of(frame, _BODY, len(frame)):
+        if index == TAG_SIZE:
+            tag_sizes.append((start, end))
+        elif index == 0:
+            (node_id,) = _INT32.unpack_from(frame, start)
+        elif index == 1:
+            host = (start, end)
+        elif index == 2 and host is not None:
+            upstream_host = _read_string(frame, *host, compact)
+            if upstream_host:  # "no such coordinator" is node -1 with an empty host: nothing to hide
+                (upstream_port,) = _INT32.unpack_from(frame, start)
+                ours, port = advertise(node_id, upstream_host, upstream_port)
+                edits.append((*host, _string(ours, compact)))
+                edits.append((start, end, _INT32.pack(port)))
+            host = None
+        elif index == 3 and frame[start] == _CONTROLLERS:
+            return None
+    return _patched(frame, edits, tag_sizes) if edits else None
+
+
+def cap_versions(version: int, frame: memoryview) -> bytes | None:
+    """An ApiVersions answer that offers no version of an address carrier, or of itself, which we could not read.
+
+    All other APIs and the tagged features stay as they are. An entry goes only if the broker's lowest version is above
+    our highest. None if there was nothing to change.
+    """
+    if int.from_bytes(frame[_BODY : _BODY + 2], "big") == _UNSUPPORTED_VERSION:
+        version = 0  # KIP-511: whatever was asked, the error comes in version 0
+    compact = version in schema().apis[API_VERSIONS].response.flexible_versions
+    offers: list[tuple[int, int, int, int, int, int]] = []  # api key, lowest, highest and its place, the entry's place
+    count_at = _BODY
+    api_key = lowest = highest = at = 0
+    for index, start, end in _offers(version)(frame, _BODY, len(frame)):
+        if index == 0:
+            (api_key,) = _INT16.unpack_from(frame, start)
+        elif index == 1:
+            (lowest,) = _INT16.unpack_from(frame, start)
+        elif index == 2:
+            (highest,), at = _INT16.unpack_from(frame, start), start
+        elif index == 3:
+            offers.append((api_key, lowest, highest, at, start, end))
+        else:
+            count_at = start
+    caps = dict(_highest_readable())
+    if any(
+        api_key == METADATA and min(highest, caps[METADATA]) < _FIRST_METADATA_WITH_TOPIC_IDS
+        for api_key, _, highest, *_ in offers
+    ):
+        caps[PRODUCE] = caps[FETCH] = _LAST_WITH_TOPIC_NAMES
+    edits: list[Edit] = []
+    removed = 0
+    for api_key, lowest, highest, at, start, end in offers:
+        cap = caps.get(api_key, highest)
+        if lowest > cap:
+            edits.append((start, end, b""))
+            removed += 1
+        elif highest > cap:
+            edits.append((at, at + 2, _INT16.pack(cap)))
+    if removed:
+        count_end = read_uvarint(frame, count_at)[1] if compact else count_at + 4
+        left = len(offers) - removed
+        edits.append((count_at, count_end, write_uvarint(left + 1) if compact else _INT32.pack(left)))
+    return _patched(frame, edits, []) if edits else None
+
+
+@cache
+def _addresses(api_key: int, version: int) -> tuple[Callable, bool]:
+    """(the plan that finds node id, host and port, and the endpoint type; whether strings are compact)"""
+    path = address_path(api_key, version)
+    message = schema().apis[api_key].response
+    fields = message.fields
+    if path:
+        (carrier,) = (field for field in fields if field.name == path)
+        fields = carrier.fields
+    (node_id,) = (field.name for field in fields if field.name in ("nodeId", "brokerId"))
+    within = f"{path}." if path else ""
+    names = (within + node_id, f"{within}host", f"{within}port", "endpointType")
+    return locate(api_key, version, "response", names), version in message.flexible_versions
+
+
+@cache
+def _offers(version: int) -> Callable:
+    paths = ("apiKeys.apiKey", "apiKeys.minVersion", "apiKeys.maxVersion", "apiKeys[]", "apiKeys")
+    return locate(API_VERSIONS, version, "response", paths)
+
+
+@cache
+def _highest_readable() -> dict[int, int]:
+    """The highest version that we can rewrite, of each API that we must."""
+    return {key: schema().apis[key].response.versions[-1] for key in (*ADDRESS_CARRIERS, API_VERSIONS)}
+
+
+def _read_string(frame: memoryview, start: int, end: int, compact: bool) -> str:
+    start = read_uvarint(frame, start)[1] if compact else start + 2
+    return str(frame[start:end], "utf-8", "replace")
+
+
+def _string(text: str, compact: bool) -> bytes:
+    data = text.encode()
+    if len(data) > _MAX_INT16:
+        raise Malformed(f"a host of {len(data)} bytes does not fit into an answer")
+    return (write_uvarint(len(data) + 1) if compact else _INT16.pack(len(data))) + data
+
+
+def _patched(frame: memoryview, edits: list[Edit], tag_sizes: list[tuple[int, int]]) -> bytes:
+    """The frame with its edits made, and with every length around them mended."""
+    for start, end in reversed(tag_sizes):  # inner ones stand later, and their growth counts for the outer
+        size, _ = read_uvarint(frame, start)
+        inside = [edit for edit in edits if end <= edit[0] < end + size]
+        size += sum(len(new) - (stop - begin) for begin, stop, new in inside)
+        edits.append((start, end, write_uvarint(size)))
+    edits.sort()
+    parts: list[bytes | memoryview] = [b""]
+    at = 4
+    for start, end, new in edits:
+        parts += (frame[at:start], new)
+        at = end
+    parts.append(frame[at:])
+    parts[0] = _INT32.pack(sum(map(len, parts)))
+    return b"".join(parts)

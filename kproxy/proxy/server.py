@@ -1,0 +1,187 @@
+"""The composition root of the proxy: builds it, starts it, stops it in reverse.
+
+The only module that knows both the proxy and its siblings (metrics). One process, one event loop, one worker.
+"""
+
+import asyncio
+import logging
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from kproxy import __version__
+from kproxy.config import Address, Config
+from kproxy.errors import ConfigError
+from kproxy.metrics import Metrics
+from kproxy.metrics.exposition import render
+from kproxy.proxy.admin import Admin
+from kproxy.proxy.cluster import ClusterProxy, Worker
+from kproxy.proxy.listeners import Gate
+from kproxy.proxy.relay import READ_BYTES
+from kproxy.wire import pairing
+from kproxy.wire.connection import Sink
+from kproxy.wire.session import MAX_HELD, MAX_PREFIX
+
+_FILES_PER_CONNECTION = 2
+_FILES_BESIDE = 256  # listeners, admin, the interpreter's own
+
+log = logging.getLogger("kproxy.server")
+
+
+class Server:
+    """A kproxy: `start` and `stop` inside a running loop, or `run` with a loop of its own."""
+
+    def __init__(self, config: Config, sinks: Sequence[Sink] = ()) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.clusters: list[ClusterProxy] = []
+        self._sinks = tuple(sinks)
+        self._worker: Worker | None = None
+        self._admin: Admin | None = None
+        self._draining = False
+
+    @property
+    def addresses(self) -> dict[str, Address]:
+        """Where each cluster's clients bootstrap, by its name."""
+        return {cluster.cluster.name: cluster.address for cluster in self.clusters}
+
+    @property
+    def admin_address(self) -> Address | None:
+        return Address(*self._admin.address) if self._admin else None
+
+    def run(self) -> None:
+        """Until SIGTERM or SIGINT, whose second ends the drain at once."""
+        import uvloop
+
+        uvloop.run(self._run())
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
+        again = asyncio.Event()
+
+        def stop(number: int) -> None:
+            if asked.is_set():
+                again.set()
+            log.info("%s: %s", signal.Signals(number).name, "closing at once" if asked.is_set() else "draining")
+            asked.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        try:
+            await self.start()
+            await asked.wait()
+        finally:
+            await self.stop(again)
+
+    async def start(self) -> None:
+        config = self.config
+        _raise_file_limit(config.max_connections)
+        self._worker = Worker(
+            config,
+            Gate(config.max_connections),
+            bytearray(READ_BYTES),
+            time.time_ns() - time.monotonic_ns(),
+            self.metrics.connection,
+            self._sinks,
+        )
+        log.info("kproxy %s: %s", __version__, _memory_bound(config.max_connections))
+        for cluster in config.clusters:
+            proxy = ClusterProxy(self._worker, cluster)
+            self.clusters.append(proxy)
+            proxy.start()
+        if config.admin is not None:
+            registry = self.metrics.registry
+            admin = Admin(
+                *config.admin,
+                scrape=lambda accept: render(registry, accept),
+                not_ready=self.not_ready,
+                api={"clusters": self._api_clusters},
+            )
+            try:
+                await admin.start()
+            except OSError as fault:
+                text = f"{config.admin} cannot be bound: {fault.strerror or fault}"
+                raise ConfigError([("admin", text)]) from None
+            self._admin = admin
+            log.info("admin at %s: /metrics /health /ready", admin.url)
+
+    def not_ready(self) -> list[str]:
+        """Why traffic should not be sent here; nothing: it can."""
+        if self._draining:
+            return ["draining"]
+        return list(chain.from_iterable(cluster.not_ready() for cluster in self.clusters))
+
+    async def stop(self, at_once: asyncio.Event | None = None) -> None:
+        """Stop accepting, let connections finish what is under way, close. `at_once` ends the waiting."""
+        self._draining = True
+        for cluster in self.clusters:
+            await cluster.stop()
+        if self._worker is not None:
+            await self._drain(self._worker, at_once or asyncio.Event())
+            self._worker.gate.close()
+        if self._admin is not None:
+            await self._admin.stop()
+
+    async def _drain(self, worker: Worker, at_once: asyncio.Event) -> None:
+        worker.idle.clear()
+        for relay in tuple(worker.relays):
+            relay.drain()
+        if worker.relays:
+            waits = [asyncio.create_task(event.wait()) for event in (worker.idle, at_once)]
+            timeout_s = self.config.drain_timeout_s
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        if worker.relays:
+            log.warning("%d connections did not finish in time and are closed", len(worker.relays))
+        for relay in tuple(worker.relays):
+            relay.close("drain_timeout")
+
+    def _api_clusters(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": proxy.cluster.name,
+                "listen": str(proxy.address),
+                "route": proxy.cluster.route,
+                "bootstrap": [str(address) for address in proxy.cluster.bootstrap],
+                "not_ready": list(proxy.not_ready()),
+                "brokers": {
+                    str(node_id): {"port": listener.port, "upstream": str(proxy.routes.upstreams.get(node_id, ""))}
+                    for node_id, listener in sorted(proxy.brokers.items())
+                },
+            }
+            for proxy in self.clusters
+        ]
+
+
+def _raise_file_limit(max_connections: int) -> None:
+    """Ask the system for the files that the connections need; what it does not give is said, not hidden."""
+    wanted = max_connections * _FILES_PER_CONNECTION + _FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    if allowed < wanted:
+        log.warning(
+            "max_connections=%d needs %d open files, the system allows %d: raise the limit (LimitNOFILE)",
+            max_connections,
+            wanted,
+            allowed,
+        )
+
+
+def _memory_bound(max_connections: int) -> str:
+    """The bounds of one connection, and their sum."""
+    mib = 1 << 20
+    steady = 2 * READ_BYTES + MAX_PREFIX
+    return (
+        f"per connection at most {READ_BYTES >> 10} KiB unsent each way, {pairing.LIMIT} pending requests, "
+        f"a prefix of {MAX_PREFIX >> 10} KiB and, while an answer is rewritten, that answer (at most "
+        f"{MAX_HELD // mib} MiB); max_connections={max_connections}: at most {max_connections * steady // mib} MiB "
+        "and the answers held"
+    )
