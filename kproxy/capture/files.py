@@ -112,7 +112,7 @@ def _decompress(head: bytes, raw: _Counted) -> BinaryIO:
         )
         return cast(BinaryIO, reader)
     if head == b"\x04\x22\x4d\x18":
-        import lz4.frame  # type: ignore[import-untyped]
+        import lz4.frame
 
         return cast(BinaryIO, lz4.frame.LZ4FrameFile(cast(BinaryIO, io.BufferedReader(raw, 1 << 18)), mode="rb"))
     return cast(BinaryIO, raw)

@@ -6,8 +6,8 @@ start and end are offsets of its captured bytes in the window's data, and `windo
 the (decompressed) file. Memory: one window of 1 MiB and the records in it, or one record if that is larger.
 
 A file that ends inside a record, and a record's header that makes no sense, are flaws of the capture, not errors: they
-are counted, and reading goes on at the next place where records follow each other. Only a file that is no capture at all
-raises `CaptureError`.
+are counted, and reading goes on at the next place where records follow each other. Only a file that is no capture at
+all raises `CaptureError`.
 
 Refuses to know what is in a packet.
 """
@@ -190,7 +190,7 @@ class Classic:
         return position, True
 
     def _next_sound(self, data: bytes, position: int, last_ns: int, final: bool) -> tuple[int, bool]:
-        """The next place from which a chain of plausible records follows; (how far it looked, False) if there is none."""
+        """The next place from which plausible records follow each other; else (how far it looked, False)."""
         for start in range(position, len(data) - 16):
             chained = self.plausible(data, start, last_ns)
             if chained is None:

@@ -40,6 +40,8 @@ KINDS = {
     "undecided": "connections with too few bytes to tell what they speak",
     "no_data": "connections without a byte of payload",
     "raw_sasl": "SASL tokens without a Kafka header, which give no exchanges",
+    "other_ports": "segments of ports that were not asked for",
+    "strays": "segments whose sequence number belongs to no window of their connection",
     "fault": "bytes of a Kafka connection that are not what the protocol says",
 }
 

@@ -10,13 +10,14 @@ dropped, and what never comes is a hole. The first bytes captured of a position 
   or when more than MAX_QUEUED bytes wait behind it, or at the end; bytes cut by the snap length are a hole at once;
 - the time of a delivery is the latest of the segments delivered so far: the clock never goes back.
 
-Memory: MAX_QUEUED bytes per half-stream, in at most MAX_PIECES pieces. Refuses to know packets, flows and Kafka.
+Memory: MAX_QUEUED bytes per half-stream, in at most MAX_PIECES pieces, and no more in all that share a Budget than it
+has. Refuses to know packets, flows and Kafka.
 """
 
 from bisect import bisect_left
 from typing import Protocol
 
-from kproxy.capture.packets import ACK, FIN, RST, SYN
+from kproxy.capture.packets import ACK, FIN
 
 MASK = 0xFFFF_FFFF
 HALF = 0x8000_0000
@@ -97,10 +98,7 @@ class HalfStream:
             index -= 1
         fresh = False
         while start < stop:
-            if index == len(pieces) or pieces[index][0] >= stop:
-                upto = stop
-            else:
-                upto = pieces[index][0]
+            upto = stop if index == len(pieces) else min(stop, pieces[index][0])
             if start < upto:
                 part = bytes(data[start - base : upto - base]) if kind == CAPTURED else b""
                 pieces.insert(index, (start, upto, kind, part, time_ns, after))
@@ -114,20 +112,33 @@ class HalfStream:
         return fresh
 
 
+class Budget:
+    """The bytes that several conversations together may hold back."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+
 class Conversation:
     """Both half-streams of one connection, in the order in which its ends saw them."""
 
     __slots__ = (
+        "_budget",
         "_patience",
         "clock_ns",
         "halves",
+        "open_sides",
         "receiver",
         "retransmitted_ns",
         "strays",
     )
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver, budget: Budget | None = None) -> None:
         self.receiver = receiver
+        self._budget = budget or Budget(MAX_QUEUED)
+        self.open_sides = 2
         self.halves = (HalfStream(), HalfStream())
         self.clock_ns = 0
         self.strays = 0  # segments whose sequence number belongs to no window
@@ -189,13 +200,10 @@ class Conversation:
             half.zero_windows += 1
         self._disorder(side, half, peer, seq, flags, view, length, time_ns, after)
 
-    def reset(self, time_ns: int) -> None:
-        """A RST: what can be delivered is, and both sides end."""
-        self.finish(time_ns)
-
     def finish(self, time_ns: int) -> None:
         """Nothing more will come: holes are declared, and both sides end."""
         self.clock_ns = max(self.clock_ns, time_ns)
+        self._budget.left += self.halves[0].queued_bytes + self.halves[1].queued_bytes
         while self._deliver() or self._give_up():
             pass
         for side in (0, 1):
@@ -215,6 +223,7 @@ class Conversation:
     ) -> None:
         start = half.position + ahead(seq, half.position)
         stop = start + length
+        queued = half.queued_bytes + peer.queued_bytes
         if length:
             if stop <= half.position:
                 if length > 1 or stop < half.position:  # one byte before the next is a keep-alive probe
@@ -241,6 +250,7 @@ class Conversation:
             half.queue(stop, stop + 1, END, b"", time_ns, after)
         while self._deliver():
             pass
+        self._budget.left += queued - half.queued_bytes - peer.queued_bytes
         self._wait(half, peer)
 
     def _again(self, half: HalfStream, time_ns: int) -> None:
@@ -255,6 +265,7 @@ class Conversation:
             crowded = (
                 max(half.queued_bytes, peer.queued_bytes) > MAX_QUEUED
                 or max(len(half.pieces), len(peer.pieces)) > MAX_PIECES
+                or self._budget.left < 0
             )
             acked = half.position < half.acked or peer.position < peer.acked
             if not crowded and (self._patience < 0 or not acked):
@@ -264,10 +275,13 @@ class Conversation:
                 self._patience -= 1
                 return
             self._patience = -1
-            if not self._give_up():
-                break
+            queued = half.queued_bytes + peer.queued_bytes
+            moved = self._give_up()
             while self._deliver():
                 pass
+            self._budget.left += queued - half.queued_bytes - peer.queued_bytes
+            if not moved:
+                break
         self._patience = -1
 
     def _deliver(self) -> bool:
@@ -301,7 +315,7 @@ class Conversation:
             self._end(side)
 
     def _give_up(self) -> bool:
-        """Take one step that patience forbade: deliver out of turn, or declare a hole; whether there was one to take."""
+        """Take a step that patience forbade: deliver out of turn, or declare a hole; whether there was one to take."""
         ready = [side for side in (0, 1) if (h := self.halves[side]).pieces and h.pieces[0][0] == h.position]
         if len(ready) == 2:  # each waits for the other: one of them was sent again, and its first copy not captured
             side = min(ready, key=lambda side: self.halves[side].pieces[0][4])
@@ -342,4 +356,5 @@ class Conversation:
         half = self.halves[side]
         if not half.ended:
             half.ended = True
+            self.open_sides -= 1
             self.receiver.close(side, self.clock_ns)

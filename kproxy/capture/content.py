@@ -1,0 +1,115 @@
+"""What a connection speaks, told from its first bytes: Kafka, TLS, ZooKeeper, HTTP, something else, or not clear yet.
+
+Duty: `opening` judges a stream from its very beginning; `witness` judges one segment of a stream that was joined in the
+middle. Kafka is believed only for a request whose header is plausible and whose body decodes to its end, or which was
+answered by its correlation id: a ZooKeeper connect reads as a Produce v0 with an empty client id if one is not careful.
+
+Refuses to know connections and ports.
+"""
+
+from typing import Any
+
+from kproxy.errors import ProtocolError
+from kproxy.protocol import codec
+from kproxy.wire import frames
+from kproxy.wire.interest import API_VERSIONS
+
+KAFKA, TLS, ZOOKEEPER, HTTP, NOT_KAFKA = "kafka", "tls", "zookeeper", "http", "not_kafka"
+
+HEAD = 64 * 1024  # looked at of each side at most
+_CONTROLLED_SHUTDOWN = 7
+_OVER = 16  # bytes after a body's end that are still believed: librdkafka sends three
+# https://zookeeper.apache.org/doc/current/zookeeperAdmin.html#sc_4lw
+_FOUR_LETTERS = frozenset(
+    b"conf cons crst dump envi ruok srst srvr stat wchs wchc wchp mntr isro hash dirs gtmk stmk".split()
+)
+
+
+def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: bool) -> str | None:
+    """What the client's first bytes are, with the broker's for company; None: more of them decide.
+
+    trusted: the user named the port, so that what is not plainly something else is Kafka.
+    """
+    if len(client) < 4:
+        return None
+    kind = _other(client)
+    if kind is not None:
+        return kind
+    if trusted:
+        return KAFKA
+    if len(client) < 14:
+        size = int.from_bytes(client[:4], signed=True)
+        return None if 10 <= size <= frames.MAX_REQUEST else NOT_KAFKA
+    if _is_zookeeper_connect(client):
+        return ZOOKEEPER
+    if not _plausible(client):
+        return NOT_KAFKA
+    whole = _decodes(client)
+    if whole is not None:
+        return KAFKA if whole else NOT_KAFKA
+    if len(broker) >= 8 and broker[4:8] == client[8:12]:
+        return KAFKA
+    return KAFKA if len(client) >= HEAD else None
+
+
+def witness(segment: Any) -> tuple[int, bool] | None:
+    """(correlation id, whether its body decodes to its end) of the request that a segment begins with, if it does."""
+    head = bytes(segment[:HEAD])
+    if len(head) < 14 or _is_zookeeper_connect(head) or not _plausible(head):
+        return None
+    whole = _decodes(head)
+    if whole is False:
+        return None
+    return int.from_bytes(head[8:12], signed=True), bool(whole)
+
+
+def other(segment: Any) -> str | None:
+    """TLS, HTTP or ZooKeeper if a segment in the middle of a stream begins as theirs do."""
+    head = bytes(segment[:64])
+    if len(head) < 5:
+        return None
+    if head[:12] == b"\0\0\0\x08\xff\xff\xff\xfe\0\0\0\x0b":  # a ZooKeeper ping: xid -2, type 11
+        return ZOOKEEPER
+    return _other(head)
+
+
+def _other(head: bytes | bytearray) -> str | None:
+    if 0x14 <= head[0] <= 0x17 and head[1] == 3 and head[2] <= 4:
+        return TLS
+    kind, _ = frames.sniff(bytes(head[:8]))
+    if kind == "http":
+        return HTTP
+    if bytes(head[:4]) in _FOUR_LETTERS or _is_zookeeper_connect(head):
+        return ZOOKEEPER
+    return None
+
+
+def _is_zookeeper_connect(head: bytes | bytearray) -> bool:
+    """ConnectRequest: protocol version 0, last zxid, timeout, session id, a password of 16 bytes, perhaps a flag."""
+    return (
+        len(head) >= 32
+        and int.from_bytes(head[:4]) in (44, 45)
+        and int.from_bytes(head[4:8]) == 0
+        and int.from_bytes(head[28:32]) == 16
+    )
+
+
+def _plausible(head: bytes | bytearray) -> bool:
+    size, key_version, _ = frames.REQUEST_HEAD.unpack_from(head)
+    if key_version == _CONTROLLED_SHUTDOWN << 16:  # the one header without a client id
+        return bool(size == 12)
+    if key_version >> 16 == API_VERSIONS and key_version & 0xFFFF < 32 and 10 <= size <= 4096:
+        return True  # a client newer than our schema opens with it
+    return frames.plausible_request(head, 0, len(head))
+
+
+def _decodes(head: bytes | bytearray) -> bool | None:
+    """Whether the whole first request decodes; None: it is not whole, or newer than the schema."""
+    size = int.from_bytes(head[:4])
+    if len(head) < 4 + size:
+        return None
+    try:
+        codec.decode_request(memoryview(head)[4 : 4 + size])
+    except ProtocolError:
+        return None if int.from_bytes(head[4:6]) == API_VERSIONS else False
+    return True

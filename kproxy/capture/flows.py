@@ -1,0 +1,489 @@
+"""Connections: which segment belongs to which, what each speaks, and its two halves as one Session.
+
+Duty: a flow begins at a SYN or in the middle, ends by FIN, reset, reuse of its ports or the capture's end, and its
+bytes go, in order, to a Session if they are Kafka's. The client is who sent the SYN; without one, who holds the port
+that the user did not name; else who sends the requests. Flows of other kinds are named and counted, never taken for
+Kafka.
+
+A flow depends on its own packets only, so that flows can be shared out among processes by `shard`.
+
+Memory: MAX_FLOWS open flows, of which the longest idle go first, and as many ended ones remembered by their keys;
+QUEUED_BYTES of segments out of order, HEAD bytes per side of a flow not decided yet, MAX_PENDING requests waiting.
+Refuses to know files, tables and progress.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from socket import AF_INET, AF_INET6, inet_ntop
+from zlib import crc32
+
+from kproxy.capture import content
+from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
+from kproxy.capture.pcap import Window
+from kproxy.capture.quality import Quality
+from kproxy.capture.reassembly import FURTHEST, MASK, Budget, Conversation, ahead
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import LOST, Desync, Event, Gap, Unanswered
+from kproxy.wire.interest import Interest
+from kproxy.wire.session import Session
+
+SHARDS = 16  # fixed: which flows are together must not depend on the number of processes
+
+MAX_FLOWS = 1024  # per shard
+MAX_ENDED = 256
+MAX_FOREIGN = 1 << 16
+QUEUED_BYTES = 4 << 20  # per shard
+MAX_PENDING = 65536
+
+_EMPTY = memoryview(b"")
+
+Listener = Callable[[list[Event]], None]
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """What the owner of the flows wants to be told. `decided` is called once per flow, Kafka or not."""
+
+    decided: Callable[["Flow"], Listener | None]
+    ended: Callable[["Flow"], None]
+
+
+class Flow:
+    """One connection as the capture shows it; what the `connections` table says about it is here."""
+
+    __slots__ = (
+        "client",
+        "close",
+        "ends",
+        "first_ns",
+        "info",
+        "keys",
+        "last_ns",
+        "payload_bytes",
+        "plain",
+        "rtt_ns",
+        "session",
+        "speaks",
+        "start_seen",
+        "syn_ns",
+        "talk",
+    )
+
+    def __init__(self, keys: tuple[bytes, bytes], time_ns: int, budget: Budget) -> None:
+        self.keys = keys  # of segments from side 0 and from side 1 of the conversation
+        self.ends = (_address(keys[0]), _address(keys[1]))
+        self.client = -1  # the conversation's side that is the client; -1: not known yet
+        self.first_ns = time_ns
+        self.last_ns = time_ns
+        self.syn_ns = -1  # of the client's SYN, until the handshake is over
+        self.rtt_ns = -1  # from the SYN to the client's first segment after it
+        self.start_seen = False
+        self.plain = True  # neither in its handshake nor ended: segments go straight to the conversation
+        self.close = "open"  # fin, reset, idle, reused, or open at the capture's end
+        self.speaks: str | None = None
+        self.payload_bytes = [0, 0]
+        self.info: ConnectionInfo | None = None
+        self.session: Session | None = None
+        self.talk = Conversation(_DEAF, budget)
+
+    def total(self, counter: str) -> int:
+        """Both halves together: retransmissions, out_of_order, zero_windows, gaps, gap_bytes or truncated."""
+        return int(getattr(self.talk.halves[0], counter) + getattr(self.talk.halves[1], counter))
+
+
+class _Deaf:
+    """Takes the bytes of a connection that is not Kafka's."""
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
+        pass
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        pass
+
+    def close(self, side: int, now_ns: int) -> None:
+        pass
+
+
+_DEAF = _Deaf()
+
+
+class _Kafka:
+    """Takes the bytes of a Kafka connection to its session, and the session's events to whoever listens."""
+
+    __slots__ = ("_flip", "_listener", "_quality", "_session")
+
+    def __init__(self, session: Session, flip: int, listener: Listener, quality: Quality) -> None:
+        self._session = session
+        self._flip = flip  # 1 where side 0 of the conversation is the broker
+        self._listener = listener
+        self._quality = quality
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
+        session = self._session
+        session.receive(side ^ self._flip, view, now_ns)
+        if session.events:
+            self._tell(now_ns)
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        self._session.gap(side ^ self._flip, count, now_ns)
+        self._tell(now_ns)
+
+    def close(self, side: int, now_ns: int) -> None:
+        self._session.close(side ^ self._flip, now_ns)
+        self._tell(now_ns)
+
+    def _tell(self, now_ns: int) -> None:
+        session = self._session
+        events = session.events
+        for event in events:
+            if type(event) is Gap and event.resync:
+                self._quality.note("resync", now_ns, size=event.count)
+            elif type(event) is Desync:
+                self._quality.note("fault", now_ns)
+        while (
+            len(session.pending) > MAX_PENDING
+        ):  # an answer that was never captured must not hold its request for ever
+            exchange = session.pending.popleft()
+            exchange.outcome = LOST
+            events.append(Unanswered(exchange, "too_many_pending"))
+        self._listener(events)
+        events.clear()
+
+
+class _Undecided:
+    """Keeps the first deliveries of a flow until they tell what it speaks, then hands them on."""
+
+    __slots__ = ("_deliveries", "_flow", "_flows", "_heads", "_size", "_trusted", "_whole", "_witnesses")
+
+    def __init__(self, flows: "Flows", flow: Flow, trusted: bool) -> None:
+        self._flows = flows
+        self._flow = flow
+        self._trusted = trusted
+        self._whole = flow.start_seen  # every byte since the connection's first is here
+        self._deliveries: deque[tuple[int, bytes | int | None, int]] = deque()  # bytes, a hole's size, or the end
+        self._heads = (bytearray(), bytearray())
+        self._size = 0
+        self._witnesses: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
+        self._deliveries.append((side, bytes(view), now_ns))
+        self._size += len(view)
+        flow = self._flow
+        if self._whole:
+            head = self._heads[side]
+            if len(head) < content.HEAD:
+                head += view[: content.HEAD - len(head)]
+            speaks = content.opening(self._heads[flow.client], self._heads[1 - flow.client], self._trusted)
+        else:
+            speaks = self._middle(side, view)
+        if speaks is not None:
+            self._settle(speaks)
+        elif self._size > 4 * content.HEAD:
+            if self._whole:
+                self._settle(content.NOT_KAFKA)
+            else:  # joined in the middle of something large: what is older than its first request is of no use
+                _, delivery, _ = self._deliveries.popleft()
+                if isinstance(delivery, bytes):
+                    self._size -= len(delivery)
+                    self._flows.quality.note("resync", now_ns, size=len(delivery))
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        self._deliveries.append((side, count, now_ns))
+        if self._whole:
+            self._whole = False
+            for number, delivery, _ in list(self._deliveries):
+                if isinstance(delivery, bytes) and (speaks := self._middle(number, memoryview(delivery))):
+                    self._settle(speaks)
+                    return
+
+    def close(self, side: int, now_ns: int) -> None:
+        self._deliveries.append((side, None, now_ns))
+        if sum(1 for _, delivery, _ in self._deliveries if delivery is None) == 2:
+            self._settle("undecided" if self._size else "no_data")
+
+    def _middle(self, side: int, view: memoryview) -> str | None:
+        """A segment of a flow whose beginning was not seen: two requests, or one and its answer, are believed."""
+        kind = content.other(view)
+        if kind is not None:
+            return kind
+        flow = self._flow
+        if flow.client >= 0 and self._trusted:
+            return content.KAFKA
+        theirs = self._witnesses[1 - side]
+        if len(view) >= 8 and int.from_bytes(view[4:8], signed=True) in theirs and flow.client in (-1, 1 - side):
+            flow.client = 1 - side
+            return content.KAFKA
+        if flow.client == 1 - side:
+            return None
+        seen = content.witness(view)
+        if seen is not None:
+            ours = self._witnesses[side]
+            if len(ours) < 64:
+                ours[seen[0]] = seen[1]
+            if sum(ours.values()) >= 2:
+                flow.client = side
+                return content.KAFKA
+        return None
+
+    def _settle(self, speaks: str) -> None:
+        receiver = self._flows.decide(self._flow, speaks)
+        self._flow.talk.receiver = receiver
+        if receiver is _DEAF:
+            return
+        for side, delivery, now_ns in self._deliveries:
+            if delivery is None:
+                receiver.close(side, now_ns)
+            elif isinstance(delivery, int):
+                receiver.gap(side, delivery, now_ns)
+            else:
+                receiver.receive(side, memoryview(delivery), now_ns)
+
+
+class Flows:
+    """All flows of one capture that fall into `shards`; feed it the capture's windows, then `finish`."""
+
+    def __init__(
+        self,
+        source: str,
+        quality: Quality,
+        handlers: Handlers,
+        *,
+        cluster: str = "default",
+        ports: Collection[int] = (),
+        shards: Collection[int] = range(SHARDS),
+        first: bool = True,
+    ) -> None:
+        self.quality = quality
+        self._source = source
+        self._cluster = cluster
+        self._handlers = handlers
+        self._ports = frozenset(port.to_bytes(2) for port in ports)
+        self._first = first  # of several processes that read the same capture, the one that counts its packets
+        self._dissector = Dissector(quality if first else Quality())
+        self._interest = Interest(details=True, capture=True)
+        self._ways: dict[bytes, tuple[Flow, int]] = {}
+        self._foreign: set[bytes] = set()  # keys that belong to other shards
+        self._shards = {number: _Shard() for number in shards}
+        self._last_ns = -1
+
+    def window(self, window: Window) -> None:
+        """Take the packets of a window."""
+        data = window.data
+        whole = memoryview(data)
+        dissect = self._dissector.segment
+        ways = self._ways
+        foreign = self._foreign
+        flow: Flow | None
+        last_ns = self._last_ns
+        for time_ns, link, start, end, _ in window.records:
+            if time_ns < last_ns:
+                self._note("clock_back", time_ns)
+            else:
+                last_ns = time_ns
+            segment = dissect(link, data, start, end, time_ns)
+            if segment is None:
+                continue
+            held, key, seq, ack, flags, size, start, end, length = segment
+            way = ways.get(key)
+            if way is None:
+                if key in foreign or (flow := self._meet(segment, time_ns)) is None:
+                    continue
+                side = 0
+            else:
+                flow, side = way
+                if flags & (SYN | RST) or not flow.plain:
+                    flow = self._turn(flow, side, segment, time_ns)
+                    if flow is None:
+                        continue
+                    side = ways[key][1]
+            if flags & SYN:
+                seq += 1
+            flow.last_ns = time_ns
+            if length:
+                flow.payload_bytes[side] += length
+                view = whole[start:end] if held is data else memoryview(held)[start:end]
+            else:
+                view = _EMPTY
+            talk = flow.talk
+            talk.segment(side, seq, ack, flags, size, view, length, time_ns)
+            if not talk.open_sides:
+                self._end(flow, "fin")
+        self._last_ns = last_ns
+        if window.records:
+            self._note("packets", window.records[0][0], count=len(window.records), last_ns=last_ns)
+
+    def finish(self) -> None:
+        """The capture is over: every flow ends, in the order of their beginning."""
+        self._dissector.finish()
+        for shard in self._shards.values():
+            for flow in list(shard.open):
+                self._end(flow, "open")
+        self._ways.clear()
+
+    # --- the life of a flow ------------------------------------------------------------------------------------------
+
+    def _meet(self, segment: Segment, time_ns: int) -> Flow | None:
+        """A segment of a flow that is not known."""
+        key, flags, length = segment[1], segment[4], segment[8]
+        if self._ports and key[-4:-2] not in self._ports and key[-2:] not in self._ports:
+            self._note("other_ports", time_ns, size=length)
+            return None
+        shard = self._shards.get(shard_of(key))
+        if shard is None:
+            if len(self._foreign) >= MAX_FOREIGN:
+                self._foreign.clear()
+            self._foreign.add(key)
+            return None
+        if flags & RST or not (length or flags & SYN):
+            return None  # the rest of something that ended before the capture, or a keep-alive: nothing to learn
+        return self._open(shard, key, time_ns, flags, segment[2], segment[3])
+
+    def _open(self, shard: "_Shard", key: bytes, time_ns: int, flags: int, seq: int, ack: int) -> Flow:
+        half = len(key) // 2 - 2
+        back = key[half : 2 * half] + key[:half] + key[-2:] + key[-4:-2]
+        flow = Flow((key, back), time_ns, shard.budget)
+        trusted = bool(self._ports)
+        if flags & SYN:
+            flow.start_seen = True
+            flow.talk.open(0, seq)
+            if flags & ACK:
+                flow.client = 1
+                flow.talk.open(1, ack - 1 & MASK)
+            else:
+                flow.client = 0
+                flow.syn_ns = time_ns
+                flow.plain = False
+        elif trusted and (key[-4:-2] in self._ports) != (key[-2:] in self._ports):
+            flow.client = int(key[-4:-2] in self._ports)
+        flow.talk.receiver = _Undecided(self, flow, trusted)
+        self._ways[key] = (flow, 0)
+        self._ways[back] = (flow, 1)
+        shard.open[flow] = None
+        if len(shard.open) > MAX_FLOWS:
+            idle = sorted(shard.open, key=lambda flow: flow.last_ns)
+            for old in idle[: MAX_FLOWS // 8]:
+                if old is not flow:
+                    self._end(old, "idle")
+        return flow
+
+    def _turn(self, flow: Flow, side: int, segment: Segment, time_ns: int) -> Flow | None:
+        """A segment that begins or ends something; returns the flow it belongs to, None if there is no more to do."""
+        _, key, seq, ack, flags, _, _, _, length = segment
+        half = flow.talk.halves[side]
+        is_open = flow.close == "open"
+        if flags & RST:
+            if is_open and (half.position < 0 or abs(ahead(seq, half.position)) < FURTHEST):
+                flow.last_ns = time_ns
+                self._end(flow, "reset")
+            return None
+        if flags & SYN:
+            if half.seen and not (seq - half.first) & MASK:
+                half.retransmissions += is_open
+                return None
+            if flags & ACK and is_open and flow.syn_ns >= 0 and side != flow.client and not half.seen:
+                flow.talk.open(side, seq)
+                return flow
+            shard = self._shards[shard_of(key)]
+            if is_open:
+                self._end(flow, "reused")
+            return self._open(shard, key, time_ns, flags, seq, ack)
+        if not is_open:
+            if length and ahead(seq, half.position) > 0:  # the ports were used again, and the SYN was not captured
+                return self._open(self._shards[shard_of(key)], key, time_ns, flags, seq, ack)
+            return None
+        if side == flow.client:
+            flow.rtt_ns = time_ns - flow.syn_ns
+            flow.syn_ns = -1
+            flow.plain = True
+        return flow
+
+    def _end(self, flow: Flow, close: str) -> None:
+        """Close a flow's books; its keys are remembered a while, for the segments that straggle in."""
+        flow.talk.finish(flow.last_ns)
+        flow.close = close
+        flow.plain = False
+        shard = self._shards[shard_of(flow.keys[0])]
+        shard.open.pop(flow, None)
+        quality = self.quality
+        first, last = flow.first_ns, flow.last_ns
+        for kind in ("retransmissions", "out_of_order", "zero_windows"):
+            if count := flow.total(kind):
+                quality.note(kind, first, count=count, last_ns=last)
+        if gaps := flow.total("gaps"):
+            quality.note("gap", first, count=gaps, size=flow.total("gap_bytes"), last_ns=last)
+        if truncated := flow.total("truncated"):
+            quality.note("truncated", first, count=truncated, last_ns=last)
+        if flow.talk.strays:
+            quality.note("strays", first, count=flow.talk.strays, last_ns=last)
+        if flow.speaks == content.KAFKA:
+            if not flow.start_seen:
+                quality.note("midstream", first)
+            if close in ("open", "idle"):
+                quality.note(close, last)
+            if flow.session is not None and flow.session.sasl_tokens:
+                quality.note("raw_sasl", first, count=flow.session.sasl_tokens, last_ns=last)
+        quality.note(flow.speaks or "no_data", first, size=sum(flow.payload_bytes), last_ns=last)
+        self._handlers.ended(flow)
+        flow.session = None
+        flow.talk.receiver = _DEAF
+        shard.ended.append(flow)
+        if len(shard.ended) > MAX_ENDED:
+            old = shard.ended.popleft()
+            for key in old.keys:
+                if self._ways.get(key, (None,))[0] is old:
+                    del self._ways[key]
+
+    def decide(self, flow: Flow, speaks: str) -> "_Kafka | _Deaf":
+        """It is clear what a flow speaks, or that it never will be."""
+        flow.speaks = speaks
+        if speaks != content.KAFKA:
+            self._handlers.decided(flow)
+            return _DEAF
+        if flow.client < 0:
+            flow.client = 0
+        (client_address, client_port), (broker_address, broker_port) = (
+            flow.ends[flow.client],
+            flow.ends[1 - flow.client],
+        )
+        flow.info = ConnectionInfo(
+            self._cluster,
+            self._source,
+            client_address,
+            client_port,
+            broker_address,
+            broker_port,
+            None,
+            flow.first_ns,
+        )
+        listener = self._handlers.decided(flow)
+        if listener is None:
+            return _DEAF
+        flow.session = Session(self._interest, midstream=not flow.start_seen)
+        return _Kafka(flow.session, flow.client, listener, self.quality)
+
+    def _note(self, kind: str, time_ns: int, *, count: int = 1, size: int = 0, last_ns: int = -1) -> None:
+        if self._first:
+            self.quality.note(kind, time_ns, count=count, size=size, last_ns=last_ns)
+
+
+class _Shard:
+    __slots__ = ("budget", "ended", "open")
+
+    def __init__(self) -> None:
+        self.open: dict[Flow, None] = {}
+        self.ended: deque[Flow] = deque()
+        self.budget = Budget(QUEUED_BYTES)
+
+
+def shard_of(key: bytes) -> int:
+    """The shard of a flow, the same for both directions and in every process."""
+    half = len(key) // 2 - 2
+    a, b = key[:half] + key[-4:-2], key[half : 2 * half] + key[-2:]
+    return crc32(a + b if a < b else b + a) % SHARDS
+
+
+def _address(key: bytes) -> tuple[str, int]:
+    """(address, port) of the sender that a key names."""
+    half = len(key) // 2 - 2
+    return inet_ntop(AF_INET if half == 4 else AF_INET6, key[:half]), int.from_bytes(key[-4:-2])
