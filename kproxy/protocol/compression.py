@@ -1,0 +1,204 @@
+"""The four codecs of record batches, with a bound on what comes out.
+
+A peer's bytes claim sizes; nothing here is allocated by a claim. Output grows as it is produced, and at
+MAX_DECOMPRESSED_BYTES (or the caller's own limit) it ends in Malformed. Snappy, whose library does allocate what the
+input claims, is asked only after the claim was found possible for that much input. Input is consumed to its end: a
+frame that is cut short is Malformed, as it is for Kafka's own reader.
+
+Knows codecs by the number that batches carry; knows nothing of records.
+"""
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from struct import Struct, error
+from typing import Any
+
+import lz4.frame
+import snappy
+import zstandard
+
+from kproxy.errors import Malformed, Unsupported
+from kproxy.protocol.primitives import Buffer, read_uvarint
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+# A broker takes 1 MiB of compressed batch by default; a batch that becomes 128 MiB is a mistake or an attack.
+MAX_DECOMPRESSED_BYTES = 1 << 27
+
+_MAX_FRAMES = 1024  # writers make one; an empty one costs its reader more than its sender
+_GZIP_WBITS = 16 + zlib.MAX_WBITS
+_INT32 = Struct(">i")
+
+
+def codec_name(codec: int) -> str:
+    return CODECS[codec] if 0 <= codec < len(CODECS) else f"unknown_{codec}"
+
+
+def decompress(codec: int, data: Buffer, *, magic: int = 2, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+    """What `data` becomes; `magic` is that of the batch, since LZ4 in message sets v0 has a flaw of its own."""
+    if codec == NONE:
+        return bytes(data)
+    if codec == LZ4 and magic == 0:
+        data = _with_true_lz4_checksum(bytes(data))
+    try:
+        reader = _READERS[codec]
+    except KeyError:
+        raise Unsupported(f"compression codec {codec} is not one of {', '.join(CODECS)}") from None
+    out: list[bytes] = []
+    produced = 0
+
+    def take(piece: bytes) -> int:
+        nonlocal produced
+        produced += len(piece)
+        if produced > limit_bytes:
+            raise Malformed(f"{len(data)} bytes of {CODECS[codec]} become more than the {limit_bytes} bytes allowed")
+        out.append(piece)
+        return limit_bytes - produced
+
+    try:
+        reader(bytes(data), take, limit_bytes)
+    except (zlib.error, RuntimeError, zstandard.ZstdError, error, EOFError) as fault:
+        raise Malformed(f"the {CODECS[codec]} data does not decompress: {fault}") from None
+    return b"".join(out)
+
+
+def compress(codec: int, data: bytes, *, magic: int = 2) -> bytes:
+    """As Kafka's Java client frames each codec; LZ4 in message sets v0 gets the checksum that its readers expect."""
+    if codec == NONE:
+        return data
+    if codec == GZIP:
+        return zlib.compress(data, wbits=_GZIP_WBITS)
+    if codec == SNAPPY:
+        blocks = (snappy.compress(data[at : at + _XERIAL_BLOCK]) for at in range(0, len(data), _XERIAL_BLOCK))
+        return _XERIAL_HEADER + b"".join(_INT32.pack(len(block)) + block for block in blocks)
+    if codec == LZ4:
+        frame: bytes = lz4.frame.compress(data, block_linked=False, store_size=False)
+        return _with_false_lz4_checksum(frame) if magic == 0 else frame
+    if codec == ZSTD:
+        return zstandard.ZstdCompressor(write_content_size=False).compress(data)
+    raise Unsupported(f"compression codec {codec} is not one of {', '.join(CODECS)}")
+
+
+Take = Callable[[bytes], int]  # takes a piece of output, gives the number of bytes still allowed
+
+
+def _reader_of_frames(new_frame: Callable[[], Any], expansion: int) -> Callable[[Buffer, Take, int], None]:
+    """Reads one frame or several in a row, giving input in slices that cannot become more than is still allowed:
+    no byte of this codec becomes more than `expansion` bytes."""
+
+    def read(data: Buffer, take: Take, left: int) -> None:
+        view, pos = memoryview(data), 0
+        for _ in range(_MAX_FRAMES):
+            frame = new_frame()
+            while not frame.eof:
+                if pos >= len(view):
+                    raise EOFError("it is cut short")
+                step = max(64, left // expansion)
+                left = take(frame.decompress(view[pos : pos + step]))
+                pos += step
+            pos = min(pos, len(view)) - len(frame.unused_data or b"")
+            if pos == len(view):
+                return
+        raise Malformed(f"more than {_MAX_FRAMES} frames, or bytes after the last one")
+
+    return read
+
+
+# -------------------------------------------------------------------------------------------------------------- snappy
+
+# The framing of xerial's snappy-java: this header, then blocks of a size (int32) and raw snappy. The header may come
+# again between blocks, where streams were joined. Clients of other languages often send one raw block instead.
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + _INT32.pack(1) * 2
+_XERIAL_BLOCK = 32 * 1024
+
+
+def _snappy(data: bytes, take: Take, left: int) -> None:
+    if not data.startswith(_XERIAL_MAGIC):
+        take(_snappy_block(data, left))
+        return
+    pos, end = 0, len(data)
+    while pos < end:
+        if data.startswith(_XERIAL_MAGIC, pos):
+            pos += len(_XERIAL_HEADER)
+            continue
+        (size,) = _INT32.unpack_from(data, pos)
+        pos += 4
+        if not 0 <= size <= end - pos:
+            raise Malformed(f"a snappy block of {size} bytes where {end - pos} are left")
+        left = take(_snappy_block(data[pos : pos + size], left))
+        pos += size
+    if pos > end:
+        raise EOFError("it is cut short")
+
+
+def _snappy_block(block: bytes, left: int) -> bytes:
+    """The library allocates what the block claims: three bytes of snappy can become 64, never more."""
+    claimed, _ = read_uvarint(block, 0)
+    if claimed * 3 > len(block) * 64:
+        raise Malformed(f"{len(block)} bytes of snappy cannot become the {claimed} bytes that they claim")
+    if claimed > left:
+        raise Malformed(f"{len(block)} bytes of snappy become {claimed} bytes where {left} are allowed")
+    try:
+        plain: bytes = snappy.uncompress(block)
+    except snappy.UncompressError:
+        raise Malformed(f"a snappy block of {len(block)} bytes does not decompress") from None
+    return plain
+
+
+# ----------------------------------------------------------------------------------------------------------------- lz4
+
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+
+
+def _lz4_descriptor_end(frame: bytes) -> int:
+    """Where the byte with the header's checksum is: after the flags, the block size and what the flags announce."""
+    if len(frame) < 7 or not frame.startswith(_LZ4_MAGIC):
+        raise Malformed("the lz4 data does not begin with a frame")
+    flags = frame[4]
+    end = 6 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+    if end >= len(frame):
+        raise Malformed("the lz4 frame's header is cut short")
+    return end
+
+
+def _with_true_lz4_checksum(frame: bytes) -> bytes:
+    """KAFKA-3160: in message sets v0 the checksum covers the frame's magic too; readers of v0 accept anything."""
+    end = _lz4_descriptor_end(frame)
+    return frame[:end] + bytes((_xxh32(frame[4:end]) >> 8 & 0xFF,)) + frame[end + 1 :]
+
+
+def _with_false_lz4_checksum(frame: bytes) -> bytes:
+    end = _lz4_descriptor_end(frame)
+    return frame[:end] + bytes((_xxh32(frame[:end]) >> 8 & 0xFF,)) + frame[end + 1 :]
+
+
+def _xxh32(data: bytes) -> int:
+    """xxHash32, seed 0, of fewer than sixteen bytes, as a frame's header is."""
+    mask, pos, size = 0xFFFFFFFF, 0, len(data)
+    prime1, prime2, prime3, prime4, prime5 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
+    value = prime5 + size & mask
+    while pos <= size - 4:
+        value = _rotate(value + int.from_bytes(data[pos : pos + 4], "little") * prime3 & mask, 17) * prime4 & mask
+        pos += 4
+    while pos < size:
+        value = _rotate(value + data[pos] * prime5 & mask, 11) * prime1 & mask
+        pos += 1
+    value = (value ^ value >> 15) * prime2 & mask
+    value = (value ^ value >> 13) * prime3 & mask
+    return value ^ value >> 16
+
+
+def _rotate(value: int, by: int) -> int:
+    return (value << by | value >> 32 - by) & 0xFFFFFFFF
+
+
+_READERS: dict[int, Callable[[bytes, Take, int], None]] = {
+    GZIP: _reader_of_frames(partial(zlib.decompressobj, _GZIP_WBITS), 1032),
+    SNAPPY: _snappy,
+    LZ4: _reader_of_frames(lz4.frame.LZ4FrameDecompressor, 255),
+    # A block of four bytes becomes 128 KiB. The window is what Java's reader takes by default.
+    ZSTD: _reader_of_frames(lambda: zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj(), 1 << 15),
+}

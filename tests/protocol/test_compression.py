@@ -1,0 +1,108 @@
+"""Codecs: what the official library wrote reads, what we write it would read, and nothing hostile gets out of hand."""
+
+import tracemalloc
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kproxy.errors import Malformed, Unsupported
+from kproxy.protocol.compression import CODECS, GZIP, LZ4, NONE, SNAPPY, ZSTD, codec_name, compress, decompress
+
+COMPRESSING = (GZIP, SNAPPY, LZ4, ZSTD)
+TEXT = b"the same words again and again, " * 3000  # several xerial blocks
+
+
+@given(st.sampled_from(range(5)), st.binary(max_size=300), st.integers(1, 500), st.sampled_from((0, 1, 2)))
+def test_decompresses_what_was_compressed(codec, data, times, magic):
+    assert decompress(codec, compress(codec, data * times, magic=magic), magic=magic) == data * times
+
+
+@pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
+def test_frames_in_a_row_are_one_stream(codec):
+    assert decompress(codec, compress(codec, TEXT) + compress(codec, b"") + compress(codec, b"end")) == TEXT + b"end"
+
+
+def test_snappy_framed_joined_and_raw():
+    framed = compress(SNAPPY, TEXT)
+    assert framed.startswith(b"\x82SNAPPY\0\0\0\0\1\0\0\0\1")
+    assert decompress(SNAPPY, framed + compress(SNAPPY, b"more")) == TEXT + b"more"
+    raw = bytes((5, 4 << 2)) + b"hello"  # a literal of five bytes
+    assert decompress(SNAPPY, raw) == b"hello"
+
+
+def test_lz4_of_message_sets_v0_has_its_flawed_checksum():
+    flawed, right = compress(LZ4, TEXT, magic=0), compress(LZ4, TEXT, magic=1)
+    assert flawed[:6] + flawed[7:] == right[:6] + right[7:]
+    assert compress(LZ4, b"x" * 70000, magic=0)[6] != compress(LZ4, b"x" * 70000, magic=1)[6]
+    assert decompress(LZ4, flawed, magic=0) == decompress(LZ4, right, magic=0) == TEXT
+    with pytest.raises(Malformed):
+        decompress(LZ4, flawed, magic=1)
+
+
+def test_lz4_checksum_of_the_official_writer():
+    """Frame headers as Kafka's own library writes them: magic 0, then magic 1 and later."""
+    for magic, header in ((0, "04224d1860401a"), (1, "04224d18604082")):
+        assert decompress(LZ4, bytes.fromhex(header) + bytes(4), magic=magic) == b""
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_every_cut_is_refused(codec):
+    whole = compress(codec, b"some text, some text, some text")
+    for cut in range(len(whole)):
+        if codec == SNAPPY and cut == 16:
+            continue  # a xerial header alone is an empty stream
+        for magic in (0, 2):
+            with pytest.raises(Malformed):
+                decompress(codec, whole[:cut], magic=magic)
+
+
+@given(st.sampled_from(COMPRESSING), st.sampled_from((0, 2)), st.data())
+def test_mutated_bytes_decompress_or_are_refused(codec, magic, data):
+    mutated = bytearray(compress(codec, data.draw(st.binary(max_size=100)) * 3, magic=magic))
+    for _ in range(data.draw(st.integers(1, 4))):
+        mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(Malformed):
+        decompress(codec, mutated, magic=magic, limit_bytes=1 << 16)
+
+
+@given(st.sampled_from(COMPRESSING), st.sampled_from((0, 2)), st.binary(max_size=100))
+def test_any_bytes_decompress_or_are_refused(codec, magic, data):
+    with suppress(Malformed):
+        decompress(codec, data, magic=magic)
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_a_bomb_costs_no_more_than_the_limit(codec):
+    bomb = compress(codec, bytes(1 << 26))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Malformed, match="allowed"):
+            decompress(codec, bomb, limit_bytes=1 << 20)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20  # of 64 MiB; libraries double their buffers as they go
+
+
+def test_claims_of_size_allocate_nothing():
+    claims_4_gib = b"\xff\xff\xff\xff\x0f" + b"\0" * 20
+    with pytest.raises(Malformed, match="cannot become"):
+        decompress(SNAPPY, claims_4_gib)
+    with pytest.raises(Malformed):
+        decompress(SNAPPY, compress(SNAPPY, b"")[:16] + b"\x7f\xff\xff\xff" + bytes(8))
+
+
+@pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
+def test_frames_without_end_are_refused(codec):
+    with pytest.raises(Malformed, match="more than 1024 frames"):
+        decompress(codec, compress(codec, b"") * 2000)
+
+
+def test_codecs_by_name():
+    assert [codec_name(codec) for codec in range(-1, 6)] == ["unknown_-1", *CODECS, "unknown_5"]
+    assert decompress(NONE, memoryview(b"as it is")) == b"as it is"
+    for work in (compress, decompress):
+        with pytest.raises(Unsupported, match="codec 5"):
+            work(5, b"")

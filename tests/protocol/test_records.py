@@ -1,0 +1,297 @@
+"""Records against the official library's reading of them, and against every cut and mutation."""
+
+import gzip
+import json
+from base64 import b64encode
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.errors import Malformed, Unsupported
+from kproxy.protocol import compression
+from kproxy.protocol.compression import CODECS, GZIP, NONE, ZSTD
+from kproxy.protocol.records import (
+    HEADER_BYTES,
+    Record,
+    control_type,
+    iterate_headers,
+    read_batches,
+    read_header,
+    write_batch,
+    write_message_set,
+)
+
+with gzip.open(Path(__file__).parent.parent / "data" / "records-dev.jsonl.gz", "rt", encoding="utf-8") as lines:
+    FRAGMENTS = {fragment["name"]: fragment for fragment in map(json.loads, lines)}
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+TIMESTAMP = st.integers(-1, 1 << 45)
+BYTES = st.none() | st.binary(max_size=40) | st.binary(min_size=120, max_size=140)
+RECORD_HEADERS = st.lists(st.tuples(st.text(max_size=8), BYTES), max_size=4).map(tuple)
+
+
+@st.composite
+def records(draw, with_headers=True, max_offset=1 << 62):
+    count = draw(st.integers(1, 6))
+    offset = draw(st.integers(0, max_offset))
+    out = []
+    for _ in range(count):
+        headers = draw(RECORD_HEADERS) if with_headers else ()
+        out.append(Record(offset, draw(TIMESTAMP), draw(BYTES), draw(BYTES), headers))
+        offset += draw(st.integers(1, 1000))
+    return out
+
+
+def fragment_bytes(name):
+    return bytes.fromhex(FRAGMENTS[name]["hex"])
+
+
+def everything(buffer):
+    """All that can be asked of a buffer; raises what reading it raises."""
+    batches, trailing = read_batches(buffer)
+    return [(batch.header, batch.base_offset, batch.crc_valid, list(batch.records())) for batch in batches], trailing
+
+
+def as_official(batch):
+    def text(value):
+        return None if value is None else b64encode(value).decode()
+
+    header = batch.header
+    return {
+        "base_offset": batch.base_offset,
+        "last_offset": header.last_offset,
+        "producer_id": header.producer_id,
+        "epoch": header.producer_epoch,
+        "sequence": header.base_sequence,
+        "is_transactional": header.is_transactional,
+        "is_control": header.is_control,
+        "timestamp_type": header.timestamp_type,
+        "crc_valid": batch.crc_valid,
+        "magic": header.magic,
+        "codec": CODECS[header.codec],
+        "size": header.size_bytes,
+        "crc": header.crc,
+        "leader_epoch": header.leader_epoch,
+        "last_sequence": header.last_sequence,
+        "max_timestamp": header.max_timestamp,
+        "delete_horizon": header.delete_horizon,
+        "records": [
+            {
+                "offset": record.offset,
+                "timestamp": record.timestamp,
+                "key": text(record.key),
+                "value": text(record.value),
+                "headers": [[name, text(value)] for name, value in record.headers],
+            }
+            for record in batch.records()
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_reads_as_the_official_library(name):
+    batches, trailing = read_batches(fragment_bytes(name))
+    assert [as_official(batch) for batch in batches] == FRAGMENTS[name]["batches"]
+    assert trailing == FRAGMENTS[name]["trailing_bytes"]
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_writes_as_the_official_library(name):
+    """Where nothing that the writer was given is lost in reading: its very bytes, compressed ones decompressed."""
+    for batch in read_batches(fragment_bytes(name))[0]:
+        header, plain = batch.header, list(batch.records())
+        if not plain or not batch.crc_valid or header.timestamp_type == "LogAppendTime":
+            continue
+        if header.magic == 2:
+            written = write_batch(
+                plain,
+                codec=header.codec,
+                base_offset=header.base_offset,
+                leader_epoch=header.leader_epoch,
+                producer_id=header.producer_id,
+                producer_epoch=header.producer_epoch,
+                base_sequence=header.base_sequence,
+                is_transactional=header.is_transactional,
+                is_control=header.is_control,
+                delete_horizon=header.delete_horizon,
+            )
+        else:
+            written = write_message_set(plain, magic=header.magic, codec=header.codec)
+        (again,) = read_batches(written)[0]
+        assert payload(again) == payload(batch)
+        if header.codec == NONE:
+            assert written == bytes(batch.view)
+        else:
+            assert again.header._replace(length=0, crc=0) == header._replace(length=0, crc=0)
+
+
+def payload(batch):
+    """What the codec was given, by the codec."""
+    header = batch.header
+    if header.magic == 2:
+        return compression.decompress(header.codec, batch.view[HEADER_BYTES:])
+    if header.codec == NONE:
+        return bytes(batch.view)
+    start = 26 if header.magic else 18  # the key's and the value's sizes follow
+    return compression.decompress(header.codec, batch.view[start + 8 :], magic=header.magic)
+
+
+@given(records(), st.sampled_from(range(5)), st.booleans(), st.booleans(), st.none() | TIMESTAMP, st.none() | TIMESTAMP)
+def test_batches_read_as_written(given_records, codec, is_transactional, is_control, log_append_time, delete_horizon):
+    written = write_batch(
+        given_records,
+        codec=codec,
+        leader_epoch=7,
+        producer_id=1 << 40,
+        producer_epoch=3,
+        base_sequence=(1 << 31) - 1,
+        is_transactional=is_transactional,
+        is_control=is_control,
+        log_append_time=log_append_time,
+        delete_horizon=delete_horizon,
+    )
+    (batch,), trailing = read_batches(written)
+    header = batch.header
+    assert trailing == 0
+    assert batch.crc_valid
+    assert (header.codec, header.producer_id, header.producer_epoch) == (codec, 1 << 40, 3)
+    assert (header.is_transactional, header.is_control) == (is_transactional, is_control)
+    assert header.delete_horizon == delete_horizon
+    assert (batch.base_offset, header.last_offset) == (given_records[0].offset, given_records[-1].offset)
+    assert header.record_count == len(given_records)
+    if log_append_time is not None:
+        given_records = [record._replace(timestamp=log_append_time) for record in given_records]
+    assert list(batch.records()) == given_records
+
+
+@given(records(with_headers=False), st.sampled_from((0, 1)), st.sampled_from(range(4)), st.none() | TIMESTAMP)
+def test_message_sets_read_as_written(given_records, magic, codec, log_append_time):
+    written = write_message_set(given_records, magic=magic, codec=codec, log_append_time=log_append_time)
+    batches, trailing = read_batches(written)
+    assert trailing == 0
+    assert all(batch.crc_valid for batch in batches)
+    assert len(batches) == (len(given_records) if codec == NONE else 1)
+    assert batches[0].base_offset == given_records[0].offset
+    assert batches[-1].header.last_offset == given_records[-1].offset
+    stamp = -1 if magic == 0 else log_append_time
+    expected = [record if stamp is None else record._replace(timestamp=stamp) for record in given_records]
+    assert [record for batch in batches for record in batch.records()] == expected
+
+
+def test_a_compressed_message_at_offset_0_counts_from_0():
+    """Some versions of librdkafka leave the outer offset 0, whatever is inside."""
+    written = bytearray(write_message_set([Record(5, 1, None, b"a"), Record(6, 1, None, b"b")], magic=1, codec=GZIP))
+    written[:8] = bytes(8)
+    (batch,), _ = read_batches(written)
+    assert batch.base_offset == 0
+    assert [record.offset for record in batch.records()] == [0, 1]
+
+
+@pytest.mark.parametrize("name", [n for n in FRAGMENTS if n.endswith(("-twenty", "three-batches", "mixed-magic"))])
+def test_a_cut_is_a_count_of_trailing_bytes(name):
+    whole = fragment_bytes(name)
+    ends = [0, *(pos + header.size_bytes for pos, header in iterate_headers(whole))]
+    assert ends[-1] == len(whole)
+    for count, (start, end) in enumerate(pairwise(ends)):
+        for cut in {*range(start, min(start + 70, end)), *range(start, end, 97), end - 1}:
+            batches, trailing = read_batches(whole[:cut])
+            assert (len(batches), trailing) == (count, cut - start)
+
+
+def test_a_header_is_told_before_its_payload():
+    for name in ("m0-none-single", "m0-gzip-twenty", "m1-snappy-twenty", "m2-zstd-headers"):
+        whole = fragment_bytes(name)
+        header = read_header(whole, 0, len(whole))
+        needed = {0: 18, 1: 26, 2: HEADER_BYTES}[header.magic]
+        assert [read_header(whole, 0, end) for end in range(needed)] == [None] * needed
+        assert read_header(b"?" + whole[:needed], 1, needed + 1) == header
+
+
+@settings(max_examples=1000)
+@given(st.sampled_from([name for name in FRAGMENTS if "-big" not in name]), st.data())
+def test_mutated_bytes_are_read_or_refused(name, data):
+    mutated = bytearray(fragment_bytes(name))
+    if not mutated:
+        return
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(Malformed, Unsupported):
+        everything(mutated)
+
+
+@given(st.binary(max_size=200), st.sampled_from((0, 1, 2)), st.integers(0, 7))
+def test_any_bytes_behind_a_plausible_header_are_read_or_refused(tail, magic, attributes):
+    if magic == 2:
+        whole = bytearray(write_batch([Record(0, 0, b"k", b"v")])[:HEADER_BYTES] + tail)
+        whole[22] = attributes
+    else:
+        whole = bytearray(write_message_set([Record(0, 0, b"k", b"v")], magic=magic)[: 26 if magic else 18] + tail)
+        whole[17] = attributes
+    whole[8:12] = (len(whole) - 12).to_bytes(4, "big")
+    with suppress(Malformed, Unsupported):
+        everything(whole)
+
+
+def malformed(buffer, reason):
+    with pytest.raises(Malformed, match=reason):
+        everything(buffer)
+
+
+def test_what_cannot_be_is_refused_by_its_reason():
+    good = write_batch([Record(0, 0, b"key", b"value")])
+    malformed(patched(good, 8, (48).to_bytes(4, "big")), "49 is the least")
+    malformed(patched(good, 8, b"\xff" * 4), "49 is the least")
+    malformed(patched(good, 57, b"\xff" * 4), "a batch of -1 records")
+    malformed(patched(good, 57, (2).to_bytes(4, "big")), "cut short")
+    malformed(patched(good, 57, (0).to_bytes(4, "big")), "after the last of 0 records")
+    malformed(patched(good, 57, b"\x7f\xff\xff\xff"), "cut short")
+    malformed(patched(good, 0, b"\x7f" + b"\xff" * 7, 64, b"\x02"), "leaves the range")
+    malformed(patched(good, 65, b"\x07"), "a length of -4 bytes")
+    with pytest.raises(Unsupported, match="magic 3"):
+        read_batches(patched(good, 16, b"\x03"))
+    inner = write_message_set([Record(0, 0, None, b"v")], magic=1, codec=GZIP)
+    malformed(compressed_message(inner), "only uncompressed")
+    malformed(compressed_message(inner[:20]), "no message")
+    malformed(compressed_message(b""), "no message")
+    malformed(compressed_message(write_message_set([Record(9, 0, None, b"v")], magic=1), offset=3), "relative offset 9")
+    with pytest.raises(Unsupported, match="zstd"):
+        everything(patched(compressed_message(inner), 17, bytes((ZSTD,))))
+
+
+def patched(whole, *edits):
+    out = bytearray(whole)
+    for at, content in zip(edits[::2], edits[1::2], strict=True):
+        out[at : at + len(content)] = content
+    return out
+
+
+def compressed_message(content, offset=0):
+    """A v1 message around any content."""
+    value = compression.compress(GZIP, content)
+    body = b"\x01\x01" + bytes(8) + b"\xff" * 4 + len(value).to_bytes(4, "big") + value
+    return offset.to_bytes(8, "big") + (len(body) + 4).to_bytes(4, "big") + bytes(4) + body
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+def test_a_bomb_ends_at_the_limit(codec):
+    (batch,), _ = read_batches(write_batch([Record(0, 0, None, bytes(1 << 20))], codec=codec))
+    with pytest.raises(Malformed, match="allowed"):
+        next(batch.records(limit_bytes=1 << 19))
+    assert next(batch.records(limit_bytes=(1 << 20) + 100)).value == bytes(1 << 20)
+
+
+def test_control_records_by_name():
+    def names(fragment):
+        batches = [batch for batch in read_batches(fragment_bytes(fragment))[0] if batch.header.is_control]
+        return [control_type(record) for batch in batches for record in batch.records()]
+
+    assert names("m2-control-commit") == ["COMMIT"]
+    assert names("m2-control-kraft-voters") == ["KRAFT_VOTERS"]
+    assert names("m2-transaction-log") == ["ABORT", "COMMIT"]
+    assert control_type(Record(0, 0, b"\0\0\0\x63", None)) == "unknown_99"
+    with pytest.raises(Malformed):
+        control_type(Record(0, 0, b"\0", None))
