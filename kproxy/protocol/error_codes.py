@@ -1,0 +1,29 @@
+"""Error codes by name, from the official library's own list in `layouts/errors.json`.
+
+An int16 in the protocol is a code; whoever reads a newer broker than this list meets codes it does not have, so that
+every lookup by `error_name` has an answer.
+"""
+
+import json
+from importlib.resources import files
+from typing import NamedTuple
+
+
+class ErrorCode(NamedTuple):
+    code: int
+    name: str
+    retriable: bool  # the client may try the same again, as Kafka's own clients do
+    message: str | None
+
+
+def error_name(code: int) -> str:
+    error = ERRORS.get(code)
+    return error.name if error else f"unknown_{code}"
+
+
+def _load() -> dict[int, ErrorCode]:
+    rows = json.loads(files("kproxy.protocol").joinpath("layouts", "errors.json").read_bytes())["errors"]
+    return {row[0]: ErrorCode(*row) for row in rows}
+
+
+ERRORS: dict[int, ErrorCode] = _load()
