@@ -40,13 +40,13 @@ def decode_request(frame: Buffer) -> tuple[Header, Body]:
         raise Malformed(f"a request of {len(frame)} bytes: too short for an API key and a version")
     api_key = int.from_bytes(frame[0:2], "big", signed=True)
     version = int.from_bytes(frame[2:4], "big", signed=True)
-    header_version = _api_message(api_key, version, "request").header_version(version)
+    header_version = api_message(api_key, version, "request").header_version(version)
     header, pos = _reader("RequestHeader", header_version)(frame, 0, len(frame))
     return header, _body(_reader((api_key, "request"), version), frame, pos)
 
 
 def decode_response(frame: Buffer, api_key: int, api_version: int) -> tuple[Header, Body]:
-    header_version = _api_message(api_key, api_version, "response").header_version(api_version)
+    header_version = api_message(api_key, api_version, "response").header_version(api_version)
     header, pos = _reader("ResponseHeader", header_version)(frame, 0, len(frame))
     if api_key == _API_VERSIONS:
         api_version = _api_versions_version(frame, pos, api_version)
@@ -68,12 +68,12 @@ def decode_data(name: str, frame: Buffer) -> tuple[Header, Body]:
 
 def encode_request(header: Header, body: Body) -> bytes:
     api_key, version = header["requestApiKey"], header["requestApiVersion"]
-    header_version = _api_message(api_key, version, "request").header_version(version)
+    header_version = api_message(api_key, version, "request").header_version(version)
     return bytes(_writer("RequestHeader", header_version)(header) + _writer((api_key, "request"), version)(body))
 
 
 def encode_response(api_key: int, api_version: int, header: Header, body: Body) -> bytes:
-    header_version = _api_message(api_key, api_version, "response").header_version(api_version)
+    header_version = api_message(api_key, api_version, "response").header_version(api_version)
     return bytes(_writer("ResponseHeader", header_version)(header) + _writer((api_key, "response"), api_version)(body))
 
 
@@ -96,7 +96,7 @@ def response_scan(
 
     Trailing bytes are allowed. Raises Malformed.
     """
-    message = _api_message(api_key, version, "response")
+    message = api_message(api_key, version, "response")
     scan = _Scan(message, version, address_path(api_key, version)).plan()
     if api_key != _API_VERSIONS or version == 0:
         return scan
@@ -119,7 +119,7 @@ def request_prefix(
     where the header has none. The answer is None while the fields are not all before `end`; at the end of a frame that
     means that the frame is cut short. Text that is not UTF-8 is read with replacements. Raises Malformed.
     """
-    message = _api_message(api_key, version, "request")
+    message = api_message(api_key, version, "request")
     return _Prefix(message, version, fields).plan()
 
 
@@ -139,7 +139,7 @@ def locate(api_key: int, version: int, side: str, paths: tuple[str, ...]) -> Cal
 
     Trailing bytes are allowed. Raises Malformed.
     """
-    message = _api_message(api_key, version, side)
+    message = api_message(api_key, version, side)
     plan = _Locate(message, version, side, paths).plan()
     if api_key != _API_VERSIONS or version == 0 or side != "response":
         return plan
@@ -163,7 +163,7 @@ def _message(name: str) -> Message:
     return message
 
 
-def _api_message(api_key: int, version: int, side: str) -> Message:
+def api_message(api_key: int, version: int, side: str) -> Message:
     api = schema().apis.get(api_key)
     if api is None:
         raise Unsupported(f"API key {api_key} is not known; known are 0 to {max(schema().apis)}")
@@ -176,7 +176,7 @@ def _api_message(api_key: int, version: int, side: str) -> Message:
 
 def _layout(what: str | tuple[int, str], version: int) -> Message:
     if isinstance(what, tuple):
-        return _api_message(what[0], version, what[1])
+        return api_message(what[0], version, what[1])
     message = _message(what)
     if version not in message.versions:
         raise Unsupported(f"{what} version {version} is not known; known are {message.versions}")
@@ -202,7 +202,7 @@ def _body(read: Callable[[Buffer, int, int], tuple[Body, int]], frame: Buffer, p
     return body
 
 
-class _Plan(Walk):
+class Plan(Walk):
     """A walk over a message, with the translation of what a step past the buffer raises."""
 
     def __init__(self, message: Message, version: int, wanted: Iterable[str] = ()) -> None:
@@ -230,7 +230,7 @@ class _Plan(Walk):
             self.line(f"raise Malformed({self.title + ': cut short'!r}) from None")
 
 
-class _Read(_Plan):
+class _Read(Plan):
     """plan(buffer, start, end) -> (dict, pos)"""
 
     walks_all_tags = True
@@ -257,16 +257,16 @@ class _Read(_Plan):
         return self.function("buffer, start, end")
 
 
-class _Scan(_Plan):
+class _Scan(Plan):
     """plan(buffer, start, end) -> (throttle_ms, error_code, errors, carries_addresses)"""
 
     def __init__(self, message: Message, version: int, carrier: str | None) -> None:
-        paths = (path for path in _paths(message.fields, version) if _is_noted(path))
+        paths = (path for path in paths_of(message.fields, version) if is_noted(path))
         super().__init__(message, version, (*paths, carrier) if carrier else paths)
         self.carrier = carrier
 
     def keeps(self, path: str) -> bool:
-        return _is_noted(path)
+        return is_noted(path)
 
     def kept(self, field: Field, path: str, var: str) -> None:
         if path == "throttleTimeMs":
@@ -296,7 +296,7 @@ class _Scan(_Plan):
         return self.function("buffer, start, end")
 
 
-class _Prefix(_Plan):
+class _Prefix(Plan):
     """plan(buffer, start, end) -> (client id, *fields) or None
 
     A fault counts only if it was certainly read before `end`: behind it stand bytes of something else.
@@ -337,7 +337,7 @@ class _Prefix(_Plan):
         return self.function("buffer, start, end")
 
 
-class _Locate(_Plan):
+class _Locate(Plan):
     """plan(buffer, start, end) -> spans"""
 
     def __init__(self, message: Message, version: int, side: str, paths: tuple[str, ...]) -> None:
@@ -371,13 +371,13 @@ class _Locate(_Plan):
         return self.function("buffer, start, end")
 
 
-def _is_noted(path: str) -> bool:
+def is_noted(path: str) -> bool:
     return path == "throttleTimeMs" or path.endswith(("errorCode", "ErrorCode"))
 
 
-def _paths(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[str]:
+def paths_of(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[str]:
     for field in fields:
         if version in field.versions:
             path = join(above, field.name)
             yield path
-            yield from _paths(field.fields, version, path)
+            yield from paths_of(field.fields, version, path)

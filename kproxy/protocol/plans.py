@@ -162,12 +162,22 @@ class Walk(Source):
     def behind(self, path: str) -> None:
         """The field, or the element, has been walked."""
 
+    def tag_read(self, path: str, tag: str) -> None:
+        """A tag of the struct at the path is in `tag`, and `pos` is behind it."""
+
     def tag_sized(self, start: str) -> None:
         """The size of a tagged field lies between `start` and `pos`."""
 
     def members(self, values: dict[str, str]) -> str | None:
         """The plain fields of a struct have been walked: the variable that stands for it."""
         return None
+
+    # Positions, in a form that outlives a change of the buffer.
+
+    here = "pos"
+
+    def go_to(self, place: str) -> None:
+        self.line(f"pos = {place}")
 
     # Runs of fixed size.
 
@@ -181,6 +191,8 @@ class Walk(Source):
     def settle(self) -> None:
         """Read the run: afterwards `pos` is behind everything that was taken."""
         size = sum(size_of(code) for code, _ in self._run)
+        if any(var for _, var in self._run):
+            self.need(size)
         wanted: list[tuple[str, str]] = []
         layout = ">"
         skipped = offset = 0
@@ -208,6 +220,9 @@ class Walk(Source):
 
     # The grammar.
 
+    def need(self, size: int | str) -> None:
+        """So many bytes are about to be read."""
+
     def short(self, condition: str) -> None:
         """More bytes are claimed than are there."""
         self.fault(condition, "cut short")
@@ -226,6 +241,10 @@ class Walk(Source):
     def uvarint(self, var: str) -> None:
         self.take("B", var)
         self.settle()
+        self.rest_of_uvarint(var)
+
+    def rest_of_uvarint(self, var: str) -> None:
+        """Its first byte is in `var`, and `pos` is behind it."""
         with self.block(f"if {var} > 127:"):
             self.line(f"{var}, pos = uvarint(buffer, pos - 1)")
 
@@ -281,6 +300,7 @@ class Walk(Source):
             self._content(var, type_, length)
 
     def _content(self, var: str, type_: str, length: Length) -> None:
+        self.need(length.real)
         self.line(f"stop = pos + {length.real}")
         self.short("stop > end")
         if type_ == "string":
@@ -343,45 +363,47 @@ class Walk(Source):
         with self.block(f"if {count}:"):
             if not looked_at and not self.walks_all_tags:
                 self.line("pos = skip_tags(buffer, pos - 1, end)")
-                return
-            with self.block(f"if {count} > 127:"):
-                self.line(f"{count}, pos = uvarint(buffer, pos - 1)")
-            self.short(f"{count} * 2 > end - pos")
-            with self.block(f"while {count}:"):
-                self.line(f"{count} -= 1")
-                self.tag(looked_at, path, var)
+            else:
+                self.rest_of_uvarint(count)
+                self.short(f"{count} * 2 > end - pos")
+                self.tag_loop(count, looked_at, path, var)
 
-    def tag(self, looked_at: list[Field], path: str, var: str | None) -> None:
+    def tag_loop(self, count: str, looked_at: list[Field], path: str, var: str | None) -> None:
         tag, start, size, stop = (self.fresh(stem) for stem in ("tag", "start", "size", "stop"))
-        self.uvarint(tag)
-        self.line(f"{start} = pos")
-        self.uvarint(size)
-        self.line(f"{stop} = pos + {size}")
-        self.short(f"{stop} > end")
-        word = "if"
-        for field in looked_at:
-            with self.block(f"{word} {tag} == {field.tag}:"):
-                name = join(path, field.name)
-                self.tag_sized(start)
-                value = self.field(field, name)
-                self.settle()
-                self.fault(f"pos != {stop}", f"tagged field {name} does not end where its size says")
-                if var:
-                    self.fault(f"{field.name!r} in {var}", f"tagged field {name} is there twice")
-                    self.line(f"{var}[{field.name!r}] = {value}")
-            word = "elif"
-        if looked_at:
-            with self.block("else:"):
+        with self.block(f"while {count}:"):
+            self.line(f"{count} -= 1")
+            self.uvarint(tag)
+            self.tag_read(path, tag)
+            self.line(f"{start} = pos")
+            self.uvarint(size)
+            self.line(f"{stop} = {self.here} + {size}")
+            self.short(f"{stop} > end")
+            word = "if"
+            for field in looked_at:
+                with self.block(f"{word} {tag} == {field.tag}:"):
+                    self.tag_content(field, join(path, field.name), start, stop, var)
+                word = "elif"
+            if looked_at:
+                with self.block("else:"):
+                    self.unknown(var, tag, stop)
+            else:
                 self.unknown(var, tag, stop)
-        else:
-            self.unknown(var, tag, stop)
+
+    def tag_content(self, field: Field, path: str, start: str, stop: str, var: str | None) -> None:
+        self.tag_sized(start)
+        value = self.field(field, path)
+        self.settle()
+        self.fault(f"{self.here} != {stop}", f"tagged field {path} does not end where its size says")
+        if var:
+            self.fault(f"{field.name!r} in {var}", f"tagged field {path} is there twice")
+            self.line(f"{var}[{field.name!r}] = {value}")
 
     def unknown(self, var: str | None, tag: str, stop: str) -> None:
         if var:
             unknown = f"{var}.setdefault({TAGS!r}, {{}})"
             self.fault(f"{tag} in {unknown}", "an unknown tagged field is there twice")
             self.line(f"{unknown}[{tag}] = bytes(buffer[pos:{stop}])")
-        self.line(f"pos = {stop}")
+        self.go_to(stop)
 
     # Sizes in this version.
 

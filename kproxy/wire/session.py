@@ -573,15 +573,16 @@ class Session:
         """Give the walker its bytes [start, end) and pass [begin, end) on as it says."""
         walker = self._walker
         assert walker is not None
-        patches = walker.feed(view, start, end)
+        edits = walker.feed(view, start, end)
         if walker.fault is not None and self._transform is not None:
             self._bad_answer(exchange, walker.fault, now)
             return
-        for offset, replacement in patches or ():
-            if begin < offset:
-                pieces.append((CLIENT, view[begin:offset]))
-            pieces.append((CLIENT, replacement))
-            begin = offset + len(replacement)
+        for edit_start, edit_end, replacement in edits or ():
+            if begin < edit_start:
+                pieces.append((CLIENT, view[begin:edit_start]))
+            if replacement:
+                pieces.append((CLIENT, replacement))
+            begin = edit_end
         if begin < end:
             pieces.append((CLIENT, view[begin:end]))
 
