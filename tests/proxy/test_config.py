@@ -76,20 +76,16 @@ def test_every_fault_at_once_with_its_place(tmp_path):
         port = 70000
         """,
     )
-    assert (
-        faults(file, {}, {"listen": "127.0.0.1:1"})
-        == [
-            "--listen",  # of which of the two?
-            f"{file}: cluster[0].name",
-            f"{file}: cluster[0].listen",
-            f"{file}: cluster[0].bootstrap",
-            f"{file}: cluster[1].brokers[0].ids",
-            f"{file}: cluster[1].brokers[0].port",
-            f"{file}: colour",
-            f"{file}: max_connections",
-        ]
-        or faults(file, {}, {"listen": "127.0.0.1:1"})[-2:] == [f"{file}: max_connections", f"{file}: colour"]
-    )
+    assert faults(file, {}, {"listen": "127.0.0.1:1"}) == [
+        "--listen",  # of which of the two?
+        f"{file}: cluster[0].name",
+        f"{file}: cluster[0].listen",
+        f"{file}: cluster[0].bootstrap",
+        f"{file}: cluster[1].brokers[0].ids",
+        f"{file}: cluster[1].brokers[0].port",
+        f"{file}: max_connections",
+        f"{file}: colour",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -173,5 +169,5 @@ def test_addresses():
     assert parse_address("[::1]:1") == ("::1", 1)
     assert str(Address("::1", 1)) == "[::1]:1"
     for text in ("", "h", "h:", ":x", "::1:1", "h:0", "h:65536", "[h]:1:2", "a b:1", "h:1/x"):
-        with pytest.raises(ValueError, match="HOST:PORT|between"):
+        with pytest.raises(ValueError, match=r"HOST:PORT|between"):
             parse_address(text)
