@@ -563,6 +563,7 @@ class Write(Source):
         self.line("out = bytearray()")
         with self.block("try:"):
             self.struct(fields, "body", "")
+            self.line(f"out += body.get({TRAILING!r}, b'')")
         with self.block("except (struct_error, UnicodeEncodeError) as fault:"):
             self.line(f"raise Malformed({self.title + ': '!r} + str(fault)) from None")
         self.line("return out")

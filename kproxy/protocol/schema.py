@@ -2,7 +2,8 @@
 
 The JSON says what is on the wire; this module only gives it types and adds the few notes of ours that the layouts
 cannot tell (which answers name brokers). It never restates a layout and knows nothing of bytes. Version ranges are
-Python ranges, so that `version in field.versions` reads as it means and "none" is the empty range.
+Python ranges, so that `version in field.versions` reads as it means and "none" is the empty range. Specifications are
+compared by identity.
 """
 
 import json
@@ -31,7 +32,7 @@ ADDRESS_CARRIERS: dict[int, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Field:
     name: str
     type: str  # a primitive, a struct's name, or "[]" and any of them
@@ -57,7 +58,7 @@ class Field:
         return self.element_type not in PRIMITIVES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Message:
     name: str
     versions: range
@@ -79,7 +80,7 @@ class Message:
         return tuple(field for field in self.fields if version in field.versions)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Api:
     key: int
     name: str
