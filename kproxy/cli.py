@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -61,6 +61,143 @@ def run(file: str | None, **flags: Any) -> None:
     from kproxy.proxy.server import Server
 
     Server(settings).run()
+
+
+@cli.command()
+@click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
+@click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each.")
+@click.option("--port", "ports", type=int, multiple=True, metavar="N", help="A broker's port; default: found by content.")
+@click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
+@click.option("--rotated", is_flag=True, help="The files are one capture, in this order.")
+@click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
+@click.option("--processes", type=int, default=0, metavar="N", help="Default: as many as there are cores.")
+def convert(
+    captures: tuple[str, ...],
+    out: str,
+    ports: tuple[int, ...],
+    cluster: str,
+    rotated: bool,
+    follow: bool,
+    processes: int,
+) -> None:
+    """Turn packet captures into Parquet tables.
+
+    \b
+    pcap or pcapng, plain or gzip, zstd, lz4; - is standard input:
+      kproxy convert incident.pcap --out tables
+      tcpdump -i any -s 0 -w - port 9092 | kproxy convert - --out tables
+    \b
+    And then, in any tool that reads Parquet:
+      select api, approx_quantile(latency_ns, 0.99) from 'tables/exchanges/*.parquet' group by api
+    """
+    from kproxy import convert as conversion
+    from kproxy import convert_view as view
+
+    with view.bar() as advance:
+        summary = conversion.convert(
+            captures,
+            out,
+            ports=ports,
+            cluster=cluster,
+            rotated=rotated,
+            follow=follow,
+            processes=processes,
+            progress=advance,
+        )
+    view.tell(summary)
+    if summary.failed:
+        sys.exit(1)
+
+
+@cli.command()
+@click.argument("frame", required=False, metavar="[HEX]")
+@click.option("-f", "--file", type=click.File("rb"), metavar="FILE", help="Hex or binary; - is standard input.")
+@click.option("--response", metavar="API:VERSION", help="It is the answer to this, like Metadata:12 or 3:12.")
+@click.option("--data", metavar="NAME", help="It is a message of another kind, like ConsumerProtocolSubscription.")
+@click.option("--records", is_flag=True, help="It is record batches or message sets, as in a log or a Fetch.")
+@click.option("--sized/--bare", default=None, help="With the 4-byte size or without. Default: as the bytes suggest.")
+@click.option("--json", "as_json", is_flag=True, help="JSON, as Kafka's own converters write it.")
+@click.option("--jsonl", is_flag=True, help="A JSON object a line, in and out; nothing is masked.")
+@click.option("--records-shown", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Per batch.")
+@click.option("--show-secrets", is_flag=True, help="SASL tokens, HMACs, SCRAM credentials and passwords too.")
+def decode(
+    frame: str | None,
+    file: BinaryIO | None,
+    response: str | None,
+    data: str | None,
+    records: bool,
+    sized: bool | None,
+    as_json: bool,
+    jsonl: bool,
+    records_shown: int,
+    show_secrets: bool,
+) -> None:
+    """Decode a Kafka frame: a request, unless told otherwise.
+
+    \b
+    A request tells what it is; an answer must be told what it answers:
+      kproxy decode 00120000000000070003666f6f
+      kproxy decode --response ApiVersions:0 0000000700000000000100030000000d
+      kproxy decode --file frame.bin --json
+    \b
+    Records, for example a segment of a topic's log:
+      kproxy decode --records --file 00000000000000000000.log
+    \b
+    Many at once, each line {"side": "request"|"response"|"data", "hex": ...} with "api_key" and "api_version" for a
+    response and "message" for data; with --records just {"hex": ...}:
+      kproxy decode --jsonl < frames.jsonl
+    """
+    import json
+
+    from kproxy import decode as decoding
+
+    if sum(map(bool, (response, data, records))) > 1:
+        raise click.UsageError("--response, --data and --records say what it is: give one of them")
+    source = file or click.get_binary_stream("stdin")
+    if jsonl:
+        work = decoding.answer_records if records else decoding.answer_frame
+        for line in source:
+            if line.strip():
+                click.echo(decoding.answer(line, work))
+        return
+    if frame is None and file is None and source.isatty():
+        raise click.UsageError("give a frame as hex, with --file, or on standard input")
+    if frame is not None:
+        given = decoding.bytes_of(frame.encode(), must_be_hex=True)
+    else:
+        given = decoding.bytes_of(source.read())
+    if records:
+        if as_json:
+            click.echo(json.dumps(decoding.records_as_json(given), indent=2))
+        else:
+            from kproxy import decode_view as view
+
+            view.show_records(given, records=records_shown)
+        return
+    given = decoding.without_size(given, sized)
+    if response is not None:
+        found = decoding.response(given, *decoding.api_and_version(response))
+    else:
+        found = decoding.data(given, data) if data is not None else decoding.request(given)
+    if as_json:
+        click.echo(json.dumps(decoding.as_json(found, show_secrets=show_secrets), indent=2))
+    else:
+        from kproxy import decode_view as view
+
+        view.show(found, show_secrets=show_secrets, records=records_shown)
+
+
+@cli.command()
+@click.option("--seconds", type=click.FloatRange(min=0), metavar="N", help="End after so long. Default: at Ctrl-C.")
+def demo(seconds: float | None) -> None:
+    """Kafka traffic decoded, with nothing to set up.
+
+    A miniature cluster of three brokers and its clients, all of it on this machine, with kproxy in between and a live
+    view of what it sees. Where the output is no terminal: a line every two seconds.
+    """
+    from kproxy.demo import app
+
+    app.run(seconds)
 
 
 def _log_lines(level: str) -> None:

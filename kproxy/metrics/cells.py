@@ -27,7 +27,7 @@ from kproxy.metrics.bounds import (
     THROTTLE_NS,
     cell,
 )
-from kproxy.protocol.error_codes import ERRORS
+from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import ANSWERED, NO_ANSWER_EXPECTED, SIDES, Desync, Event, Exchange, Unanswered
 
@@ -289,6 +289,11 @@ class Metrics:
                 else:
                     self._unknown_errors.add(code)
             counts[code] = counts.get(code, 0) + 1
+
+
+def error_label(code: int) -> str:
+    """What the cell of an error code stands for."""
+    return "unknown_other" if code == OTHER_ERROR else error_name(code)
 
 
 def _add(counts: dict[Any, int], key: Any, count: int) -> None:

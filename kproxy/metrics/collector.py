@@ -21,8 +21,7 @@ from prometheus_client.utils import floatToGoString
 
 from kproxy import __version__
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
-from kproxy.metrics.cells import OTHER_ERROR, ApiCells, BrokerCells, Metrics
-from kproxy.protocol.error_codes import error_name
+from kproxy.metrics.cells import ApiCells, BrokerCells, Metrics, error_label
 
 _BROKER = ("cluster", "broker")
 _API_BROKER = ("cluster", "api", "broker")
@@ -122,8 +121,7 @@ def _requests(apis: _Cells) -> Iterator[Metric]:
             throttle.add(labels, cells.throttle, cells.throttle_ns)
             throttled.add(labels, sum(cells.throttle))
         for code, count in cells.errors.copy().items():
-            error = "unknown_other" if code == OTHER_ERROR else error_name(code)
-            errors.add((cluster, api, error, broker), count)
+            errors.add((cluster, api, error_label(code), broker), count)
     yield requests
     yield from (family.family() for family in (duration, excess, throttle, throttled, errors))
 

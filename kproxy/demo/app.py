@@ -1,0 +1,136 @@
+"""`kproxy demo`: the little world in a process of its own, kproxy before it, and the view.
+
+The composition root of the demo. What is shown is read from the metrics' cells of the one kproxy that runs here.
+"""
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from rich.console import Console
+from rich.live import Live
+
+from kproxy.config import Address, Cluster, Config
+from kproxy.demo.view import View
+from kproxy.errors import UpstreamError
+from kproxy.metrics.summary import summarise
+from kproxy.proxy.server import Server
+
+_HOST = "127.0.0.1"
+_FIRST_PORT = 19092  # where clients bootstrap; the brokers' ports and the admin port follow
+_PORTS = 10
+_SCREEN_EVERY_S = 1.0
+_LINE_EVERY_S = 2.0
+
+
+def run(seconds: float | None) -> None:
+    """For so many seconds, or until SIGINT or SIGTERM."""
+    import uvloop
+
+    uvloop.run(_run(seconds))
+
+
+async def _run(seconds: float | None) -> None:
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, over.set)
+    async with _world() as (brokers, admit):
+        port = free_ports(_FIRST_PORT, _PORTS)
+        cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(brokers))
+        admin = Address(_HOST, port + _PORTS - 1)
+        server = Server(Config(clusters=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0))
+        await server.start()
+        try:
+            while server.not_ready() and not over.is_set():  # noqa: ASYNC110 (a server tells this when asked)
+                await asyncio.sleep(0.02)
+            admit(Address(_HOST, port))
+            await _show(server, over, seconds)
+        finally:
+            await server.stop()
+
+
+async def _show(server: Server, over: asyncio.Event, seconds: float | None) -> None:
+    (bootstrap,) = server.addresses.values()
+    metrics_url = f"http://{server.admin_address}/metrics"
+    view = View("demo · 3 brokers, 11 clients", [("metrics", metrics_url), ("bootstrap", str(bootstrap))])
+    view.add(summarise(server.metrics, time.monotonic_ns()))
+    console = Console()
+    if not console.is_terminal:
+        print(f"kproxy demo: metrics at {metrics_url}, clients bootstrap at {bootstrap}", flush=True)
+
+        async def show() -> None:
+            print(view.line(), flush=True)
+
+        await _ticks(server, view, over, seconds, _LINE_EVERY_S, show)
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        # The log would write over the screen; what it tells is counted on it.
+        logging.getLogger("kproxy").setLevel(logging.CRITICAL)
+
+        def draw() -> None:
+            live.update(view.screen(*console.size), refresh=True)
+
+        async def show() -> None:
+            await asyncio.to_thread(draw)  # so that kproxy goes on meanwhile
+
+        await _ticks(server, view, over, seconds, _SCREEN_EVERY_S, show)
+    console.print(view.line(), soft_wrap=True, highlight=False)
+
+
+async def _ticks(
+    server: Server, view: View, over: asyncio.Event, seconds: float | None, every_s: float, show: Callable
+) -> None:
+    """Look and show, again and again."""
+    end = None if seconds is None else time.monotonic() + seconds
+    while not over.is_set() and (end is None or time.monotonic() < end):
+        pause_s = every_s if end is None else max(0.0, min(every_s, end - time.monotonic()))
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(over.wait(), pause_s)
+        view.add(summarise(server.metrics, time.monotonic_ns()))
+        await show()
+
+
+@asynccontextmanager
+async def _world() -> AsyncIterator[tuple[list[Address], Callable[[Address], None]]]:
+    """The cluster's brokers, and how to tell the clients where to go."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "kproxy.demo.world", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    stdin = process.stdin
+    try:
+        line = await process.stdout.readline()
+        if not line:
+            raise UpstreamError("the demo's cluster did not start; what it said stands above")
+        yield (
+            [Address(host, port) for host, port in json.loads(line)],
+            lambda address: stdin.write(json.dumps(address).encode() + b"\n"),
+        )
+    finally:
+        stdin.close()  # it ends when its input does
+        try:
+            await asyncio.wait_for(process.wait(), 5)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def free_ports(first: int, count: int) -> int:
+    """The first of so many ports that follow each other and are all free, searched from `first` on."""
+    for start in range(first, 60_000, count):
+        try:
+            for port in range(start, start + count):
+                with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind((_HOST, port))
+        except OSError:
+            continue
+        return start
+    raise UpstreamError(f"no {count} free ports in a row from {first} on")

@@ -1,0 +1,457 @@
+"""A Kafka cluster in miniature: brokers on loopback that speak the protocol through our own codec, logs in memory.
+
+Enough for real clients to find leaders, to produce (idempotently too) and to consume partitions that they choose;
+groups and transactions are not here, and are not offered. As with a real broker, a connection's requests are served one
+at a time and answered in order, a Fetch waits for its data, and a client over its quota is told so and then not
+listened to (KIP-219).
+
+Bounded: the logs (see `log`), MAX_TOPICS topics, one request of MAX_REQUEST_BYTES per connection. Refuses to know
+kproxy and the clients.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from kproxy.demo.log import Log, Refused
+from kproxy.errors import ProtocolError
+from kproxy.protocol import codec
+from kproxy.protocol.schema import schema
+
+MAX_TOPICS = 256
+MAX_REQUEST_BYTES = 8 * 1024 * 1024
+
+NONE = 0
+UNKNOWN_TOPIC_OR_PARTITION = 3
+NOT_LEADER_OR_FOLLOWER = 6
+COORDINATOR_NOT_AVAILABLE = 15
+INVALID_TOPIC_EXCEPTION = 17
+INVALID_REQUIRED_ACKS = 21
+UNSUPPORTED_VERSION = 35
+FENCED_LEADER_EPOCH = 74
+UNKNOWN_LEADER_EPOCH = 75
+UNKNOWN_TOPIC_ID = 100
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
+FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID, DESCRIBE_CLUSTER = 10, 18, 22, 60
+
+# What is offered to clients: the versions whose answers mean here what they mean in Kafka.
+OFFERED: Mapping[int, tuple[int, int]] = {
+    PRODUCE: (3, 13),  # from 3 on it carries batches v2, the only ones that are kept
+    FETCH: (4, 18),
+    LIST_OFFSETS: (1, 10),
+    METADATA: (0, 13),
+    FIND_COORDINATOR: (0, 6),
+    API_VERSIONS: (0, 4),
+    INIT_PRODUCER_ID: (0, 5),
+    DESCRIBE_CLUSTER: (0, 1),
+}
+
+_LATEST, _EARLIEST, _MAX_TIMESTAMP = -1, -2, -3
+
+Body = dict[str, Any]
+
+
+@dataclass
+class Partition:
+    index: int
+    leader: int
+    epoch: int = 0
+    log: Log = field(default_factory=Log)
+
+
+@dataclass
+class Topic:
+    name: str
+    partitions: list[Partition]
+    id: UUID = field(default_factory=uuid4)
+
+
+@dataclass
+class Quota:
+    """Bytes per second of one client id, over a window of a second."""
+
+    bytes_per_second: float
+    free_at: float = 0.0
+
+    def charge(self, size: int, now: float) -> int:
+        """Milliseconds for which the client should be throttled."""
+        self.free_at = max(self.free_at, now - 1.0) + size / self.bytes_per_second
+        return max(0, int((self.free_at - now) * 1000))
+
+
+class Cluster:
+    """`count` brokers with ids from 1.
+
+    topics: name -> number of partitions. quotas: client id -> bytes per second. delay(api, size): seconds that a broker
+    spends on a request, as real ones spend on disks and replicas.
+    """
+
+    def __init__(
+        self,
+        *,
+        count: int = 3,
+        host: str = "127.0.0.1",
+        topics: Mapping[str, int] | None = None,
+        quotas: Mapping[str, float] | None = None,
+        delay: Callable[[str, int], float] | None = None,
+    ) -> None:
+        self.id = "kproxy-demo"
+        self.topics: dict[str, Topic] = {}
+        self.by_id: dict[UUID, Topic] = {}
+        self.quotas = {client_id: Quota(rate) for client_id, rate in (quotas or {}).items()}
+        self.delay = delay
+        self.brokers = {node_id: Broker(self, node_id, host) for node_id in range(1, count + 1)}
+        self._next_producer_id = 1000
+        for name, partitions in (topics or {}).items():
+            self.create_topic(name, partitions)
+
+    async def start(self) -> None:
+        for broker in self.brokers.values():
+            await broker.start()
+
+    async def stop(self) -> None:
+        for broker in self.brokers.values():
+            await broker.stop()
+
+    @property
+    def bootstrap(self) -> list[tuple[str, int]]:
+        return [(broker.host, broker.port) for broker in self.brokers.values()]
+
+    def create_topic(self, name: str, partitions: int) -> Topic:
+        """Leaders go round the brokers."""
+        ids = list(self.brokers)
+        first = len(self.topics)
+        topic = Topic(name, [Partition(index, ids[(first + index) % len(ids)]) for index in range(partitions)])
+        self.topics[name] = self.by_id[topic.id] = topic
+        return topic
+
+    def move_leader(self, topic: str, index: int) -> None:
+        """Elect the next broker; clients find out from the errors of the old one."""
+        partition = self.topics[topic].partitions[index]
+        ids = list(self.brokers)
+        partition.leader = ids[(ids.index(partition.leader) + 1) % len(ids)]
+        partition.epoch += 1
+        for waiter in tuple(partition.log.waiters):
+            waiter()
+
+    def next_producer_id(self) -> int:
+        self._next_producer_id += 1
+        return self._next_producer_id
+
+
+class Broker:
+    """One broker: a listening socket, and a task per connection."""
+
+    def __init__(self, cluster: Cluster, node_id: int, host: str) -> None:
+        self.cluster = cluster
+        self.id = node_id
+        self.host = host
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._handlers: dict[int, Callable[[int, Body], Awaitable[Body]]] = {
+            PRODUCE: self._produce,
+            FETCH: self._fetch,
+            LIST_OFFSETS: self._list_offsets,
+            METADATA: self._metadata,
+            FIND_COORDINATOR: self._find_coordinator,
+            API_VERSIONS: self._api_versions,
+            INIT_PRODUCER_ID: self._init_producer_id,
+            DESCRIBE_CLUSTER: self._describe_cluster,
+        }
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accepted, self.host, self.port, limit=1 << 20)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening and drop every connection, as a broker that dies does."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while await self._serve(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError, ProtocolError, asyncio.CancelledError):
+            pass  # what a broker cannot read it answers by closing; cancelled: it dies
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One request; False: close."""
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        if not 8 <= size <= MAX_REQUEST_BYTES:
+            return False
+        frame = await reader.readexactly(size)
+        api_key, version = (int.from_bytes(frame[at : at + 2], "big", signed=True) for at in (0, 2))
+        low, high = OFFERED.get(api_key, (0, -1))
+        if not low <= version <= high:
+            if api_key != API_VERSIONS:
+                return False
+            correlation_id = int.from_bytes(frame[4:8], "big", signed=True)
+            body = {"errorCode": UNSUPPORTED_VERSION, "apiKeys": [_range(API_VERSIONS)]}  # KIP-511
+            self._send(writer, codec.encode_response(api_key, 0, {"correlationId": correlation_id}, body))
+            return True
+        header, body = codec.decode_request(frame)
+        answer = await self._handlers[api_key](version, body)
+        api = schema().apis[api_key]
+        if self.cluster.delay is not None:
+            await asyncio.sleep(self.cluster.delay(api.name, size))
+        if api_key == PRODUCE and body["acks"] == 0:
+            errors = (p["errorCode"] for topic in answer["responses"] for p in topic["partitionResponses"])
+            return not any(errors)  # there is no answer to carry an error
+        quota = self.cluster.quotas.get(header.get("clientId") or "") if api_key in (PRODUCE, FETCH) else None
+        throttle_ms = quota.charge(_payload_bytes(api_key, size, answer), time.monotonic()) if quota else 0
+        answer["throttleTimeMs"] = throttle_ms
+        mutes_after = version in api.throttled_after_answer
+        if throttle_ms and not mutes_after:
+            await asyncio.sleep(throttle_ms / 1000)
+        head = {"correlationId": header["correlationId"]}
+        self._send(writer, codec.encode_response(api_key, version, head, answer))
+        await writer.drain()
+        if throttle_ms and mutes_after:
+            await asyncio.sleep(throttle_ms / 1000)
+        return True
+
+    def _send(self, writer: asyncio.StreamWriter, frame: bytes) -> None:
+        writer.write(len(frame).to_bytes(4, "big") + frame)
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    async def _produce(self, _: int, body: Body) -> Body:
+        leaders: set[int] = set()
+        responses = []
+        for wanted in body["topicData"]:
+            answers = []
+            for part in wanted["partitionData"]:
+                answer: Body = {"index": part["index"], "baseOffset": -1}
+                partition, error = self._partition(wanted, part["index"])
+                if body["acks"] not in (-1, 0, 1):
+                    error = INVALID_REQUIRED_ACKS
+                if partition is not None and not error:
+                    try:
+                        answer["baseOffset"] = partition.log.append(part["records"] or b"", partition.epoch)
+                        answer["logStartOffset"] = partition.log.start_offset
+                    except Refused as refused:
+                        error = refused.error_code
+                answer["errorCode"] = error
+                if partition is not None and error == NOT_LEADER_OR_FOLLOWER:
+                    answer["currentLeader"] = {"leaderId": partition.leader, "leaderEpoch": partition.epoch}
+                    leaders.add(partition.leader)
+                answers.append(answer)
+            responses.append(_named(wanted, "name") | {"partitionResponses": answers})
+        return {"responses": responses} | self._endpoints(leaders)
+
+    async def _fetch(self, _: int, body: Body) -> Body:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(max(body["maxWaitMs"], 0), 30_000) / 1000
+        arrived = asyncio.Event()
+        logs = [
+            partition.log
+            for wanted in body["topics"]
+            for part in wanted["partitions"]
+            if (partition := self._partition(wanted, part["partition"])[0]) is not None
+        ]
+        for log in logs:
+            log.waiters.add(arrived.set)
+        try:
+            while True:
+                arrived.clear()
+                answer, size, failed = self._read(body)
+                left = deadline - loop.time()
+                if failed or size >= body["minBytes"] or left <= 0:
+                    return answer
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(arrived.wait(), left)
+        finally:
+            for log in logs:
+                log.waiters.discard(arrived.set)
+
+    def _read(self, body: Body) -> tuple[Body, int, bool]:
+        """What a Fetch would be answered now, the size of its records, and whether a partition has an error."""
+        leaders: set[int] = set()
+        responses = []
+        size = 0
+        failed = False
+        for wanted in body["topics"]:
+            answers = []
+            for part in wanted["partitions"]:
+                answer: Body = {"partitionIndex": part["partition"], "highWatermark": -1, "abortedTransactions": None}
+                answer["records"] = b""
+                partition, error = self._partition(wanted, part["partition"], part.get("currentLeaderEpoch", -1))
+                if partition is not None and not error:
+                    log = partition.log
+                    answer |= {"highWatermark": log.end_offset, "lastStableOffset": log.end_offset}
+                    answer["logStartOffset"] = log.start_offset
+                    try:
+                        if size < body["maxBytes"]:
+                            limit = min(part["partitionMaxBytes"], body["maxBytes"] - size)
+                            answer["records"] = log.read(part["fetchOffset"], limit)
+                    except Refused as refused:
+                        error = refused.error_code
+                answer["errorCode"] = error
+                if partition is not None and error == NOT_LEADER_OR_FOLLOWER:
+                    answer["currentLeader"] = {"leaderId": partition.leader, "leaderEpoch": partition.epoch}
+                    leaders.add(partition.leader)
+                size += len(answer["records"])
+                failed = failed or bool(error)
+                answers.append(answer)
+            responses.append(_named(wanted, "topic") | {"partitions": answers})
+        return {"responses": responses} | self._endpoints(leaders), size, failed
+
+    async def _list_offsets(self, _: int, body: Body) -> Body:
+        topics = []
+        for wanted in body["topics"]:
+            answers = []
+            for part in wanted["partitions"]:
+                answer: Body = {"partitionIndex": part["partitionIndex"]}
+                partition, error = self._partition(wanted, part["partitionIndex"], part.get("currentLeaderEpoch", -1))
+                answer["errorCode"] = error
+                if partition is not None and not error:
+                    offset, timestamp = _offset_for(partition.log, part["timestamp"])
+                    answer |= {"offset": offset, "timestamp": timestamp, "leaderEpoch": partition.epoch}
+                answers.append(answer)
+            topics.append({"name": wanted["name"], "partitions": answers})
+        return {"topics": topics}
+
+    def _partition(self, wanted: Body, index: int, epoch: int = -1) -> tuple[Partition | None, int]:
+        """The partition, where it is known, and the error with which this broker refuses to serve it, if it does."""
+        if (topic_id := wanted.get("topicId")) is not None:
+            topic = self.cluster.by_id.get(topic_id)
+            missing = UNKNOWN_TOPIC_ID
+        else:
+            topic = self.cluster.topics.get(wanted["name"] if "name" in wanted else wanted["topic"])
+            missing = UNKNOWN_TOPIC_OR_PARTITION
+        if topic is None:
+            return None, missing
+        if not 0 <= index < len(topic.partitions):
+            return None, UNKNOWN_TOPIC_OR_PARTITION
+        partition = topic.partitions[index]
+        if partition.leader != self.id:
+            return partition, NOT_LEADER_OR_FOLLOWER
+        if epoch >= 0 and epoch != partition.epoch:
+            return partition, FENCED_LEADER_EPOCH if epoch < partition.epoch else UNKNOWN_LEADER_EPOCH
+        return partition, NONE
+
+    def _endpoints(self, leaders: set[int]) -> Body:
+        """KIP-951: with leader errors comes where the new leaders are; versions that lack the field leave it out."""
+        if not leaders:
+            return {}
+        return {"nodeEndpoints": [self.cluster.brokers[leader].address("nodeId") for leader in sorted(leaders)]}
+
+    # --- the cluster -------------------------------------------------------------------------------------------------
+
+    def address(self, id_field: str) -> Body:
+        return {id_field: self.id, "host": self.host, "port": self.port, "rack": None}
+
+    async def _metadata(self, version: int, body: Body) -> Body:
+        cluster = self.cluster
+        wanted = body["topics"]
+        if wanted is None or (version == 0 and not wanted):
+            topics = [_topic(topic) for topic in cluster.topics.values()]
+        else:
+            create = body.get("allowAutoTopicCreation", True)
+            topics = [self._described(topic, create) for topic in wanted]
+        return {
+            "brokers": [broker.address("nodeId") for broker in cluster.brokers.values()],
+            "clusterId": cluster.id,
+            "controllerId": min(cluster.brokers),
+            "topics": topics,
+        }
+
+    def _described(self, wanted: Body, create: bool) -> Body:
+        cluster = self.cluster
+        name = wanted["name"]
+        if name is None:
+            topic = cluster.by_id.get(wanted["topicId"])
+            return (
+                _topic(topic) if topic else {"errorCode": UNKNOWN_TOPIC_ID, "topicId": wanted["topicId"], "name": None}
+            )
+        if name in cluster.topics:
+            return _topic(cluster.topics[name])
+        if not create or len(cluster.topics) >= MAX_TOPICS:
+            return {"errorCode": UNKNOWN_TOPIC_OR_PARTITION, "name": name}
+        if not 0 < len(name) <= 249 or not name.replace(".", "").replace("_", "").replace("-", "").isalnum():
+            return {"errorCode": INVALID_TOPIC_EXCEPTION, "name": name}
+        return _topic(cluster.create_topic(name, len(cluster.brokers)))
+
+    async def _describe_cluster(self, _: int, body: Body) -> Body:
+        brokers = [broker.address("brokerId") for broker in self.cluster.brokers.values()]
+        return {"clusterId": self.cluster.id, "controllerId": min(self.cluster.brokers), "brokers": brokers}
+
+    async def _find_coordinator(self, version: int, body: Body) -> Body:
+        """There are no groups here, and saying so politely beats a closed connection."""
+        refusal = {"errorCode": COORDINATOR_NOT_AVAILABLE, "nodeId": -1, "host": "", "port": -1}
+        refusal["errorMessage"] = "the demo cluster keeps no groups and no transactions: assign partitions instead"
+        if version < 4:
+            return refusal
+        return {"coordinators": [refusal | {"key": key} for key in body["coordinatorKeys"]]}
+
+    async def _init_producer_id(self, _: int, body: Body) -> Body:
+        if body["transactionalId"] is not None:
+            return {"errorCode": COORDINATOR_NOT_AVAILABLE, "producerEpoch": -1}
+        return {"producerId": self.cluster.next_producer_id(), "producerEpoch": 0}
+
+    async def _api_versions(self, version: int, body: Body) -> Body:
+        return {"apiKeys": [_range(api_key) for api_key in OFFERED]}
+
+
+def _range(api_key: int) -> Body:
+    low, high = OFFERED[api_key]
+    return {"apiKey": api_key, "minVersion": low, "maxVersion": high}
+
+
+def _named(wanted: Body, name: str) -> Body:
+    """The topic in an answer, by name or by id as it was asked for."""
+    key = "topicId" if "topicId" in wanted else name
+    return {key: wanted[key]}
+
+
+def _topic(topic: Topic) -> Body:
+    return {
+        "errorCode": NONE,
+        "name": topic.name,
+        "topicId": topic.id,
+        "partitions": [
+            {
+                "partitionIndex": partition.index,
+                "leaderId": partition.leader,
+                "leaderEpoch": partition.epoch,
+                "replicaNodes": [partition.leader],
+                "isrNodes": [partition.leader],
+            }
+            for partition in topic.partitions
+        ],
+    }
+
+
+def _offset_for(log: Log, timestamp: int) -> tuple[int, int]:
+    if timestamp == _LATEST:
+        return log.end_offset, -1
+    if timestamp == _EARLIEST:
+        return log.start_offset, -1
+    found = log.newest() if timestamp == _MAX_TIMESTAMP else log.offset_for(timestamp)
+    return found or (-1, -1)
+
+
+def _payload_bytes(api_key: int, request_bytes: int, answer: Body) -> int:
+    """What a quota counts: records written or read."""
+    if api_key == FETCH:
+        return sum(len(p["records"]) for topic in answer["responses"] for p in topic["partitions"])
+    return request_bytes

@@ -1,0 +1,46 @@
+"""The demo's cluster and its clients, as a process of their own, so that kproxy's times are kproxy's.
+
+A line of JSON each way over the pipes: out the brokers' addresses, in the address that the clients are to use. It ends
+when its input does, which is also what happens if its parent dies.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+
+from kproxy.demo import traffic
+from kproxy.demo.cluster import Cluster
+
+
+async def _run() -> None:
+    cluster = Cluster(topics=traffic.TOPICS, quotas=traffic.QUOTAS, delay=traffic.delay_s)
+    await cluster.start()
+    print(json.dumps(cluster.bootstrap), flush=True)
+    stdin = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
+    line = await stdin.readline()
+    if not line:
+        return
+    host, port = json.loads(line)
+    tasks = [asyncio.ensure_future(work) for work in (*traffic.clients(host, port), traffic.move_leaders(cluster))]
+    parent = asyncio.ensure_future(stdin.read())
+    await asyncio.wait([parent, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    failed = [task for task in tasks if task.done()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await cluster.stop()
+    for task in failed:
+        task.result()  # none ends by itself but by a fault of ours: show it
+
+
+def main() -> None:
+    import uvloop
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, whose end is ours
+    uvloop.run(_run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The cells at one moment, summed up as a person wants to see them; two moments give rates and quantiles between them.
+
+For live views and the JSON of the admin server: the same cells that a scrape reads, never a second count. Refuses to
+know who looks, and how it is shown.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, cell, quantile
+from kproxy.metrics.cells import ApiCells, Metrics, error_label
+
+
+@dataclass
+class Totals:
+    """What was counted of an API, of a broker, or of everything."""
+
+    requests: int = 0
+    duration: list[int] = field(default_factory=lambda: cell(DURATION_NS))
+    request_bytes: int = 0
+    response_bytes: int = 0
+    throttled: int = 0
+    throttle_ns: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def add(self, cells: ApiCells) -> None:
+        self.requests += cells.requests
+        self.duration = _plus(self.duration, cells.duration)
+        self.request_bytes += cells.request_bytes
+        self.response_bytes += cells.response_bytes
+        self.throttled += sum(cells.throttle)
+        self.throttle_ns += cells.throttle_ns
+        for code, count in cells.errors.copy().items():
+            self.errors[error_label(code)] += count
+
+    def since(self, before: "Totals") -> "Totals":
+        return Totals(
+            self.requests - before.requests,
+            _minus(self.duration, before.duration),
+            self.request_bytes - before.request_bytes,
+            self.response_bytes - before.response_bytes,
+            self.throttled - before.throttled,
+            self.throttle_ns - before.throttle_ns,
+            self.errors - before.errors,
+        )
+
+    def duration_s(self, q: float) -> float | None:
+        """A quantile of the broker's time, in seconds."""
+        return _seconds(quantile(DURATION_NS, self.duration, q))
+
+    def throttle_s(self) -> float | None:
+        """The mean of the throttle times."""
+        return self.throttle_ns / self.throttled / 1e9 if self.throttled else None
+
+
+@dataclass
+class Summary:
+    now_ns: int
+    apis: dict[str, Totals]
+    brokers: dict[tuple[str, str], Totals]  # by cluster and broker
+    connections: dict[tuple[str, str], int]  # open now, likewise
+    inflight: dict[tuple[str, str], int]
+    inside: list[int]  # how long frames were in the proxy, both directions
+    accepted: int
+    faults: int
+    unanswered: int
+
+    def since(self, before: "Summary") -> "Summary":
+        """What happened between the two; what is a state, not a count, stays as it is now."""
+        return Summary(
+            self.now_ns - before.now_ns,
+            {api: totals.since(before.apis.get(api, Totals())) for api, totals in self.apis.items()},
+            {broker: totals.since(before.brokers.get(broker, Totals())) for broker, totals in self.brokers.items()},
+            self.connections,
+            self.inflight,
+            _minus(self.inside, before.inside),
+            self.accepted - before.accepted,
+            self.faults - before.faults,
+            self.unanswered - before.unanswered,
+        )
+
+    @property
+    def seconds(self) -> float:
+        return self.now_ns / 1e9
+
+    @property
+    def requests(self) -> int:
+        return sum(totals.requests for totals in self.apis.values())
+
+    def inside_s(self, q: float) -> float | None:
+        """A quantile of the time that frames spent inside the proxy, in seconds."""
+        return _seconds(quantile(PROXY_NS, self.inside, q))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "apis": {api: _as_json(totals) for api, totals in sorted(self.apis.items())},
+            "brokers": [
+                {
+                    "cluster": key[0],
+                    "broker": key[1],
+                    "connections": self.connections[key],
+                    "inflight_requests": self.inflight[key],
+                    **_as_json(totals),
+                }
+                for key, totals in sorted(self.brokers.items())
+            ],
+            "proxy_duration_seconds": {"p50": self.inside_s(0.5), "p99": self.inside_s(0.99)},
+            "connections_accepted": self.accepted,
+            "protocol_faults": self.faults,
+            "unanswered_requests": self.unanswered,
+        }
+
+
+def summarise(metrics: Metrics, now_ns: int) -> Summary:
+    """All cells, as they are now."""
+    apis: dict[str, Totals] = {}
+    brokers: dict[tuple[str, str], Totals] = {}
+    connections: dict[tuple[str, str], int] = {}
+    inflight: dict[tuple[str, str], int] = {}
+    for key, broker in list(metrics.brokers.items()):
+        connections[key] = sum(broker.connections.copy().values())
+        inflight[key] = sum(len(connection.pending) for connection in broker.live.copy())
+        brokers[key] = Totals()
+        for (api, _), cells in list(broker.apis.items()):
+            brokers[key].add(cells)
+            apis.setdefault(api, Totals()).add(cells)
+    inside = cell(PROXY_NS)
+    for direction in metrics.directions.values():
+        inside = _plus(inside, direction.duration)
+    return Summary(
+        now_ns,
+        apis,
+        brokers,
+        connections,
+        inflight,
+        inside,
+        sum(metrics.connects.copy().values()),
+        sum(metrics.faults.copy().values()),
+        sum(metrics.unanswered.copy().values()),
+    )
+
+
+def _as_json(totals: Totals) -> dict[str, Any]:
+    return {
+        "requests": totals.requests,
+        "request_bytes": totals.request_bytes,
+        "response_bytes": totals.response_bytes,
+        "duration_seconds": {"p50": totals.duration_s(0.5), "p99": totals.duration_s(0.99)},
+        "throttled_responses": totals.throttled,
+        "errors": dict(totals.errors),
+    }
+
+
+def _plus(a: list[int], b: list[int]) -> list[int]:
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
+def _minus(a: list[int], b: list[int]) -> list[int]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def _seconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e9

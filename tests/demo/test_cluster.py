@@ -1,0 +1,145 @@
+"""The miniature cluster before a real client, with kproxy between the two."""
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from kproxy.config import Address, Config
+from kproxy.config import Cluster as ClusterConfig
+from kproxy.demo.app import free_ports
+from kproxy.demo.cluster import Cluster
+from kproxy.metrics.summary import summarise
+from kproxy.proxy.server import Server
+
+
+@asynccontextmanager
+async def proxied(cluster):
+    """(the address clients bootstrap at, the server), ready."""
+    await cluster.start()
+    port = free_ports(random.randrange(20_000, 30_000), 5)
+    brokers = tuple(Address(*address) for address in cluster.bootstrap)
+    listen = ClusterConfig(listen=Address("127.0.0.1", port), bootstrap=brokers)
+    server = Server(Config(clusters=(listen,), max_connections=100, drain_timeout_s=0.5))
+    await server.start()
+    try:
+        async with asyncio.timeout(10):
+            while server.not_ready():
+                await asyncio.sleep(0.01)
+        yield str(Address("127.0.0.1", port)), server
+    finally:
+        await server.stop()
+        await cluster.stop()
+
+
+def produce(bootstrap, topic, values, **settings):
+    """Deliver all of them, in order per partition; returns what was delivered where: {(partition, offset): value}."""
+    delivered = {}
+
+    def on_delivery(error, message):
+        assert error is None, error
+        delivered[message.partition(), message.offset()] = message.value()
+
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "message.timeout.ms": 20_000} | settings)
+    for index, value in enumerate(values):
+        producer.produce(topic, key=b"%d" % index, value=value, partition=index % 3, on_delivery=on_delivery)
+        producer.poll(0)
+    assert producer.flush(30) == 0
+    return delivered
+
+
+def consume(bootstrap, topic, count, **settings):
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "test", "enable.auto.commit": False, "check.crcs": True} | settings
+    )
+    try:
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(3)])
+        found = {}
+        while len(found) < count:
+            messages = consumer.consume(count - len(found), timeout=20)
+            assert messages, f"{len(found)} of {count} after 20 s"
+            for message in messages:
+                assert message.error() is None, message.error()
+                found[message.partition(), message.offset()] = message.value()
+        return found
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_what_goes_in_through_kproxy_comes_out_again(compression):
+    values = [random.randbytes(random.randrange(3)) + b"value %d " % index * 20 for index in range(600)]
+
+    def work(bootstrap):
+        addresses = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10).brokers.values()
+        delivered = produce(bootstrap, "t", values, **{"compression.type": compression, "enable.idempotence": True})
+        assert sorted(delivered.values()) == sorted(values)
+        assert consume(bootstrap, "t", len(values)) == delivered
+        return {broker.id: (broker.host, broker.port) for broker in addresses}
+
+    async def main():
+        cluster = Cluster(topics={"t": 3})
+        async with proxied(cluster) as (bootstrap, server):
+            addresses = await asyncio.to_thread(work, bootstrap)
+            port = int(bootstrap.rpartition(":")[2])
+            assert addresses == {node_id: ("127.0.0.1", port + 1 + node_id) for node_id in (1, 2, 3)}
+            totals = summarise(server.metrics, 0)
+            assert totals.apis["Produce"].request_bytes > 0
+            assert totals.apis["Fetch"].response_bytes > 0
+            assert not totals.apis["Produce"].errors
+            assert totals.faults == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("acks", ["0", "1"])
+def test_fewer_acks(acks):
+    async def main():
+        async with proxied(Cluster(topics={"t": 3})) as (bootstrap, _):
+            values = [b"%d" % index for index in range(300)]
+            await asyncio.to_thread(produce, bootstrap, "t", values, acks=acks)
+            found = await asyncio.to_thread(consume, bootstrap, "t", len(values))
+            assert sorted(found.values()) == sorted(values)
+
+    asyncio.run(main())
+
+
+def test_clients_follow_leaders_that_move():
+    """Nothing is lost and nothing is doubled, and the error that tells of the move leads to kproxy, not around it."""
+
+    async def main():
+        cluster = Cluster(topics={"t": 3}, delay=lambda api, size: 0.005)
+        async with proxied(cluster) as (bootstrap, server):
+            values = [b"%d" % index for index in range(3000)]
+            settings = {"enable.idempotence": True, "linger.ms": 0, "batch.num.messages": 10}
+            producing = asyncio.create_task(asyncio.to_thread(produce, bootstrap, "t", values, **settings))
+            for partition in (0, 1, 2):
+                while not cluster.topics["t"].partitions[partition].log.end_offset:
+                    await asyncio.sleep(0.001)
+                cluster.move_leader("t", partition)
+            delivered = await producing
+            cluster.move_leader("t", 0)
+            assert await asyncio.to_thread(consume, bootstrap, "t", len(values)) == delivered
+            ends = [partition.log.end_offset for partition in cluster.topics["t"].partitions]
+            assert ends == [1000, 1000, 1000]
+            errors = summarise(server.metrics, 0).apis["Produce"].errors
+            assert errors["NOT_LEADER_OR_FOLLOWER"] > 0
+
+    asyncio.run(main())
+
+
+def test_a_client_over_its_quota_is_throttled():
+    async def main():
+        cluster = Cluster(topics={"t": 3}, quotas={"greedy": 50_000})
+        async with proxied(cluster) as (bootstrap, server):
+            values = [bytes(1000) for _ in range(90)]
+            settings = {"client.id": "greedy", "compression.type": "none", "batch.num.messages": 10}
+            await asyncio.to_thread(produce, bootstrap, "t", values, **settings)
+            produced = summarise(server.metrics, 0).apis["Produce"]
+            assert produced.throttled > 0
+            assert produced.throttle_s() > 0
+
+    asyncio.run(main())
