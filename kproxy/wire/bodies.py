@@ -260,6 +260,7 @@ class _Stream(Plan):
     def before(self, path: str) -> None:
         if path == self.held_array:
             self.settle()
+            self.need(1)  # what is before it may be stepped over into a chunk that is not here yet
             self.line("walker.hold(pos)")
 
     def counted(self, path: str, length: Length) -> None:
