@@ -66,7 +66,7 @@ def run(file: str | None, **flags: Any) -> None:
 @cli.command()
 @click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
 @click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each.")
-@click.option("--port", "ports", type=int, multiple=True, metavar="N", help="A broker's port; default: found by content.")
+@click.option("--port", "ports", type=int, multiple=True, metavar="N", help="A broker's port. Default: by content.")
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
 @click.option("--rotated", is_flag=True, help="The files are one capture, in this order.")
 @click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
@@ -153,7 +153,7 @@ def decode(
 
     if sum(map(bool, (response, data, records))) > 1:
         raise click.UsageError("--response, --data and --records say what it is: give one of them")
-    source = file or click.get_binary_stream("stdin")
+    source = file or sys.stdin.buffer
     if jsonl:
         work = decoding.answer_records if records else decoding.answer_frame
         for line in source:

@@ -1,0 +1,203 @@
+"""One frame, or a line of them, decoded for a reader: `kproxy decode`.
+
+Duty: find the bytes in what was given (hex or binary, with the size prefix or without), say which message they are,
+and render it as JSON. The machine form is a contract: a JSON object a line, in and out, bodies exactly as Kafka's own
+converters render them, every fault an {"error": ...} of its line. The form for readers is `decode_view`.
+
+Memory: one frame or line and its answer.
+"""
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kproxy.errors import Malformed, ProtocolError, Unsupported
+from kproxy.protocol.codec import decode_data, decode_request, decode_response
+from kproxy.protocol.compression import codec_name
+from kproxy.protocol.records import Batch, Record, read_batches
+from kproxy.protocol.render import render
+from kproxy.protocol.schema import Message, api_name, schema
+from kproxy.protocol.secrets import redact
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    title: str
+    message: Message
+    header_message: Message | None
+    header: dict[str, Any]
+    body: dict[str, Any]
+    size_bytes: int
+
+
+# ----------------------------------------------------------------------------------------------------------- the bytes
+
+_HEX = re.compile(rb"(?:0x)?[0-9A-Fa-f\s:]*")
+_NOT_HEX = re.compile(rb"^0x|[\s:]+")
+
+
+def bytes_of(given: bytes, *, must_be_hex: bool = False) -> bytes:
+    """What hexadecimal digits say (blanks, colons and a leading 0x are passed over); anything else is the bytes."""
+    text = given.strip()
+    if _HEX.fullmatch(text) is None:
+        if must_be_hex:
+            raise Malformed(f"not hexadecimal: {text[:40]!r}; binary frames come by --file or standard input")
+        return given
+    digits = _NOT_HEX.sub(b"", text)
+    if len(digits) % 2:
+        raise Malformed(f"{len(digits)} hexadecimal digits: a byte is two of them")
+    return bytes.fromhex(digits.decode())
+
+
+def without_size(frame: bytes, sized: bool | None) -> bytes:
+    """The frame behind its 4-byte size; `sized` None: there is one if its value is what follows it."""
+    size = int.from_bytes(frame[:4], "big", signed=True)
+    if sized is None:
+        sized = len(frame) >= 4 and size == len(frame) - 4
+    if not sized:
+        return frame
+    if len(frame) < 4 or size != len(frame) - 4:
+        raise Malformed(f"the size says {size} bytes and {max(0, len(frame) - 4)} follow: give one whole frame")
+    return frame[4:]
+
+
+# --------------------------------------------------------------------------------------------------------- the message
+
+
+def api_and_version(text: str) -> tuple[int, int]:
+    """ "Metadata:12" or "3:12"."""
+    name, _, version = text.rpartition(":")
+    keys = {api.name.lower(): key for key, api in schema().apis.items()}
+    key = int(name) if name.isdecimal() else keys.get(name.lower())
+    if key is None or not version.isdecimal():
+        raise Unsupported(f"{text!r} is no API:VERSION, like Metadata:12 or 3:12")
+    return key, int(version)
+
+
+def request(frame: bytes) -> Decoded:
+    header, body = decode_request(frame)
+    key, version = header["requestApiKey"], header["requestApiVersion"]
+    message = schema().apis[key].request
+    return Decoded(f"{api_name(key)} request v{version}", message, _data("RequestHeader"), header, body, len(frame))
+
+
+def response(frame: bytes, api_key: int, api_version: int) -> Decoded:
+    header, body = decode_response(frame, api_key, api_version)
+    message = schema().apis[api_key].response
+    title = f"{api_name(api_key)} response v{api_version}"
+    return Decoded(title, message, _data("ResponseHeader"), header, body, len(frame))
+
+
+def data(frame: bytes, name: str) -> Decoded:
+    header, body = decode_data(name, frame)
+    return Decoded(name, _data(name), None, header, body, len(frame))
+
+
+def _data(name: str) -> Message:
+    return schema().data[name]
+
+
+# ---------------------------------------------------------------------------------------------------- the machine form
+
+
+def as_json(decoded: Decoded, *, show_secrets: bool) -> Json:
+    header, body = decoded.header, render(decoded.message, decoded.body, reserved=True)
+    if decoded.header_message is not None:
+        header = render(decoded.header_message, header, reserved=True)
+    if not show_secrets:
+        body = redact(decoded.message.name, body, lambda value: "(masked)")
+    return {"header": header, "body": body}
+
+
+def batch_as_json(batch: Batch) -> Json:
+    header = batch.header
+    return {
+        "base_offset": batch.base_offset,
+        "last_offset": header.last_offset,
+        "producer_id": header.producer_id,
+        "epoch": header.producer_epoch,
+        "sequence": header.base_sequence,
+        "is_transactional": header.is_transactional,
+        "is_control": header.is_control,
+        "timestamp_type": header.timestamp_type,
+        "crc_valid": batch.crc_valid,
+        "magic": header.magic,
+        "codec": codec_name(header.codec),
+        "size": header.size_bytes,
+        "crc": header.crc,
+        "leader_epoch": header.leader_epoch,
+        "last_sequence": header.last_sequence,
+        "max_timestamp": header.max_timestamp,
+        "delete_horizon": header.delete_horizon,
+        "records": [_record_as_json(record) for record in batch.records()],
+    }
+
+
+def records_as_json(fragment: bytes) -> Json:
+    batches, trailing_bytes = read_batches(fragment)
+    return {"batches": [batch_as_json(batch) for batch in batches], "trailing_bytes": trailing_bytes}
+
+
+def answer(line: str | bytes, work: Callable[[Json], Json]) -> str:
+    """The answer to a line of the machine form; `work` is `answer_frame` or `answer_records`."""
+    try:
+        asked = json.loads(line)
+        if not isinstance(asked, dict):
+            raise Malformed("a line is a JSON object")
+        result = work(asked)
+    except (ProtocolError, ValueError, RecursionError) as fault:
+        result = {"error": str(fault) or type(fault).__name__}
+    return json.dumps(result)
+
+
+def answer_frame(asked: Json) -> Json:
+    side, frame = asked.get("side"), _frame_asked(asked)
+    if side == "request":
+        decoded = request(frame)
+    elif side == "response":
+        decoded = response(frame, _int_asked(asked, "api_key"), _int_asked(asked, "api_version"))
+    elif side == "data":
+        decoded = data(frame, str(asked.get("message")))
+    else:
+        raise Unsupported(f"side {side!r} is none of request, response, data")
+    return as_json(decoded, show_secrets=True)
+
+
+def answer_records(asked: Json) -> Json:
+    return records_as_json(_frame_asked(asked))
+
+
+def _frame_asked(asked: Json) -> bytes:
+    text = asked.get("hex")
+    if not isinstance(text, str):
+        raise Malformed("hex is missing")
+    try:
+        return bytes.fromhex(text)
+    except ValueError as fault:
+        raise Malformed(f"hex: {fault}") from None
+
+
+def _int_asked(asked: Json, name: str) -> int:
+    value = asked.get(name)
+    if not isinstance(value, int):
+        raise Malformed(f"{name} is missing: an answer does not say what it answers")
+    return value
+
+
+def _record_as_json(record: Record) -> Json:
+    return {
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "key": _base64(record.key),
+        "value": _base64(record.value),
+        "headers": [[name, _base64(value)] for name, value in record.headers],
+    }
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else b64encode(value).decode()

@@ -1,0 +1,52 @@
+"""Which fields hold secrets, and their masking in decoded messages before anyone sees or keeps them.
+
+A secret is what lets its reader log in or impersonate: SASL tokens, HMACs of delegation tokens, SCRAM credentials,
+passwords among configuration values, and a forwarded request, which may hold any of these. Keys and values of records
+are data, not secrets. A test holds the list against the schema, so that a new field with a telling name is noticed.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+SECRETS: dict[str, frozenset[str]] = {
+    "SaslAuthenticateRequest": frozenset(("authBytes",)),
+    "SaslAuthenticateResponse": frozenset(("authBytes",)),
+    "CreateDelegationTokenResponse": frozenset(("hmac",)),
+    "RenewDelegationTokenRequest": frozenset(("hmac",)),
+    "ExpireDelegationTokenRequest": frozenset(("hmac",)),
+    "DescribeDelegationTokenResponse": frozenset(("tokens.hmac",)),
+    "AlterUserScramCredentialsRequest": frozenset(("upsertions.salt", "upsertions.saltedPassword")),
+    "EnvelopeRequest": frozenset(("requestData",)),
+    "EnvelopeResponse": frozenset(("responseData",)),
+    "UserScramCredentialRecord": frozenset(("salt", "storedKey", "serverKey")),
+}
+
+_SECRET_CONFIG = re.compile(
+    r"password|secret|jaas|credential|keystore\.key|private[._-]?key|master\.key", re.IGNORECASE
+)
+
+Mask = Callable[[Any], Any]
+
+
+def redact(message: str, body: dict[str, Any], mask: Mask) -> dict[str, Any]:
+    """A copy of a decoded body (or of its JSON) in which each secret, if it is not null, is what `mask` makes of it.
+
+    A configuration entry, which is any struct with a name and a value, is judged by its name.
+    """
+    return _struct(body, SECRETS.get(message, frozenset()), "", mask)
+
+
+def _struct(body: dict[str, Any], paths: frozenset[str], prefix: str, mask: Mask) -> dict[str, Any]:
+    name = body.get("name")
+    secret_config = isinstance(name, str) and "value" in body and _SECRET_CONFIG.search(name) is not None
+    out: dict[str, Any] = {}
+    for key, value in body.items():
+        if value is not None and (f"{prefix}{key}" in paths or (secret_config and key == "value")):
+            value = mask(value)
+        elif isinstance(value, dict):
+            value = _struct(value, paths, f"{prefix}{key}.", mask)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            value = [_struct(item, paths, f"{prefix}{key}.", mask) for item in value]
+        out[key] = value
+    return out
