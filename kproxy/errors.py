@@ -43,8 +43,12 @@ class CaptureError(KproxyError):
 
     def __init__(self, name: str, text: str, offset: int | None = None) -> None:
         self.name = name
+        self.text = text
         self.offset = offset
         super().__init__(f"{name}: {text}" if offset is None else f"{name}: at byte {offset}: {text}")
+
+    def __reduce__(self) -> tuple[type["CaptureError"], tuple[str, str, int | None]]:
+        return CaptureError, (self.name, self.text, self.offset)  # it travels between processes
 
 
 class UpstreamError(KproxyError):

@@ -43,9 +43,9 @@ Listener = Callable[[list[Event]], None]
 
 @dataclass(frozen=True)
 class Handlers:
-    """What the owner of the flows wants to be told. `decided` is called once per flow, Kafka or not."""
+    """What the owner of the flows wants to be told, of connections that are Kafka's or encrypted."""
 
-    decided: Callable[["Flow"], Listener | None]
+    decided: Callable[["Flow"], Listener]  # what a flow speaks; its events go to the listener
     ended: Callable[["Flow"], None]
 
 
@@ -413,7 +413,7 @@ class Flows:
         if gaps := flow.total("gaps"):
             quality.note("gap", first, count=gaps, size=flow.total("gap_bytes"), last_ns=last)
         if truncated := flow.total("truncated"):
-            quality.note("truncated", first, count=truncated, last_ns=last)
+            quality.note("truncated", first, count=truncated, size=flow.total("truncated_bytes"), last_ns=last)
         if flow.talk.strays:
             quality.note("strays", first, count=flow.talk.strays, last_ns=last)
         if flow.speaks == content.KAFKA:
@@ -424,7 +424,8 @@ class Flows:
             if flow.session is not None and flow.session.sasl_tokens:
                 quality.note("raw_sasl", first, count=flow.session.sasl_tokens, last_ns=last)
         quality.note(flow.speaks or "no_data", first, size=sum(flow.payload_bytes), last_ns=last)
-        self._handlers.ended(flow)
+        if flow.info is not None:
+            self._handlers.ended(flow)
         flow.session = None
         flow.talk.receiver = _DEAF
         shard.ended.append(flow)
@@ -437,11 +438,10 @@ class Flows:
     def decide(self, flow: Flow, speaks: str) -> "_Kafka | _Deaf":
         """It is clear what a flow speaks, or that it never will be."""
         flow.speaks = speaks
-        if speaks != content.KAFKA:
-            self._handlers.decided(flow)
+        if speaks not in (content.KAFKA, content.TLS):
             return _DEAF
-        if flow.client < 0:
-            flow.client = 0
+        if flow.client < 0:  # TLS in the middle of a stream: servers have the lower ports
+            flow.client = int(flow.ends[0][1] < flow.ends[1][1])
         (client_address, client_port), (broker_address, broker_port) = (
             flow.ends[flow.client],
             flow.ends[1 - flow.client],
@@ -457,7 +457,7 @@ class Flows:
             flow.first_ns,
         )
         listener = self._handlers.decided(flow)
-        if listener is None:
+        if speaks == content.TLS:
             return _DEAF
         flow.session = Session(self._interest, midstream=not flow.start_seen)
         return _Kafka(flow.session, flow.client, listener, self.quality)

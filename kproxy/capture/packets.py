@@ -56,7 +56,9 @@ class Dissector:
                 length = stop - payload
                 if length >= 0 and bits >= 0x5000:
                     if stop > end:
-                        stop = end if end > payload else payload
+                        stop = end
+                        if payload > end:
+                            payload = end
                     return data, key, seq, ack, bits & 0x1FF, window, payload, stop, length
         try:
             data = data[start:end]  # what is cut short ends in an IndexError, not in the next record
@@ -146,7 +148,8 @@ class Dissector:
             length = stop - payload
             if bits < 0x5000 or length < 0:
                 return "malformed"
-            captured = max(min(stop, end), payload) if payload < end else payload
+            payload = min(payload, end)
+            captured = max(min(stop, end), payload)
             return data, addresses + data[at : at + 4], seq, ack, bits & 0x1FF, window, payload, captured, length
         if protocol == _UDP:
             port = _SHORT(data, at + 2)[0]

@@ -67,6 +67,7 @@ class HalfStream:
         "retransmissions",
         "seen",
         "truncated",
+        "truncated_bytes",
         "zero_window",
         "zero_windows",
     )
@@ -82,7 +83,8 @@ class HalfStream:
         self.ended = False
         self.retransmissions = 0
         self.out_of_order = 0
-        self.truncated = 0
+        self.truncated = 0  # segments cut by the snap length
+        self.truncated_bytes = 0
         self.gaps = 0
         self.gap_bytes = 0
         self.zero_window = False  # now
@@ -310,7 +312,8 @@ class Conversation:
         if kind == CAPTURED:
             self.receiver.receive(side, memoryview(data), self.clock_ns)
         elif kind == MISSING:
-            self._hole(side, half, stop - start)
+            half.truncated_bytes += stop - start
+            self.receiver.gap(side, stop - start, self.clock_ns)
         else:
             self._end(side)
 
@@ -345,12 +348,9 @@ class Conversation:
         if count == 1 and not half.pieces:
             self._end(side)  # the one number that a FIN takes, which was not captured
         else:
-            self._hole(side, half, count)
-
-    def _hole(self, side: int, half: HalfStream, count: int) -> None:
-        half.gaps += 1
-        half.gap_bytes += count
-        self.receiver.gap(side, count, self.clock_ns)
+            half.gaps += 1
+            half.gap_bytes += count
+            self.receiver.gap(side, count, self.clock_ns)
 
     def _end(self, side: int) -> None:
         half = self.halves[side]

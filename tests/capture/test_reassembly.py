@@ -1,5 +1,7 @@
 """Whatever a network and a capture do to a byte stream, what is delivered is that stream, or a hole is named."""
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +51,7 @@ def segmented(draw):
     """(stream, segments (offset, bytes) that cover it, with overlaps, repeats and any order)."""
     stream = draw(st.binary(min_size=1, max_size=300))
     cuts = sorted(draw(st.sets(st.integers(1, max(1, len(stream) - 1)), max_size=20)) | {0, len(stream)})
-    segments = [(a, stream[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    segments = [(a, stream[a:b]) for a, b in pairwise(cuts)]
     extra = draw(st.lists(st.tuples(st.integers(0, len(stream)), st.integers(0, 60)), max_size=10))
     segments += [(a, stream[a : a + size]) for a, size in extra if stream[a : a + size]]
     return stream, draw(st.permutations(segments))

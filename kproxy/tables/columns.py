@@ -1,0 +1,207 @@
+"""Events -> Arrow batches of the `exchanges` table.
+
+Duty: what an exchange says, as one packed row of integers: numbers as they are, strings as indices into the words of
+this batch. Packing costs a microsecond, and the columns come out of the rows in one numpy step each. Bounded by the
+owner, who takes `batch()` before there are too many `rows`. The live recorder and the captures share it.
+
+Refuses to know files, and where events come from.
+"""
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kproxy.protocol.error_codes import error_name
+from kproxy.tables.schema import EXCHANGES
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import NONE, Exchange
+
+NULL = -(1 << 63)  # in a packed row; NONE (-1) is a value that some columns have
+
+
+class Words:
+    """Strings as indices, null as 0."""
+
+    def __init__(self) -> None:
+        self._index: dict[str | None, int] = {None: 0}
+
+    def index(self, word: str | None) -> int:
+        return self._index.setdefault(word, len(self._index))
+
+    def column(self, indices: np.ndarray) -> pa.Array:
+        return pa.array(list(self._index), pa.string()).take(pa.array(indices))
+
+
+# Columns of a packed row, in order. The first index is the connection's, the second the API's.
+_PACKED = (
+    "connection",
+    "api",
+    "number",
+    "request_start_ns",
+    "request_end_ns",
+    "response_start_ns",
+    "response_end_ns",
+    "queue_ns",
+    "correlation_id",
+    "client_id",
+    "request_bytes",
+    "response_bytes",
+    "outcome",
+    "error_code",
+    "errors",
+    "throttle_ms",
+    "in_flight",
+    "acks",
+    "max_wait_ms",
+    "topics",
+    "partitions",
+    "records",
+    "group_id",
+    "transactional_id",
+    "decoded",
+    "retransmissions",
+)
+_ROW = Struct(f"<{len(_PACKED)}q")
+_WORDS = frozenset(("client_id", "outcome", "group_id", "transactional_id", "decoded"))
+_NONE_IS_NULL = frozenset(
+    (
+        "number",
+        "request_start_ns",
+        "request_end_ns",
+        "response_start_ns",
+        "response_end_ns",
+        "queue_ns",
+        "request_bytes",
+        "response_bytes",
+        "throttle_ms",
+        "topics",
+        "partitions",
+        "records",
+        "retransmissions",
+    )
+)
+
+
+class ExchangeColumns:
+    """Rows of `exchanges`, until they are taken as a batch."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.rows = 0
+        self._packed = bytearray()
+        self._words = Words()
+        self._apis: dict[int, int] = {}
+        self._plans: list[Any] = []
+        self._infos: list[ConnectionInfo] = []
+        self._connections: dict[int, int] = {}
+
+    def append(self, info: ConnectionInfo, exchange: Exchange, retransmissions: int = NONE) -> None:
+        """A row for an exchange, answered or not. `retransmissions`: NONE where TCP is not seen."""
+        connection = self._connections.get(id(info))  # the info is kept, so that its id stays its own
+        if connection is None:
+            connection = self._connections[id(info)] = len(self._infos)
+            self._infos.append(info)
+        plan = exchange.plan
+        api = self._apis.get(id(plan))
+        if api is None:
+            api = self._apis[id(plan)] = len(self._plans)
+            self._plans.append(plan)
+        index = self._words.index
+        code = exchange.error_code
+        acks = exchange.acks
+        max_wait_ms = exchange.max_wait_ms
+        self._packed += _ROW.pack(
+            connection,
+            api,
+            exchange.number,
+            exchange.request_start,
+            exchange.request_end,
+            exchange.response_start,
+            exchange.response_end,
+            exchange.queue_ns,
+            exchange.correlation_id,
+            index(exchange.client_id),
+            exchange.request_bytes,
+            exchange.response_bytes,
+            index(exchange.outcome),
+            NULL if code is None else code,
+            len(exchange.errors),
+            exchange.throttle_ms,
+            exchange.in_flight,
+            NULL if acks is None else acks,
+            NULL if max_wait_ms is None else max_wait_ms,
+            NONE,
+            NONE,
+            NONE,
+            index(exchange.group_id),
+            index(exchange.transactional_id),
+            index(exchange.decoded),
+            retransmissions,
+        )
+        self.rows += 1
+
+    def batch(self) -> pa.RecordBatch:
+        """The rows so far as a batch, in the order of their arrival; they are forgotten here."""
+        packed = np.frombuffer(bytes(self._packed), "<i8").reshape(-1, len(_PACKED))
+        raw = {name: np.ascontiguousarray(packed[:, index]) for index, name in enumerate(_PACKED)}
+        columns: dict[str, pa.Array] = {}
+        for name, values in raw.items():
+            if name in _WORDS:
+                columns[name] = self._words.column(values)
+            elif name in EXCHANGES.schema.names and name not in ("connection", "api"):
+                columns[name] = _numbers(EXCHANGES.schema.field(name).type, values, name in _NONE_IS_NULL)
+        first = np.where(raw["request_start_ns"] != NONE, raw["request_start_ns"], raw["response_start_ns"])
+        columns["time"] = pa.array(first // 1000, EXCHANGES.schema.field("time").type)
+        columns["latency_ns"] = _difference(raw["response_start_ns"], raw["request_end_ns"])
+        columns["total_ns"] = _difference(raw["response_end_ns"], raw["request_start_ns"])
+        columns["error"] = _named(raw["error_code"], error_name)
+        self._of_connections(columns, pa.array(raw["connection"]))
+        self._of_apis(columns, pa.array(raw["api"]))
+        self._clear()
+        return pa.RecordBatch.from_arrays(
+            [columns[field.name].cast(field.type) for field in EXCHANGES.schema], schema=EXCHANGES.schema
+        )
+
+    def _of_connections(self, columns: dict[str, pa.Array], indices: pa.Array) -> None:
+        columns["connection"] = pa.array([info.id for info in self._infos], pa.int64()).take(indices)
+        for name in (
+            "source",
+            "cluster",
+            "client_address",
+            "client_port",
+            "broker_address",
+            "broker_port",
+            "broker_id",
+        ):
+            kind = EXCHANGES.schema.field(name).type
+            columns[name] = pa.array([getattr(info, name) for info in self._infos], kind).take(indices)
+
+    def _of_apis(self, columns: dict[str, pa.Array], indices: pa.Array) -> None:
+        plans = self._plans
+        seen = [plan.api_key != NONE for plan in plans]
+        keys = [plan.api_key if there else None for plan, there in zip(plans, seen, strict=True)]
+        versions = [plan.api_version if there else None for plan, there in zip(plans, seen, strict=True)]
+        columns["api_key"] = pa.array(keys, pa.int16()).take(indices)
+        columns["api"] = pa.array([plan.api for plan in plans], pa.string()).take(indices)
+        columns["api_version"] = pa.array(versions, pa.int16()).take(indices)
+
+
+def _numbers(kind: pa.DataType, values: np.ndarray, none_is_null: bool) -> pa.Array:
+    missing = values == (NONE if none_is_null else NULL)
+    return pa.array(np.where(missing, 0, values), kind, mask=missing)
+
+
+def _difference(later: np.ndarray, earlier: np.ndarray) -> pa.Array:
+    missing = (later == NONE) | (earlier == NONE)
+    return pa.array(np.where(missing, 0, later - earlier), pa.int64(), mask=missing)
+
+
+def _named(codes: np.ndarray, name: Callable[[int], str]) -> pa.Array:
+    distinct, inverse = np.unique(codes, return_inverse=True)
+    names = pa.array([None if code == NULL else name(int(code)) for code in distinct], pa.string())
+    return names.take(pa.array(inverse))

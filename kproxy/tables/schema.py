@@ -1,0 +1,149 @@
+"""The tables as Arrow schemas: the columns, their order and types, how they are stored and how their rows are sorted.
+
+Duty: the one place that says what a table looks like; the live recorder, `kproxy convert` and Spark all write these.
+Columns are added, never renamed or moved, and then VERSION goes up. `time` is what Spark reads best, microseconds; the
+exact times and the durations are nanoseconds as plain integers.
+
+Refuses to know where rows come from.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+VERSION = 1
+
+TIME = pa.timestamp("us", tz="UTC")
+I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its name is its folder in a dataset."""
+
+    name: str
+    schema: pa.Schema
+    keys: tuple[str, ...]  # rows are sorted by these; the order of what is equal in all of them is that of arrival
+
+    @property
+    def deltas(self) -> list[str]:
+        """Times and counters, whose neighbours are near: delta-encoded. The other columns have dictionaries."""
+        return [
+            field.name
+            for field in self.schema
+            if field.type == TIME or field.name.endswith(("_ns", "_bytes", "offset")) or field.name in _COUNTERS
+        ]
+
+    @property
+    def words(self) -> list[str]:
+        """Columns whose values repeat: dictionary-encoded."""
+        return [field.name for field in self.schema if field.name not in self.deltas and field.type != FLAG]
+
+
+_COUNTERS = frozenset(("number", "correlation_id", "bytes"))
+
+EXCHANGES = Table(
+    "exchanges",
+    pa.schema(
+        [
+            ("source", TEXT),
+            ("cluster", TEXT),
+            ("connection", I64),
+            ("number", I64),
+            ("time", TIME),
+            ("request_start_ns", I64),
+            ("request_end_ns", I64),
+            ("response_start_ns", I64),
+            ("response_end_ns", I64),
+            ("latency_ns", I64),
+            ("queue_ns", I64),
+            ("total_ns", I64),
+            ("client_address", TEXT),
+            ("client_port", I32),
+            ("broker_address", TEXT),
+            ("broker_port", I32),
+            ("broker_id", I32),
+            ("api_key", I16),
+            ("api", TEXT),
+            ("api_version", I16),
+            ("correlation_id", I32),
+            ("client_id", TEXT),
+            ("request_bytes", I64),
+            ("response_bytes", I64),
+            ("outcome", TEXT),
+            ("error_code", I16),
+            ("error", TEXT),
+            ("errors", I32),
+            ("throttle_ms", I32),
+            ("in_flight", I32),
+            ("acks", I16),
+            ("max_wait_ms", I32),
+            ("topics", I32),
+            ("partitions", I32),
+            ("records", I64),
+            ("group_id", TEXT),
+            ("transactional_id", TEXT),
+            ("decoded", TEXT),
+            ("retransmissions", I32),
+        ]
+    ),
+    ("time", "connection", "number", "response_start_ns", "correlation_id"),
+)
+
+CONNECTIONS = Table(
+    "connections",
+    pa.schema(
+        [
+            ("source", TEXT),
+            ("cluster", TEXT),
+            ("connection", I64),
+            ("time", TIME),
+            ("start_ns", I64),
+            ("end_ns", I64),
+            ("client_address", TEXT),
+            ("client_port", I32),
+            ("broker_address", TEXT),
+            ("broker_port", I32),
+            ("broker_id", I32),
+            ("requests", I64),
+            ("answers", I64),
+            ("client_bytes", I64),
+            ("broker_bytes", I64),
+            ("software_name", TEXT),
+            ("software_version", TEXT),
+            ("sasl_mechanism", TEXT),
+            ("sasl_tokens", I64),
+            ("tls", TEXT),
+            ("start_seen", FLAG),
+            ("end_seen", FLAG),
+            ("close", TEXT),
+            ("handshake_rtt_ns", I64),
+            ("retransmissions", I64),
+            ("out_of_order", I64),
+            ("zero_windows", I64),
+            ("gaps", I64),
+            ("gap_bytes", I64),
+            ("resyncs", I64),
+            ("faults", I64),
+        ]
+    ),
+    ("time", "connection"),
+)
+
+QUALITY = Table(
+    "quality",
+    pa.schema(
+        [
+            ("source", TEXT),
+            ("kind", TEXT),
+            ("count", I64),
+            ("bytes", I64),
+            ("first_ns", I64),
+            ("last_ns", I64),
+            ("sentence", TEXT),
+        ]
+    ),
+    ("source",),
+)
+
+TABLES = {table.name: table for table in (EXCHANGES, CONNECTIONS, QUALITY)}

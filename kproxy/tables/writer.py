@@ -1,0 +1,205 @@
+"""Batches -> Parquet files of a dataset, which appear whole or not at all, and always the same for the same rows.
+
+Duty: rows come in any order and in any number; `Sorter` sorts them in runs on the disk and merges the runs, so that
+memory holds RUN_ROWS rows whatever their number, and the order in the file depends on nothing but the rows. `Dataset`
+owns the folder: files are written in a folder of their own inside it, synced and then renamed; what a killed run left
+there is swept away by the next.
+
+For one version of pyarrow the same rows give the same bytes: fixed row groups, no clock, no host name.
+Refuses to know what rows mean.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kproxy.errors import KproxyError
+from kproxy.tables import schema
+from kproxy.tables.schema import Table
+
+ROW_GROUP = 256 * 1024
+RUN_ROWS = 128 * 1024
+STEP_ROWS = 4 * 1024  # of one run in memory while merging
+FAN_IN = 64  # runs merged at a time
+
+MANIFEST = "_kproxy.json"
+
+
+class Dataset:
+    """A folder of tables. `begin` gives a place to write in; `publish` makes files of it part of the dataset."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._work: Path | None = None
+
+    def begin(self, name: str) -> Path:
+        """A fresh folder for the files of one piece of work, which `name` tells from others at the same dataset."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            work = self.folder / f".unfinished-{name}"
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+        except OSError as fault:
+            raise KproxyError(f"{self.folder}: cannot be written to: {fault.strerror or fault}") from fault
+        self._work = work
+        return work
+
+    def publish(self, files: dict[str, Path], manifest: dict[str, Any]) -> None:
+        """Move finished files to their places ("exchanges/NAME.parquet" -> where it is now); the manifest comes last."""
+        for place, file in sorted(files.items()):
+            target = self.folder / place
+            target.parent.mkdir(exist_ok=True)
+            _sync(file)
+            file.replace(target)
+            _sync(target.parent)
+        assert self._work is not None
+        draft = self._work / MANIFEST
+        draft.write_text(json.dumps({"schema_version": schema.VERSION, **manifest}, indent=2, sort_keys=True) + "\n")
+        _sync(draft)
+        draft.replace(self.folder / MANIFEST)
+        _sync(self.folder)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave nothing half-written behind."""
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
+            self._work = None
+
+
+class Sorter:
+    """Sorts the rows of one table on the disk, `folder`, in runs."""
+
+    def __init__(self, table: Table, folder: Path, prefix: str = "") -> None:
+        self._table = table
+        self._stem = folder / f"{table.name}{prefix}"
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._count = 0
+        self.runs: list[Path] = []  # in the order in which their rows came
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= RUN_ROWS:
+            self.spill()
+
+    def spill(self) -> None:
+        """Write what is in memory as a sorted run."""
+        if self._rows:
+            rows = _sorted(self._table, pa.Table.from_batches(self._batches, self._table.schema))
+            self._write_run(iter((rows,)))
+            if len(self.runs) >= FAN_IN:
+                runs, self.runs = self.runs, []
+                self._write_run(merged(self._table, runs))
+                for run in runs:
+                    run.unlink()
+        self._batches = []
+        self._rows = 0
+
+    def _write_run(self, tables: Iterator[pa.Table]) -> None:
+        path = self._stem.with_name(f"{self._stem.name}.{self._count}.run")
+        self._count += 1
+        with pa.ipc.new_file(str(path), self._table.schema) as sink:
+            for rows in tables:
+                sink.write_table(rows, max_chunksize=STEP_ROWS)
+        self.runs.append(path)
+
+
+def write(table: Table, runs: list[Path], path: Path) -> int:
+    """Merge runs into one Parquet file; returns its rows. The runs are removed."""
+    count = 0
+    waiting: list[pa.Table] = []
+    rows = 0
+    deltas = table.deltas
+    with pq.ParquetWriter(
+        path,
+        table.schema,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=table.words,
+        column_encoding={name: "DELTA_BINARY_PACKED" for name in deltas},
+        version="2.6",
+        write_statistics=True,
+        store_schema=True,
+    ) as sink:
+        for part in merged(table, runs):
+            waiting.append(part)
+            rows += part.num_rows
+            while rows >= ROW_GROUP:
+                whole = pa.concat_tables(waiting)
+                sink.write_table(whole.slice(0, ROW_GROUP), row_group_size=ROW_GROUP)
+                count += ROW_GROUP
+                rows -= ROW_GROUP
+                waiting = [whole.slice(ROW_GROUP)]
+        if rows:
+            sink.write_table(pa.concat_tables(waiting), row_group_size=ROW_GROUP)
+            count += rows
+    for run in runs:
+        run.unlink()
+    return count
+
+
+def merged(table: Table, runs: list[Path]) -> Iterator[pa.Table]:
+    """The rows of sorted runs as one sorted sequence, a few thousand at a time; of equal rows the earlier run's first."""
+    key = table.keys[0]
+    readers = [pa.ipc.open_file(pa.memory_map(str(run))) for run in runs]
+    following = [0] * len(runs)  # the next batch of each
+    held: list[pa.Table | None] = [None] * len(runs)
+    while True:
+        bound = None
+        for index, reader in enumerate(readers):
+            rows = held[index]
+            if (rows is None or not rows.num_rows) and following[index] < reader.num_record_batches:
+                rows = held[index] = _load(reader, following, index)
+            if rows is not None and rows.num_rows and following[index] < reader.num_record_batches:
+                last = rows[key][-1]
+                if bound is None or pc.less(last, bound).as_py():
+                    bound = last
+        ready = []
+        for index, rows in enumerate(held):
+            if rows is None or not rows.num_rows:
+                continue
+            # What is not below the bound could still be preceded by a row that is not in memory.
+            count = rows.num_rows if bound is None else _below(rows[key], bound)
+            if count:
+                ready.append(rows.slice(0, count))
+                held[index] = rows.slice(count)
+        if ready:
+            yield _sorted(table, pa.concat_tables(ready)) if len(ready) > 1 else ready[0]
+        elif bound is None:
+            return
+        else:  # many rows with one and the same first key: more of them must be in memory
+            for index, reader in enumerate(readers):
+                rows = held[index]
+                if rows is not None and following[index] < reader.num_record_batches and rows[key][-1].equals(bound):
+                    held[index] = pa.concat_tables([rows, _load(reader, following, index)])
+
+
+def _load(reader: Any, following: list[int], index: int) -> pa.Table:
+    batch = reader.get_batch(following[index])
+    following[index] += 1
+    return pa.Table.from_batches([batch])
+
+
+def _below(column: pa.ChunkedArray, bound: pa.Scalar) -> int:
+    return int(pc.sum(pc.less(column, bound)).as_py() or 0)
+
+
+def _sorted(table: Table, rows: pa.Table) -> pa.Table:
+    return rows.take(pc.sort_indices(rows, sort_keys=[(key, "ascending") for key in table.keys])).combine_chunks()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,410 @@
+"""Captures of real traffic: exactly the exchanges that an independent walk of their bytes found, in every shape."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from kproxy.capture import content, pcap
+from kproxy.capture.flows import SHARDS, Flows, Handlers, shard_of
+from kproxy.capture.packets import ACK, FIN, RST, SYN
+from kproxy.capture.quality import Quality
+from kproxy.protocol import codec, schema
+from kproxy.wire.events import ANSWERED, LOST, NONE, REQUEST_NOT_SEEN, UNANSWERED, Exchange, Unanswered
+from tests import captures
+from tests.capture import packet
+
+WHOLE = [
+    "k41_java_cluster",
+    "k41_kip848_share",
+    "k41_librdkafka",
+    "k41_kafkajs",
+    "k41_sasl_plain",
+    "k41_quota",
+    "k39_zk_cluster",
+    "k0102_java_cluster",
+    "k0102_python147",
+    "k0102_sasl_plain",
+    "k111_java_cluster",
+    "k111_kcat_sarama",
+    "k0822_java_cluster",
+    "k0822_python147",
+]
+SAME = [
+    "k41_bigendian",
+    "k41_gz",
+    "k41_ipfrag",
+    "k41_ipv6",
+    "k41_mixedlinks",
+    "k41_ng",
+    "k41_portreuse",
+    "k41_rawip",
+    "k41_realSLL",
+    "k41_realSLL2",
+    "k41_realnano",
+    "k41_reordered",
+    "k41_retransmit",
+    "k41_seqwrap",
+    "k41_tinyseg",
+    "k41_vlan",
+]
+
+
+# captured by another tcpdump, or segments changed places: the times are not those of the base
+OTHER_TIMES = ("k41_realnano", "k41_realSLL", "k41_realSLL2", "k41_mixedlinks", "k41_reordered", "k41_retransmit")
+
+
+class Seen:
+    """What the flows of a capture told."""
+
+    def __init__(self, *paths, ports=(), shards=range(SHARDS)):
+        self.exchanges = []  # (info, exchange)
+        self.flows = []
+        self.quality = Quality()
+        flows = Flows("test", self.quality, Handlers(self.decided, self.flows.append), ports=ports, shards=shards)
+        for window in pcap.Capture(paths, self.quality).windows():
+            flows.window(window)
+        flows.finish()
+
+    def decided(self, flow):
+        def listen(events):
+            for event in events:
+                if type(event) is Unanswered:
+                    event = event.exchange
+                if type(event) is Exchange:
+                    self.exchanges.append((flow.info, event))
+
+        return listen
+
+    def requests(self, ports=True):
+        """Counted: what NAME.exchanges.jsonl.gz says of each request."""
+        return Counter(
+            (
+                *((info.client_port, info.broker_port) if ports else ()),
+                exchange.correlation_id,
+                exchange.plan.api_key,
+                exchange.plan.api_version,
+                exchange.client_id,
+                exchange.outcome is ANSWERED,
+                exchange.throttle_ms if exchange.throttle_ms != NONE else None,
+                exchange.error_code if has_top_level_error(exchange.plan) else None,
+            )
+            for info, exchange in self.exchanges
+            if exchange.outcome is not REQUEST_NOT_SEEN
+        )
+
+    def kinds(self):
+        return {row.kind: row.count for row in self.quality}
+
+
+def has_top_level_error(plan):
+    if not plan.known:
+        return False
+    fields = schema.schema().apis[plan.api_key].response.fields
+    return any(field.name == "errorCode" and plan.api_version in field.versions for field in fields)
+
+
+def expected(name, ports=True):
+    return Counter(
+        (
+            *((entry["client_port"], entry["broker_port"]) if ports else ()),
+            entry["id"],
+            entry["key"],
+            entry["version"],
+            entry["client_id"],
+            entry["answered"],
+            entry["throttle"],
+            entry["error"],
+        )
+        for entry in captures.expected(name)
+    )
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_exactly_the_exchanges_of_the_capture(name):
+    seen = Seen(captures.capture(name))
+    assert seen.requests() == expected(name)
+    kinds = seen.kinds()
+    assert not {"gap", "fault", "truncated", "malformed", "not_kafka", "strays"} & kinds.keys()
+    whole = sum(
+        (exchange.request_bytes if exchange.request_end != NONE else 0)
+        + (exchange.response_bytes if exchange.response_end != NONE else 0)
+        for _, exchange in seen.exchanges
+    )
+    assert whole <= seen.quality.size("kafka")
+
+
+def test_ports_that_are_named_are_enough_and_the_only_ones():
+    path = captures.capture("k41_java_cluster")
+    seen = Seen(path, ports=(9091, 9092, 9093))
+    want = Counter({key: count for key, count in expected("k41_java_cluster").items() if key[1] in (9091, 9092, 9093)})
+    assert seen.requests() == want
+    assert seen.quality.count("other_ports")
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_shape_without_loss_has_the_exchanges_of_its_base(name):
+    ports = name != "k41_portreuse"  # there the client's ports were renumbered
+    seen = Seen(captures.capture(name))
+    assert seen.requests(ports) == expected("k41_BASE", ports)
+    base = Seen(captures.capture("k41_BASE"))
+    shaped = Counter(exact(exchange) for _, exchange in seen.exchanges)
+    if name not in OTHER_TIMES:
+        assert shaped == Counter(exact(exchange) for _, exchange in base.exchanges)
+
+
+def exact(exchange):
+    return (
+        exchange.number,
+        exchange.correlation_id,
+        exchange.request_start,
+        exchange.request_end,
+        exchange.response_start,
+        exchange.response_end,
+        exchange.queue_ns,
+        exchange.request_bytes,
+        exchange.response_bytes,
+        exchange.errors and tuple(exchange.errors),
+        exchange.in_flight,
+    )
+
+
+def test_a_capture_of_the_requests_alone_gives_every_request_and_says_that_the_answers_are_not_there():
+    seen = Seen(captures.capture("k41_oneway"))
+    want = Counter(key[:6] for key in expected("k41_BASE").elements())
+    assert Counter(key[:6] for key in seen.requests().elements()) == want
+    assert {exchange.outcome for _, exchange in seen.exchanges} <= {LOST, UNANSWERED, "no_answer_expected"}
+    assert seen.quality.count("gap")
+
+
+@pytest.mark.parametrize("name", ("k41_snap400", "k41_snap96"))
+def test_a_short_snap_length_costs_bodies_but_no_request_and_no_pairing(name):
+    seen = Seen(captures.capture(name))
+
+    def paired(counter):
+        return Counter((key[:5], key[6]) for key in counter.elements())
+
+    assert paired(seen.requests()) == paired(expected("k41_BASE"))
+    # what was read of an answer is right, what was not is not made up
+    whole = {key[:5]: key for key in expected("k41_BASE")}
+    for key in seen.requests():
+        assert key[7] in (None, whole[key[:5]][7])
+        assert key[8] in (None, whole[key[:5]][8])
+    assert seen.quality.size("truncated") > 100_000
+
+
+@pytest.mark.parametrize("name", ("k41_gaps", "k41_cut", "k41_midstream"))
+def test_where_something_is_missing_nothing_is_invented_and_what_is_missing_is_said(name):
+    seen = Seen(captures.capture(name))
+    base = Counter(key[:6] for key in expected("k41_BASE").elements())
+    got = Counter(key[:6] for key in seen.requests().elements())
+    assert not got - base
+    answered = Counter(key[:6] for key in expected("k41_BASE").elements() if key[6])
+    assert not Counter(key[:6] for key in seen.requests().elements() if key[6]) - answered
+    missing = sum((base - got).values())
+    kinds = seen.kinds()
+    if name == "k41_gaps":  # requests inside a hole
+        assert missing <= 6
+        assert kinds["gap"] == 8
+        unpaired = sum(exchange.outcome is REQUEST_NOT_SEEN for _, exchange in seen.exchanges)
+        assert missing == unpaired
+    elif name == "k41_cut":
+        assert kinds["cut_file"] == 1
+    else:
+        assert kinds["midstream"] == 8
+        assert sum(got.values()) == 268  # as tshark counts them
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count"),
+    [("k39_zookeeper", "zookeeper", 4), ("k0102_zookeeper", "zookeeper", 15), ("k41_tls13_keys", "tls", 24)],
+)
+def test_what_is_not_kafka_is_named_and_gives_no_exchange(name, kind, count):
+    seen = Seen(captures.capture(name))
+    assert not seen.exchanges
+    assert seen.kinds()[kind] == count
+    assert "kafka" not in seen.kinds()
+    assert not Seen(captures.capture(name), ports=(9092, 9093, 9094, 9095, 2181, 2182)).exchanges
+
+
+def test_a_plaintext_client_on_a_tls_port_is_seen_for_what_it_is():
+    seen = Seen(captures.capture("k41_tls_nokeys_kcat"))
+    assert [(exchange.plan.api, exchange.outcome) for _, exchange in seen.exchanges] == [("ApiVersions", UNANSWERED)]
+    assert seen.kinds()["tls"] == 4
+
+
+def test_shards_together_are_the_whole():
+    path = captures.capture("k41_librdkafka")
+    whole = Seen(path)
+    parts = [Seen(path, shards=range(start, SHARDS, 3)) for start in range(3)]
+    assert sum((part.requests() for part in parts), Counter()) == whole.requests()
+    assert sum(part.quality.count("kafka") for part in parts) == whole.quality.count("kafka")
+    assert all(part.quality.count("kafka") for part in parts)
+
+
+def test_both_directions_of_a_flow_fall_into_one_shard():
+    for length in (4, 16):
+        one = b"\1" * length + b"\2" * length + b"\3\3\4\4"
+        other = b"\2" * length + b"\1" * length + b"\4\4\3\3"
+        assert shard_of(one) == shard_of(other)
+
+
+# --- connections built by hand ---------------------------------------------------------------------------------------
+
+
+def request(number, key=18, version=0, client_id="me"):
+    body = codec.encode_request(
+        {
+            "requestApiKey": key,
+            "requestApiVersion": version,
+            "correlationId": number,
+            "clientId": client_id,
+        },
+        {},
+    )
+    return len(body).to_bytes(4) + body
+
+
+def answer(number):
+    body = codec.encode_response(18, 0, {"correlationId": number}, {"errorCode": 0, "apiKeys": []})
+    return len(body).to_bytes(4) + body
+
+
+class Wire:
+    """Writes the packets of connections."""
+
+    def __init__(self, client_isn=1000, broker_isn=5000):
+        self.packets = []
+        self.next = [client_isn, broker_isn]
+
+    def send(self, side, payload=b"", flags=ACK, window=500):
+        ends = (packet.CLIENT, packet.BROKER)
+        source, target = ends[side], ends[1 - side]
+        data = packet.ethernet(
+            packet.ipv4(
+                packet.tcp(
+                    payload,
+                    source=source,
+                    target=target,
+                    seq=self.next[side] & 0xFFFFFFFF,
+                    ack=self.next[1 - side] & 0xFFFFFFFF if flags & ACK else 0,
+                    flags=flags,
+                    window=window,
+                ),
+                source=source,
+                target=target,
+            )
+        )
+        self.packets.append(data)
+        self.next[side] += len(payload) + bool(flags & (SYN | FIN))
+        return self
+
+    def shake(self):
+        return self.send(0, flags=SYN).send(1, flags=SYN | ACK).send(0)
+
+    def ask(self, *numbers):
+        for number in numbers:
+            self.send(0, request(number)).send(1, answer(number))
+        return self
+
+    def seen(self, folder, **options):
+        path = folder / "wire.pcap"
+        path.write_bytes(packet.pcap([(n * 1_000_000, data) for n, data in enumerate(self.packets)]))
+        return Seen(path, **options)
+
+
+def test_the_life_of_a_connection_is_told(tmp_path):
+    wire = Wire().shake().ask(1, 2).send(0, flags=FIN | ACK).send(1, flags=FIN | ACK).send(0)
+    seen = wire.seen(tmp_path)
+    (flow,) = seen.flows
+    assert (flow.start_seen, flow.close, flow.rtt_ns) == (True, "fin", 2_000_000)
+    assert flow.payload_bytes == [2 * len(request(1)), 2 * len(answer(1))]
+    assert (flow.first_ns, flow.last_ns) == (0, 8_000_000)
+
+
+def test_a_reset_and_a_connection_that_stays_open(tmp_path):
+    assert Wire().shake().ask(1).send(1, flags=RST).seen(tmp_path).flows[0].close == "reset"
+    seen = Wire().shake().ask(1).send(0, request(2)).seen(tmp_path)
+    assert seen.flows[0].close == "open"
+    assert [exchange.outcome for _, exchange in seen.exchanges] == [ANSWERED, UNANSWERED]
+
+
+@pytest.mark.parametrize("syn_lost", (False, True))
+def test_ports_used_again_are_another_connection(tmp_path, syn_lost):
+    wire = Wire().shake().ask(1).send(0, flags=FIN | ACK).send(1, flags=FIN | ACK).send(0)
+    wire.next = [700_000, 900_000]
+    if not syn_lost:
+        wire.shake()
+    wire.ask(1, 2)
+    seen = wire.seen(tmp_path)
+    assert [flow.close for flow in seen.flows] == ["fin", "open"]
+    assert len({info.id for info, _ in seen.exchanges}) == 2
+    assert [exchange.outcome for _, exchange in seen.exchanges] == [ANSWERED] * 3
+
+
+def test_a_new_syn_ends_a_connection_whose_end_was_not_captured(tmp_path):
+    wire = Wire().shake().ask(1)
+    wire.next = [700_000, 900_000]
+    seen = wire.shake().ask(7).seen(tmp_path)
+    assert [flow.close for flow in seen.flows] == ["reused", "open"]
+
+
+def test_syns_sent_again_are_one_connection(tmp_path):
+    wire = Wire().send(0, flags=SYN)
+    wire.next[0] -= 1
+    wire.send(0, flags=SYN).send(1, flags=SYN | ACK)
+    wire.next[1] -= 1
+    wire.send(1, flags=SYN | ACK).send(0).ask(1)
+    seen = wire.seen(tmp_path)
+    (flow,) = seen.flows
+    assert flow.total("retransmissions") == 2
+    assert len(seen.exchanges) == 1
+
+
+def test_the_client_is_found_without_a_syn(tmp_path):
+    """Joined in the middle, with the broker's bytes first: requests tell who is the client."""
+    wire = Wire().send(1, answer(0)).ask(1, 2)
+    seen = wire.seen(tmp_path)
+    assert {(info.client_port, info.broker_port) for info, _ in seen.exchanges} == {(40000, 9092)}
+    assert [exchange.correlation_id for _, exchange in seen.exchanges if exchange.outcome is ANSWERED] == [1, 2]
+    assert not seen.flows[0].start_seen
+
+
+def test_bytes_that_are_nobodys_are_undecided_or_not_kafka(tmp_path):
+    assert Wire().shake().send(0, b"\0\0").seen(tmp_path).kinds()["undecided"] == 1
+    assert Wire().shake().send(0, b"SSH-2.0-OpenSSH").seen(tmp_path).kinds()["not_kafka"] == 1
+    assert Wire().shake().send(0, b"GET / HTTP/1.1\r\n").seen(tmp_path).kinds()["http"] == 1
+    assert Wire().shake().send(0, b"ruok").seen(tmp_path).kinds()["zookeeper"] == 1
+    assert Wire().shake().seen(tmp_path).kinds()["no_data"] == 1
+
+
+def test_a_zookeeper_connect_is_no_produce():
+    connect = (45).to_bytes(4) + bytes(12) + (18000).to_bytes(4) + bytes(8) + (16).to_bytes(4) + bytes(17)
+    assert content.opening(connect, b"", False) == content.ZOOKEEPER
+    assert content.opening(connect, b"", True) == content.ZOOKEEPER
+    assert content.witness(connect) is None
+
+
+def test_flipped_cut_and_spliced_captures_break_nothing(tmp_path):
+    """Seeded: no crash, and every exchange is one of the unharmed capture or has a flipped field itself."""
+    name = "k41_midstream"
+    whole = captures.capture(name).read_bytes()
+    base = {key[:5] for key in expected("k41_BASE")}
+    strangers = total = 0
+    for seed in range(40):
+        dice = random.Random(seed)
+        data = bytearray(whole)
+        for _ in range(dice.randrange(1, 60)):
+            at = dice.randrange(24, len(data))
+            data[at] ^= 1 << dice.randrange(8)
+        if seed % 3 == 0:
+            at, size = dice.randrange(24, len(data)), dice.randrange(3000)
+            del data[at : at + size]
+        path = tmp_path / "harmed.pcap"
+        path.write_bytes(bytes(data))
+        seen = Seen(path)
+        for key in seen.requests():
+            total += 1
+            strangers += key[:5] not in base
+    assert total > 1000
+    assert strangers < total / 100

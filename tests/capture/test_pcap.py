@@ -1,0 +1,238 @@
+"""Capture files: every format as the same records, and what is broken counted, never raised."""
+
+import gzip
+import io
+import random
+from struct import pack
+
+import lz4.frame
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.capture import files, pcap
+from kproxy.capture.quality import Quality
+from kproxy.errors import CaptureError
+from tests import captures
+from tests.capture import packet
+
+# tshark 4.0.17's count of TCP frames
+FRAMES = {
+    "k0102_java_cluster": 18938,
+    "k0102_python147": 7683,
+    "k0102_sasl_plain": 3189,
+    "k0102_zookeeper": 2107,
+    "k0822_java_cluster": 5834,
+    "k0822_python147": 4984,
+    "k111_java_cluster": 13737,
+    "k111_kcat_sarama": 3003,
+    "k39_zk_cluster": 8918,
+    "k39_zookeeper": 1909,
+    "k41_java_cluster": 11580,
+    "k41_kafkajs": 2831,
+    "k41_kip848_share": 8110,
+    "k41_librdkafka": 5080,
+    "k41_quota": 3427,
+    "k41_sasl_plain": 2095,
+    "k41_tls13_keys": 1520,
+    "k41_tls_nokeys_kcat": 137,
+    "k41_BASE": 1734,
+    "k41_bigendian": 1734,
+    "k41_cut": 603,
+    "k41_gaps": 1725,
+    "k41_gz": 1734,
+    "k41_ipfrag": 1734,
+    "k41_ipv6": 1734,
+    "k41_midstream": 868,
+    "k41_mixedlinks": 1734,
+    "k41_ng": 1734,
+    "k41_oneway": 1028,
+    "k41_portreuse": 1734,
+    "k41_rawip": 1734,
+    "k41_realSLL": 1734,
+    "k41_realSLL2": 1734,
+    "k41_realnano": 1734,
+    "k41_reordered": 1734,
+    "k41_retransmit": 1822,
+    "k41_seqwrap": 1734,
+    "k41_snap400": 1734,
+    "k41_snap96": 1734,
+    "k41_tinyseg": 6697,
+    "k41_vlan": 1734,
+    "tls13_embedded_secrets": 1520,
+}
+
+PACKETS = [(1_700_000_000_000_000_000 + n * 1_000_000, packet.ethernet(bytes([n]) * (60 + 7 * n))) for n in range(20)]
+
+
+def read(*paths):
+    """(quality, [(time_ns, link, captured bytes, original length, offset in the file)])"""
+    quality = Quality()
+    found = []
+    for window in pcap.Capture(paths, quality).windows():
+        for time_ns, link, start, end, original in window.records:
+            assert 0 <= start <= end <= len(window.data)
+            found.append((time_ns, link, window.data[start:end], original, window.offset + start))
+    return quality, found
+
+
+def written(folder, data, name="capture"):
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_every_record_of_a_capture_is_read(name):
+    quality, records = read(captures.capture(name))
+    # only this one holds what is no TCP segment of its own: parts of fragmented datagrams
+    assert len(records) == FRAMES[name] or name == "k41_ipfrag"
+    assert not [row.kind for row in quality if row.kind != "cut_file"]
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("nano", (False, True))
+def test_classic_pcap_in_both_byte_orders_and_resolutions(tmp_path, order, nano):
+    path = written(tmp_path, packet.pcap(PACKETS, order=order, nano=nano))
+    _, records = read(path)
+    assert [record[:4] for record in records] == [(time, 1, data, len(data)) for time, data in PACKETS]
+    whole = path.read_bytes()
+    assert all(whole[offset : offset + len(data)] == data for _, _, data, _, offset in records)
+
+
+@pytest.mark.parametrize("order", "<>")
+def test_pcapng_with_sections_interfaces_resolutions_and_every_packet_block(tmp_path, order):
+    data = packet.ethernet(bytes(60))
+    parts = [
+        packet.section("<" if order == ">" else ">"),
+        packet.interface(order="<" if order == ">" else ">"),
+        packet.section(order),  # a new section forgets the interfaces of the one before
+        packet.interface(101, options=packet.option(9, b"\x09", order) + packet.option(0, b"", order), order=order),
+        packet.interface(1, snap=40, options=packet.option(9, b"\x8a", order), order=order),  # 1/1024 s
+        packet.interface(276, options=packet.option(14, pack(order + "q", -100), order), order=order),
+        packet.enhanced(data, 5_000_000_000, name=0, order=order),
+        packet.enhanced(data, 3 * 1024 + 512, name=1, original=99, order=order),
+        packet.enhanced(data, 200_000_001, name=2, order=order),
+        packet.block(2, pack(order + "HHIIII", 0, 0, 0, 7, len(data), len(data)) + data, order),
+        packet.block(3, pack(order + "I", len(data)) + data, order),
+        packet.block(0x99, b"somebody's own", order),
+        packet.block(5, pack(order + "III", 1, 0, 0) + packet.option(5, pack(order + "Q", 17), order), order),
+        packet.block(10, pack(order + "II", 0x544C534B, 5) + b"a key", order),
+    ]
+    quality = Quality()
+    capture = pcap.Capture([written(tmp_path, b"".join(parts))], quality)
+    records = [record for window in capture.windows() for record in window.records]
+    assert [(time, link, end - start, original) for time, link, start, end, original in records] == [
+        (5_000_000_000, 101, 74, 74),
+        (3_500_000_000, 1, 74, 99),
+        (100_000_001_000, 276, 74, 74),
+        (7, 101, 74, 74),
+        (7, 101, 74, 74),  # a simple packet block has no time of its own
+    ]
+    assert quality.count("kernel_drops") == 17
+    assert capture.secrets == [b"a key"]
+
+
+@pytest.mark.parametrize("pack_up", (gzip.compress, zstandard.compress, lz4.frame.compress))
+def test_compressed_captures_whole_and_cut(tmp_path, pack_up):
+    plain = captures.capture("k41_quota").read_bytes()
+    packed = pack_up(plain)
+    _, want = read(written(tmp_path, plain))
+    assert read(written(tmp_path, packed))[1] == want
+    quality, records = read(written(tmp_path, packed[: len(packed) // 2]))
+    assert records == want[: len(records)]
+    assert len(records) > 100
+    assert quality.count("cut_file")
+
+
+def test_rotated_files_are_one_capture_and_standard_input_is_a_file(tmp_path, monkeypatch):
+    first, second = (written(tmp_path, packet.pcap(part), f"{n}") for n, part in enumerate((PACKETS[:9], PACKETS[9:])))
+    assert [record[:3] for record in read(first, second)[1]] == [(time, 1, data) for time, data in PACKETS]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(packet.pcap(PACKETS)))))
+    assert len(read(files.STDIN)[1]) == len(PACKETS)
+
+
+def test_a_file_that_grows_is_followed(tmp_path):
+    data = packet.pcap(PACKETS)
+    path = written(tmp_path, data[:700])
+    turns = iter((700, 701, 900, len(data)))
+
+    def wait():
+        upto = next(turns, None)
+        if upto is None:
+            return False
+        path.write_bytes(data[:upto])
+        return True
+
+    quality = Quality()
+    windows = pcap.Capture([path], quality, follow=wait).windows()
+    assert sum(len(window.records) for window in windows) == len(PACKETS)
+    assert not list(quality)
+
+
+@given(st.integers(24, len(packet.pcap(PACKETS))))
+@settings(max_examples=60, deadline=None)
+def test_a_file_cut_anywhere_gives_the_records_before_the_cut(tmp_path_factory, upto):
+    data = packet.pcap(PACKETS)
+    quality, records = read(written(tmp_path_factory.getbasetemp(), data[:upto]))
+    whole = [24]
+    for _, packet_data in PACKETS:
+        whole.append(whole[-1] + 16 + len(packet_data))
+    assert len(records) == sum(end <= upto for end in whole[1:])
+    assert bool(quality.count("cut_file")) == (upto not in whole)
+
+
+def test_a_record_header_that_makes_no_sense_costs_no_more_than_itself(tmp_path):
+    data = bytearray(packet.pcap(PACKETS))
+    at = 24 + sum(16 + len(packet_data) for _, packet_data in PACKETS[:7])
+    data[at + 8 : at + 12] = b"\xff\xff\xff\x7f"
+    quality, records = read(written(tmp_path, bytes(data)))
+    assert [record[2] for record in records] == [packet_data for n, (_, packet_data) in enumerate(PACKETS) if n != 7]
+    assert (quality.count("damaged"), quality.size("damaged")) == (1, 16 + len(PACKETS[7][1]))
+
+
+def test_a_pcapng_block_that_makes_no_sense_costs_no_more_than_itself(tmp_path):
+    blocks = [packet.section(), packet.interface()] + [packet.enhanced(data, time // 1000) for time, data in PACKETS]
+    blocks[9] = blocks[9][:4] + b"\xff" * 4 + blocks[9][8:]
+    quality, records = read(written(tmp_path, b"".join(blocks)))
+    assert [record[2] for record in records] == [packet_data for n, (_, packet_data) in enumerate(PACKETS) if n != 7]
+    assert quality.size("damaged") == len(blocks[9])
+
+
+@pytest.mark.parametrize("name", ("k41_midstream", "k41_ng", "k41_mixedlinks", "k41_gz"))
+def test_no_flipped_cut_or_spliced_bytes_break_the_reader(tmp_path, name):
+    dice = random.Random(name)
+    whole = captures.capture(name).read_bytes()[:120_000]
+    for _ in range(60):
+        data = bytearray(whole)
+        for _ in range(dice.randrange(1, 40)):
+            data[dice.randrange(4, len(data))] = dice.randrange(256)
+        if dice.random() < 0.5:
+            at, size = dice.randrange(24, len(data)), dice.randrange(5000)
+            data[at : at + size] = b"" if dice.random() < 0.5 else data[:size]
+        try:
+            read(written(tmp_path, bytes(data[: dice.randrange(24, len(data) + 1)])))
+        except CaptureError as fault:
+            assert str(tmp_path) in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "empty"),
+        (b"\xa1\xb2\xc3\xd4\0", "inside its header"),
+        (b"PK\3\4 and so on", "zip"),
+        (b"hello, I am a text", "no capture file"),
+        (b"\x34\xcd\xb2\xa1" + bytes(20), "Kuznetzov"),
+        (b"\n\r\r\n\0\0\0\0\1\1\1\1" + bytes(20), "first block"),
+    ],
+)
+def test_what_is_no_capture_is_said_to_be_none(tmp_path, data, text):
+    with pytest.raises(CaptureError, match=text):
+        read(written(tmp_path, data))
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
+    with pytest.raises(CaptureError, match="cannot be opened"):
+        read(tmp_path / "nowhere.pcap")
