@@ -6,6 +6,7 @@ listeners and routes, save that kproxy must not dial itself.
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from struct import Struct
@@ -23,6 +24,8 @@ METADATA = 3
 _SIZE = Struct(">i")
 _MAX_ANSWER = 64 * 1024 * 1024
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+
+log = logging.getLogger("kproxy.upstream")
 
 IsOurs = Callable[[str, int], bool]  # (address, port): a listener of this kproxy
 
@@ -86,13 +89,13 @@ async def ask_brokers(address: Address, is_ours: IsOurs, timeout_s: float) -> di
     """Node id -> address of all brokers, as the one at `address` tells; None: it is there, but wants a login first."""
     try:
         async with asyncio.timeout(timeout_s):
-            sock = await dial(address, is_ours, timeout_s)
+            sock = await _dial_to_ask(address, is_ours, timeout_s)
             try:
                 version = await _metadata_version(sock, address)
             except _Closed:
                 version = 0  # ApiVersions came with 0.10
                 sock.close()
-                sock = await dial(address, is_ours, timeout_s)
+                sock = await _dial_to_ask(address, is_ours, timeout_s)
             try:
                 body = {"topics": []} if version else {}
                 answer = await _ask(sock, address, METADATA, version, body)
@@ -107,6 +110,12 @@ async def ask_brokers(address: Address, is_ours: IsOurs, timeout_s: float) -> di
         raise UpstreamError(f"{address} did not answer within {timeout_s:g} s") from None
     except ProtocolError as fault:
         raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
+
+
+async def _dial_to_ask(address: Address, is_ours: IsOurs, timeout_s: float) -> socket.socket:
+    sock = await dial(address, is_ours, timeout_s)
+    log.debug("asking for the brokers, connected to %s from %s", address, Address(*sock.getsockname()[:2]))
+    return sock
 
 
 async def _metadata_version(sock: socket.socket, address: Address) -> int:

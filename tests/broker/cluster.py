@@ -16,6 +16,7 @@ import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -131,8 +132,8 @@ class Broker:
             assert self._process is not None
             if self._process.poll() is not None:
                 raise AssertionError(f"broker {self.node_id} exited {self._process.returncode}\n{self.log_tail()}")
-            with socket.socket() as probe:
-                return probe.connect_ex((self.host, self.port)) == 0
+            with socket.socket() as probe:  # not at CLIENT, where only those under test come
+                return probe.connect_ex((self.host, self.internal_port)) == 0
 
         try:
             wait_for(f"broker {self.node_id}", started, START_TIMEOUT_S)
@@ -167,30 +168,31 @@ class Broker:
         ]
 
 
+# Small and quick: few threads and partitions for internal topics, no waiting where nothing is to be waited for.
+SETTINGS = {
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "num.partitions": "3",
+    "default.replication.factor": "3",
+    "min.insync.replicas": "1",
+    "auto.create.topics.enable": "false",
+    "offsets.topic.num.partitions": "3",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.num.partitions": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "3",
+    "share.coordinator.state.topic.replication.factor": "3",
+    "share.coordinator.state.topic.min.isr": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "3000",
+    "log.cleaner.enable": "false",
+}
+
+
 class Cluster:
     """Three brokers that are also the controllers."""
-
-    # Small and quick: few threads and partitions for internal topics, no waiting where nothing is to be waited for.
-    SETTINGS = {
-        "num.network.threads": "2",
-        "num.io.threads": "4",
-        "num.partitions": "3",
-        "default.replication.factor": "3",
-        "min.insync.replicas": "1",
-        "auto.create.topics.enable": "false",
-        "offsets.topic.num.partitions": "3",
-        "offsets.topic.replication.factor": "3",
-        "transaction.state.log.num.partitions": "3",
-        "transaction.state.log.replication.factor": "3",
-        "transaction.state.log.min.isr": "1",
-        "share.coordinator.state.topic.num.partitions": "3",
-        "share.coordinator.state.topic.replication.factor": "3",
-        "share.coordinator.state.topic.min.isr": "1",
-        "group.initial.rebalance.delay.ms": "0",
-        "broker.heartbeat.interval.ms": "500",
-        "broker.session.timeout.ms": "3000",
-        "log.cleaner.enable": "false",
-    }
 
     def __init__(self, folder: Path, size: int = 3) -> None:
         self.brokers = [Broker(number, folder) for number in range(1, size + 1)]
@@ -203,7 +205,7 @@ class Cluster:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         voters = ",".join(f"{broker.node_id}@{broker.host}:{broker.controller_port}" for broker in self.brokers)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(broker.format, cluster_id, voters, self.SETTINGS) for broker in self.brokers]:
+            for done in [pool.submit(broker.format, cluster_id, voters, SETTINGS) for broker in self.brokers]:
                 done.result()
         for broker in self.brokers:
             broker.start()
@@ -214,6 +216,10 @@ class Cluster:
         """The data is thrown away, so nobody needs to say goodbye."""
         for broker in self.brokers:
             broker.stop(kill=True)
+
+    def client_peers(self) -> Counter[tuple[str, tuple[str, int]]]:
+        """Every connection that the brokers accepted from clients so far: (broker, peer)."""
+        return Counter((broker.address, peer) for broker in self.brokers for peer in broker.client_peers())
 
     def log_tail(self) -> str:
         return "\n".join(broker.log_tail() for broker in self.brokers)

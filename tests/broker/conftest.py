@@ -48,5 +48,10 @@ def kproxy(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def bootstrap(cluster: Cluster) -> str:
-    return cluster.bootstrap
+def bootstrap(kproxy: Kproxy, cluster: Cluster) -> Iterator[str]:
+    """Where a test's clients bootstrap: at kproxy. After it, every peer in the brokers' connection logs is kproxy."""
+    before = cluster.client_peers()
+    yield kproxy.bootstrap
+    peers = cluster.client_peers() - before
+    assert peers
+    assert not peers - kproxy.sources()

@@ -1,14 +1,23 @@
-"""`kproxy run` as a process: started, watched, restarted on the same ports."""
+"""kproxy before a cluster: `kproxy run` as a process that can be restarted on its ports, or its server in a thread."""
 
+import asyncio
 import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
+from collections import Counter
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
+import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
+from kproxy.config import load
+from kproxy.proxy.server import Server
+from kproxy.wire.connection import Sink
 from tests.broker.cluster import free_ports, wait_for
 
 KPROXY = Path(sys.executable).with_name("kproxy")
@@ -24,6 +33,7 @@ class Kproxy:
         self.log = folder / "kproxy.log"
         self.command = [
             *(str(KPROXY), "run", "--listen", self.bootstrap, "--bootstrap", bootstrap, "--admin", self.admin),
+            *("--log-level", "debug"),  # a line for each connection
             *arguments,
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,9 +75,38 @@ class Kproxy:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
-    def upstream_ports(self) -> set[int]:
-        """The local ports of every connection that kproxy made to a broker so far, by its own log."""
-        return {int(port) for port in re.findall(r"from 127\.0\.0\.1:([0-9]+)", self.log.read_text())}
+    def sources(self) -> Counter[tuple[str, tuple[str, int]]]:
+        """Every connection that kproxy made to a broker so far, by its own log: (to whom, from where)."""
+        lines = re.findall(r" to ([0-9.]+:[0-9]+) from ([0-9.]+):([0-9]+)$", self.log.read_text(), re.MULTILINE)
+        return Counter((broker, (host, int(port))) for broker, host, port in lines)
 
     def log_tail(self, lines: int = 40) -> str:
         return "--- kproxy\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class InProcess:
+    """The proxy's server in a thread of the test's process, so that its events can be kept."""
+
+    def __init__(self, bootstrap: str, sink: Sink) -> None:
+        port = free_ports("127.0.0.1", 5)
+        self.bootstrap = f"127.0.0.1:{port}"
+        self._server = Server(load(flags={"listen": self.bootstrap, "bootstrap": bootstrap}), [sink])
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    def __enter__(self) -> "InProcess":
+        self._thread.start()
+        self._call(self._server.start())
+        wait_for("kproxy to be ready", lambda: not self._server.not_ready())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._call(self._server.stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()

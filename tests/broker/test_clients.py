@@ -3,6 +3,7 @@
 import base64
 import itertools
 import random
+import socket
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
-from tests.broker.cluster import tool, wait_for
+from tests.broker.cluster import Cluster, tool, wait_for
+from tests.broker.kproxy import Kproxy
 from tests.broker.tools import CONSUMER, PRODUCER, Running, create_topic, members
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -63,6 +65,15 @@ def sample(count: int, seed: str) -> Records:
     """Small records, all different, that compress somewhat."""
     noise = random.Random(seed)
     return [(b"%s-%d" % (seed.encode(), i), noise.randbytes(20) + b"." * noise.randrange(400)) for i in range(count)]
+
+
+def test_a_client_that_goes_past_kproxy_would_be_seen(cluster: Cluster, kproxy: Kproxy) -> None:
+    """What the `bootstrap` fixture checks after each of these tests."""
+    before = cluster.client_peers()
+    broker = cluster.brokers[0]
+    with socket.create_connection((broker.host, broker.port)) as client:
+        stranger = Counter([(broker.address, client.getsockname())])
+        wait_for("the stranger in the log", lambda: cluster.client_peers() - before - kproxy.sources() == stranger)
 
 
 def test_librdkafka_with_every_codec_and_acks(bootstrap: str) -> None:
