@@ -86,6 +86,7 @@ class Api:
     name: str
     listeners: tuple[str, ...]
     throttled_after_answer: range  # KIP-219: the answer leaves at once, then the connection is muted
+    releases: dict[str, range]  # Kafka release -> the versions that it serves
     layouts: tuple[Any, Any]  # request and response as JSON, turned into messages at first use
 
     @cached_property
@@ -117,6 +118,7 @@ def schema() -> Schema:
                 layout["name"],
                 tuple(layout["listeners"]),
                 parse_range(layout["throttledAfterAnswer"]),
+                {release: parse_range(versions) for release, versions in layout["releases"].items()},
                 (layout["request"], layout["response"]),
             )
             for layout in _load("schema.json")["apis"]

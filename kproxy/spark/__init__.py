@@ -1,0 +1,72 @@
+"""Captures at any size on Spark: source.py reads them, pipeline.py makes tables of them, jobs.py asks the tables.
+
+    spark = kproxy.spark.session()          # or any session of yours, with kproxy.spark.register(spark)
+    spark.read.format("kafka-pcap").option("table", "exchanges").load("captures/*.pcap")
+    kproxy.spark.jobs.latency(kproxy.spark.table(spark, "tables/", "exchanges"))
+
+Heavy imports wait until something is called.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from kproxy.errors import KproxyError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+
+
+def session(master: str | None = None, config: Mapping[str, str] = MappingProxyType({})) -> "SparkSession":
+    """A session with the captures' source registered: the one that runs, else one as `spark-submit` or `master` says.
+
+    Without either it is local, on all cores, with every port on loopback. `config` has more of Spark's settings.
+    """
+    import os
+
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("kproxy").config("spark.sql.session.timeZone", "UTC")
+    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
+        master = "local[*]"
+    if master is not None:
+        builder = builder.master(master)
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            config = {**_LOCAL, **config}
+    for key, value in config.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except (PySparkRuntimeError, OSError) as fault:
+        raise KproxyError(f"Spark does not start: {fault}; it needs Java 17 or newer, found by JAVA_HOME") from fault
+    register(spark)
+    return spark
+
+
+def register(spark: "SparkSession") -> None:
+    """Make the format `kafka-pcap` known to a session."""
+    from kproxy.spark.source import CaptureSource
+
+    spark.dataSource.register(CaptureSource)
+
+
+def table(spark: "SparkSession", folder: str, name: str) -> "DataFrame":
+    """A table of a dataset that `kproxy convert`, `kproxy spark ingest` or a recorder wrote."""
+    place = folder.rstrip("/") + "/" + name
+    if "://" not in place and not Path(place).is_dir():
+        present = sorted(path.name for path in Path(folder).glob("[!._]*") if path.is_dir())
+        raise KproxyError(
+            f"{folder} holds no table {name!r}" + (f", only {', '.join(present)}" if present else ": is it a dataset?")
+        )
+    return spark.read.parquet(place)
