@@ -1,0 +1,141 @@
+"""The shape of the project, held: which way imports point, linters and types, docstrings, and where tests are."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "kproxy"
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+# Imports point from a later line to an earlier one, never within a line (a unit and its own view or package aside).
+LAYERS = (
+    {"errors"},
+    {"protocol", "config"},
+    {"wire"},
+    {"metrics", "tables", "insight", "capture", "proxy"},
+    {"convert", "decode", "demo", "report", "spark"},
+    {"cli"},
+)
+LAYER = {unit: depth for depth, units in enumerate(LAYERS) for unit in units}
+JOINS_SIBLINGS = {"kproxy.proxy.server"}  # the composition root
+
+# What bytes-to-events code must never touch, so that it stays pure: clocks, sockets, loggers, threads, Arrow, metrics.
+IMPURE = {"aiohttp", "asyncio", "logging", "os", "prometheus_client", "pyarrow", "random", "rich", "select", "socket"}
+IMPURE |= {"ssl", "subprocess", "sys", "threading", "time", "uvloop"}
+PURE_UNITS = {"protocol", "wire"}
+
+# Tests of no single module: of the whole, with real brokers, of the bench.
+BEYOND_MODULES = {"tests/bench", "tests/broker", "tests/test_architecture.py", "tests/test_documents.py"}
+
+
+def unit_of(module):
+    """The part of the package that a module belongs to; a view belongs to what it shows."""
+    name = module.split(".")[1]
+    return "kproxy" if name == "__init__" else name.removesuffix("_view")
+
+
+def imported_names(path):
+    """All modules that a file imports, wherever in its code, under TYPE_CHECKING too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide direction"
+            yield str(node.module)
+            if str(node.module).startswith("kproxy"):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports_of(module):
+    names = set(imported_names(MODULES[module]))
+    return {name for name in names if not name.startswith("kproxy") or name in MODULES}
+
+
+def test_every_unit_has_its_layer():
+    assert {unit_of(module) for module in MODULES} - {"kproxy"} <= set(LAYER)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module):
+    unit = unit_of(module)
+    for imported in imports_of(module):
+        if not imported.startswith("kproxy.") or unit_of(imported) == unit:
+            continue
+        other = unit_of(imported)
+        assert unit != "kproxy", f"{module} is imported by all and imports {imported}"
+        sibling = LAYER[unit] == LAYER[other] and module in JOINS_SIBLINGS
+        assert LAYER[other] < LAYER[unit] or sibling, f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if unit_of(module) in PURE_UNITS])
+def test_the_core_is_pure(module):
+    impure = {imported for imported in imports_of(module) if imported.split(".")[0] in IMPURE}
+    assert not impure
+
+
+def test_the_command_line_starts_light():
+    """What `kproxy --version` imports: click and nothing of its weight."""
+    code = "import sys; from kproxy.cli import cli; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stdout.split())
+    heavy = {
+        "aiohttp",
+        "lz4",
+        "numpy",
+        "prometheus_client",
+        "pyarrow",
+        "pydantic",
+        "pyspark",
+        "rich",
+        "snappy",
+        "uvloop",
+    }
+    assert not loaded & heavy
+    code = "import sys; import kproxy.cli; print(*[name for name in sys.modules if name.startswith('kproxy')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert set(done.stdout.split()) == {"kproxy", "kproxy.cli", "kproxy.errors"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_opens_with_its_duty(module):
+    assert len(ast.get_docstring(ast.parse(MODULES[module].read_text())) or "") > 20
+
+
+def test_tests_mirror_the_package():
+    """A test file is called after the module, or the package, that it is about."""
+    strangers = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        place = path.relative_to(ROOT / "tests")
+        if {f"tests/{place}", f"tests/{place.parts[0]}"} & BEYOND_MODULES:
+            continue
+        module = PACKAGE / place.with_name(place.name.removeprefix("test_"))
+        if not module.exists() and not module.with_suffix("").is_dir() and module.stem != place.parent.name:
+            strangers.append(str(place))
+    assert not strangers
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if not module.endswith("__init__")])
+def test_no_module_without_a_test(module):
+    """A test imports it, or one that a test imports and that stands beside it does."""
+    met = {name for path in (ROOT / "tests").rglob("*.py") for name in imported_names(path)}
+    beside = {other for other in MODULES if MODULES[other].parent == MODULES[module].parent}
+    while reached := {name for other in met & beside for name in imported_names(MODULES[other])} - met:
+        met |= reached
+    assert module in met
+
+
+def test_ruff_has_nothing_to_say():
+    for command in (("check",), ("format", "--check")):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "."], cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_types_are_strict_where_bytes_become_events():
+    done = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
