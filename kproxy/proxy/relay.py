@@ -329,9 +329,11 @@ class Relay:
             peer.sock.close()
             peer.send = len  # a piece that is still on its way goes nowhere
             peer.readable = _nothing  # the reader holds this relay: without it, memory goes at once
-        self._tell()
-        self._counting.closed(cause)
-        self._on_closed(self)
+        try:
+            self._tell()
+        finally:
+            self._counting.closed(cause)
+            self._on_closed(self)
 
     # --- draining ----------------------------------------------------------------------------------------------------
 

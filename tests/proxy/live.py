@@ -1,0 +1,183 @@
+"""A kproxy in the test's own loop, between clients and a broker that do exactly what they are told.
+
+The broker does what a real one cannot be made to do; its bytes come from the codec all the same.
+"""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvloop
+
+from kproxy.config import load
+from kproxy.proxy.server import Server
+from kproxy.wire.connection import Sink
+from tests.wire.playbook import request, response
+
+HOST = "127.0.0.1"
+METADATA = 3
+API_VERSIONS = 18
+TIMEOUT_S = 20
+RECEIVE_BYTES = 128 * 1024  # of the test's own sockets, so that back-pressure does not need hundreds of megabytes
+
+
+def live(test: Coroutine[Any, Any, None]) -> None:
+    """Run a test in a loop of its own; one that hangs fails."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            await test
+
+    uvloop.run(limited())
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` free ports in a row."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            first = int(probe.getsockname()[1])
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind((HOST, port))
+        except (OSError, OverflowError):
+            continue
+        return first
+
+
+class Wire:
+    """One end of a connection, with nothing between the test and the socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def dial(cls, port: int) -> "Wire":
+        wire = cls(socket.socket())
+        wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        await wire.loop.sock_connect(wire.sock, (HOST, port))
+        return wire
+
+    async def send(self, data: bytes) -> None:
+        await self.loop.sock_sendall(self.sock, data)
+
+    async def read(self, count: int) -> bytes:
+        """Exactly so many bytes, fewer only at the peer's end."""
+        data = bytearray()
+        while len(data) < count and (part := await self.loop.sock_recv(self.sock, min(count - len(data), 1 << 20))):
+            data += part
+        return bytes(data)
+
+    async def frame(self) -> bytes:
+        head = await self.read(4)
+        return head + await self.read(int.from_bytes(head, "big"))
+
+    async def rest(self) -> bytes:
+        """Everything up to the peer's end."""
+        return await self.read(1 << 40)
+
+    async def is_silent(self, seconds: float = 0.1) -> bool:
+        """Nothing comes, not even an end."""
+        await asyncio.sleep(seconds)
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        return False
+
+    def end(self) -> None:
+        self.sock.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Broker:
+    """Accepts, and answers what kproxy itself asks at start; the rest is the test's."""
+
+    def __init__(self, node_id: int = 1, port: int = 0) -> None:
+        self.node_id = node_id
+        self.sock = socket.socket()
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+        self.sock.bind((HOST, port))
+        self.sock.listen(64)
+        self.sock.setblocking(False)
+        self.port = int(self.sock.getsockname()[1])
+
+    async def accept(self) -> Wire:
+        sock, _ = await asyncio.get_running_loop().sock_accept(self.sock)
+        return Wire(sock)
+
+    def brokers(self) -> list[dict[str, Any]]:
+        return [{"nodeId": self.node_id, "host": HOST, "port": self.port}]
+
+    async def answer_kproxy(self, brokers: list[dict[str, Any]] | None = None) -> None:
+        wire = await self.accept()
+        await wire.frame()
+        offers = [{"apiKey": METADATA, "minVersion": 0, "maxVersion": 12}]
+        await wire.send(response(API_VERSIONS, 0, API_VERSIONS, {"apiKeys": offers}))
+        await wire.frame()
+        await wire.send(response(METADATA, 12, METADATA, {"brokers": self.brokers() if brokers is None else brokers}))
+        wire.close()
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Live:
+    def __init__(self, server: Server, broker: Broker) -> None:
+        self.server = server
+        self.broker = broker
+
+    @property
+    def port(self) -> int:
+        return self.server.clusters[0].address.port
+
+    @property
+    def relays(self) -> int:
+        assert self.server._worker is not None
+        return len(self.server._worker.relays)
+
+    async def connect(self) -> tuple[Wire, Wire]:
+        """(a client's end, the broker's end) of one connection through kproxy"""
+        client = await Wire.dial(self.port)
+        return client, await self.broker.accept()
+
+    async def until(self, condition: Any) -> None:
+        while not condition():  # noqa: ASYNC110 - of the proxy, which has no event for it
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def kproxy(
+    broker: Broker | None = None, *, wait: bool = True, sinks: Sequence[Sink] = (), **flags: Any
+) -> AsyncIterator[Live]:
+    """A kproxy before that broker, on ports of its own, and ready."""
+    broker = broker or Broker()
+    port = flags.pop("port", None) or free_ports(4)
+    flags = {"listen": f"{HOST}:{port}", "bootstrap": f"{HOST}:{broker.port}", "drain_timeout_s": 0.2} | flags
+    server = Server(load(flags=flags), sinks)
+    here = Live(server, broker)
+    try:
+        await server.start()
+        if wait:
+            await broker.answer_kproxy()
+            await here.until(lambda: not server.not_ready())
+        yield here
+    finally:
+        await server.stop()
+        broker.close()
+
+
+__all__ = ["HOST", "Broker", "Live", "Wire", "free_ports", "kproxy", "live", "request", "response"]
