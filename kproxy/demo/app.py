@@ -41,25 +41,31 @@ async def _run(seconds: float | None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, over.set)
-    async with _world() as (brokers, admit):
-        port = free_ports(_FIRST_PORT, _PORTS)
-        cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(brokers))
+    port, claim = claim_ports(_FIRST_PORT, _PORTS)
+    with claim:
+        await _play(port, over, seconds)
+
+
+async def _play(port: int, over: asyncio.Event, seconds: float | None) -> None:
+    async with _world() as world:
+        cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers))
         admin = Address(_HOST, port + _PORTS - 1)
         server = Server(Config(clusters=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0))
-        await server.start()
         try:
+            await server.start()
             while server.not_ready() and not over.is_set():  # noqa: ASYNC110 (a server tells this when asked)
                 await asyncio.sleep(0.02)
-            admit(Address(_HOST, port))
+            world.admit(Address(_HOST, port))
             await _show(server, over, seconds)
         finally:
+            await world.end()  # first those who talk, then the one between them
             await server.stop()
 
 
 async def _show(server: Server, over: asyncio.Event, seconds: float | None) -> None:
     (bootstrap,) = server.addresses.values()
     metrics_url = f"http://{server.admin_address}/metrics"
-    view = View("demo · 3 brokers, 11 clients", [("metrics", metrics_url), ("bootstrap", str(bootstrap))])
+    view = View("demo · 3 brokers, 11 clients", (("metrics", metrics_url), ("bootstrap", str(bootstrap))))
     view.add(summarise(server.metrics, time.monotonic_ns()))
     console = Console()
     if not console.is_terminal:
@@ -91,46 +97,66 @@ async def _ticks(
     end = None if seconds is None else time.monotonic() + seconds
     while not over.is_set() and (end is None or time.monotonic() < end):
         pause_s = every_s if end is None else max(0.0, min(every_s, end - time.monotonic()))
-        with suppress(asyncio.TimeoutError):
+        with suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), pause_s)
         view.add(summarise(server.metrics, time.monotonic_ns()))
         await show()
 
 
+class _World:
+    """The process with the cluster and its clients."""
+
+    def __init__(self, process: asyncio.subprocess.Process, brokers: list[Address]) -> None:
+        self.brokers = brokers
+        self._process = process
+
+    def admit(self, bootstrap: Address) -> None:
+        """Tell the clients where to go; until then there are none."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(bootstrap).encode() + b"\n")
+
+    async def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # it ends when its input does
+        try:
+            await asyncio.wait_for(self._process.wait(), 5)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+
 @asynccontextmanager
-async def _world() -> AsyncIterator[tuple[list[Address], Callable[[Address], None]]]:
-    """The cluster's brokers, and how to tell the clients where to go."""
+async def _world() -> AsyncIterator[_World]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "kproxy.demo.world", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "kproxy.demo.world"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-    assert process.stdin is not None and process.stdout is not None
-    stdin = process.stdin
+    world = _World(process, [])
     try:
+        assert process.stdout is not None
         line = await process.stdout.readline()
         if not line:
             raise UpstreamError("the demo's cluster did not start; what it said stands above")
-        yield (
-            [Address(host, port) for host, port in json.loads(line)],
-            lambda address: stdin.write(json.dumps(address).encode() + b"\n"),
-        )
+        world.brokers += [Address(host, port) for host, port in json.loads(line)]
+        yield world
     finally:
-        stdin.close()  # it ends when its input does
-        try:
-            await asyncio.wait_for(process.wait(), 5)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        await world.end()
 
 
-def free_ports(first: int, count: int) -> int:
-    """The first of so many ports that follow each other and are all free, searched from `first` on."""
+def claim_ports(first: int, count: int) -> tuple[int, socket.socket]:
+    """The first of `count` free ports in a row, from `first` on, and a socket that keeps other demos away from them.
+
+    It is bound to the second port, which would be that of a broker 0.
+    """
     for start in range(first, 60_000, count):
+        claim = socket.socket()
         try:
-            for port in range(start, start + count):
+            claim.bind((_HOST, start + 1))
+            for port in (start, *range(start + 2, start + count)):
                 with socket.socket() as probe:
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind((_HOST, port))
         except OSError:
+            claim.close()
             continue
-        return start
+        return start, claim
     raise UpstreamError(f"no {count} free ports in a row from {first} on")

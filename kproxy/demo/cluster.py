@@ -277,7 +277,7 @@ class Broker:
                 left = deadline - loop.time()
                 if failed or size >= body["minBytes"] or left <= 0:
                     return answer
-                with suppress(asyncio.TimeoutError):
+                with suppress(TimeoutError):
                     await asyncio.wait_for(arrived.wait(), left)
         finally:
             for log in logs:

@@ -38,7 +38,8 @@ async def _run() -> None:
 def main() -> None:
     import uvloop
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, whose end is ours
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C goes to all of a terminal's processes; our end is the parent's
     uvloop.run(_run())
 
 

@@ -126,20 +126,14 @@ class ConnectionMetrics:
     def events(self, events: list[Event]) -> None:
         """Count these events; nothing of them is kept."""
         for event in events:
-            if event.__class__ is not Exchange:
-                self._other(event)
+            if event.__class__ is not Exchange or event.outcome != ANSWERED:
+                self._unusual(event)
                 continue
             try:
                 cells = self._by_plan[event.plan]
             except KeyError:
                 cells = self._metrics.api_cells(self._cells, event.plan)
             size = event.request_bytes
-            if event.outcome != ANSWERED:
-                if event.outcome == NO_ANSWER_EXPECTED:
-                    cells.requests += 1
-                    cells.request_bytes += size
-                    cells.request_size[bisect_left(SIZE_BYTES, size)] += 1
-                continue  # an answer that nobody asked for comes with a Desync, and is counted there
             cells.requests += 1
             cells.request_bytes += size
             cells.request_size[bisect_left(SIZE_BYTES, size)] += 1
@@ -167,17 +161,23 @@ class ConnectionMetrics:
             if event.errors:
                 self._metrics.count_errors(cells.errors, event.errors)
 
-    def _other(self, event: Event) -> None:
+    def _unusual(self, event: Event) -> None:
         metrics = self._metrics
-        if isinstance(event, Unanswered):
-            plan = event.exchange.plan
-            cells = metrics.api_cells(self._cells, plan)
-            cells.requests += 1
-            cells.request_bytes += event.exchange.request_bytes
-            cells.request_size[bisect_left(SIZE_BYTES, event.exchange.request_bytes)] += 1
-            _add(metrics.unanswered, (metrics.api_label(plan), event.cause), 1)
+        if isinstance(event, Exchange):
+            if event.outcome == NO_ANSWER_EXPECTED:
+                self._request_only(event)
+            # An answer that nobody asked for comes with a Desync, and is counted there.
+        elif isinstance(event, Unanswered):
+            self._request_only(event.exchange)
+            _add(metrics.unanswered, (metrics.api_label(event.exchange.plan), event.cause), 1)
         elif isinstance(event, Desync):
             _add(metrics.faults, (SIDES[event.side], event.kind), 1)
+
+    def _request_only(self, exchange: Exchange) -> None:
+        cells = self._by_plan.get(exchange.plan) or self._metrics.api_cells(self._cells, exchange.plan)
+        cells.requests += 1
+        cells.request_bytes += exchange.request_bytes
+        cells.request_size[bisect_left(SIZE_BYTES, exchange.request_bytes)] += 1
 
     def forwarded(self, direction: str, frames: int, duration_ns: int) -> None:
         """`frames` frames of a direction ("request" or "response") left; the time since the recv of their last byte."""

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from kproxy.config import Address, Config
 from kproxy.config import Cluster as ClusterConfig
-from kproxy.demo.app import free_ports
+from kproxy.demo.app import claim_ports
 from kproxy.demo.cluster import Cluster
 from kproxy.metrics.summary import summarise
 from kproxy.proxy.server import Server
@@ -20,19 +20,24 @@ from kproxy.proxy.server import Server
 async def proxied(cluster):
     """(the address clients bootstrap at, the server), ready."""
     await cluster.start()
-    port = free_ports(random.randrange(20_000, 30_000), 5)
+    port, claim = claim_ports(random.randrange(20_000, 30_000), 5)
     brokers = tuple(Address(*address) for address in cluster.bootstrap)
     listen = ClusterConfig(listen=Address("127.0.0.1", port), bootstrap=brokers)
     server = Server(Config(clusters=(listen,), max_connections=100, drain_timeout_s=0.5))
     await server.start()
     try:
         async with asyncio.timeout(10):
-            while server.not_ready():
-                await asyncio.sleep(0.01)
+            await until(lambda: not server.not_ready())
         yield str(Address("127.0.0.1", port)), server
     finally:
         await server.stop()
         await cluster.stop()
+        claim.close()
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 (it is asked of things that tell nobody)
+        await asyncio.sleep(0.001)
 
 
 def produce(bootstrap, topic, values, **settings):
@@ -117,8 +122,7 @@ def test_clients_follow_leaders_that_move():
             settings = {"enable.idempotence": True, "linger.ms": 0, "batch.num.messages": 10}
             producing = asyncio.create_task(asyncio.to_thread(produce, bootstrap, "t", values, **settings))
             for partition in (0, 1, 2):
-                while not cluster.topics["t"].partitions[partition].log.end_offset:
-                    await asyncio.sleep(0.001)
+                await until(lambda partition=partition: cluster.topics["t"].partitions[partition].log.end_offset)
                 cluster.move_leader("t", partition)
             delivered = await producing
             cluster.move_leader("t", 0)

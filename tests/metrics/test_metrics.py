@@ -16,7 +16,17 @@ from kproxy.metrics import Metrics, bounds
 from kproxy.metrics.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
 from kproxy.metrics.exposition import render
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import ANSWERED, BROKER, CLIENT, NO_ANSWER_EXPECTED, Closed, Desync, Exchange, Unanswered
+from kproxy.wire.events import (
+    ANSWERED,
+    BROKER,
+    CLIENT,
+    NO_ANSWER_EXPECTED,
+    REQUEST_NOT_SEEN,
+    Closed,
+    Desync,
+    Exchange,
+    Unanswered,
+)
 from kproxy.wire.interest import ApiPlan
 
 MS = 1_000_000
@@ -69,6 +79,7 @@ def busy_metrics():
             exchange(FETCH, duration_ns=480 * MS, max_wait_ms=500),
             Unanswered(exchange(FETCH), "broker_closed"),
             Desync(BROKER, "unexpected_answer", "an answer nobody asked for", 0, -1, -1, False, 0),
+            exchange(ApiPlan(-1, -1, "unknown", False), number=-1, outcome=REQUEST_NOT_SEEN, request_bytes=-1),
             Closed(CLIENT, 0),
         ]
     )

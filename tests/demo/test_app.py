@@ -1,0 +1,82 @@
+"""`kproxy demo`, as a user runs it."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import urllib.request
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+COMMAND = [sys.executable, "-c", "from kproxy.cli import main; main()", "demo"]
+
+
+def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c():
+    process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        url = re.search(r"metrics at (http://\S+/metrics)", process.stdout.readline())[1]
+        for _ in range(2):
+            line = process.stdout.readline()
+            assert re.search(r"\d+ requests/s .* Produce \d+/s p50 ", line), line
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+        requests = {}
+        for sample in families["kproxy_requests"].samples:
+            requests[sample.labels["api"]] = requests.get(sample.labels["api"], 0) + sample.value
+        assert {"ApiVersions", "Metadata", "Produce", "Fetch", "ListOffsets"} <= requests.keys()
+        children = psutil.Process(process.pid).children()
+        assert len(children) == 1
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, ""), rest
+        assert not children[0].is_running()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_on_a_terminal_it_draws_a_screen_and_leaves_it_tidy():
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with subprocess.Popen(
+        [*COMMAND, "--seconds", "3"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm-256color"},
+    ) as process:
+        os.close(theirs)
+        output = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                output += chunk
+        except OSError:  # the other end is closed
+            pass
+        finally:
+            os.close(ours)
+        assert process.wait(30) == 0
+    text = output.decode()
+    enter, leave = "\x1b[?1049h", "\x1b[?1049l"
+    assert text.count(enter) == text.count(leave) == 1
+    screen, after = text[text.index(enter) : text.index(leave)], text[text.index(leave) :]
+    for word in ("Produce", "Fetch", "bootstrap", "/metrics", "errors"):
+        assert word in screen
+    assert "Traceback" not in text
+    assert "requests/s" in after
+
+
+def test_nothing_stays_behind_when_it_is_killed():
+    process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline()
+        (world,) = psutil.Process(process.pid).children()
+    finally:
+        process.kill()
+        process.communicate()
+    world.wait(timeout=30)
