@@ -1,8 +1,8 @@
 """Captures -> tables, on one machine: `kproxy convert`.
 
-Duty: join the capture's flows to the tables' writers; share flows out among processes; show progress; say at the end, in
-plain words, what the capture held and what it could not show. The same captures give the same files whatever the number
-of processes: flows fall into fixed shards, a process takes some of them, and the rows of all are merged in one order.
+Duty: join the flows of captures to the writers of tables, and share flows out among processes. The same captures give
+the same files whatever the number of processes: flows fall into fixed shards, a process takes some of them, and the
+rows of all are merged in one order.
 
 Each process reads the whole capture and decodes its own flows. Memory: see capture.flows, and RUN_ROWS rows per table.
 """
@@ -11,9 +11,10 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -131,11 +132,12 @@ def _read(
     job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None
 ) -> tuple[dict[str, list[Path]], Quality]:
     """Read a capture into sorted runs by table."""
-    size = sum(Path(path).stat().st_size for path in job.paths if Path(path).is_file())
-    if not processes:
-        processes = min(len(os.sched_getaffinity(0)), SHARDS) if size >= SMALL_BYTES else 1
-    if files.STDIN in job.paths or follow:
-        processes = 1  # there is one reader of a pipe, and a file that grows has no end to wait for together
+    regular = [Path(path) for path in job.paths if Path(path).is_file()]
+    if follow or len(regular) < len(job.paths):
+        processes = 1  # a pipe has one reader, and a file that grows has no end to wait for together
+    elif not processes:
+        small = sum(path.stat().st_size for path in regular) < SMALL_BYTES
+        processes = 1 if small else min(len(os.sched_getaffinity(0)), SHARDS)
     shares = [tuple(range(share, SHARDS, processes)) for share in range(processes)]
     if processes == 1:
         results = [_share(job, work, f".{number}.0", shares[0], True, follow, progress)]
@@ -195,7 +197,10 @@ def _in_processes(
 
 
 def _worker(pipe: Connection, job: Job, work: Path, prefix: str, shards: tuple[int, ...], first: bool) -> None:
-    """A process of its own: its share of a capture's flows."""
+    """A process of its own: its share of a capture's flows. It ends with its parent, whose folder it writes in."""
+    parent = parent_process()
+    assert parent is not None
+    Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
     try:
         report = (lambda *message: pipe.send(message)) if first else None
         pipe.send(_share(job, work, prefix, shards, first, False, report))

@@ -52,7 +52,7 @@ class Dataset:
         return work
 
     def publish(self, files: dict[str, Path], manifest: dict[str, Any]) -> None:
-        """Move finished files to their places ("exchanges/NAME.parquet" -> where it is now); the manifest comes last."""
+        """Move finished files ("exchanges/NAME.parquet" -> where it is now) to their places; the manifest comes last."""
         for place, file in sorted(files.items()):
             target = self.folder / place
             target.parent.mkdir(exist_ok=True)
@@ -118,14 +118,13 @@ def write(table: Table, runs: list[Path], path: Path) -> int:
     count = 0
     waiting: list[pa.Table] = []
     rows = 0
-    deltas = table.deltas
     with pq.ParquetWriter(
         path,
         table.schema,
         compression="zstd",
         compression_level=3,
         use_dictionary=table.words,
-        column_encoding={name: "DELTA_BINARY_PACKED" for name in deltas},
+        column_encoding=dict.fromkeys(table.deltas, "DELTA_BINARY_PACKED"),
         version="2.6",
         write_statistics=True,
         store_schema=True,
@@ -148,7 +147,7 @@ def write(table: Table, runs: list[Path], path: Path) -> int:
 
 
 def merged(table: Table, runs: list[Path]) -> Iterator[pa.Table]:
-    """The rows of sorted runs as one sorted sequence, a few thousand at a time; of equal rows the earlier run's first."""
+    """The rows of sorted runs in one order, a few thousand at a time; of equal rows the earlier run's first."""
     key = table.keys[0]
     readers = [pa.ipc.open_file(pa.memory_map(str(run))) for run in runs]
     following = [0] * len(runs)  # the next batch of each

@@ -1,0 +1,126 @@
+"""Files of a dataset: sorted whatever the order of arrival, the same bytes for the same rows, whole or not there."""
+
+import json
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kproxy.errors import KproxyError
+from kproxy.tables import writer
+from kproxy.tables.schema import EXCHANGES, TABLES
+
+COLUMNS = {field.name: None for field in EXCHANGES.schema}
+
+
+def rows(count, seed=0):
+    """Rows with few distinct times, so that the later keys decide."""
+    dice = random.Random(seed)
+    return [
+        COLUMNS
+        | {"time": dice.randrange(count // 8 + 1), "connection": dice.randrange(9), "number": number, "api": "Fetch"}
+        for number in range(count)
+    ]
+
+
+def batches(rows, size):
+    for start in range(0, len(rows), size):
+        yield pa.RecordBatch.from_pylist(rows[start : start + size], EXCHANGES.schema)
+
+
+def written(folder, rows, size, workers=1, name="file"):
+    runs = []
+    folder.mkdir(exist_ok=True)
+    for worker in range(workers):
+        sorter = writer.Sorter(EXCHANGES, folder, f".{worker}")
+        for batch in batches([row for row in rows if row["connection"] % workers == worker], size):
+            sorter.add(batch)
+        sorter.spill()
+        runs += sorter.runs
+    path = folder / f"{name}.parquet"
+    assert writer.write(EXCHANGES, runs, path) == len(rows)
+    assert not list(folder.glob("*.run"))
+    return path
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Limits that a test reaches."""
+    monkeypatch.setattr(writer, "RUN_ROWS", 500)
+    monkeypatch.setattr(writer, "STEP_ROWS", 64)
+    monkeypatch.setattr(writer, "FAN_IN", 4)
+    monkeypatch.setattr(writer, "ROW_GROUP", 3000)
+
+
+def test_rows_come_out_sorted_in_fixed_row_groups_and_the_same_bytes(tmp_path, small):
+    data = rows(10_000)
+    paths = [
+        written(tmp_path / "one", data, 100),
+        written(tmp_path / "few", data, 1700),
+        written(tmp_path / "three", data, 100, workers=3),
+    ]
+    got = pq.read_table(paths[0], columns=["time", "connection", "number"]).to_pylist()
+    keys = [tuple(row.values()) for row in got]
+    assert keys == sorted(keys)
+    assert sorted(number for _, _, number in keys) == list(range(10_000))
+    groups = pq.ParquetFile(paths[0]).metadata
+    assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [3000, 3000, 3000, 1000]
+    assert len({path.read_bytes() for path in paths}) == 1
+
+
+def test_many_rows_of_one_time_are_merged_all_the_same(tmp_path, small):
+    data = [row | {"time": 7} for row in rows(3000)]
+    got = pq.read_table(written(tmp_path, data, 100)).to_pylist()
+    assert [(row["connection"], row["number"]) for row in got] == sorted(
+        (row["connection"], row["number"]) for row in data
+    )
+
+
+def test_no_rows_are_a_file_all_the_same(tmp_path):
+    path = written(tmp_path, [], 100)
+    assert pq.read_schema(path).equals(EXCHANGES.schema)
+
+
+def test_every_table_is_stored_as_it_says(tmp_path):
+    """Dictionaries for what repeats, deltas for times and counters, zstd for all."""
+    for table in TABLES.values():
+        path = tmp_path / f"{table.name}.parquet"
+        sorter = writer.Sorter(table, tmp_path)
+        sorter.add(pa.RecordBatch.from_pylist([{}], table.schema))
+        sorter.spill()
+        writer.write(table, sorter.runs, path)
+        group = pq.ParquetFile(path).metadata.row_group(0)
+        for number in range(group.num_columns):
+            column = group.column(number)
+            assert column.compression == "ZSTD"
+            name = column.path_in_schema
+            if name in table.deltas:
+                assert "DELTA_BINARY_PACKED" in column.encodings
+            else:
+                assert ("RLE_DICTIONARY" in column.encodings) == (name in table.words)
+
+
+def test_a_dataset_appears_at_once_with_its_manifest_last_and_can_be_written_again(tmp_path):
+    for turn in range(2):
+        dataset = writer.Dataset(tmp_path / "out")
+        work = dataset.begin("convert")
+        file = work / "a"
+        file.write_bytes(b"rows")
+        assert not (tmp_path / "out" / "exchanges").exists() or turn
+        dataset.publish({"exchanges/a.parquet": file}, {"rows": turn})
+        assert (tmp_path / "out" / "exchanges" / "a.parquet").read_bytes() == b"rows"
+        assert json.loads((tmp_path / "out" / "_kproxy.json").read_text())["rows"] == turn
+        assert not work.exists()
+
+
+def test_what_a_killed_run_left_is_swept_away(tmp_path):
+    left = writer.Dataset(tmp_path).begin("convert")
+    (left / "half").write_bytes(b"written")
+    assert not list(writer.Dataset(tmp_path).begin("convert").iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_said_so(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(KproxyError, match="cannot be written"):
+        writer.Dataset(tmp_path / "file").begin("convert")

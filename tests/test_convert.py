@@ -1,0 +1,154 @@
+"""`kproxy convert`: captures into tables, as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from kproxy.cli import cli
+from kproxy.convert import convert
+from kproxy.errors import KproxyError
+from kproxy.tables.schema import TABLES
+from tests import captures
+
+KPROXY = [sys.executable, "-c", "from kproxy.cli import main; main()"]
+
+
+def rows(out, table, source):
+    return pq.read_table(out / table / f"{source}.parquet").to_pylist()
+
+
+def test_a_capture_becomes_tables_with_exactly_its_exchanges(tmp_path):
+    names = ("k41_sasl_plain", "k0102_sasl_plain")
+    result = CliRunner().invoke(
+        cli,
+        ["convert", *(str(captures.capture(name)) for name in names), "--out", str(tmp_path)],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0
+    assert "Complete: every byte" in result.stdout
+    for name in names:
+        exchanges = rows(tmp_path, "exchanges", f"{name}.pcap")
+        asked = [row for row in exchanges if row["number"] is not None]
+        assert captures.counted(map(captures.top_level, asked)) == captures.counted(
+            map(captures.line, captures.expected(name))
+        )
+        assert [row["time"] for row in exchanges] == sorted(row["time"] for row in exchanges)
+        for table in TABLES.values():
+            assert pq.read_schema(tmp_path / table.name / f"{name}.pcap.parquet").equals(table.schema)
+        connections = {row["connection"]: row for row in rows(tmp_path, "connections", f"{name}.pcap")}
+        assert {row["connection"] for row in exchanges} <= connections.keys()
+        for connection, row in connections.items():
+            assert row["requests"] == sum(exchange["connection"] == connection for exchange in asked)
+            assert row["end_ns"] >= row["start_ns"]
+            assert row["tls"] == "plain"
+    assert {row["sasl_mechanism"] for row in connections.values()} == {"PLAIN"}
+    quality = {row["kind"]: row for row in rows(tmp_path, "quality", f"{name}.pcap")}
+    assert quality["raw_sasl"]["count"] == sum(row["sasl_tokens"] for row in connections.values()) == 70
+    manifest = json.loads((tmp_path / "_kproxy.json").read_text())
+    assert manifest["rows"]["exchanges"] == 781 + 551
+    assert str(captures.folder("captures")) not in json.dumps(manifest)
+
+
+def test_the_number_of_processes_changes_nothing(tmp_path):
+    path = captures.capture("k41_java_cluster")
+    folders = [tmp_path / str(processes) for processes in (1, 2, 3)]
+    for processes, folder in enumerate(folders, 1):
+        convert([path], folder, processes=processes)
+    files = [sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()) for folder in folders]
+    assert files[0] == files[1] == files[2]
+    assert len(files[0]) == len(TABLES) + 1
+    for name in files[0]:
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1
+
+
+def test_a_shape_without_loss_gives_the_rows_of_its_base(tmp_path):
+    names = ("k41_BASE.pcap", "k41_vlan.pcap", "k41_ng.pcapng", "k41_gz.pcap.gz", "k41_seqwrap.pcap")
+    convert([captures.capture(name) for name in names], tmp_path)
+    base = [row | {"source": None, "connection": None} for row in rows(tmp_path, "exchanges", names[0])]
+    for name in names[1:]:
+        shaped = [row | {"source": None, "connection": None} for row in rows(tmp_path, "exchanges", name)]
+        assert sorted(map(str, shaped)) == sorted(map(str, base))
+
+
+def test_rotated_files_are_one_source(tmp_path):
+    whole = captures.capture("k41_BASE").read_bytes()
+    position, cut = 24, len(whole) // 2
+    while position < cut:
+        position += 16 + int.from_bytes(whole[position + 8 : position + 12], "little")
+    (tmp_path / "part0").write_bytes(whole[:position])
+    (tmp_path / "part1").write_bytes(whole[:24] + whole[position:])
+    convert([tmp_path / "part0", tmp_path / "part1"], tmp_path / "out", rotated=True)
+    assert len(rows(tmp_path / "out", "exchanges", "part0")) == len(captures.expected("k41_BASE"))
+
+
+def test_standard_input_is_a_capture(tmp_path):
+    with captures.capture("k41_gz").open("rb") as stream:
+        subprocess.run([*KPROXY, "convert", "-", "--out", tmp_path], stdin=stream, check=True, capture_output=True)
+    assert len(rows(tmp_path, "exchanges", "stdin")) == len(captures.expected("k41_BASE"))
+
+
+def test_a_capture_that_cannot_be_read_stops_no_other(tmp_path):
+    bad = tmp_path / "notes.txt"
+    bad.write_text("not packets at all")
+    out = tmp_path / "out"
+    arguments = ["convert", str(bad), str(tmp_path / "gone"), str(captures.capture("k41_midstream")), "--out", str(out)]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 1
+    assert "notes.txt: at byte 0: no capture file" in result.stderr
+    assert "gone: cannot be opened" in result.stderr
+    assert rows(out, "exchanges", "k41_midstream.pcap")
+
+
+def test_captures_that_only_fail_leave_nothing(tmp_path):
+    bad = tmp_path / "notes.txt"
+    bad.write_text("not packets at all")
+    assert CliRunner().invoke(cli, ["convert", str(bad), "--out", str(tmp_path / "out")]).exit_code == 1
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_two_captures_of_one_name_are_refused(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.pcap").write_bytes(captures.capture("k41_midstream").read_bytes())
+    with pytest.raises(KproxyError, match="same name"):
+        convert([tmp_path / "a" / "same.pcap", tmp_path / "b" / "same.pcap"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("processes", ("1", "2"))
+def test_a_run_killed_midway_leaves_no_table_and_can_be_repeated(tmp_path, processes):
+    """The capture comes slowly through a pipe; the process dies while it reads."""
+    fifo = tmp_path / "slow.pcap"
+    os.mkfifo(fifo)
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [*KPROXY, "convert", fifo, "--out", out, "--processes", processes], stderr=subprocess.DEVNULL
+    )
+    capture = captures.capture("k41_librdkafka").read_bytes()
+    with fifo.open("wb") as pipe:
+        pipe.write(capture[:900_000])
+        pipe.flush()
+        deadline = time.monotonic() + 60
+        while not list(out.glob(".unfinished-*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not list(out.rglob("*.parquet")) and not (out / "_kproxy.json").exists()
+    fifo.unlink()
+    fifo.write_bytes(capture)
+    convert([fifo], out)
+    assert len(rows(out, "exchanges", "slow.pcap")) == len(captures.expected("k41_librdkafka"))
+    assert not list(out.glob(".unfinished-*"))
+
+
+def test_no_kafka_is_said_in_words(tmp_path):
+    for name, words in (("k39_zookeeper", "No Kafka in it"), ("k41_tls13_keys", "need a key log")):
+        result = CliRunner().invoke(cli, ["convert", str(captures.capture(name)), "--out", str(tmp_path / name)])
+        assert words in result.stdout
+        assert not rows(tmp_path / name, "exchanges", f"{name}.pcap")
