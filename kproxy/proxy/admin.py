@@ -78,7 +78,11 @@ class Admin:
         sys.setswitchinterval(min(_TURN_S, sys.getswitchinterval()))
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._host or None, self._port, reuse_address=True).start()
+        try:
+            await web.TCPSite(self._runner, self._host or None, self._port, reuse_address=True).start()
+        except OSError:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         if self._runner is not None:

@@ -4,6 +4,7 @@ The only module that knows both the proxy and its siblings (metrics). One proces
 """
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -17,12 +18,14 @@ from kproxy.config import Address, Config
 from kproxy.errors import ConfigError
 from kproxy.metrics import Metrics
 from kproxy.metrics.exposition import render
+from kproxy.metrics.summary import summarise
 from kproxy.proxy.admin import Admin
 from kproxy.proxy.cluster import ClusterProxy, Worker
 from kproxy.proxy.listeners import Gate
 from kproxy.proxy.relay import READ_BYTES
 from kproxy.wire import pairing
 from kproxy.wire.connection import Sink
+from kproxy.wire.interest import Interest
 from kproxy.wire.session import MAX_HELD, MAX_PREFIX
 
 _FILES_PER_CONNECTION = 2
@@ -73,6 +76,7 @@ class Server:
             loop.add_signal_handler(number, stop, number)
         try:
             await self.start()
+            gc.freeze()  # what is here stays: a collection set off by a scrape need not walk it while traffic waits
             await asked.wait()
         finally:
             await self.stop(again)
@@ -87,6 +91,7 @@ class Server:
             time.time_ns() - time.monotonic_ns(),
             self.metrics.connection,
             self._sinks,
+            Interest(rewrite=True, details=bool(self._sinks)),  # metrics alone need no client ids and groups
         )
         log.info("kproxy %s: %s", __version__, _memory_bound(config.max_connections))
         for cluster in config.clusters:
@@ -99,7 +104,11 @@ class Server:
                 *config.admin,
                 scrape=lambda accept: render(registry, accept),
                 not_ready=self.not_ready,
-                api={"clusters": self._api_clusters},
+                api={
+                    "clusters": self._api_clusters,
+                    "connections": self._api_connections,
+                    "traffic": lambda: summarise(self.metrics, time.time_ns()).as_json(),
+                },
             )
             try:
                 await admin.start()
@@ -155,6 +164,20 @@ class Server:
                 },
             }
             for proxy in self.clusters
+        ]
+
+    def _api_connections(self) -> list[dict[str, Any]]:
+        relays = self._worker.relays if self._worker else ()
+        return [
+            {
+                "cluster": relay.info.cluster,
+                "client": str(Address(relay.info.client_address, relay.info.client_port)),
+                "broker": relay.info.broker_id,
+                "upstream": str(Address(relay.info.broker_address, relay.info.broker_port)),
+                "opened_ns": relay.info.opened_ns,
+                "requests_pending": len(relay.session.pending),
+            }
+            for relay in relays
         ]
 
 

@@ -1,6 +1,7 @@
 """`kproxy demo`, as a user runs it."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -30,6 +31,12 @@ def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c():
         for sample in families["kproxy_requests"].samples:
             requests[sample.labels["api"]] = requests.get(sample.labels["api"], 0) + sample.value
         assert {"ApiVersions", "Metadata", "Produce", "Fetch", "ListOffsets"} <= requests.keys()
+        with urllib.request.urlopen(url.replace("/metrics", "/api/traffic"), timeout=10) as answer:
+            traffic = json.load(answer)
+        assert traffic["apis"]["Produce"]["requests"] > 0
+        assert {broker["broker"] for broker in traffic["brokers"]} == {"1", "2", "3", "bootstrap"}
+        with urllib.request.urlopen(url.replace("/metrics", "/api/connections"), timeout=10) as answer:
+            assert {connection["broker"] for connection in json.load(answer)} >= {1, 2, 3}
         children = psutil.Process(process.pid).children()
         assert len(children) == 1
         process.send_signal(signal.SIGINT)
