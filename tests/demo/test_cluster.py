@@ -11,8 +11,21 @@ from confluent_kafka.admin import AdminClient
 from kproxy.config import Address, Config
 from kproxy.config import Cluster as ClusterConfig
 from kproxy.demo.app import claim_ports
-from kproxy.demo.cluster import Cluster
+from kproxy.demo.client import Connection
+from kproxy.demo.cluster import (
+    API_VERSIONS,
+    DESCRIBE_CLUSTER,
+    FETCH,
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    LIST_OFFSETS,
+    METADATA,
+    OFFERED,
+    PRODUCE,
+    Cluster,
+)
 from kproxy.metrics.summary import summarise
+from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.server import Server
 
 
@@ -145,5 +158,81 @@ def test_a_client_over_its_quota_is_throttled():
             produced = summarise(server.metrics, 0).apis["Produce"]
             assert produced.throttled > 0
             assert produced.throttle_s() > 0
+
+    asyncio.run(main())
+
+
+def addresses(answer):
+    """Every broker that an answer names: {(id, host, port)}."""
+    if isinstance(answer, list):
+        return set().union(*map(addresses, answer))
+    if not isinstance(answer, dict):
+        return set()
+    found = set().union(*map(addresses, answer.values()))
+    if "host" in answer and answer.get("nodeId", 0) >= 0:
+        found.add((answer.get("nodeId", answer.get("brokerId")), answer["host"], answer["port"]))
+    return found
+
+
+def test_every_version_that_is_offered_is_served_and_names_no_broker_but_kproxy():
+    async def main():
+        cluster = Cluster(topics={"t": 3})
+        topic = cluster.topics["t"]
+        async with proxied(cluster) as (bootstrap, server):
+            port = int(bootstrap.rpartition(":")[2])
+            doors = {(node_id, "127.0.0.1", port + 1 + node_id) for node_id in (1, 2, 3)}
+            batch = write_batch([Record(0, 1000, b"k", b"v")])
+            identity = {"name": "t", "topicId": topic.id}
+            fetched = {"topic": "t", "topicId": topic.id, "partitions": [{"partitionMaxBytes": 1 << 20}]}
+            stranger = 1 + topic.partitions[0].leader % 3  # leads no partition 0
+            leader = {door for door in doors if door[0] == topic.partitions[0].leader}
+            produce = {"acks": -1, "topicData": [identity | {"partitionData": [{"index": 0, "records": batch}]}]}
+            fetch = {"maxBytes": 1 << 20, "topics": [fetched]}
+            requests = {
+                PRODUCE: (produce, lambda version: leader if version >= 10 else set()),
+                FETCH: (fetch, lambda version: leader if version >= 16 else set()),
+                LIST_OFFSETS: ({"topics": [{"name": "t", "partitions": [{"timestamp": -2}]}]}, lambda _: set()),
+                METADATA: ({"topics": [identity]}, lambda _: doors),
+                FIND_COORDINATOR: ({"key": "g", "coordinatorKeys": ["g"]}, lambda _: set()),
+                API_VERSIONS: ({"clientSoftwareName": "t", "clientSoftwareVersion": "1"}, lambda _: set()),
+                INIT_PRODUCER_ID: ({"transactionalId": None}, lambda _: set()),
+                DESCRIBE_CLUSTER: ({}, lambda _: doors),
+            }
+            assert requests.keys() == OFFERED.keys()
+            asked = 0
+            for api_key, (body, named) in requests.items():
+                low, high = OFFERED[api_key]
+                for version in range(low, high + 1):
+                    connection = await Connection.open("127.0.0.1", port + 1 + stranger, "t", {api_key: version})
+                    answer = await connection.request(api_key, body)
+                    assert addresses(answer) == named(version), (api_key, version)
+                    asked += 1
+                    await connection.close()
+            totals = summarise(server.metrics, 0)
+            assert totals.faults == 0
+            assert sum(api.requests for api in totals.apis.values()) == 2 * asked  # each after its ApiVersions
+            assert server.metrics.leaked == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x00\x00\x00\x02\x00\x12",  # no room for a header
+        b"\x7f\xff\xff\xff" + bytes(8),  # larger than anything
+        b"\x00\x00\x00\x0a\x00\x01\x00\x00" + bytes(6),  # Fetch v0 is not offered
+        b"\x00\x00\x00\x0a\x00\x03\x00\x09" + b"\xff" * 6,  # Metadata that does not decode
+    ],
+)
+def test_what_a_broker_cannot_read_it_answers_by_closing(sent):
+    async def main():
+        cluster = Cluster()
+        await cluster.start()
+        reader, writer = await asyncio.open_connection(*cluster.bootstrap[0])
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        await cluster.stop()
 
     asyncio.run(main())
