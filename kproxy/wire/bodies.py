@@ -1,37 +1,156 @@
 """The structural reader: walks a body as it streams past and never needs it whole.
 
-Duty: from the pieces of a frame, split anywhere, the throttle and every error code, and for an owner that rewrites the
-one change that must be made at the tail of a body whose size is already announced: the addresses in it are hidden at
-constant size. The walk is the schema's, compiled per (api, version, side) into a generator of straight-line code that
-stops only where a chunk ends inside what it must read; payloads are stepped over by their length, so that a chunk that
-lies within records costs one comparison.
+Duty: from the pieces of a frame, split anywhere, the throttle and every error code; if asked, what it says of each
+topic-partition and of each batch; and for an owner that rewrites the one change that must be made at the tail of a body
+whose size is already announced: the addresses in it are hidden at constant size. The walk is the schema's, compiled per
+(api, version, side) into a generator of straight-line code that stops only where a chunk ends inside what it must read;
+payloads are stepped over by their length, so that a chunk that lies within records costs one comparison.
 
-Bounded by: what a read that straddles two chunks needs (60 bytes), MAX_TAIL for a tail that is held back, and
-MAX_ERRORS codes. Bytes of a peer never raise: a fault ends the looking and is told. Refuses to know frames and pairing.
+Bounded by: what a read that straddles two chunks needs (a topic's name or an offset's metadata, 32 KiB at most),
+MAX_TAIL for a tail that is held back, MAX_ERRORS codes, and the partitions and batches that one chunk can name. Bytes
+of a peer never raise: a fault ends the looking and is told. Refuses to know frames, pairing, and what is in a record.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
+from typing import NamedTuple
+from uuid import UUID
 
-from kproxy.errors import Malformed
+from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol.codec import Plan, api_message, is_noted, paths_of
-from kproxy.protocol.plans import Length
+from kproxy.protocol.plans import Length, join
 from kproxy.protocol.primitives import Buffer, write_uvarint
+from kproxy.protocol.records import HEADER_BYTES, BatchHeader, read_header
 from kproxy.protocol.schema import Field, address_path
 
 Edit = tuple[int, int, bytes]  # instead of the chunk's bytes [start, end) send these; they may be none
 Walk = Generator[tuple[int, int], tuple[Buffer, int, int], int]
 
+# How closely a body is looked at.
+ERRORS = 0  # the throttle and the error codes
+TOPICS = 1  # and every topic-partition, with the sums of its batches
+BATCHES = 2  # and every batch
+
+NONE = -1  # what is not there, or not known
+
 MAX_TAIL = 64 * 1024  # a thousand brokers or so
 MAX_ERRORS = 64 * 1024  # more are not kept
+MAX_TEXT = 0x7FFF  # Kafka's own limit
 
 # What addresses are hidden under: an unknown tag is skipped by every client. The highest of one byte is the last that
 # Kafka, which counts from 0, will ever use; so nobody mistakes the content, even if tags behind it are lower.
 UNKNOWN_TAG = 127
 
+# Kafka's names for the same things, which differ from API to API, and ours. A partition is an element of an array of
+# structs with an index; the structs around it tell of which topic it is.
+_INDEXES = {"partition", "partitionIndex", "index"}
+_AROUND = {"topic": "topic", "name": "topic", "topicId": "topic_id", "groupId": "group_id"}
+_OF_PARTITION = dict.fromkeys(_INDEXES, "partition") | {
+    "baseOffset": "offset",
+    "committedLeaderEpoch": "leader_epoch",
+    "committedMetadata": "metadata",
+    "committedOffset": "offset",
+    "currentLeaderEpoch": "leader_epoch",
+    "errorCode": "error_code",
+    "fetchOffset": "offset",
+    "highWatermark": "high_watermark",
+    "lastStableOffset": "last_stable_offset",
+    "leaderEpoch": "leader_epoch",
+    "logStartOffset": "log_start_offset",
+    "metadata": "metadata",
+    "offset": "offset",
+    "timestamp": "timestamp",
+}
+
+
+class Partition:
+    """What a body says of one topic-partition, and the sums over the batches that it carries."""
+
+    __slots__ = (
+        "batches",
+        "bytes",
+        "codecs",
+        "control_batches",
+        "error_code",
+        "first_offset",
+        "group_id",
+        "high_watermark",
+        "last_offset",
+        "last_stable_offset",
+        "leader_epoch",
+        "log_start_offset",
+        "magic",
+        "max_timestamp",
+        "metadata",
+        "offset",
+        "partition",
+        "producer_id",
+        "records",
+        "timestamp",
+        "topic",
+        "topic_id",
+        "trailing_bytes",
+        "transactional_batches",
+    )
+
+    def __init__(self, topic: str | None, topic_id: UUID | None, group_id: str | None) -> None:
+        self.topic = topic  # None where the version knows topics by id
+        self.topic_id = topic_id
+        self.group_id = group_id
+        self.partition = NONE
+        self.error_code: int | None = None
+        self.offset = NONE  # fetched from, given to the first record, or committed: what the API says
+        self.high_watermark = NONE
+        self.last_stable_offset = NONE
+        self.log_start_offset = NONE
+        self.leader_epoch = NONE
+        self.timestamp = NONE  # of ListOffsets
+        self.metadata: str | None = None
+        self.bytes = 0  # of records, as they lie on the wire
+        self.trailing_bytes = 0  # of those behind the last whole batch: a Fetch may end in a cut one
+        self.batches = 0
+        self.records: int = 0  # those of control batches apart; NONE if a message set hides its count
+        self.codecs = 0  # a bit for each codec of a batch: 1 << 0 is none
+        self.magic = NONE  # of the last batch, as are:
+        self.producer_id = NONE
+        self.last_offset = NONE
+        self.first_offset = NONE  # of the first; a compressed message set tells only its last
+        self.max_timestamp = NONE
+        self.transactional_batches = 0
+        self.control_batches = 0
+
+    def add(self, header: BatchHeader) -> None:
+        attributes = header.attributes
+        if not self.batches:
+            self.first_offset = header.base_offset
+        self.batches += 1
+        self.codecs |= 1 << (attributes & 7)
+        self.magic = header.magic
+        self.producer_id = header.producer_id
+        self.last_offset = header.base_offset + header.last_offset_delta
+        if header.max_timestamp > self.max_timestamp:
+            self.max_timestamp = header.max_timestamp
+        if header.is_transactional:
+            self.transactional_batches += 1
+        if header.is_control:
+            self.control_batches += 1
+        elif header.record_count < 0 or self.records < 0:
+            self.records = NONE
+        else:
+            self.records += header.record_count
+
+
+class Batch(NamedTuple):
+    partition: Partition  # complete once it is among the walker's partitions
+    header: BatchHeader
+    partial: bool  # cut by the end of the records
+
 
 class BodyWalker:
-    """Reads one response body; `feed` gets its bytes in order, from the byte behind the correlation id.
+    """Reads one body, of a "request" or a "response"; `feed` gets its bytes in order, from behind the correlation id.
+
+    detail: TOPICS fills `partitions`, BATCHES also `batches`, each in the order of the wire; they are the owner's to
+    take and to clear after each feed, if the body's size should not be memory's.
 
     neutralise: the client must not see the addresses of a streamed answer. Fetch's are a tagged field, whose number is
     changed when it passes, at once. ShareFetch's are an array, which is emptied; since what fills its place must open
@@ -51,13 +170,19 @@ class BodyWalker:
         "_offset",
         "_skip",
         "_walk",
+        "batches",
         "error_code",
         "fault",
         "neutralised",
+        "partitions",
         "throttle_ms",
     )
 
-    def __init__(self, api_key: int, api_version: int, *, neutralise: bool = False) -> None:
+    def __init__(
+        self, api_key: int, api_version: int, side: str = "response", *, detail: int = ERRORS, neutralise: bool = False
+    ) -> None:
+        self.partitions: list[Partition] = []
+        self.batches: list[Batch] = []
         self.throttle_ms = -1
         self.error_code: int | None = None  # as codec.response_scan has it, after finish()
         self.neutralised = False  # addresses were hidden
@@ -71,7 +196,7 @@ class BodyWalker:
         self._edits: list[Edit] | None = None
         self._offset = 0  # from a position of the walk to one of the chunk
         self._done = False
-        self._walk = _walk(api_key, api_version, neutralise)(self)
+        self._walk = _walk(api_key, api_version, side, detail, neutralise)(self)
         _, self._need = next(self._walk)
 
     def feed(self, chunk: Buffer, start: int, end: int) -> list[Edit] | None:
@@ -136,6 +261,13 @@ class BodyWalker:
         if len(self._errors) < MAX_ERRORS:
             self._errors.append(code)
 
+    def read_header(self, buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
+        """None for what is no batch, or too little of one: what stands there is the partition's trailing bytes."""
+        try:
+            return read_header(buffer, pos, end)
+        except ProtocolError:
+            return None
+
     def hide_tag(self, pos: int) -> None:
         """The tag of the addresses is the byte before `pos`."""
         self._edit(pos + self._offset - 1, pos + self._offset, bytes((UNKNOWN_TAG,)))
@@ -182,8 +314,8 @@ def _emptied(size: int, tags: int) -> bytes:
 
 
 @cache
-def _walk(api_key: int, version: int, neutralise: bool) -> Callable[[BodyWalker], Walk]:
-    return _Stream(api_key, version, neutralise).plan()
+def _walk(api_key: int, version: int, side: str, detail: int, neutralise: bool) -> Callable[[BodyWalker], Walk]:
+    return _Stream(api_key, version, side, detail, neutralise).plan()
 
 
 class _Stream(Plan):
@@ -192,35 +324,45 @@ class _Stream(Plan):
     `base` is what a position in today's buffer lacks to one that stays the same when the buffer changes.
     """
 
+    utf8 = "replace"
     walks_all_tags = True
     here = "base + pos"
 
-    def __init__(self, api_key: int, version: int, neutralise: bool) -> None:
-        message = api_message(api_key, version, "response")
+    def __init__(self, api_key: int, version: int, side: str, detail: int, neutralise: bool) -> None:
+        message = api_message(api_key, version, side)
+        noted = [path for path in paths_of(message.fields, version) if is_noted(path)] if side == "response" else []
+        self.side = side
+        self.detail = detail
+        self.partition_arrays = set(_partition_arrays(message.fields, version)) if detail else set()
+        self.attributes = dict(_attributes(message.fields, version, self.partition_arrays))
+        self.noted = frozenset(noted)
+        super().__init__(message, version, (*noted, *self.attributes))
         carrier = address_path(api_key, version) if neutralise else None
-        wanted = [path for path in paths_of(message.fields, version) if is_noted(path)]
-        super().__init__(message, version, wanted)
         fields = {field.name: field for field in message.fields}
         self.strict = carrier is not None
         self.hidden_tag = fields[carrier].tag if carrier else None
         self.held_array = carrier if carrier and self.hidden_tag is None else None
 
     def plan(self) -> Callable[[BodyWalker], Walk]:
+        self.names |= {"Partition": Partition, "Batch": Batch}
         self.line("base = 0")
+        self.line("topic = topic_id = group_id = None")
         self.line("buffer, pos, end = yield 0, 0")
-        self.header("response")
+        self.header(self.side)
         self.struct(self.message.fields, "")
         self.settle()
         self.line("return pos")
         return self.function("walker")
 
     def kept(self, field: Field, path: str, var: str) -> None:
+        if path in self.attributes:
+            self.after(f"{self.attributes[path]} = {var}")
         if path == "throttleTimeMs":
             self.after(f"walker.throttle_ms = {var}")
-            return
-        if path == "errorCode":
-            self.after(f"walker.error_code = {var}")
-        self.after(f"if {var}: walker.note_error({var})")
+        elif path in self.noted:
+            if path == "errorCode":
+                self.after(f"walker.error_code = {var}")
+            self.after(f"if {var}: walker.note_error({var})")
 
     # The grammar, over chunks.
 
@@ -251,17 +393,52 @@ class _Stream(Plan):
             if self.strict:  # a tag that is written longer than it must be cannot be changed by its last byte
                 self.fault("not byte", "a varint with a needless byte")
 
+    def content(self, var: str, type_: str, length: Length, nullable: bool) -> None:
+        self.fault(f"{length.real} > {MAX_TEXT}", "a text of more than 32767 bytes")
+        super().content(var, type_, length, nullable)
+
+    # Partitions and batches.
+
+    def before(self, path: str) -> None:
+        if path.removesuffix("[]") in self.partition_arrays and path.endswith("[]"):
+            self.line("part = Partition(topic, topic_id, group_id)")
+        elif path == self.held_array:
+            self.settle()
+            self.need(1)  # what is before it may be stepped over into a chunk that is not here yet
+            self.line("walker.hold(pos)")
+
+    def behind(self, path: str) -> None:
+        if path.removesuffix("[]") in self.partition_arrays and path.endswith("[]"):
+            self.line("walker.partitions.append(part)")
+
+    def primitive(self, field: Field, type_: str, path: str, compact: bool, nullable: bool) -> str | None:
+        if type_ != "records" or not self.detail:
+            return super().primitive(field, type_, path, compact, nullable)
+        length = self.length(compact, "i", nullable, path)
+        with self.block(f"if {length.is_some}:"):
+            self.line(f"part.bytes = left = {length.real}")
+            self.line(f"stop = {self.here} + left")
+            with self.block("while left:"):
+                self.line(f"size = left if left < {HEADER_BYTES} else {HEADER_BYTES}")
+                self.need("size")
+                self.line("header = walker.read_header(buffer, pos, pos + left)")
+                self.line("if header is None: break")
+                self.line("size = header.length + 12")
+                if self.detail >= BATCHES:
+                    self.line("walker.batches.append(Batch(part, header, size > left))")
+                self.line("if size > left: break")
+                self.line("part.add(header)")
+                self.line("left -= size")
+                self.line("pos += size")
+            self.line("part.trailing_bytes = left")
+            self.go_to("stop")
+        return None
+
     # What an owner that rewrites must not let through.
 
     def tag_read(self, path: str, tag: str) -> None:
         if not path and self.hidden_tag is not None:
             self.line(f"if {tag} == {self.hidden_tag}: walker.hide_tag(pos)")
-
-    def before(self, path: str) -> None:
-        if path == self.held_array:
-            self.settle()
-            self.need(1)  # what is before it may be stepped over into a chunk that is not here yet
-            self.line("walker.hold(pos)")
 
     def counted(self, path: str, length: Length) -> None:
         if path == self.held_array:
@@ -275,3 +452,26 @@ class _Stream(Plan):
         self.uvarint(count)
         self.line(f"walker.release(buffer, pos, entries, {count})")
         self.tag_loop(count, [], path, var)
+
+
+def _partition_arrays(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[str]:
+    for field in fields:
+        if version in field.versions and field.is_struct:
+            path = join(above, field.name)
+            members = {member.name for member in field.fields if version in member.versions}
+            if field.is_array and members & _INDEXES:
+                yield path
+            yield from _partition_arrays(field.fields, version, path)
+
+
+def _attributes(fields: tuple[Field, ...], version: int, arrays: set[str]) -> Iterator[tuple[str, str]]:
+    """The paths of what becomes a Partition's, and the variable that takes it."""
+    around = {array.rsplit(".", count)[0] for array in arrays for count in range(1, array.count(".") + 1)}
+    if arrays:
+        around.add("")
+    for path in paths_of(fields, version):
+        above, _, name = path.rpartition(".")
+        if above in arrays and name in _OF_PARTITION:
+            yield path, f"part.{_OF_PARTITION[name]}"
+        elif above in around and name in _AROUND:
+            yield path, _AROUND[name]

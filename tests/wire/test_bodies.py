@@ -1,3 +1,5 @@
+import gzip
+import json
 import random
 import tracemalloc
 from itertools import count
@@ -9,12 +11,17 @@ from hypothesis import strategies as st
 
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
+from kproxy.protocol.records import iterate_headers
 from kproxy.protocol.schema import schema
 from kproxy.wire import bodies
 from kproxy.wire.bodies import BodyWalker
-from tests.protocol.messages import Layout, layouts, vectors
+from tests.protocol.messages import VECTORS, Layout, layouts, vectors
 from tests.protocol.messages import bodies as bodies_of
 
+LOGS = [
+    (said["name"], bytes.fromhex(said["hex"]))
+    for said in map(json.loads, gzip.decompress(VECTORS.with_name("records-dev.jsonl.gz").read_bytes()).splitlines())
+]
 STREAMED = (1, 78)
 LAYOUTS = [layout for layout in layouts() if layout.side == "response" and layout.api_key in STREAMED]
 CARRIERS = [layout for layout in LAYOUTS if layout.api_key == 78 or layout.version >= 16]
@@ -118,6 +125,17 @@ def test_hiding_at_every_size(layout: Layout, tags: dict[int, bytes]) -> None:
                 assert b"hh" not in sent
 
 
+@pytest.mark.parametrize("layout", CARRIERS, ids=repr)
+def test_what_is_stepped_over_before_the_tail(layout: Layout) -> None:
+    """The hiding begins where the addresses do, even if that lies some chunks ahead of what the walk has seen."""
+    topics = [{"topicId": UUID(int=7), "_tags": {9: b"x" * 30}}]
+    frame = layout.encode({"responses": topics, "nodeEndpoints": [{"host": "h" * 9}], "_tags": {5: b"y" * 30}})
+    for size in range(1, len(frame)):
+        walker, sent = walk(layout, frame, iter(lambda size=size: size, None), neutralise=True)
+        assert walker.fault is None and walker.neutralised
+        check_hidden(layout, frame, sent)
+
+
 def large(layout: Layout, endpoints: int) -> bytes:
     node = {"host": "broker.example", "port": 9092}
     partitions = [{"partitionIndex": index, "errorCode": index % 3, "records": b"\xff" * 50_000} for index in range(20)]
@@ -205,6 +223,159 @@ def test_harmed_bodies() -> None:
                     assert not layout.decode(sent)[1].get("nodeEndpoints")
                 except ProtocolError:
                     continue  # not UTF-8, a tag twice: no client reads addresses from it
+
+
+DETAILED = [layout for layout in layouts() if layout.api_key in (0, 1, 2, 8, 9, 78)]
+
+
+def details(layout: Layout, frame: bytes, sizes, detail: int) -> tuple[BodyWalker, list, list]:
+    walker = BodyWalker(layout.api_key, layout.version, layout.side, detail=detail)
+    partitions, batches = [], []
+    pos = layout.start
+    while pos < len(frame):
+        size = next(sizes)
+        walker.feed(frame, pos, min(pos + size, len(frame)))
+        partitions += walker.partitions
+        batches += walker.batches
+        walker.partitions.clear()
+        walker.batches.clear()
+        pos += size
+    walker.finish()
+    return walker, partitions, batches
+
+
+def expected_details(layout: Layout, body: dict) -> tuple[list[dict], list]:
+    """By the whole decode; the names of the fields are spelled out here once more, on purpose."""
+    partitions, batches = [], []
+    for group in body.get("groups") or [body]:
+        for topic in group.get("topics") or group.get("topicData") or group.get("responses") or []:
+            about = {
+                "topic": topic.get("name", topic.get("topic")),
+                "topic_id": topic.get("topicId"),
+                "group_id": group.get("groupId"),
+            }
+            for key in ("partitions", "partitionData", "partitionResponses"):
+                for one in topic.get(key, ()):
+                    said = expected_partition(layout, one)
+                    partitions.append(about | said[0])
+                    batches += said[1]
+    return partitions, batches
+
+
+def expected_partition(layout: Layout, one: dict) -> tuple[dict, list]:
+    def first(*names: str, default=-1):
+        return next((one[name] for name in names if name in one), default)
+
+    records = first("records", default=None) or b""
+    found = []
+    whole = 0
+    try:
+        for pos, header in iterate_headers(records):
+            found.append(header)
+            whole = pos + header.size_bytes
+    except ProtocolError:
+        pass
+    counts = [header.record_count for header in found if not header.is_control]
+    said = {
+        "partition": first("index", "partition", "partitionIndex"),
+        "error_code": first("errorCode", default=None),
+        "offset": first("fetchOffset", "baseOffset", "committedOffset", "offset"),
+        "high_watermark": first("highWatermark"),
+        "last_stable_offset": first("lastStableOffset"),
+        "log_start_offset": first("logStartOffset"),
+        "leader_epoch": first("currentLeaderEpoch", "committedLeaderEpoch", "leaderEpoch"),
+        "timestamp": first("timestamp"),
+        "metadata": first("committedMetadata", "metadata", default=None),
+        "bytes": len(records),
+        "trailing_bytes": len(records) - whole,
+        "batches": len(found),
+        "records": -1 if -1 in counts else sum(counts),
+        "codecs": sum({1 << header.codec for header in found}),
+        "control_batches": sum(header.is_control for header in found),
+        "transactional_batches": sum(header.is_transactional for header in found),
+        "magic": found[-1].magic if found else -1,
+        "producer_id": found[-1].producer_id if found else -1,
+        "first_offset": found[0].base_offset if found else -1,
+        "last_offset": found[-1].last_offset if found else -1,
+        "max_timestamp": max([-1, *(header.max_timestamp for header in found)]),
+    }
+    return said, found
+
+
+def check_details(layout: Layout, frame: bytes, body: dict, seeds) -> int:
+    partitions, batches = expected_details(layout, body)
+    for seed in seeds:
+        for detail in (bodies.TOPICS, bodies.BATCHES):
+            walker, got, got_batches = details(layout, frame, random_sizes(seed), detail)
+            assert walker.fault is None
+            assert [{name: getattr(one, name) for name in one.__slots__} for one in got] == partitions
+            whole = [batch.header for batch in got_batches if not batch.partial]
+            assert whole == (batches if detail == bodies.BATCHES else [])
+    return len(partitions)
+
+
+def test_details_of_the_vectors() -> None:
+    partitions = 0
+    for layout, frame, _, _ in vectors():
+        if layout in DETAILED:
+            partitions += check_details(layout, frame, layout.decode(frame)[1], range(4))
+    assert partitions > 400
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_details_of_any_body(data: st.DataObject) -> None:
+    layout = data.draw(st.sampled_from(DETAILED))
+    body = data.draw(bodies_of(layout))
+    fragments = [log for _, log in LOGS]
+    for topic in body.get("topicData") or body.get("responses") or []:
+        for one in topic.get("partitionData") or topic.get("partitions") or []:
+            if "records" in one:
+                one["records"] = b"".join(data.draw(st.lists(st.sampled_from(fragments), max_size=3)))
+    check_details(layout, layout.encode(body), body, [data.draw(st.integers(0, 99))])
+
+
+def test_details_of_every_kind_of_records() -> None:
+    """Each log fragment of the official library, whole and cut, in each API that carries records."""
+    carriers = [Layout(schema().apis[0].request, 9, 0, "request"), Layout(schema().apis[1].response, 12, 1, "response")]
+    for name, log in LOGS:
+        for records in (log, log[:-1], log[: len(log) // 2], log[:70], log[:61], log[:30], log[:17], log[:16]):
+            one = {"records": records}
+            for layout in carriers:
+                key, inner = ("topicData", "partitionData") if layout.side == "request" else ("responses", "partitions")
+                frame = layout.encode({key: [{inner: [one, {"records": None}, one]}]})
+                assert check_details(layout, frame, layout.decode(frame)[1], [len(name)]) == 3
+
+
+def test_a_cut_batch_is_told_as_partial() -> None:
+    _, log = next(entry for entry in LOGS if entry[0].startswith("m2-none"))
+    layout = Layout(schema().apis[1].response, 12, 1, "response")
+    frame = layout.encode({"responses": [{"topic": "t", "partitions": [{"records": log + log[:-1]}]}]})
+    _, partitions, batches = details(layout, frame, random_sizes(1), bodies.BATCHES)
+    assert [batch.partial for batch in batches] == [False] * (len(batches) - 1) + [True]
+    assert all(batch.partition is partitions[0] for batch in batches)
+
+
+def test_harmed_details() -> None:
+    """Nothing but a fault comes of harmed bytes, and the split does not matter."""
+    dice = random.Random(8)
+    for layout, frame, _, _ in vectors():
+        if layout not in DETAILED:
+            continue
+        for _ in range(8):
+            harmed = bytearray(frame)
+            for _ in range(dice.choice((1, 1, 3))):
+                harmed[dice.randrange(layout.start, len(harmed))] = dice.choice(
+                    (0, 0x7F, 0x80, 0xFF, dice.randrange(256))
+                )
+            told = [
+                (str(walker.fault), [one.partition for one in partitions], [batch.header for batch in batches])
+                for walker, partitions, batches in (
+                    details(layout, bytes(harmed), sizes, bodies.BATCHES)
+                    for sizes in (iter(lambda: 1 << 20, None), random_sizes(dice.randrange(99)))
+                )
+            ]
+            assert told[0] == told[1]
 
 
 def test_errors_are_bounded() -> None:
