@@ -33,6 +33,7 @@ SHARDS = 16  # fixed: which flows are together must not depend on the number of 
 MAX_FLOWS = 1024  # per shard
 MAX_ENDED = 256
 MAX_FOREIGN = 1 << 16
+NEAR = 64
 QUEUED_BYTES = 4 << 20  # per shard
 MAX_PENDING = 65536
 
@@ -276,7 +277,7 @@ class Flows:
         foreign = self._foreign
         flow: Flow | None
         last_ns = self._last_ns
-        for time_ns, link, start, end, _ in window.records:
+        for index, (time_ns, link, start, end, _) in enumerate(window.records):
             if time_ns < last_ns:
                 self._note("clock_back", time_ns)
             else:
@@ -293,7 +294,7 @@ class Flows:
             else:
                 flow, side = way
                 if flags & (SYN | RST) or not flow.plain:
-                    flow = self._turn(flow, side, segment, time_ns)
+                    flow = self._turn(flow, side, segment, time_ns, window, index)
                     if flow is None:
                         continue
                     side = ways[key][1]
@@ -306,7 +307,10 @@ class Flows:
             else:
                 view = _EMPTY
             talk = flow.talk
-            talk.segment(side, seq, ack, flags, size, view, length, time_ns)
+            if talk.segment(side, seq, ack, flags, size, view, length, time_ns) and _captured_twice(
+                window, index, segment
+            ):
+                talk.same_packet(side)
             if not talk.open_sides:
                 self._end(flow, "fin")
         self._last_ns = last_ns
@@ -367,7 +371,7 @@ class Flows:
                     self._end(old, "idle")
         return flow
 
-    def _turn(self, flow: Flow, side: int, segment: Segment, time_ns: int) -> Flow | None:
+    def _turn(self, flow: Flow, side: int, segment: Segment, time_ns: int, window: Window, index: int) -> Flow | None:
         """A segment that begins or ends something; returns the flow it belongs to, None if there is no more to do."""
         _, key, seq, ack, flags, _, _, _, length = segment
         half = flow.talk.halves[side]
@@ -379,7 +383,10 @@ class Flows:
             return None
         if flags & SYN:
             if half.seen and not (seq - half.first) & MASK:
-                half.retransmissions += is_open
+                if is_open:
+                    twice = _captured_twice(window, index, segment)
+                    half.duplicates += twice
+                    half.retransmissions += not twice
                 return None
             if flags & ACK and is_open and flow.syn_ns >= 0 and side != flow.client and not half.seen:
                 flow.talk.open(side, seq)
@@ -407,8 +414,8 @@ class Flows:
         shard.open.pop(flow, None)
         quality = self.quality
         first, last = flow.first_ns, flow.last_ns
-        for kind in ("retransmissions", "out_of_order", "zero_windows"):
-            if count := flow.total(kind):
+        for kind, counter in _COUNTED.items():
+            if count := flow.total(counter):
                 quality.note(kind, first, count=count, last_ns=last)
         if gaps := flow.total("gaps"):
             quality.note("gap", first, count=gaps, size=flow.total("gap_bytes"), last_ns=last)
@@ -474,6 +481,34 @@ class _Shard:
         self.open: dict[Flow, None] = {}
         self.ended: deque[Flow] = deque()
         self.budget = Budget(QUEUED_BYTES)
+
+
+_COUNTED = {
+    "duplicate_packets": "duplicates",
+    "retransmissions": "retransmissions",
+    "out_of_order": "out_of_order",
+    "zero_windows": "zero_windows",
+}
+
+
+def _captured_twice(window: Window, index: int, segment: Segment) -> bool:
+    """Whether one of the NEAR packets before is this very packet, captured on another interface or port of a switch.
+
+    A segment that was sent again is another packet: its IP identity or its TCP timestamp differs.
+    """
+    held, start, bits = segment[0], segment[6], segment[4]
+    header = start - (bits >> 12 << 2)
+    fixed, options = held[header : header + 16], held[header + 20 : start]
+    identity = held[header - 16 : header - 14] if held[header - 20] == 0x45 else b""
+    data, records = window.data, window.records
+    place = records[index][2]
+    oldest = records[max(0, index - NEAR)][2]
+    while (place := data.rfind(fixed, oldest, place)) >= 0:
+        if data[place + 20 : place + 20 + len(options)] == options and (
+            not identity or data[place - 16 : place - 14] == identity
+        ):
+            return True
+    return False
 
 
 def shard_of(key: bytes) -> int:

@@ -15,7 +15,8 @@ from kproxy.capture.quality import Quality
 
 FIN, SYN, RST, ACK = 1, 2, 4, 16
 
-# (data, key, seq, ack, flags, window, start, end, length): the payload captured is data[start:end]
+# (data, key, seq, ack, bits, window, start, end, length): the payload captured is data[start:end]; bits are the flags,
+# and in their upper four the length of the TCP header in words
 Segment = tuple[bytes, bytes, int, int, int, int, int, int, int]
 
 # Link types: https://www.tcpdump.org/linktypes.html
@@ -59,7 +60,7 @@ class Dissector:
                         stop = end
                         if payload > end:
                             payload = end
-                    return data, key, seq, ack, bits & 0x1FF, window, payload, stop, length
+                    return data, key, seq, ack, bits, window, payload, stop, length
         try:
             data = data[start:end]  # what is cut short ends in an IndexError, not in the next record
             start, end = 0, end - start
@@ -150,7 +151,7 @@ class Dissector:
                 return "malformed"
             payload = min(payload, end)
             captured = max(min(stop, end), payload)
-            return data, addresses + data[at : at + 4], seq, ack, bits & 0x1FF, window, payload, captured, length
+            return data, addresses + data[at : at + 4], seq, ack, bits, window, payload, captured, length
         if protocol == _UDP:
             port = _SHORT(data, at + 2)[0]
             if port in _VXLAN_PORTS and data[at + 8] & 0x08:

@@ -82,6 +82,7 @@ class HalfStream:
         self.fin = -1  # the position after the last byte, once a FIN was seen
         self.ended = False
         self.retransmissions = 0
+        self.duplicates = 0  # packets captured twice
         self.out_of_order = 0
         self.truncated = 0  # segments cut by the snap length
         self.truncated_bytes = 0
@@ -156,8 +157,11 @@ class Conversation:
 
     def segment(
         self, side: int, seq: int, ack: int, flags: int, window: int, view: memoryview, length: int, time_ns: int
-    ) -> None:
-        """A segment that is not a SYN. `view` holds what was captured of its `length` bytes."""
+    ) -> bool:
+        """A segment that is not a SYN. `view` holds what was captured of its `length` bytes.
+
+        Whether it only brought what was there already, so that the owner can look whether it is the same packet again.
+        """
         half = self.halves[side]
         peer = self.halves[1 - side]
         half.seen = True
@@ -178,7 +182,7 @@ class Conversation:
                 if time_ns > self.clock_ns:
                     self.clock_ns = time_ns
                 self.receiver.receive(side, view, self.clock_ns)
-            return
+            return False
         if position < 0:
             half.position = half.first = seq
         after = -1
@@ -194,13 +198,21 @@ class Conversation:
                     peer.position = peer.first = after  # before the capture's start, or a keep-alive probe's number
         if abs(ahead(seq, half.position)) > FURTHEST:
             self.strays += 1
-            return
+            return False
         if window and not length:
             half.zero_window = False
         elif not window and not half.zero_window:
             half.zero_window = True
             half.zero_windows += 1
+        again = half.retransmissions
         self._disorder(side, half, peer, seq, flags, view, length, time_ns, after)
+        return half.retransmissions > again
+
+    def same_packet(self, side: int) -> None:
+        """The segment just taken was not sent again, but captured twice."""
+        self.halves[side].retransmissions -= 1
+        self.halves[side].duplicates += 1
+        self.retransmitted_ns.pop()
 
     def finish(self, time_ns: int) -> None:
         """Nothing more will come: holes are declared, and both sides end."""

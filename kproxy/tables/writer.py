@@ -52,7 +52,7 @@ class Dataset:
         return work
 
     def publish(self, files: dict[str, Path], manifest: dict[str, Any]) -> None:
-        """Move finished files ("exchanges/NAME.parquet" -> where it is now) to their places; the manifest comes last."""
+        """Move finished files (their place -> where they are now) into the dataset; the manifest comes last."""
         for place, file in sorted(files.items()):
             target = self.folder / place
             target.parent.mkdir(exist_ok=True)

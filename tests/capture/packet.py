@@ -21,6 +21,7 @@ def udp(port, payload):
 
 def ipv4(payload, *, protocol=6, source=CLIENT, target=BROKER, options=b"", fragment=0, identity=7, total=None):
     size = 20 + len(options)
+    identity &= 0xFFFF
     total = size + len(payload) if total is None else total
     head = pack(">BBHHHBBH", 0x40 | size // 4, 0, total, identity, fragment, 64, protocol, 0)
     return head + source[0] + target[0] + options + payload

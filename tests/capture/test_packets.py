@@ -92,7 +92,7 @@ def test_the_segment_is_found_under_every_layer(name):
     link, data, key = LAYERS[name]
     segment, quality = dissect(link, data)
     held, found, seq, ack, flags, window, start, end, length = segment
-    assert (found, seq, ack, flags, window) == (key, 11, 22, packets.ACK, 500)
+    assert (found, seq, ack, flags & 0x1FF, window) == (key, 11, 22, packets.ACK, 500)
     assert held[start:end] == PAYLOAD
     assert length == len(PAYLOAD)
     assert not list(quality)
