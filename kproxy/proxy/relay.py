@@ -274,6 +274,8 @@ class Relay:
         other.stops = True
         if other.unsent is None:
             self._stop(1 - side)
+        if self._draining:
+            self._drain_on()
 
     def _stop(self, to: int) -> None:
         """All that the ended side had sent is delivered: pass its end on; with both ended, close."""
@@ -362,9 +364,10 @@ class Relay:
             if not session.at_boundary(CLIENT):
                 return
             self._unread(CLIENT)
-        if session.pending or not session.at_boundary(BROKER) or client.unsent is not None or broker.unsent is not None:
+        if session.pending or not (broker.ended or session.at_boundary(BROKER)):
             return
-        self._linger()
+        if client.unsent is None and broker.unsent is None:
+            self._linger()
 
     def _linger(self) -> None:
         """All is delivered: send our end, and wait a moment for the client's.

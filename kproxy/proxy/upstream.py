@@ -7,6 +7,7 @@ listeners and routes, save that kproxy must not dial itself.
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable
 from struct import Struct
@@ -67,7 +68,10 @@ async def dial(address: Address, is_ours: IsOurs, timeout_s: float) -> socket.so
         raise UpstreamError(f"{address} did not answer within {timeout_s:g} s") from None
     except OSError as unknown:
         fault = unknown
-    raise UpstreamError(f"{address} cannot be reached: {fault}") from fault
+    # The loop's own words for a refused connection do not say that it was refused.
+    errno = getattr(fault, "errno", None) or 0
+    reason = os.strerror(errno) if errno > 0 else str(fault)
+    raise UpstreamError(f"{address} cannot be reached: {reason}") from fault
 
 
 async def _resolve(loop: asyncio.AbstractEventLoop, address: Address) -> list[tuple[int, tuple]]:

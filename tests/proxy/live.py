@@ -165,7 +165,7 @@ async def kproxy(
 ) -> AsyncIterator[Live]:
     """A kproxy before that broker, on ports of its own, and ready."""
     broker = broker or Broker()
-    port = flags.pop("port", None) or free_ports(4)
+    port = flags.pop("port", None) or free_ports(6)
     flags = {"listen": f"{HOST}:{port}", "bootstrap": f"{HOST}:{broker.port}", "drain_timeout_s": 0.2} | flags
     server = Server(load(flags=flags), sinks)
     here = Live(server, broker)

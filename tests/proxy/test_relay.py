@@ -358,6 +358,23 @@ def test_drain_ends_in_time_even_if_an_answer_does_not_come():
     live(test())
 
 
+def test_drain_is_done_with_a_broker_that_goes():
+    async def test():
+        async with kproxy(drain_timeout_s=5) as here:
+            client, broker = await here.connect()
+            await client.send(produce(1))
+            await broker.frame()
+            stopping = asyncio.create_task(here.server.stop())
+            await asyncio.sleep(0.01)
+            broker.close()
+            assert await client.rest() == b""
+            client.close()
+            await stopping
+            assert here.server.metrics.disconnects == {("default", "drained"): 1}
+
+    live(test())
+
+
 # --- accepting -------------------------------------------------------------------------------------------------------
 
 
