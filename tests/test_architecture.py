@@ -17,6 +17,7 @@ LAYERS = (
     {"protocol", "config"},
     {"wire"},
     {"metrics", "tables", "insight", "capture", "proxy"},
+    {"rows"},
     {"convert", "decode", "demo", "report", "spark"},
     {"cli"},
 )

@@ -1,0 +1,174 @@
+"""The flows of captures -> rows of the tables: what `kproxy convert` and Spark share.
+
+Duty: name the captures that paths stand for, listen to their flows, and hand rows on in batches. Memory: BATCH_ROWS
+rows per table. Refuses to know where rows go, and how flows are shared out among processes or machines.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from kproxy.capture import content, files
+from kproxy.capture.flows import Flow
+from kproxy.capture.quality import Quality
+from kproxy.errors import KproxyError
+from kproxy.tables import schema
+from kproxy.tables.columns import ExchangeColumns
+from kproxy.tables.schema import Table
+from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
+
+BATCH_ROWS = 16 * 1024
+OF_FLOWS = ("exchanges", "connections")  # the tables whose rows come from flows; `quality` is of a whole capture
+
+
+@dataclass(frozen=True)
+class Job:
+    """One capture: a file, or rotated files in their order."""
+
+    source: str
+    paths: tuple[str, ...]
+    cluster: str
+    ports: tuple[int, ...]
+
+
+def captures_of(captures: Sequence[Path | str], cluster: str, ports: tuple[int, ...], rotated: bool) -> list[Job]:
+    """The captures that paths name: one each, or with `rotated` all of them together."""
+    paths = [str(path) for path in captures]
+    if rotated:
+        return [Job(_source(paths[0]), tuple(paths), cluster, ports)]
+    jobs = [Job(_source(path), (path,), cluster, ports) for path in paths]
+    seen: dict[str, str] = {}
+    for job in jobs:
+        if job.source in seen:
+            raise KproxyError(
+                f"{seen[job.source]} and {job.paths[0]} have the same name, and tables name their source by it: "
+                "convert them into separate folders, or rename one"
+            )
+        seen[job.source] = job.paths[0]
+    return jobs
+
+
+def _source(path: str) -> str:
+    return "stdin" if path == files.STDIN else Path(path).name
+
+
+class Rows:
+    """The rows of some flows; `add` gets them in batches of about BATCH_ROWS, in order of arrival."""
+
+    def __init__(self, add: Callable[[Table, pa.RecordBatch], None]) -> None:
+        self.exchanges = ExchangeColumns()
+        self._add = add
+        self._connection_rows: list[dict[str, Any]] = []
+        self._tallies: dict[Flow, _Tally] = {}
+
+    def decided(self, flow: Flow) -> "_Tally":
+        tally = self._tallies[flow] = _Tally(flow, self)
+        return tally
+
+    def ended(self, flow: Flow) -> None:
+        self._connection_rows.append(self._tallies.pop(flow).row())
+
+    def flush(self, least: int) -> None:
+        """Hand on what there is, of each table with at least so many rows."""
+        if self.exchanges.rows >= least:
+            self._add(schema.EXCHANGES, self.exchanges.batch())
+        if len(self._connection_rows) >= least:
+            connections = schema.CONNECTIONS
+            self._add(connections, pa.RecordBatch.from_pylist(self._connection_rows, connections.schema))
+            self._connection_rows.clear()
+
+
+class _Tally:
+    """The listener of one connection: rows of its exchanges, and the counts of its own row."""
+
+    def __init__(self, flow: Flow, rows: Rows) -> None:
+        assert flow.info is not None
+        self._flow = flow
+        self._info = flow.info
+        self._rows = rows
+        self._retransmitted = flow.talk.retransmitted_ns
+        self._requests = 0
+        self._answers = 0
+        self._resyncs = 0
+        self._faults = 0
+
+    def __call__(self, events: list[Event]) -> None:
+        append = self._rows.exchanges.append
+        for event in events:
+            kind = type(event)
+            if kind is Exchange:
+                self._answers += event.response_end != NONE
+                self._requests += event.outcome is not REQUEST_NOT_SEEN
+                append(self._info, event, self._sent_again(event) if self._retransmitted else 0)
+            elif kind is Unanswered:
+                self._requests += 1
+                append(self._info, event.exchange, self._sent_again(event.exchange) if self._retransmitted else 0)
+            elif kind is Gap:
+                self._resyncs += event.resync
+            elif kind is Desync:
+                self._faults += 1
+        if self._rows.exchanges.rows >= BATCH_ROWS:
+            self._rows.flush(BATCH_ROWS)
+
+    def _sent_again(self, exchange: Exchange) -> int:
+        """Segments of the connection that were sent again between the exchange's first byte and its last."""
+        times = self._retransmitted
+        start = exchange.request_start if exchange.request_start != NONE else exchange.response_start
+        end = exchange.response_end if exchange.response_end != NONE else self._flow.last_ns
+        return bisect_right(times, end) - bisect_left(times, start)
+
+    def row(self) -> dict[str, Any]:
+        flow, info = self._flow, self._info
+        client = flow.client
+        session = flow.session
+        return {
+            "source": info.source,
+            "cluster": info.cluster,
+            "connection": info.id,
+            "time": flow.first_ns // 1000,
+            "start_ns": flow.first_ns,
+            "end_ns": flow.last_ns,
+            "client_address": info.client_address,
+            "client_port": info.client_port,
+            "broker_address": info.broker_address,
+            "broker_port": info.broker_port,
+            "broker_id": info.broker_id,
+            "requests": self._requests,
+            "answers": self._answers,
+            "client_bytes": flow.payload_bytes[client ^ CLIENT],
+            "broker_bytes": flow.payload_bytes[client ^ 1],
+            "sasl_mechanism": session.sasl_mechanism if session else None,
+            "sasl_tokens": session.sasl_tokens if session else 0,
+            "tls": "tls" if flow.speaks == content.TLS else "plain",
+            "start_seen": flow.start_seen,
+            "end_seen": flow.close in ("fin", "reset"),
+            "close": flow.close,
+            "handshake_rtt_ns": None if flow.rtt_ns < 0 else flow.rtt_ns,
+            "retransmissions": flow.total("retransmissions"),
+            "out_of_order": flow.total("out_of_order"),
+            "zero_windows": flow.total("zero_windows"),
+            "gaps": flow.total("gaps"),
+            "gap_bytes": flow.total("gap_bytes"),
+            "resyncs": self._resyncs,
+            "faults": self._faults,
+        }
+
+
+def quality_batch(source: str, quality: Quality) -> pa.RecordBatch:
+    rows = [
+        {
+            "source": source,
+            "kind": row.kind,
+            "count": row.count,
+            "bytes": row.bytes,
+            "first_ns": None if row.first_ns == NONE else row.first_ns,
+            "last_ns": None if row.last_ns == NONE else row.last_ns,
+            "sentence": row.sentence,
+        }
+        for row in quality
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema.QUALITY.schema)
