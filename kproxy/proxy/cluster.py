@@ -46,7 +46,7 @@ class Worker:
     clock_offset_ns: int  # monotonic time and this is the time of day, fixed at start
     connection: Callable[..., Any]  # Metrics.connection
     sinks: Sequence[Sink]
-    interest: Interest = field(default_factory=lambda: Interest(rewrite=True))
+    interest: Interest
     relays: set[Relay] = field(default_factory=set)
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last relay closes
 
