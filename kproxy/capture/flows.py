@@ -267,6 +267,7 @@ class Flows:
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}
         self._last_ns = -1
+        self._before: Window | None = None
 
     def window(self, window: Window) -> None:
         """Take the packets of a window."""
@@ -308,12 +309,13 @@ class Flows:
                 view = _EMPTY
             talk = flow.talk
             if talk.segment(side, seq, ack, flags, size, view, length, time_ns) and _captured_twice(
-                window, index, segment
+                self._before, window, index, segment
             ):
                 talk.same_packet(side)
             if not talk.open_sides:
                 self._end(flow, "fin")
         self._last_ns = last_ns
+        self._before = window
         if window.records:
             self._note("packets", window.records[0][0], count=len(window.records), last_ns=last_ns)
 
@@ -384,7 +386,7 @@ class Flows:
         if flags & SYN:
             if half.seen and not (seq - half.first) & MASK:
                 if is_open:
-                    twice = _captured_twice(window, index, segment)
+                    twice = _captured_twice(self._before, window, index, segment)
                     half.duplicates += twice
                     half.retransmissions += not twice
                 return None
@@ -491,7 +493,7 @@ _COUNTED = {
 }
 
 
-def _captured_twice(window: Window, index: int, segment: Segment) -> bool:
+def _captured_twice(before: Window | None, window: Window, index: int, segment: Segment) -> bool:
     """Whether one of the NEAR packets before is this very packet, captured on another interface or port of a switch.
 
     A segment that was sent again is another packet: its IP identity or its TCP timestamp differs.
@@ -500,14 +502,15 @@ def _captured_twice(window: Window, index: int, segment: Segment) -> bool:
     header = start - (bits >> 12 << 2)
     fixed, options = held[header : header + 16], held[header + 20 : start]
     identity = held[header - 16 : header - 14] if held[header - 20] == 0x45 else b""
-    data, records = window.data, window.records
-    place = records[index][2]
-    oldest = records[max(0, index - NEAR)][2]
-    while (place := data.rfind(fixed, oldest, place)) >= 0:
-        if data[place + 20 : place + 20 + len(options)] == options and (
-            not identity or data[place - 16 : place - 14] == identity
-        ):
-            return True
+    places = [(window.data, window.records[max(0, index - NEAR)][2], window.records[index][2])]
+    if before is not None and index < NEAR:
+        places.append((before.data, before.records[max(0, len(before.records) + index - NEAR)][2], len(before.data)))
+    for data, oldest, place in places:
+        while (place := data.rfind(fixed, oldest, place)) >= 0:
+            if data[place + 20 : place + 20 + len(options)] == options and (
+                not identity or data[place - 16 : place - 14] == identity
+            ):
+                return True
     return False
 
 
