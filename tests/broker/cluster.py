@@ -48,7 +48,7 @@ def tool(main: str, *arguments: str, stdin: bytes = b"", timeout_s: float = TOOL
             f"{main} {' '.join(arguments)} exited {done.returncode}\n"
             f"{done.stdout.decode(errors='replace')}\n{done.stderr.decode(errors='replace')}"
         )
-    return done.stdout.decode()
+    return done.stdout.decode(errors="replace")
 
 
 def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 60, *, pause_s: float = 0.1) -> None:
@@ -187,7 +187,6 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "3000",
-    "log.cleaner.enable": "false",
 }
 
 

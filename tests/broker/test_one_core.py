@@ -9,16 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet
+from confluent_kafka import Producer
 
 from kproxy.tables.columns import ExchangeColumns
+from kproxy.tables.schema import EXCHANGES
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Event, Exchange, Unanswered
 from tests.broker.cluster import Cluster, tool, wait_for
@@ -30,8 +33,12 @@ from tests.broker.tools import CONSUMER, PRODUCER, create_topic
 TIMES = {"time", "latency_ns", "queue_ns", "total_ns"} | {
     f"{message}_{end}_ns" for message in ("request", "response") for end in ("start", "end")
 }
+# How many requests wait is counted at another moment: an answer that is on the wire may not have been read yet.
+MOMENT = {"in_flight"}
 WHERE = {"source", "connection", "client_address", "client_port", "broker_address", "broker_port", "broker_id"}
 OF_TCP = {"retransmissions"}
+COMPARED = [name for name in EXCHANGES.schema.names if name not in TIMES | MOMENT | WHERE | OF_TCP]
+NAMES = ["connection", "number", "api", "api_version", "correlation_id", "client_id"]
 
 
 class Recording:
@@ -59,7 +66,7 @@ def captured(file: Path, cluster: Cluster) -> Iterator[None]:
     """Everything between kproxy and the brokers' CLIENT listeners, by tcpdump."""
     ports = " or ".join(f"(host {broker.host} and port {broker.port})" for broker in cluster.brokers)
     command = [shutil.which("tcpdump", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "tcpdump"]
-    command += ["-i", "lo", "-s", "0", "-U", "-B", "65536", "-w", str(file), "-Z"]
+    command += ["-i", "lo", "-s", "0", "-U", "--immediate-mode", "-B", "65536", "-w", str(file), "-Z"]
     command = [*command, "root", ports] if os.geteuid() == 0 else ["sudo", "-n", *command, os.environ["USER"], ports]
     errors = file.with_suffix(".err")
     with errors.open("wb") as stderr:
@@ -74,14 +81,50 @@ def captured(file: Path, cluster: Cluster) -> Iterator[None]:
     assert "\n0 packets dropped by kernel" in errors.read_text(), errors.read_text()
 
 
-def by_connection(table: pa.Table) -> Counter[tuple[Any, ...]]:
-    """The rows of each connection in their order, without what the observers see differently."""
-    names = [name for name in table.column_names if name not in TIMES | WHERE | OF_TCP]
-    rows: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    order = table.sort_by([("connection", "ascending"), ("number", "ascending")])
-    for connection, *row in zip(*(order[name].to_pylist() for name in ("connection", *names)), strict=True):
-        rows[connection].append(tuple(row))
-    return Counter(tuple(connection) for connection in rows.values())
+Row = tuple[Any, ...]
+
+
+def by_connection(table: pa.Table) -> dict[tuple[Row, ...], list[list[Row]]]:
+    """The rows of each connection in their order, by who asked what on it; like connections together, in one order."""
+    rows: defaultdict[int, list[Row]] = defaultdict(list)
+    names: defaultdict[int, list[Row]] = defaultdict(list)
+    table = table.sort_by([("connection", "ascending"), ("number", "ascending")])
+    for row in table.select(NAMES).to_pylist():
+        names[row["connection"]].append(tuple(row[name] for name in NAMES))
+    for row in table.to_pylist():
+        rows[row["connection"]].append(tuple(row[name] for name in COMPARED))
+    connections: defaultdict[tuple[Row, ...], list[list[Row]]] = defaultdict(list)
+    for connection, asked in names.items():
+        connections[tuple(name[1:] for name in asked)].append(rows[connection])
+    return {asked: sorted(like, key=repr) for asked, like in connections.items()}
+
+
+def differences(offline: pa.Table, live: pa.Table) -> list[str]:
+    """In words, so that a failure tells what to look at."""
+    captured, seen = by_connection(offline), by_connection(live)
+    found = [f"only captured, {len(captured[asked])} times: {asked}" for asked in captured.keys() - seen.keys()]
+    found += [f"only live, {len(seen[asked])} times: {asked}" for asked in seen.keys() - captured.keys()]
+    for asked in captured.keys() & seen.keys():
+        if len(captured[asked]) != len(seen[asked]):
+            found.append(f"captured {len(captured[asked])} times, live {len(seen[asked])}: {asked}")
+        for theirs, ours in zip(captured[asked], seen[asked], strict=False):
+            for what, one, other in zip(asked, theirs, ours, strict=True):
+                found += [
+                    f"{what}: {name} is {cell!r} in the capture, {live_cell!r} live"
+                    for name, cell, live_cell in zip(COMPARED, one, other, strict=True)
+                    if cell != live_cell
+                ]
+    return found
+
+
+def transact(bootstrap: str, topic: str) -> None:
+    """One transaction that commits and one that is aborted."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"one-core-{topic}"})
+    producer.init_transactions(30)
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        producer.produce(topic, b"in a transaction")
+        end(30)
 
 
 def test_live_events_and_capture_agree(cluster: Cluster, tmp_path: Path) -> None:
@@ -89,11 +132,15 @@ def test_live_events_and_capture_agree(cluster: Cluster, tmp_path: Path) -> None
     capture = tmp_path / "leg.pcap"
     with captured(capture, cluster), InProcess(cluster.bootstrap, recording) as kproxy:
         topic = create_topic(kproxy.bootstrap)
-        records = sample(2000, "librdkafka")
-        produce(kproxy.bootstrap, topic, records[:1000], enable_idempotence=True, compression_type="lz4")
-        produce(kproxy.bootstrap, topic, records[1000:], acks="0")
+        records = sample(2000, "one core")
+        small = {"batch_num_messages": 10, "compression_type": "lz4"}
+        produce(kproxy.bootstrap, topic, records[:1000], enable_idempotence=True, **small)
+        produce(kproxy.bootstrap, topic, records[1000:], acks="0", **small)
+        produce(kproxy.bootstrap, topic, [(b"large", bytes(1_000_000))] * 3)
+        transact(kproxy.bootstrap, topic)
         tool(PRODUCER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, stdin=b"x\n" * 3000)
-        consume(kproxy.bootstrap, topic, 5000)
+        Producer({"bootstrap.servers": kproxy.bootstrap}).list_topics("no-such-topic", timeout=30)
+        consume(kproxy.bootstrap, topic, 5004)
         tool(
             *(CONSUMER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, "--from-beginning"),
             *("--group", "one-core", "--max-messages", "5000", "--timeout-ms", "30000"),
@@ -107,7 +154,12 @@ def test_live_events_and_capture_agree(cluster: Cluster, tmp_path: Path) -> None
     assert 0 < pa.compute.sum(own).as_py() < 10
     offline = offline.filter(pa.compute.invert(own))
 
-    assert live.num_rows > 100
-    assert {"Produce", "Fetch", "JoinGroup", "Metadata", "ApiVersions"} <= set(live["api"].to_pylist())
+    assert not differences(offline, live)
+    assert pa.compute.sum(offline["in_flight"]).as_py() <= pa.compute.sum(live["in_flight"]).as_py()
+    # That was worth comparing.
+    assert live.num_rows > 200
+    assert {"Produce", "Fetch", "JoinGroup", "Metadata", "ApiVersions", "EndTxn"} <= set(live["api"].to_pylist())
     assert {"answered", "no_answer_expected"} <= set(live["outcome"].to_pylist())
-    assert by_connection(offline) == by_connection(live)
+    assert pa.compute.max(live["errors"]).as_py() > 0
+    assert pa.compute.max(live["request_bytes"]).as_py() > 1_000_000
+    assert pa.compute.max(live["response_bytes"]).as_py() > 1_000_000
