@@ -1,0 +1,52 @@
+"""`python -m bench`: options in, a table or JSON out, status 1 if a limit was not kept."""
+
+import json
+import sys
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench import cases, measure, report
+from bench.load import LoadError
+from bench.processes import BenchError
+
+_NAMES = [case.name for case in cases.CASES]
+_LEAST_WIDTH = 110  # also where the output is no terminal
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--cases", "names", metavar="NAME,...", default=",".join(_NAMES), show_default=True)
+@click.option(
+    "--rounds", type=click.IntRange(1, 1000), help="Rounds per case and version.  [default: 15; with --quick: 5]"
+)
+@click.option("--quick", is_flag=True, help="A third of the requests, in fewer rounds: under a minute, and noisier.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
+def main(names: str, rounds: int | None, quick: bool, as_json: bool) -> None:
+    """CPU time and memory of kproxy beside HAProxy and nginx, with a broker and clients that cost next to nothing."""
+    wanted = [case for case in cases.CASES if case.name in names.split(",")]
+    if unknown := set(names.split(",")) - set(_NAMES):
+        raise click.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(_NAMES)}", param_hint="--cases")
+    rounds = rounds or (5 if quick else 15)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Drawn between the rounds only: a thread that draws would compete with the load.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
+        task = progress.add_task("", total=measure.steps(wanted, rounds))
+
+        def step(text: str) -> None:
+            progress.update(task, description=text, advance=1)
+            progress.refresh()
+
+        try:
+            run = measure.run(wanted, rounds, 1 / 3 if quick else 1.0, step)
+        except (BenchError, LoadError) as fault:
+            raise click.ClickException(str(fault)) from fault
+    if as_json:
+        print(json.dumps(report.as_json(run), indent=2))
+    else:
+        report.show(run, Console(width=max(_LEAST_WIDTH, Console().width)))
+    sys.exit(0 if report.passed(run) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The cases and their frames: whole, valid, and made by the codec once, before anything is timed.
+
+A frame here has its 4-byte size in front and the correlation id 0; who sends it puts the real id at CORRELATION_ID of a
+request and of an answer.
+"""
+
+import uuid
+from dataclasses import dataclass
+from functools import cache
+from struct import Struct
+from typing import Any
+
+from kproxy.protocol import codec, records
+from kproxy.protocol.schema import schema
+
+PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
+
+INT32 = Struct(">i")
+REQUEST_CORRELATION_ID = 8  # behind size, API key and version
+ANSWER_CORRELATION_ID = 4  # behind the size
+
+NODE_ID = 0
+TOPIC = "bench"
+TOPIC_ID = uuid.UUID("6b70726f-7879-4000-8000-62656e636800")
+FETCHED_BYTES = 1_000_000
+FETCHED_BATCH_BYTES = 16_384  # a producer's batch.size by default
+_ONE_RECORD_BYTES = records.HEADER_BYTES + 12  # a batch of one record, before its value
+_TIMESTAMP = 1_700_000_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of traffic, and how much of HAProxy's CPU time kproxy may take for it."""
+
+    name: str
+    title: str
+    api_key: int
+    versions: tuple[int, ...]
+    request_bytes: int  # of a produce, about: the frame with its headers
+    connections: int
+    depth: int  # requests in flight per connection
+    requests: int  # per round
+    limit: float
+
+    @property
+    def is_bulk(self) -> bool:
+        """Whether its CPU time is told per GB, not per request."""
+        return self.request_bytes >= 1_000_000 or self.api_key == FETCH
+
+
+# Beside Produce v9 and Fetch v12, versions whose answers can name brokers (from Produce v10 and Fetch v16 on, KIP-951):
+# a proxy that rewrites addresses must look into every answer of those.
+CASES = (
+    Case("small", "100 B produce, depth 1", PRODUCE, (9, 13), 100, 16, 1, 16_000, 1.4),
+    Case("pipelined", "1 kB produce, depth 8", PRODUCE, (9, 13), 1_000, 16, 8, 64_000, 2.0),
+    Case("produce", "1 MB produce", PRODUCE, (9, 13), 1_000_000, 4, 1, 500, 0.85),
+    Case("fetch", "1 MB fetch", FETCH, (12, 18), 0, 4, 1, 500, 0.9),
+)
+
+
+def request(case: Case, version: int) -> bytes:
+    if case.api_key == FETCH:
+        return request_frame(FETCH, version, _fetch())
+    least = len(request_frame(PRODUCE, version, _produce(0)))
+    return request_frame(PRODUCE, version, _produce(max(0, case.request_bytes - least)))
+
+
+@cache
+def answer(api_key: int, version: int, port: int) -> bytes:
+    """What the one broker of the bench, at `port` of 127.0.0.1, says to a request of this API and version."""
+    frame = codec.encode_response(api_key, version, {"correlationId": 0}, _ANSWERS[api_key](version, port))
+    return INT32.pack(len(frame)) + frame
+
+
+def request_frame(api_key: int, version: int, body: dict[str, Any]) -> bytes:
+    header = {"requestApiKey": api_key, "requestApiVersion": version, "correlationId": 0, "clientId": "load"}
+    frame = codec.encode_request(header, body)
+    return INT32.pack(len(frame)) + frame
+
+
+def _batch(value_bytes: int, base_offset: int = 0) -> bytes:
+    """A batch of one record; its value is as good as random, as compressed or encrypted values are."""
+    value = bytes(i * i * 31 >> 3 & 0xFF for i in range(min(value_bytes, 4096)))
+    value = (value * (value_bytes // 4096 + 1))[:value_bytes]
+    return records.write_batch([records.Record(base_offset, _TIMESTAMP, None, value)])
+
+
+def _produce(value_bytes: int) -> dict[str, Any]:
+    partition = {"index": 0, "records": _batch(value_bytes)}
+    topic = {"name": TOPIC, "topicId": TOPIC_ID, "partitionData": [partition]}
+    return {"transactionalId": None, "acks": -1, "timeoutMs": 30_000, "topicData": [topic]}
+
+
+def _fetch() -> dict[str, Any]:
+    partition = {"partition": 0, "fetchOffset": 0, "partitionMaxBytes": FETCHED_BYTES}
+    topic = {"topic": TOPIC, "topicId": TOPIC_ID, "partitions": [partition]}
+    return {"maxWaitMs": 500, "minBytes": 1, "maxBytes": FETCHED_BYTES, "topics": [topic]}
+
+
+def _produce_answer(version: int, port: int) -> dict[str, Any]:
+    partition = {"index": 0, "errorCode": 0, "baseOffset": 0, "logStartOffset": 0}
+    return {"responses": [{"name": TOPIC, "topicId": TOPIC_ID, "partitionResponses": [partition]}]}
+
+
+def _fetch_answer(version: int, port: int) -> dict[str, Any]:
+    data = bytearray()
+    offset = 0
+    while (left := FETCHED_BYTES - len(data)) > _ONE_RECORD_BYTES:
+        data += _batch(min(FETCHED_BATCH_BYTES, left) - _ONE_RECORD_BYTES, offset)
+        offset += 1
+    partition = {"partitionIndex": 0, "highWatermark": offset, "lastStableOffset": offset, "logStartOffset": 0}
+    topic = {"topic": TOPIC, "topicId": TOPIC_ID, "partitions": [{**partition, "records": bytes(data)}]}
+    return {"responses": [topic]}
+
+
+def _metadata_answer(version: int, port: int) -> dict[str, Any]:
+    partition = {"partitionIndex": 0, "leaderId": NODE_ID, "replicaNodes": [NODE_ID], "isrNodes": [NODE_ID]}
+    topic = {"name": TOPIC, "topicId": TOPIC_ID, "partitions": [partition]}
+    return {
+        "brokers": [{"nodeId": NODE_ID, "host": "127.0.0.1", "port": port}],
+        "clusterId": TOPIC,
+        "controllerId": NODE_ID,
+        "topics": [topic],
+    }
+
+
+def _api_versions_answer(version: int, port: int) -> dict[str, Any]:
+    ranges = {api_key: schema().apis[api_key].request.versions for api_key in _ANSWERS}
+    return {
+        "apiKeys": [
+            {"apiKey": api_key, "minVersion": versions[0], "maxVersion": versions[-1]}
+            for api_key, versions in ranges.items()
+        ]
+    }
+
+
+_ANSWERS = {
+    PRODUCE: _produce_answer,
+    FETCH: _fetch_answer,
+    METADATA: _metadata_answer,
+    API_VERSIONS: _api_versions_answer,
+}

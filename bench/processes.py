@@ -1,0 +1,262 @@
+"""The processes of a run: the broker, and each proxy in front of it, on cores of their own, and ended in any case."""
+
+import http.client
+import os
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench import cases
+from kproxy.protocol import codec
+
+Address = tuple[str, int]
+
+# The script that users run, of the environment that this is.
+KPROXY = str(Path(sys.executable).with_name("kproxy"))
+
+_HOST = "127.0.0.1"
+_START_S = 20.0
+_STOP_S = 5.0
+
+# splice-auto lets HAProxy move large bodies inside the kernel, which is the best it can do.
+_HAPROXY = """\
+global
+    nbthread 1
+    maxconn 2000
+defaults
+    mode tcp
+    option splice-auto
+    timeout connect 5s
+    timeout client 1m
+    timeout server 1m
+listen kafka
+    bind {listen}
+    server broker {broker}
+"""
+_NGINX = """\
+{modules}
+daemon off;
+master_process off;
+pid {folder}/nginx.pid;
+error_log stderr error;
+events {{ worker_connections 2000; }}
+stream {{
+    server {{
+        listen {listen};
+        proxy_pass {broker};
+    }}
+}}
+"""
+_NGINX_STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")  # Debian builds it apart
+
+
+class BenchError(Exception):
+    """The bench cannot go on; the text names the cause."""
+
+
+class Process:
+    """A started process: what it costs, what it says, and its end."""
+
+    def __init__(
+        self, name: str, command: list[str], folder: Path, core: int | None, *, stdout: int | None = None
+    ) -> None:
+        self.name = name
+        self._log = folder / f"{name}.log"
+        with self._log.open("wb") as log, pinned(core):
+            self._popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log if stdout is None else stdout, stderr=log
+            )
+        # The clock of another process's CPU time, in ns where /proc has ticks of 10 ms: clock_getcpuclockid(3), Linux.
+        self._clock = (~self._popen.pid << 3) | 2
+
+    def cpu_s(self) -> float:
+        """User and system time of all its threads."""
+        return time.clock_gettime(self._clock)
+
+    def rss_bytes(self) -> int:
+        pages = Path(f"/proc/{self._popen.pid}/statm").read_text().split()[1]
+        return int(pages) * resource.getpagesize()
+
+    def first_line(self) -> str:
+        assert self._popen.stdout is not None
+        return self._popen.stdout.readline().decode()
+
+    def log_tail(self) -> str:
+        return self._log.read_text(errors="replace")[-2000:]
+
+    def check(self) -> None:
+        if self._popen.poll() is not None:
+            raise BenchError(f"{self.name} ended with status {self._popen.returncode}:\n{self.log_tail()}")
+
+    def stop(self) -> None:
+        self._popen.terminate()
+        try:
+            self._popen.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A proxy that is ready, and where its clients connect."""
+
+    name: str
+    process: Process
+    address: Address
+    admin: Address | None = None
+
+    def requests_counted(self, api: str) -> int:
+        """How many requests of an API kproxy's own metrics know."""
+        assert self.admin is not None
+        families = text_string_to_metric_families(_get(self.admin, "/metrics")[1])
+        samples = (sample for family in families for sample in family.samples)
+        counted = (s.value for s in samples if s.name == "kproxy_requests_total" and s.labels["api"] == api)
+        return int(sum(counted))
+
+
+@contextmanager
+def broker(folder: Path, core: int | None) -> Iterator[Address]:
+    with _running("broker", [sys.executable, "-m", "bench.broker"], folder, core, stdout=subprocess.PIPE) as process:
+        line = process.first_line()
+        if not line:
+            process.check()
+            raise BenchError("the bench's broker did not start")
+        yield _HOST, int(line)
+
+
+@contextmanager
+def haproxy(upstream: Address, folder: Path, core: int | None) -> Iterator[Proxy]:
+    address = _HOST, _free_port()
+    config = folder / "haproxy.cfg"
+    config.write_text(_HAPROXY.format(listen=_text(address), broker=_text(upstream)))
+    with _running("haproxy", [_found("haproxy"), "-db", "-f", str(config)], folder, core) as process:
+        _until(process, "opens no port", lambda: _is_open(address))
+        yield Proxy("haproxy", process, address)
+
+
+@contextmanager
+def nginx(upstream: Address, folder: Path, core: int | None) -> Iterator[Proxy]:
+    address = _HOST, _free_port()
+    modules = f"load_module {_NGINX_STREAM};" if _NGINX_STREAM.exists() else ""
+    config = folder / "nginx.conf"
+    config.write_text(_NGINX.format(modules=modules, folder=folder, listen=_text(address), broker=_text(upstream)))
+    command = [_found("nginx"), "-p", str(folder), "-c", str(config), "-e", "stderr"]
+    with _running("nginx", command, folder, core) as process:
+        _until(process, "opens no port", lambda: _is_open(address))
+        yield Proxy("nginx", process, address)
+
+
+@contextmanager
+def kproxy(upstream: Address, folder: Path, core: int | None) -> Iterator[Proxy]:
+    """In its default form: route ports, rewriting, all metrics on. Clients go where its Metadata sends them."""
+    listen, admin = (_HOST, _free_port()), (_HOST, _free_port())
+    base = _free_port() - cases.NODE_ID
+    settings = {"listen": _text(listen), "bootstrap": _text(upstream), "admin": _text(admin), "broker-port-base": base}
+    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    with _running("kproxy", [KPROXY, "run", *flags], folder, core) as process:
+        _until(process, "is not ready", lambda: _is_open(admin) and _get(admin, "/ready")[0] == 200)
+        advertised = _advertised(listen)
+        if advertised != (_HOST, base + cases.NODE_ID):
+            raise BenchError(f"kproxy does not rewrite: through it, the broker says that it is at {_text(advertised)}")
+        yield Proxy("kproxy", process, advertised, admin)
+
+
+def version_cpu_s() -> float:
+    """The CPU time of `kproxy --version`, the middle one of five."""
+    times = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([KPROXY, "--version"], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return statistics.median(times)
+
+
+@contextmanager
+def _running(
+    name: str, command: list[str], folder: Path, core: int | None, *, stdout: int | None = None
+) -> Iterator[Process]:
+    process = Process(name, command, folder, core, stdout=stdout)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+@contextmanager
+def pinned(core: int | None) -> Iterator[None]:
+    """This process, and what it starts, on one core; None: wherever the system likes."""
+    before = os.sched_getaffinity(0)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _found(command: str) -> str:
+    path = shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if path is None:
+        raise BenchError(f"{command} is not installed: ./dev bench installs it, or apt-get install {command}")
+    return path
+
+
+def _text(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def _free_port() -> int:
+    with socket.create_server((_HOST, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _until(process: Process, trouble: str, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _START_S
+    while not done():
+        process.check()
+        if time.monotonic() > deadline:
+            raise BenchError(f"{process.name} {trouble} after {_START_S:g} s:\n{process.log_tail()}")
+        time.sleep(0.05)
+
+
+def _is_open(address: Address) -> bool:
+    try:
+        socket.create_connection(address, timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _get(address: Address, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(*address, timeout=_START_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def _advertised(bootstrap: Address) -> Address:
+    """Where a client that asks here for the cluster is sent."""
+    request = cases.request_frame(cases.METADATA, 12, {"topics": None})
+    with socket.create_connection(bootstrap, timeout=_START_S) as sock, sock.makefile("rb") as answers:
+        sock.sendall(request)
+        (size,) = cases.INT32.unpack(answers.read(4))
+        _, body = codec.decode_response(answers.read(size), cases.METADATA, 12)
+    (node,) = body["brokers"]
+    return node["host"], node["port"]
