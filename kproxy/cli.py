@@ -69,6 +69,7 @@ def run(file: str | None, **flags: Any) -> None:
 @click.option("--port", "ports", type=int, multiple=True, metavar="N", help="A broker's port. Default: by content.")
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
 @click.option("--rotated", is_flag=True, help="The files are one capture, in this order.")
+@click.option("--key-log", metavar="FILE", help="SSLKEYLOGFILE of the TLS connections; needs tshark.")
 @click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
 @click.option("--processes", type=int, default=0, metavar="N", help="Default: as many as there are cores.")
 def convert(
@@ -77,6 +78,7 @@ def convert(
     ports: tuple[int, ...],
     cluster: str,
     rotated: bool,
+    key_log: str | None,
     follow: bool,
     processes: int,
 ) -> None:
@@ -100,6 +102,7 @@ def convert(
             ports=ports,
             cluster=cluster,
             rotated=rotated,
+            key_log=key_log,
             follow=follow,
             processes=processes,
             progress=advance,

@@ -9,7 +9,7 @@ Each process reads the whole capture and decodes its own flows. Memory: see capt
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 import kproxy
 from kproxy.capture import files
+from kproxy.capture.decrypt import decrypt
 from kproxy.capture.flows import SHARDS, Flows, Handlers
 from kproxy.capture.pcap import Capture
 from kproxy.capture.quality import Quality
@@ -50,12 +51,15 @@ def convert(
     ports: Sequence[int] = (),
     cluster: str = "default",
     rotated: bool = False,
+    key_log: Path | str | None = None,
     follow: bool = False,
     processes: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
     """Write the tables of captures into the folder `out`. A capture that cannot be read does not stop the others."""
     jobs = captures_of(captures, cluster, tuple(sorted(set(ports))), rotated)
+    if key_log is not None:
+        jobs = [replace(job, key_log=str(key_log)) for job in jobs]
     dataset = writer.Dataset(out)
     summary = Summary(Path(out))
     work = dataset.begin("convert")
@@ -192,8 +196,10 @@ def _share(
         shards=shards,
         first=first,
     )
+    flows.keep_encrypted = job.key_log is not None
     try:
         for window in capture.windows():
+            flows.keep_encrypted |= bool(capture.secrets)
             flows.window(window)
             rows.flush(BATCH_ROWS)
             if progress is not None:
@@ -202,6 +208,8 @@ def _share(
         if not follow:  # the way to end a capture that still grows
             raise
     flows.finish()
+    if flows.encrypted:
+        decrypt(flows, job.paths, job.key_log)
     rows.flush(1)
     for sorter in sorters.values():
         sorter.spill()

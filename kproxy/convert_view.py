@@ -79,6 +79,7 @@ def verdict(quality: Quality) -> str:
             ("cut_file", "the file is cut"),
             ("damaged", "the file is damaged"),
             ("fragments", "IP fragments are missing"),
+            ("tls", "some connections are encrypted"),
         )
         if quality.count(kind)
     ]

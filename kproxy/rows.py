@@ -33,6 +33,7 @@ class Job:
     paths: tuple[str, ...]
     cluster: str
     ports: tuple[int, ...]
+    key_log: str | None = None  # SSLKEYLOGFILE of its TLS connections
 
 
 def captures_of(captures: Sequence[Path | str], cluster: str, ports: tuple[int, ...], rotated: bool) -> list[Job]:
@@ -143,7 +144,7 @@ class _Tally:
             "broker_bytes": flow.payload_bytes[client ^ 1],
             "sasl_mechanism": session.sasl_mechanism if session else None,
             "sasl_tokens": session.sasl_tokens if session else 0,
-            "tls": "tls" if flow.speaks == content.TLS else "plain",
+            "tls": "tls_decrypted" if flow.decrypted else "tls" if flow.speaks == content.TLS else "plain",
             "start_seen": flow.start_seen,
             "end_seen": flow.close in ("fin", "reset"),
             "close": flow.close,

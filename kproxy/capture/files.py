@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 from kproxy.errors import CaptureError
 
@@ -47,6 +47,15 @@ class _Counted(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+class Source(Protocol):
+    """What the readers of captures need of a file's plain bytes."""
+
+    name: str
+    cut: str
+
+    def read(self, count: int) -> bytes: ...
 
 
 class Bytes:

@@ -22,7 +22,7 @@ from kproxy.capture import content
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.pcap import Window
 from kproxy.capture.quality import Quality
-from kproxy.capture.reassembly import FURTHEST, MASK, Budget, Conversation, ahead
+from kproxy.capture.reassembly import FURTHEST, MASK, Budget, Conversation, Receiver, ahead
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import LOST, Desync, Event, Gap, Unanswered
 from kproxy.wire.interest import Interest
@@ -56,6 +56,7 @@ class Flow:
     __slots__ = (
         "client",
         "close",
+        "decrypted",
         "ends",
         "first_ns",
         "info",
@@ -83,6 +84,7 @@ class Flow:
         self.plain = True  # neither in its handshake nor ended: segments go straight to the conversation
         self.close = "open"  # fin, reset, idle, reused, or open at the capture's end
         self.speaks: str | None = None
+        self.decrypted = False  # what it speaks was told from decrypted bytes
         self.payload_bytes = [0, 0]
         self.info: ConnectionInfo | None = None
         self.session: Session | None = None
@@ -256,6 +258,8 @@ class Flows:
         first: bool = True,
     ) -> None:
         self.quality = quality
+        self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
+        self.keep_encrypted = False
         self._source = source
         self._cluster = cluster
         self._handlers = handlers
@@ -326,6 +330,25 @@ class Flows:
             for flow in list(shard.open):
                 self._end(flow, "open")
         self._ways.clear()
+
+    def reopen(self, flow: Flow) -> Receiver:
+        """Takes the decrypted bytes of an ended TLS flow, as if they had come in clear."""
+        if not flow.decrypted:
+            flow.decrypted = True
+            flow.talk.receiver = _Undecided(self, flow, bool(self._ports))
+        return flow.talk.receiver
+
+    def end_encrypted(self) -> None:
+        """No more is decrypted: the encrypted flows end for good."""
+        for flow in self.encrypted:
+            if flow.decrypted:
+                for side in (0, 1):
+                    flow.talk.receiver.close(side, flow.last_ns)
+                if flow.speaks != content.KAFKA:
+                    flow.decrypted = False
+                    flow.speaks = content.TLS
+            self._tell_end(flow)
+        self.encrypted.clear()
 
     # --- the life of a flow ------------------------------------------------------------------------------------------
 
@@ -425,6 +448,21 @@ class Flows:
             quality.note("truncated", first, count=truncated, size=flow.total("truncated_bytes"), last_ns=last)
         if flow.talk.strays:
             quality.note("strays", first, count=flow.talk.strays, last_ns=last)
+        if self.keep_encrypted and flow.speaks == content.TLS:
+            self.encrypted.append(flow)
+        else:
+            self._tell_end(flow)
+        shard.ended.append(flow)
+        if len(shard.ended) > MAX_ENDED:
+            old = shard.ended.popleft()
+            for key in old.keys:
+                if self._ways.get(key, (None,))[0] is old:
+                    del self._ways[key]
+
+    def _tell_end(self, flow: Flow) -> None:
+        """It is known what the flow was: count it, tell of it, let it go."""
+        quality = self.quality
+        first, last, close = flow.first_ns, flow.last_ns, flow.close
         if flow.speaks == content.KAFKA:
             if not flow.start_seen:
                 quality.note("midstream", first)
@@ -432,17 +470,13 @@ class Flows:
                 quality.note(close, last)
             if flow.session is not None and flow.session.sasl_tokens:
                 quality.note("raw_sasl", first, count=flow.session.sasl_tokens, last_ns=last)
+            if flow.decrypted:
+                quality.note("tls_decrypted", first, size=sum(flow.payload_bytes), last_ns=last)
         quality.note(flow.speaks or "no_data", first, size=sum(flow.payload_bytes), last_ns=last)
         if flow.info is not None:
             self._handlers.ended(flow)
         flow.session = None
         flow.talk.receiver = _DEAF
-        shard.ended.append(flow)
-        if len(shard.ended) > MAX_ENDED:
-            old = shard.ended.popleft()
-            for key in old.keys:
-                if self._ways.get(key, (None,))[0] is old:
-                    del self._ways[key]
 
     def decide(self, flow: Flow, speaks: str) -> "_Kafka | _Deaf":
         """It is clear what a flow speaks, or that it never will be."""

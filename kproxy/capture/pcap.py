@@ -62,7 +62,7 @@ class Capture:
             last = index == len(self.paths) - 1
             self._bytes = files.Bytes(path, follow=self._follow if last else None)
             try:
-                yield from _open(self._bytes, self.quality, self.secrets)
+                yield from windows_of(self._bytes, self.quality, self.secrets)
                 if self._bytes.cut:
                     self.quality.note("cut_file")
             finally:
@@ -71,16 +71,17 @@ class Capture:
             self._bytes = None
 
 
-def _open(source: files.Bytes, quality: Quality, secrets: list[bytes]) -> Iterator[Window]:
+def windows_of(source: files.Source, quality: Quality, secrets: list[bytes]) -> Iterator[Window]:
+    """The records of one file, told by its first bytes."""
     head = _exactly(source, 4)
-    if head in _CLASSIC:
-        order, unit = _CLASSIC[head]
+    if head in CLASSIC:
+        order, unit = CLASSIC[head]
         rest = _exactly(source, 20)
         if len(rest) < 20:
             raise CaptureError(source.name, "a pcap file that ends inside its header: there is nothing to read", 4)
         snap, link = Struct(order + "12xII").unpack(rest)
         return Classic(source, quality, order, unit, link & LINK_MASK, snap).windows()
-    if head == _NG_SECTION:
+    if head == SECTION:
         from kproxy.capture.pcapng import Sections
 
         return Sections(source, quality, head, secrets).windows()
@@ -89,13 +90,14 @@ def _open(source: files.Bytes, quality: Quality, secrets: list[bytes]) -> Iterat
     raise CaptureError(source.name, _what_is(head), 0)
 
 
-_CLASSIC = {
+CLASSIC = {
     b"\xd4\xc3\xb2\xa1": ("<", 1000),
     b"\xa1\xb2\xc3\xd4": (">", 1000),
     b"\x4d\x3c\xb2\xa1": ("<", 1),
     b"\xa1\xb2\x3c\x4d": (">", 1),
 }
-_NG_SECTION = b"\x0a\x0d\x0d\x0a"
+SECTION = b"\x0a\x0d\x0d\x0a"
+MAGIC = frozenset((*CLASSIC, SECTION))  # how plain captures begin
 
 
 def _what_is(head: bytes) -> str:
@@ -112,7 +114,7 @@ def _what_is(head: bytes) -> str:
     return f"no capture file (it begins with {head.hex(' ')}): pcap or pcapng is needed, plain, gzip, zstd or lz4"
 
 
-def _exactly(source: files.Bytes, count: int) -> bytes:
+def _exactly(source: files.Source, count: int) -> bytes:
     data = b""
     while len(data) < count and (more := source.read(count - len(data))):
         data += more
@@ -123,7 +125,7 @@ class Classic:
     """The records of one classic pcap file, its header already read."""
 
     def __init__(
-        self, source: files.Bytes, quality: Quality, order: str, unit: int, link: int, snap: int, start: int = 24
+        self, source: files.Source, quality: Quality, order: str, unit: int, link: int, snap: int, start: int = 24
     ) -> None:
         self._source = source
         self._quality = quality

@@ -16,14 +16,14 @@ from kproxy.capture.quality import NONE, Quality
 from kproxy.errors import CaptureError
 
 if TYPE_CHECKING:
-    from kproxy.capture.files import Bytes
+    from kproxy.capture.files import Source
     from kproxy.capture.pcap import Record, Window
 
-_SECTION, _INTERFACE, _OLD_PACKET, _SIMPLE, _STATISTICS, _ENHANCED, _SECRETS = 0x0A0D0D0A, 1, 2, 3, 5, 6, 10
-_KNOWN = frozenset(
-    (_SECTION, _INTERFACE, _OLD_PACKET, _SIMPLE, 4, _STATISTICS, _ENHANCED, 9, _SECRETS, 0xBAD, 0x40000BAD)
+SECTION, INTERFACE, _OLD_PACKET, SIMPLE, STATISTICS, _ENHANCED, _SECRETS = 0x0A0D0D0A, 1, 2, 3, 5, 6, 10
+KNOWN = frozenset(
+    (SECTION, INTERFACE, _OLD_PACKET, SIMPLE, 4, STATISTICS, _ENHANCED, 9, _SECRETS, 0xBAD, 0x40000BAD)
 )
-_ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
+ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
 _TLS_KEY_LOG = 0x544C534B
 
 _OPT_END, _IF_TSRESOL, _IF_TSOFFSET, _ISB_IFDROP, _ISB_OSDROP = 0, 9, 14, 5, 7
@@ -43,7 +43,7 @@ class _Interface(NamedTuple):
 class Sections:
     """The records of one pcapng file, whose first four bytes are already read."""
 
-    def __init__(self, source: "Bytes", quality: Quality, head: bytes, secrets: list[bytes]) -> None:
+    def __init__(self, source: "Source", quality: Quality, head: bytes, secrets: list[bytes]) -> None:
         self._source = source
         self._quality = quality
         self._head = head
@@ -115,8 +115,8 @@ class Sections:
         append = records.append
         while position + 12 <= size:
             kind, length = unpack(data, position)
-            if kind == _SECTION:
-                order = _ORDERS.get(data[position + 8 : position + 12])
+            if kind == SECTION:
+                order = ORDERS.get(data[position + 8 : position + 12])
                 if order is None:
                     return position, False
                 length = Struct(order + "I").unpack_from(data, position + 4)[0]
@@ -140,7 +140,7 @@ class Sections:
                         return position, False
                     self._last_ns = time_ns
                     append((time_ns, link, start, start + captured, original))
-                elif kind == _SECTION:
+                elif kind == SECTION:
                     self._end_section()
                     self._interfaces = interfaces = []
                 else:
@@ -152,14 +152,14 @@ class Sections:
 
     def _other(self, kind: int, data: bytes, start: int, end: int, records: "list[Record]") -> None:
         order = self._order
-        if kind == _INTERFACE:
+        if kind == INTERFACE:
             link, snap = Struct(order + "HxxI").unpack_from(data, start)
             options = self._options(data, start + 8, end)
             resolution = (options.get(_IF_TSRESOL) or b"\x06")[0]
             shift = int.from_bytes(options.get(_IF_TSOFFSET, b""), "little" if order == "<" else "big", signed=True)
             divide = 1 << (resolution & 0x7F) if resolution & 0x80 else 10**resolution
             self._interfaces.append(_Interface(link, snap, SECOND, divide, shift * SECOND))
-        elif kind == _SIMPLE:
+        elif kind == SIMPLE:
             original = self._word.unpack_from(data, start)[0]
             interface = self._interfaces[0]
             captured = min(original, interface.snap or original, end - start - 4)
@@ -172,7 +172,7 @@ class Sections:
                 raise IndexError
             self._last_ns = time_ns
             records.append((time_ns, interface.link, start + 20, start + 20 + captured, original))
-        elif kind == _STATISTICS:
+        elif kind == STATISTICS:
             name = self._word.unpack_from(data, start)[0]
             options = self._options(data, start + 12, end)
             counts = [
@@ -200,7 +200,7 @@ class Sections:
         """The next place with a block of a known type whose length is repeated at its end."""
         for start in range(position, len(data) - 11, 4):
             kind, length = self._block.unpack_from(data, start)
-            if kind in _KNOWN and 12 <= length <= 1 << 24 and not length & 3:
+            if kind in KNOWN and 12 <= length <= 1 << 24 and not length & 3:
                 if start + length > len(data):
                     if length <= 1 << 18:
                         return start, False  # more of the file decides

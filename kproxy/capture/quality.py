@@ -33,6 +33,7 @@ KINDS = {
     "midstream": "connections already open when the capture began",
     "open": "connections still open when the capture ended",
     "idle": "connections put away because too many were open at once; the longest idle went first",
+    "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
     "tls": "connections encrypted with TLS: give a key log to read them",
     "zookeeper": "ZooKeeper connections",
     "http": "HTTP connections",
