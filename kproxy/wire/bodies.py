@@ -120,24 +120,20 @@ class Partition:
         self.control_batches = 0
 
     def add(self, header: BatchHeader) -> None:
-        attributes = header.attributes
+        base_offset, _, _, self.magic, _, attributes, delta, _, max_timestamp, self.producer_id, _, _, count = header
         if not self.batches:
-            self.first_offset = header.base_offset
+            self.first_offset = base_offset
         self.batches += 1
+        self.last_offset = base_offset + delta
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+        if attributes & ~7:  # more than a codec
+            self.transactional_batches += header.is_transactional
+            if header.is_control:
+                self.control_batches += 1
+                count = 0
         self.codecs |= 1 << (attributes & 7)
-        self.magic = header.magic
-        self.producer_id = header.producer_id
-        self.last_offset = header.base_offset + header.last_offset_delta
-        if header.max_timestamp > self.max_timestamp:
-            self.max_timestamp = header.max_timestamp
-        if header.is_transactional:
-            self.transactional_batches += 1
-        if header.is_control:
-            self.control_batches += 1
-        elif header.record_count < 0 or self.records < 0:
-            self.records = NONE
-        else:
-            self.records += header.record_count
+        self.records = self.records + count if count >= 0 <= self.records else NONE
 
 
 class Batch(NamedTuple):
@@ -146,7 +142,49 @@ class Batch(NamedTuple):
     partial: bool  # cut by the end of the records
 
 
-class BodyWalker:
+class Found:
+    """What was read of a body; the compiled walks write here."""
+
+    __slots__ = ("_errors", "batches", "error_code", "partitions", "throttle_ms")
+
+    def __init__(self) -> None:
+        self.throttle_ms = NONE
+        self.error_code: int | None = None  # the top level's, or in the end the first of the errors: see codec's scan
+        self.partitions: list[Partition] = []
+        self.batches: list[Batch] = []
+        self._errors: list[int] = []
+
+    @property
+    def errors(self) -> tuple[int, ...]:
+        """Every code other than 0, in wire order."""
+        return tuple(self._errors)
+
+    def note_error(self, code: int) -> None:
+        if len(self._errors) < MAX_ERRORS:
+            self._errors.append(code)
+
+    def read_header(self, buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
+        """None for what is no batch, or too little of one: what stands there is the partition's trailing bytes."""
+        try:
+            return read_header(buffer, pos, end)
+        except ProtocolError:
+            return None
+
+    def complete(self) -> None:
+        if self.error_code is None and self._errors:
+            self.error_code = self._errors[0]
+
+
+@cache
+def body_reader(api_key: int, version: int, side: str, detail: int) -> Callable[[Found, Buffer, int, int], None]:
+    """read(found, buffer, start, end): a body that is wholly there, in a buffer that may go on behind it.
+
+    It finds what a BodyWalker finds, at half the cost. Trailing bytes are allowed. Raises Malformed.
+    """
+    return _Whole(api_key, version, side, detail).plan()
+
+
+class BodyWalker(Found):
     """Reads one body, of a "request" or a "response"; `feed` gets its bytes in order, from behind the correlation id.
 
     detail: TOPICS fills `partitions`, BATCHES also `batches`, each in the order of the wire; they are the owner's to
@@ -163,32 +201,23 @@ class BodyWalker:
         "_carry",
         "_done",
         "_edits",
-        "_errors",
         "_held",
         "_held_from",
         "_need",
         "_offset",
         "_skip",
         "_walk",
-        "batches",
-        "error_code",
         "fault",
         "neutralised",
-        "partitions",
-        "throttle_ms",
     )
 
     def __init__(
         self, api_key: int, api_version: int, side: str = "response", *, detail: int = ERRORS, neutralise: bool = False
     ) -> None:
-        self.partitions: list[Partition] = []
-        self.batches: list[Batch] = []
-        self.throttle_ms = -1
-        self.error_code: int | None = None  # as codec.response_scan has it, after finish()
+        super().__init__()
         self.neutralised = False  # addresses were hidden
         self.fault: Malformed | None = None
 
-        self._errors: list[int] = []
         self._carry = b""  # bytes of earlier chunks, already sent, that the next read begins with
         self._skip = 0  # bytes that nobody needs to see
         self._held: bytearray | None = None
@@ -226,13 +255,7 @@ class BodyWalker:
         """The frame has ended."""
         if self.fault is None and (not self._done or self._skip > 0):
             self._end_with(Malformed("the body is cut short"))
-        if self.error_code is None and self._errors:
-            self.error_code = self._errors[0]
-
-    @property
-    def errors(self) -> tuple[int, ...]:
-        """Every code other than 0, in wire order."""
-        return tuple(self._errors)
+        self.complete()
 
     def _read(self, chunk: Buffer, pos: int, end: int) -> int:
         """Let the walk go on with what there is; returns from where on it needs more, which may be behind `end`."""
@@ -256,17 +279,6 @@ class BodyWalker:
 
     # What the compiled walk calls. Its position is one in the chunk less the offset; what it has just read alone, as it
     # does a tag or a count, is never carried over.
-
-    def note_error(self, code: int) -> None:
-        if len(self._errors) < MAX_ERRORS:
-            self._errors.append(code)
-
-    def read_header(self, buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
-        """None for what is no batch, or too little of one: what stands there is the partition's trailing bytes."""
-        try:
-            return read_header(buffer, pos, end)
-        except ProtocolError:
-            return None
 
     def hide_tag(self, pos: int) -> None:
         """The tag of the addresses is the byte before `pos`."""
@@ -318,53 +330,112 @@ def _walk(api_key: int, version: int, side: str, detail: int, neutralise: bool) 
     return _Stream(api_key, version, side, detail, neutralise).plan()
 
 
-class _Stream(Plan):
-    """plan(walker) -> a generator: it yields (position, bytes needed there) and is sent (buffer, position, end).
-
-    `base` is what a position in today's buffer lacks to one that stays the same when the buffer changes.
-    """
+class _Look(Plan):
+    """What is kept of a body, into `found`, and of its records."""
 
     utf8 = "replace"
     walks_all_tags = True
-    here = "base + pos"
 
-    def __init__(self, api_key: int, version: int, side: str, detail: int, neutralise: bool) -> None:
+    def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
         message = api_message(api_key, version, side)
-        noted = [path for path in paths_of(message.fields, version) if is_noted(path)] if side == "response" else []
+        noted = [path for path in paths_of(message.fields, version) if side == "response" and is_noted(path)]
+        arrays = set(_partition_arrays(message.fields, version)) if detail else set()
+        attributes = dict(_attributes(message.fields, version, arrays))
+        super().__init__(message, version, (*noted, *attributes))
         self.side = side
         self.detail = detail
-        self.partition_arrays = set(_partition_arrays(message.fields, version)) if detail else set()
-        self.attributes = dict(_attributes(message.fields, version, self.partition_arrays))
-        self.noted = frozenset(noted)
-        super().__init__(message, version, (*noted, *self.attributes))
-        carrier = address_path(api_key, version) if neutralise else None
-        fields = {field.name: field for field in message.fields}
-        self.strict = carrier is not None
-        self.hidden_tag = fields[carrier].tag if carrier else None
-        self.held_array = carrier if carrier and self.hidden_tag is None else None
-
-    def plan(self) -> Callable[[BodyWalker], Walk]:
+        self.noted = noted
+        self.partitions = {f"{array}[]" for array in arrays}
+        self.attributes = attributes
         self.names |= {"Partition": Partition, "Batch": Batch}
-        self.line("base = 0")
+
+    def body(self) -> None:
         self.line("topic = topic_id = group_id = None")
-        self.line("buffer, pos, end = yield 0, 0")
         self.header(self.side)
         self.struct(self.message.fields, "")
         self.settle()
-        self.line("return pos")
-        return self.function("walker")
 
     def kept(self, field: Field, path: str, var: str) -> None:
         if path in self.attributes:
             self.after(f"{self.attributes[path]} = {var}")
         if path == "throttleTimeMs":
-            self.after(f"walker.throttle_ms = {var}")
+            self.after(f"found.throttle_ms = {var}")
         elif path in self.noted:
             if path == "errorCode":
-                self.after(f"walker.error_code = {var}")
-            self.after(f"if {var}: walker.note_error({var})")
+                self.after(f"found.error_code = {var}")
+            self.after(f"if {var}: found.note_error({var})")
 
-    # The grammar, over chunks.
+    def content(self, var: str, type_: str, length: Length, nullable: bool) -> None:
+        self.fault(f"{length.real} > {MAX_TEXT}", f"a text of more than {MAX_TEXT} bytes")
+        super().content(var, type_, length, nullable)
+
+    def before(self, path: str) -> None:
+        if path in self.partitions:
+            self.line("part = Partition(topic, topic_id, group_id)")
+
+    def behind(self, path: str) -> None:
+        if path in self.partitions:
+            self.line("found.partitions.append(part)")
+
+    def primitive(self, field: Field, type_: str, path: str, compact: bool, nullable: bool) -> str | None:
+        if type_ != "records" or not self.detail:
+            return super().primitive(field, type_, path, compact, nullable)
+        length = self.length(compact, "i", nullable, path)
+        with self.block(f"if {length.is_some}:"):
+            self.line(f"part.bytes = left = {length.real}")
+            self.line(f"stop = {self.here} + left")
+            self.short("stop > end")
+            with self.block("while left:"):
+                self.line(f"size = left if left < {HEADER_BYTES} else {HEADER_BYTES}")
+                self.need("size")
+                self.line("header = found.read_header(buffer, pos, pos + left)")
+                self.line("if header is None: break")
+                self.line("size = header.length + 12")
+                if self.detail >= BATCHES:
+                    self.line("found.batches.append(Batch(part, header, size > left))")
+                self.line("if size > left: break")
+                self.line("part.add(header)")
+                self.line("left -= size")
+                self.line("pos += size")
+            self.line("part.trailing_bytes = left")
+            self.go_to("stop")
+        return None
+
+
+class _Whole(_Look):
+    """plan(found, buffer, start, end)"""
+
+    def plan(self) -> Callable[[Found, Buffer, int, int], None]:
+        with self.translated():
+            self.body()
+        self.short("pos > end")
+        self.line("found.complete()")
+        return self.function("found, buffer, start, end")
+
+
+class _Stream(_Look):
+    """plan(found) -> a generator: it yields (position, bytes needed there) and is sent (buffer, position, end).
+
+    `base` is what a position in today's buffer lacks to one that stays the same when the buffer changes. `found` is the
+    walker itself, for what an owner that rewrites must not let through.
+    """
+
+    here = "base + pos"
+
+    def __init__(self, api_key: int, version: int, side: str, detail: int, neutralise: bool) -> None:
+        super().__init__(api_key, version, side, detail)
+        carrier = address_path(api_key, version) if neutralise else None
+        fields = {field.name: field for field in self.message.fields}
+        self.strict = carrier is not None
+        self.hidden_tag = fields[carrier].tag if carrier else None
+        self.held_array = carrier if carrier and self.hidden_tag is None else None
+
+    def plan(self) -> Callable[[BodyWalker], Walk]:
+        self.line("base = 0")
+        self.line("buffer, pos, end = yield 0, 0")
+        self.body()
+        self.line("return pos")
+        return self.function("found")
 
     def go_to(self, place: str) -> None:
         self.line(f"pos = {place} - base")
@@ -393,52 +464,16 @@ class _Stream(Plan):
             if self.strict:  # a tag that is written longer than it must be cannot be changed by its last byte
                 self.fault("not byte", "a varint with a needless byte")
 
-    def content(self, var: str, type_: str, length: Length, nullable: bool) -> None:
-        self.fault(f"{length.real} > {MAX_TEXT}", "a text of more than 32767 bytes")
-        super().content(var, type_, length, nullable)
-
-    # Partitions and batches.
-
-    def before(self, path: str) -> None:
-        if path.removesuffix("[]") in self.partition_arrays and path.endswith("[]"):
-            self.line("part = Partition(topic, topic_id, group_id)")
-        elif path == self.held_array:
-            self.settle()
-            self.need(1)  # what is before it may be stepped over into a chunk that is not here yet
-            self.line("walker.hold(pos)")
-
-    def behind(self, path: str) -> None:
-        if path.removesuffix("[]") in self.partition_arrays and path.endswith("[]"):
-            self.line("walker.partitions.append(part)")
-
-    def primitive(self, field: Field, type_: str, path: str, compact: bool, nullable: bool) -> str | None:
-        if type_ != "records" or not self.detail:
-            return super().primitive(field, type_, path, compact, nullable)
-        length = self.length(compact, "i", nullable, path)
-        with self.block(f"if {length.is_some}:"):
-            self.line(f"part.bytes = left = {length.real}")
-            self.line(f"stop = {self.here} + left")
-            with self.block("while left:"):
-                self.line(f"size = left if left < {HEADER_BYTES} else {HEADER_BYTES}")
-                self.need("size")
-                self.line("header = walker.read_header(buffer, pos, pos + left)")
-                self.line("if header is None: break")
-                self.line("size = header.length + 12")
-                if self.detail >= BATCHES:
-                    self.line("walker.batches.append(Batch(part, header, size > left))")
-                self.line("if size > left: break")
-                self.line("part.add(header)")
-                self.line("left -= size")
-                self.line("pos += size")
-            self.line("part.trailing_bytes = left")
-            self.go_to("stop")
-        return None
-
-    # What an owner that rewrites must not let through.
-
     def tag_read(self, path: str, tag: str) -> None:
         if not path and self.hidden_tag is not None:
-            self.line(f"if {tag} == {self.hidden_tag}: walker.hide_tag(pos)")
+            self.line(f"if {tag} == {self.hidden_tag}: found.hide_tag(pos)")
+
+    def before(self, path: str) -> None:
+        super().before(path)
+        if path == self.held_array:
+            self.settle()
+            self.need(1)  # what is before it may be stepped over into a chunk that is not here yet
+            self.line("found.hold(pos)")
 
     def counted(self, path: str, length: Length) -> None:
         if path == self.held_array:
@@ -450,7 +485,7 @@ class _Stream(Plan):
             return
         count = self.fresh("t")
         self.uvarint(count)
-        self.line(f"walker.release(buffer, pos, entries, {count})")
+        self.line(f"found.release(buffer, pos, entries, {count})")
         self.tag_loop(count, [], path, var)
 
 

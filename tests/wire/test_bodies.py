@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.errors import ProtocolError
+from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol import codec
 from kproxy.protocol.records import iterate_headers
 from kproxy.protocol.schema import schema
@@ -54,7 +54,7 @@ def random_sizes(seed: int):
         yield dice.randint(1, largest)
 
 
-def looks(walker: BodyWalker) -> tuple:
+def looks(walker: bodies.Found) -> tuple:
     return walker.throttle_ms, walker.error_code, walker.errors
 
 
@@ -71,6 +71,14 @@ def check_hidden(layout: Layout, before: bytes, after: bytes) -> None:
     if not now.get("_tags", True):
         del now["_tags"]
     assert now == was
+
+
+def test_every_answer_is_walked_as_it_is_scanned() -> None:
+    for layout, frame, _, said in vectors():
+        if layout.side == "response" and (layout.api_key != 18 or frame[4:6] != b"\0\x23"):
+            want = codec.response_scan(layout.api_key, layout.version)(frame, 4, len(frame))
+            walker, sent = walk(layout, frame, random_sizes(said["index"]))
+            assert (walker.fault, sent, looks(walker)) == (None, frame, want[:3])
 
 
 def test_any_split_of_the_vectors() -> None:
@@ -308,10 +316,30 @@ def check_details(layout: Layout, frame: bytes, body: dict, seeds) -> int:
         for detail in (bodies.TOPICS, bodies.BATCHES):
             walker, got, got_batches = details(layout, frame, random_sizes(seed), detail)
             assert walker.fault is None
-            assert [{name: getattr(one, name) for name in one.__slots__} for one in got] == partitions
+            assert [values(one) for one in got] == partitions
             whole = [batch.header for batch in got_batches if not batch.partial]
             assert whole == (batches if detail == bodies.BATCHES else [])
+            check_whole(layout, frame, walker, got, got_batches, detail)
     return len(partitions)
+
+
+def check_whole(layout: Layout, frame: bytes, walker: BodyWalker, partitions: list, batches: list, detail: int) -> None:
+    """A body that is wholly there gives what its pieces give."""
+    found = bodies.Found()
+    read = bodies.body_reader(layout.api_key, layout.version, layout.side, detail)
+    try:
+        read(found, memoryview(b"\xff" + frame + b"\xff\x00"), 1 + layout.start, 1 + len(frame))
+    except Malformed:
+        assert walker.fault is not None
+        return
+    assert walker.fault is None
+    assert looks(found) == looks(walker)
+    assert [values(one) for one in found.partitions] == [values(one) for one in partitions]
+    assert [batch[1:] for batch in found.batches] == [batch[1:] for batch in batches]
+
+
+def values(one: bodies.Partition) -> dict:
+    return {name: getattr(one, name) for name in one.__slots__}
 
 
 def test_details_of_the_vectors() -> None:
@@ -368,13 +396,11 @@ def test_harmed_details() -> None:
                 harmed[dice.randrange(layout.start, len(harmed))] = dice.choice(
                     (0, 0x7F, 0x80, 0xFF, dice.randrange(256))
                 )
-            told = [
-                (str(walker.fault), [one.partition for one in partitions], [batch.header for batch in batches])
-                for walker, partitions, batches in (
-                    details(layout, bytes(harmed), sizes, bodies.BATCHES)
-                    for sizes in (iter(lambda: 1 << 20, None), random_sizes(dice.randrange(99)))
-                )
-            ]
+            told = []
+            for sizes in (iter(lambda: 1 << 20, None), random_sizes(dice.randrange(99))):
+                walker, partitions, batches = details(layout, bytes(harmed), sizes, bodies.BATCHES)
+                told.append((str(walker.fault), [values(one) for one in partitions], [batch[1:] for batch in batches]))
+                check_whole(layout, bytes(harmed), walker, partitions, batches, bodies.BATCHES)
             assert told[0] == told[1]
 
 
