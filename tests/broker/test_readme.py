@@ -1,0 +1,179 @@
+"""Every command of the README runs as it stands there, but for addresses and file names."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from ast import literal_eval
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.broker.cluster import Cluster, free_ports, wait_for
+from tests.broker.test_clients import consume, produce, sample
+from tests.broker.tools import create_topic
+
+TOP = Path(__file__).parents[2]
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (TOP / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    line.split("  # ")[0].strip() for language, text in BLOCKS if language == "sh" for line in text.splitlines()
+]
+
+DEMO = "./dev demo"
+TEST = "./dev test"
+SIDECAR = "kproxy run --route sidecar"
+GATEWAY = "kproxy run --listen"
+METRICS = "curl -s"
+CAPTURE = "tcpdump"
+CONVERT = "kproxy convert"
+DECODE = "kproxy decode"
+TESTED = (DEMO, TEST, SIDECAR, GATEWAY, METRICS, CAPTURE, CONVERT, DECODE)
+
+
+def command(start: str, **replaced: str) -> str:
+    """The README's only command that starts so, with other addresses or names in it."""
+    (found,) = (line for line in COMMANDS if line.startswith(start))
+    for old, new in replaced.items():
+        assert old in found
+        found = found.replace(old, new)
+    return found
+
+
+@contextmanager
+def running(shell: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A command as one types it, with this environment's kproxy; ended by Ctrl-C."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
+    process = subprocess.Popen(
+        f"exec {shell}",
+        shell=True,
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            rest, _ = process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        print(rest)  # shown if the test fails
+
+
+def output(shell: str, folder: Path) -> str:
+    with running(shell, folder) as process:
+        assert process.stdout is not None
+        text = process.stdout.read()
+    assert process.returncode == 0, text
+    return text
+
+
+def wait_until_ready(admin: str) -> None:
+    def ready() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{admin}/ready", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    wait_for(f"{admin}/ready", ready, 30)
+
+
+def test_every_command_is_tested() -> None:
+    assert [line for line in COMMANDS if not line.startswith(TESTED)] == []
+    assert command(TEST) in (TOP / ".ci/run").read_text()  # which is how this test came to run
+
+
+def test_demo() -> None:
+    with running(f"{command(DEMO)} --seconds 5", TOP) as demo:
+        assert demo.stdout is not None
+        text = ""
+        while "http://" not in text:
+            text = demo.stdout.readline()
+            assert text, "the demo ended without telling where its metrics are"
+        url = re.search(r"http://\S+/metrics", text)
+        assert url is not None
+        wait_for("Produce in its metrics", lambda: b'api="Produce"' in urllib.request.urlopen(url[0]).read(), 5)
+        assert re.search(r"[1-9][0-9]* requests/s", demo.stdout.read())
+    assert demo.wait() == 0
+
+
+def test_sidecars(cluster: Cluster, tmp_path: Path) -> None:
+    """One beside each broker, on the same port everywhere: clients are led from one to the other."""
+    ports = {free_ports(broker.host, 2) for broker in cluster.brokers}
+    port = ports.pop()
+    with ExitStack() as stack:
+        for broker in cluster.brokers:
+            address = {":19092": f"{broker.host}:{port}", "localhost:9092": broker.address}
+            admin = {":9600": f"{broker.host}:{port + 1}"}
+            stack.enter_context(running(command(SIDECAR, **address, **admin), tmp_path))
+        hosts = [broker.host for broker in cluster.brokers]
+        for host in hosts:
+            wait_until_ready(f"{host}:{port + 1}")
+        topic = create_topic(f"{hosts[0]}:{port}")
+        records = sample(100, "sidecar")
+        produce(f"{hosts[1]}:{port}", topic, records)
+        assert sorted(consume(f"{hosts[2]}:{port}", topic, len(records))) == sorted(records)
+        for host in hosts:
+            metrics = output(command(METRICS, **{"localhost:9600": f"{host}:{port + 1}"}), tmp_path)
+            assert re.search(r'kproxy_requests_total{.*api="Produce".*} [1-9]', metrics)
+
+
+def test_gateway(cluster: Cluster, tmp_path: Path) -> None:
+    port = free_ports("127.0.0.1", 6)
+    addresses = {
+        "localhost:9092": f"127.0.0.1:{port + 1}",
+        "kafka-1:9092,kafka-2:9092": ",".join(broker.address for broker in cluster.brokers[:2]),
+        "localhost:9600": f"127.0.0.1:{port}",
+    }
+    with running(command(GATEWAY, **addresses), tmp_path):
+        wait_until_ready(f"127.0.0.1:{port}")
+        bootstrap = f"127.0.0.1:{port + 1}"
+        topic = create_topic(bootstrap)
+        records = sample(100, "gateway")
+        produce(bootstrap, topic, records)
+        assert sorted(consume(bootstrap, topic, len(records))) == sorted(records)
+
+
+def test_capture(cluster: Cluster, tmp_path: Path) -> None:
+    broker = cluster.brokers[0]
+    tcpdump = command(CAPTURE, **{"9092": str(broker.port)})
+    # Debian's tcpdump gives up its rights before it opens the file, and hands packets on once a second.
+    tcpdump += " -Z root --immediate-mode"
+    with running(tcpdump if os.geteuid() == 0 else f"sudo -n {tcpdump}", tmp_path) as capturing:
+        assert capturing.stdout is not None
+        wait_for("tcpdump to listen", lambda: "listening on any" in capturing.stdout.readline(), 10)
+        create_topic(broker.address)
+    summary = output(command(CONVERT), tmp_path)
+    assert "exchanges" in summary
+    (read,) = (text for language, text in BLOCKS if language == "python")
+    done = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, capture_output=True, text=True, check=True)
+    rows = {row["api"]: row for row in literal_eval(done.stdout)}
+    assert rows["Metadata"]["api_count"] >= 1
+    assert rows["Metadata"]["latency_ns_max"] > 0
+
+
+def test_decode(tmp_path: Path) -> None:
+    text = output(command(DECODE), tmp_path)
+    assert "ApiVersions" in text
+    assert "foo" in text
+
+
+def test_installs_whole(tmp_path: Path) -> None:
+    """`pip install .`: a wheel with everything that kproxy reads at run time."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(TOP)]
+    subprocess.run(pip, check=True, stdin=subprocess.DEVNULL)
+    (wheel,) = tmp_path.glob("kproxy-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    data = [path for path in (TOP / "kproxy").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert [path for path in data if str(path.relative_to(TOP)) not in names] == []
+    assert any(name.endswith("licenses/NOTICE") for name in names)
