@@ -225,7 +225,12 @@ class Walk(Source):
 
     def short(self, condition: str) -> None:
         """More bytes are claimed than are there."""
-        self.fault(condition, "cut short")
+        with self.block(f"if {condition}:"):
+            self.cut()
+
+    def cut(self) -> None:
+        text = f"{self.title}: cut short: it does not end within its "
+        self.line(f"raise Malformed({text!r} + f'{{end - start}} bytes') from None")
 
     def length(self, compact: bool, code: str, nullable: bool, path: str) -> Length:
         length = Length(self.fresh("n"), compact)
