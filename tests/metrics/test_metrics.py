@@ -1,15 +1,12 @@
 """Events in, exposition out: the numbers, the text, and the caps."""
 
-import shutil
 import subprocess
 from bisect import bisect_left
 from itertools import pairwise
 from math import ceil
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from kproxy.metrics import Metrics, bounds
@@ -166,6 +163,7 @@ def assert_histograms_agree(found):
                 assert total <= sum(high * count for _, high, count in counts[:-1]) * (1 + 1e-12)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.builds(
@@ -231,30 +229,14 @@ def test_labels_are_escaped():
     assert [dict(key)["cluster"] for key in scrape(metrics)["kproxy_requests_total"]] == [cluster]
 
 
-def test_both_text_formats_hold_the_same_samples():
-    metrics = busy_metrics()
-    text, content_type = render(metrics.registry, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
-    assert content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    samples = {}
-    for family in openmetrics.text_string_to_metric_families(text.decode()):
-        for sample in family.samples:
-            samples.setdefault(sample.name, {})[labels(**sample.labels)] = sample.value
-    classic = scrape(metrics)
-    assert samples.keys() == classic.keys()
-    ours = [name for name in samples if not name.startswith("process_")]  # the process moves on between two scrapes
-    assert [samples[name] for name in ours] == [classic[name] for name in ours]
-
-
 def test_promtool_accepts_the_exposition():
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.fail("promtool is not installed: apt-get install prometheus")
     done = subprocess.run(
-        [promtool, "check", "metrics"], input=render(busy_metrics().registry)[0], capture_output=True, check=False
+        ["promtool", "check", "metrics"], input=render(busy_metrics().registry)[0], capture_output=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=200), st.floats(0.01, 1))
 def test_quantiles_lie_in_the_bucket_of_the_exact_one(values, q):
     counts = bounds.cell(bounds.DURATION_NS)
