@@ -29,8 +29,8 @@ IMPURE = {"aiohttp", "asyncio", "logging", "os", "prometheus_client", "pyarrow",
 IMPURE |= {"ssl", "subprocess", "sys", "threading", "time", "uvloop"}
 PURE_UNITS = {"protocol", "wire"}
 
-# Tests of no single module: of the whole, with real brokers, of the bench.
-BEYOND_MODULES = {"tests/bench", "tests/broker", "tests/test_architecture.py", "tests/test_documents.py"}
+# Tests of no single module: of the whole, with real brokers, of the bench and the tools.
+BEYOND_MODULES = {"tests/bench", "tests/broker", "tests/tools", "tests/test_architecture.py", "tests/test_documents.py"}
 
 
 def unit_of(module):
