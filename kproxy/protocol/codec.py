@@ -112,12 +112,13 @@ def response_scan(
 @cache
 def request_prefix(
     api_key: int, version: int, fields: tuple[str, ...]
-) -> Callable[[Buffer, int, int], tuple[Any, ...] | None]:
-    """prefix(buffer, start, end) -> (client id, *fields), reading no further than the last of the fields.
+) -> Callable[[Buffer, int, int], tuple[tuple[Any, ...], int] | None]:
+    """prefix(buffer, start, end) -> ((client id, *fields), stop), reading nothing from `stop` on.
 
     The fields are plain ones of the body's top level; one that the version lacks gives None, as the client id does
-    where the header has none. The answer is None while the fields are not all before `end`; at the end of a frame that
-    means that the frame is cut short. Text that is not UTF-8 is read with replacements. Raises Malformed.
+    where the header has none. The same bytes before `stop` give the same values. The answer is None while the fields
+    are not all before `end`; at the end of a frame that means that the frame is cut short. Text that is not UTF-8 is
+    read with replacements. Raises Malformed.
     """
     message = api_message(api_key, version, "request")
     return _Prefix(message, version, fields).plan()
@@ -167,20 +168,20 @@ def api_message(api_key: int, version: int, side: str) -> Message:
     api = schema().apis.get(api_key)
     if api is None:
         raise Unsupported(f"API key {api_key} is not known; known are 0 to {max(schema().apis)}")
-    message = api.request if side == "request" else api.response
+    return _of_version(api.request if side == "request" else api.response, version, api.name)
+
+
+def _of_version(message: Message, version: int, name: str) -> Message:
     if version not in message.versions:
         known = f"{message.versions[0]} to {message.versions[-1]}"
-        raise Unsupported(f"{api.name} version {version} is not known; known are {known}")
+        raise Unsupported(f"{name} version {version} is not known; known are {known}")
     return message
 
 
 def _layout(what: str | tuple[int, str], version: int) -> Message:
     if isinstance(what, tuple):
         return api_message(what[0], version, what[1])
-    message = _message(what)
-    if version not in message.versions:
-        raise Unsupported(f"{what} version {version} is not known; known are {message.versions}")
-    return message
+    return _of_version(_message(what), version, what)
 
 
 @cache
@@ -227,7 +228,7 @@ class Plan(Walk):
             yield
             self.settle()
         with self.block("except (IndexError, struct_error):"):
-            self.line(f"raise Malformed({self.title + ': cut short'!r}) from None")
+            self.cut()
 
 
 class _Read(Plan):
@@ -297,7 +298,7 @@ class _Scan(Plan):
 
 
 class _Prefix(Plan):
-    """plan(buffer, start, end) -> (client id, *fields) or None
+    """plan(buffer, start, end) -> ((client id, *fields), stop) or None
 
     A fault counts only if it was certainly read before `end`: behind it stand bytes of something else.
     """
@@ -316,7 +317,7 @@ class _Prefix(Plan):
     def short(self, condition: str) -> None:
         self.line(f"if {condition}: return None")
 
-    def plan(self) -> Callable[[Buffer, int, int], tuple[Any, ...] | None]:
+    def plan(self) -> Callable[[Buffer, int, int], tuple[tuple[Any, ...], int] | None]:
         plain = [field for field in self.message.fields_of(self.version) if self.version not in field.tagged_versions]
         names = [field.name for field in plain]
         needed = max((names.index(name) + 1 for name in self.fields if name in names), default=0)
@@ -333,7 +334,7 @@ class _Prefix(Plan):
             self.line("raise")
         self.short("pos > end")
         values = (self.values.get(path) or "None" for path in (_CLIENT_ID, *self.fields))
-        self.line(f"return {', '.join(values)},")
+        self.line(f"return ({', '.join(values)},), pos")
         return self.function("buffer, start, end")
 
 

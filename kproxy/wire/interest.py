@@ -32,7 +32,7 @@ SHARE_FETCH = 78
 UNSUPPORTED_VERSION = 35
 
 Scan = Callable[[Any, int, int], tuple[int, int | None, tuple[int, ...], bool]]
-Prefix = Callable[[Any, int, int], tuple[Any, ...] | None]
+Prefix = Callable[[Any, int, int], tuple[tuple[Any, ...], int] | None]
 
 # Read of every request, in this order, after the client id; fields that a version does not have are None.
 PREFIX_FIELDS = ("acks", "maxWaitMs", "groupId", "transactionalId", "mechanism")

@@ -18,7 +18,7 @@ Each side is in one state, and the state is the method that takes its bytes:
 A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session fails closed on it, a capture looks for the
 next plausible frame, a transparent one goes on blind.
 
-Memory, per session: an incomplete header, one prefix (64 KiB), one copy of a small answer (64 KiB) or one held answer
+Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), one copy of a small answer (64 KiB) or one held answer
 (64 MiB), and the pending requests, which the owner bounds by not reading the client. Refuses to know sockets, clocks.
 """
 
@@ -68,6 +68,7 @@ Transform = Callable[[Exchange, memoryview], bytes | None]
 
 SMALL_ANSWER = 64 * 1024  # up to here an answer is copied to be read if it comes in parts
 MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
+MAX_USUAL_PREFIX = 512  # what is longer is read each time
 MAX_HELD = 64 * 1024 * 1024
 
 _UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
@@ -109,6 +110,7 @@ class Session:
         "_seen_gap",
         "_transform",
         "_unread",
+        "_usual_prefix",
         "_waiting",
         "_walker",
         "completed",
@@ -149,6 +151,7 @@ class Session:
         self._client_exchange: Exchange | None = None
         self._client_prefix: bytearray | None = None
         self._client_swallow = False
+        self._usual_prefix: tuple[ApiPlan, bytes, tuple[Any, ...]] = (_UNSEEN, b"", ())
 
         self._broker_head = b""
         self._broker_head_ns = 0
@@ -234,6 +237,7 @@ class Session:
         pending = self.pending
         plans = self._interest.plans
         completed = self.completed
+        usual_plan, usual, values = self._usual_prefix
         unpack = frames.REQUEST_HEAD.unpack_from
         while size - pos >= 12:
             length, key_version, correlation_id = unpack(view, pos)
@@ -260,16 +264,20 @@ class Session:
                     self._own_answers[self._number] = _unsupported_version(correlation_id)
             self._number += 1
             pending.append(exchange)
-            prefix = plan.prefix
-            if prefix is not None:
-                try:
-                    values = prefix(view, pos + 12, end if end < size else size)
-                    if values is not None:
-                        self._take_prefix(exchange, *values)
-                    else:
-                        self._await_prefix(exchange, view, pos, end, size, now)
-                except Malformed as fault:
-                    self._bad_prefix(exchange, str(fault), now)
+            if plan.prefix is not None:
+                stop = pos + 12 + len(usual)
+                if plan is usual_plan and stop <= end and view[pos + 12 : stop] == usual:
+                    (
+                        exchange.client_id,
+                        exchange.acks,
+                        exchange.max_wait_ms,
+                        exchange.group_id,
+                        exchange.transactional_id,
+                        _,
+                    ) = values
+                else:
+                    self._read_prefix(exchange, view, pos, end, size, now)
+                    usual_plan, usual, values = self._usual_prefix
             if end > size:
                 self._client_left = end - size
                 self._client_exchange = exchange
@@ -310,6 +318,23 @@ class Session:
                 self._whole_request(exchange, pieces, now)
         return take, sent
 
+    def _read_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
+        """Read the first fields of the request at `pos`; most requests of a connection then repeat those bytes."""
+        plan = exchange.plan
+        assert plan.prefix is not None
+        try:
+            found = plan.prefix(view, pos + 12, end if end < size else size)
+        except Malformed as fault:
+            self._bad_prefix(exchange, str(fault), now)
+            return
+        if found is None:
+            self._await_prefix(exchange, view, pos, end, size, now)
+            return
+        values, stop = found
+        self._take_prefix(exchange, *values)
+        if exchange.acks != 0 and self._handshake is None and stop - pos < MAX_USUAL_PREFIX:
+            self._usual_prefix = plan, bytes(view[pos + 12 : stop]), values
+
     def _take_prefix(
         self,
         exchange: Exchange,
@@ -347,14 +372,14 @@ class Session:
         assert prefix is not None and exchange.plan.prefix is not None
         prefix += more
         try:
-            values = exchange.plan.prefix(prefix, 0, len(prefix))
+            found = exchange.plan.prefix(prefix, 0, len(prefix))
         except Malformed as fault:
             self._client_prefix = None
             self._bad_prefix(exchange, str(fault), now)
             return
-        if values is not None:
+        if found is not None:
             self._client_prefix = None
-            self._take_prefix(exchange, *values)
+            self._take_prefix(exchange, *found[0])
         elif whole or len(prefix) >= MAX_PREFIX:
             self._client_prefix = None
             self._bad_prefix(exchange, "it ends inside its first fields, or they have no end", now)

@@ -61,7 +61,8 @@ def check_wire_plans(layout: Layout, frame: bytes, body: dict) -> None:
     elif layout.side == "request":
         client_id = codec.decode_request(frame)[0].get("clientId")
         prefix = codec.request_prefix(layout.api_key, layout.version, PREFIX)
-        assert prefix(buffer, start, end) == (client_id, *(body.get(name) for name in PREFIX))
+        values, stop = prefix(buffer, start, end)
+        assert values == (client_id, *(body.get(name) for name in PREFIX)) and start <= stop <= end
     if layout.side != "data":
         check_locate(layout, buffer, start, end, body)
 
@@ -151,7 +152,8 @@ def test_truncated_vectors() -> None:
                 whole = prefix(frame, layout.start, len(frame))
                 for buffer in (frame[:cut], frame, frame[:cut] + NOISE):
                     assert prefix(buffer, layout.start, cut) in (None, whole)
-                assert prefix(frame, layout.start, layout.start) is None or whole == (said["client_id"],) + (None,) * 6
+                nothing = (said["client_id"],) + (None,) * 6
+                assert prefix(frame, layout.start, layout.start) is None or whole[0] == nothing
 
 
 def codec_of_whole(layout: Layout, head: bytes) -> bool:
@@ -254,11 +256,12 @@ def test_acks_in_all_three_layouts(version: int, acks: int, timeout: int, transa
     frame = codec.encode_request(header, body)
     prefix = codec.request_prefix(0, version, ("acks", "transactionalId"))
     want = ("ÿ" * 90, acks, known)
-    assert prefix(frame, 8, len(frame)) == want
+    values, stop = prefix(frame, 8, len(frame))
+    assert values == want
     assert layout.decode(frame)[1]["acks"] == acks
     needed = next(end for end in range(8, len(frame) + 1) if prefix(frame, 8, end) is not None)
     buffer = memoryview(frame[:needed] + NOISE)
-    assert prefix(buffer, 8, needed) == want
+    assert prefix(buffer, 8, needed) == (want, stop) and stop == needed
     head = 8 + 2 + 180 + (1 + 1 + 2 + 200 + 2 + 1 + 1 if version >= 9 else 0)  # client id, tags
     text = len(known.encode()) if known is not None else 0
     compact = 1 if text < 127 else 2 if text < 16383 else 3
@@ -274,7 +277,7 @@ def test_prefix_of_text_that_is_not_utf8() -> None:
         {"requestApiKey": 12, "requestApiVersion": 0, "correlationId": 1, "clientId": "abc"}, {}
     )
     harmed = frame.replace(b"abc", b"a\xe9c")
-    assert codec.request_prefix(12, 0, ())(harmed, 8, len(harmed)) == ("a\N{REPLACEMENT CHARACTER}c",)
+    assert codec.request_prefix(12, 0, ())(harmed, 8, len(harmed)) == (("a\N{REPLACEMENT CHARACTER}c",), 13)
     with pytest.raises(Malformed, match="UTF-8"):
         codec.decode_request(harmed)
 

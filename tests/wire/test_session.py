@@ -115,6 +115,45 @@ def test_acks_is_read_from_its_place_in_every_layout(
         assert [exchange.outcome for exchange in talk.exchanges] == ([NO_ANSWER_EXPECTED] if acks == 0 else [])
 
 
+def test_first_fields_that_repeat_are_told_of_each_request_and_a_change_is_seen() -> None:
+    def produce(number: int, acks: int, client: str = "c", **more: Any) -> bytes:
+        return request(PRODUCE, 9, number, {"acks": acks, "timeoutMs": number, **more}, client)
+
+    asked = [
+        produce(0, -1),
+        produce(1, -1),
+        produce(2, 0),
+        produce(3, -1),
+        produce(4, 1, "a longer name"),
+        produce(5, 1, "a longer nama"),
+        request(FETCH, 12, 6, {"maxWaitMs": 500}),
+        produce(7, -1, transactionalId="t"),
+        produce(8, -1),
+    ]
+    answers = [response(FETCH if n == 6 else PRODUCE, 12 if n == 6 else 9, n) for n in range(9) if n != 2]
+    talk = rewriting().client(b"".join(asked)).broker(b"".join(answers))
+    told = {e.correlation_id: (e.client_id, e.acks, e.max_wait_ms, e.transactional_id) for e in talk.exchanges}
+    assert told == {
+        0: ("c", -1, None, None),
+        1: ("c", -1, None, None),
+        2: ("c", 0, None, None),
+        3: ("c", -1, None, None),
+        4: ("a longer name", 1, None, None),
+        5: ("a longer nama", 1, None, None),
+        6: ("c", None, 500, None),
+        7: ("c", -1, None, "t"),
+        8: ("c", -1, None, None),
+    }
+    assert talk.sent == {BROKER: b"".join(asked), CLIENT: b"".join(answers)} and not talk.faults
+
+
+def test_a_request_that_ends_inside_its_first_fields_is_one_even_if_the_bytes_behind_it_look_right() -> None:
+    whole = request(PRODUCE, 9, 1, {"acks": -1})
+    cut = sized(whole[4:16])  # of ten bytes of first fields; what they usually are goes on behind the frame
+    talk = Dialogue(TRANSPARENT).client(whole + cut + whole[16:20] + bytes(60))
+    assert [fault.kind for fault in talk.faults][:1] == ["malformed_request"]
+
+
 def test_an_acks_0_produce_between_two_requests_is_skipped_by_the_answers() -> None:
     talk = rewriting()
     talk.client(request(12, 4, 1) + request(PRODUCE, 9, 2, {"acks": 0}) + request(12, 4, 3))
