@@ -12,7 +12,7 @@ Refuses to know what rows mean.
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Dataset:
         """Move finished files (their place -> where they are now) into the dataset; the manifest comes last."""
         for place, file in sorted(files.items()):
             target = self.folder / place
-            target.parent.mkdir(exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             _sync(file)
             file.replace(target)
             _sync(target.parent)
@@ -66,6 +66,13 @@ class Dataset:
         draft.replace(self.folder / MANIFEST)
         _sync(self.folder)
         self.abandon()
+
+    def clear(self) -> None:
+        """Remove what earlier runs published, and first the manifest that says it is whole."""
+        (self.folder / MANIFEST).unlink(missing_ok=True)
+        for name in schema.TABLES:
+            for file in (self.folder / name).rglob("*.parquet"):
+                file.unlink()
 
     def abandon(self) -> None:
         """Leave nothing half-written behind."""
@@ -115,6 +122,14 @@ class Sorter:
 
 def write(table: Table, runs: list[Path], path: Path) -> int:
     """Merge runs into one Parquet file; returns its rows. The runs are removed."""
+    count = store(table, merged(table, runs), path)
+    for run in runs:
+        run.unlink()
+    return count
+
+
+def store(table: Table, parts: Iterable[pa.Table], path: Path) -> int:
+    """Write rows, in the order in which they come, as one Parquet file; returns how many there were."""
     count = 0
     waiting: list[pa.Table] = []
     rows = 0
@@ -129,7 +144,7 @@ def write(table: Table, runs: list[Path], path: Path) -> int:
         write_statistics=True,
         store_schema=True,
     ) as sink:
-        for part in merged(table, runs):
+        for part in parts:
             waiting.append(part)
             rows += part.num_rows
             while rows >= ROW_GROUP:
@@ -141,8 +156,6 @@ def write(table: Table, runs: list[Path], path: Path) -> int:
         if rows:
             sink.write_table(pa.concat_tables(waiting), row_group_size=ROW_GROUP)
             count += rows
-    for run in runs:
-        run.unlink()
     return count
 
 
