@@ -1,0 +1,107 @@
+"""Request by request against what the brokers themselves logged: a decoder that is not ours, on the other side.
+
+Kafka 2.7 and later write a line of JSON when an answer was sent. What only one of the two has must have a reason.
+"""
+
+import json
+import re
+from collections import Counter, defaultdict
+
+import pytest
+
+from kproxy.wire.events import ANSWERED, UNANSWERED
+from tests import captures
+from tests.capture.test_flows import Seen
+
+LINE = re.compile(r"b\d \S+ \S+ Completed request:(.*)")
+
+# What the broker never logs: what its SASL layer handles before authentication; a request whose connection closed
+# before its answer; a Produce without acks that failed. It logs a forwarded request instead of its Envelope.
+NEVER_LOGGED = {
+    "k41_java_cluster": {("Envelope", ANSWERED): 20},
+    "k41_kip848_share": {("Fetch", UNANSWERED): 2},
+    "k41_librdkafka": {("Fetch", UNANSWERED): 2},
+    "k41_kafkajs": {("Produce", "no_answer_expected"): 9, ("Fetch", UNANSWERED): 1},
+    "k41_sasl_plain": {
+        ("ApiVersions", ANSWERED): 35,
+        ("SaslHandshake", ANSWERED): 56,
+        ("SaslAuthenticate", ANSWERED): 56,
+    },
+    "k41_quota": {},
+    "k39_zk_cluster": {("StopReplica", UNANSWERED): 1, ("Fetch", UNANSWERED): 1},
+}
+# In flight when the capture began: asked before it, answered within. (What was forwarded aside.)
+ASKED_EARLIER = {
+    "k41_java_cluster": 2,
+    "k41_kip848_share": 4,
+    "k41_librdkafka": 6,
+    "k41_kafkajs": 10,
+    "k41_sasl_plain": 0,
+    "k41_quota": 0,
+    "k39_zk_cluster": 0,
+}
+
+
+def logged(name):
+    """The broker's lines, by client port, broker port, correlation id, key and version."""
+    lines = defaultdict(list)
+    for line in (captures.folder("brokerlogs") / f"{name}.brokerlog").open():
+        found = LINE.match(line)
+        assert found, line
+        entry = json.loads(found[1])
+        header = entry["requestHeader"]
+        broker, client = (end.rsplit(":", 1)[1] for end in entry["connection"].split("-")[:2])
+        key = (int(client), int(broker), header["correlationId"], header["requestApiKey"], header["requestApiVersion"])
+        lines[key].append(entry)
+    return lines
+
+
+def error_codes(body):
+    """Every error code other than 0, wherever it stands."""
+    if isinstance(body, dict):
+        for name, value in body.items():
+            if name.lower().endswith("errorcode"):
+                if value:
+                    yield value
+            else:
+                yield from error_codes(value)
+    elif isinstance(body, list):
+        for value in body:
+            yield from error_codes(value)
+
+
+@pytest.mark.parametrize("name", NEVER_LOGGED)
+def test_every_request_is_as_its_broker_logged_it(name):
+    lines = logged(name)
+    unlogged = Counter()
+    waits = []  # ours less the broker's, milliseconds
+    for info, exchange in Seen(captures.capture(name)).exchanges:
+        plan = exchange.plan
+        key = (info.client_port, info.broker_port, exchange.correlation_id, plan.api_key, plan.api_version)
+        if not lines[key]:
+            if exchange.number >= 0:
+                unlogged[plan.api, exchange.outcome] += 1
+            continue
+        entry = lines[key].pop(0)
+        request, response = entry["request"], entry["response"]
+        assert exchange.client_id == entry["requestHeader"]["clientId"]
+        for field, ours in (
+            ("acks", exchange.acks),
+            ("maxWaitMs", exchange.max_wait_ms),
+            ("groupId", exchange.group_id),
+            ("transactionalId", exchange.transactional_id),
+        ):
+            assert field not in request or request[field] == ours
+        if exchange.outcome is ANSWERED:
+            assert exchange.throttle_ms == response.get("throttleTimeMs", -1)
+            assert sorted(exchange.errors) == sorted(error_codes(response))
+            assert exchange.error_code == response.get("errorCode", exchange.error_code)
+            waits.append((exchange.response_end - exchange.request_start) / 1e6 - entry["totalTimeMs"])
+    assert unlogged == NEVER_LOGGED[name]
+    left = [entry for entries in lines.values() for entry in entries]
+    assert sum(not entry["isForwarded"] for entry in left) == ASKED_EARLIER[name]
+    # The wire adds the network and what waits in the socket; the broker's clock starts when it has read the request.
+    waits.sort()
+    assert 0 <= waits[len(waits) // 2] < 1
+    assert waits[len(waits) // 100] > -3
+    assert waits[len(waits) * 9 // 10] < 10
