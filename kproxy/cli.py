@@ -118,7 +118,7 @@ def convert(
 @click.option("--response", metavar="API:VERSION", help="It is the answer to this, like Metadata:12 or 3:12.")
 @click.option("--data", metavar="NAME", help="It is a message of another kind, like ConsumerProtocolSubscription.")
 @click.option("--records", is_flag=True, help="It is record batches or message sets, as in a log or a Fetch.")
-@click.option("--sized/--bare", default=None, help="With the 4-byte size or without. Default: as the bytes suggest.")
+@click.option("--sized/--bare", default=None, help="With 4-byte sizes or without. Default: as it makes sense.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, as Kafka's own converters write it.")
 @click.option("--jsonl", is_flag=True, help="A JSON object a line, in and out; nothing is masked.")
 @click.option("--records-shown", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Per batch.")
@@ -135,7 +135,7 @@ def decode(
     records_shown: int,
     show_secrets: bool,
 ) -> None:
-    """Decode a Kafka frame: a request, unless told otherwise.
+    """Decode a Kafka frame, or several with their sizes: requests, unless told otherwise.
 
     \b
     A request tells what it is; an answer must be told what it answers:
@@ -168,7 +168,7 @@ def decode(
     if frame is not None:
         given = decoding.bytes_of(frame.encode(), must_be_hex=True)
     else:
-        given = decoding.bytes_of(source.read())
+        given = decoding.bytes_of(decoding.contents(source))
     if records:
         if as_json:
             click.echo(json.dumps(decoding.records_as_json(given), indent=2))
@@ -177,30 +177,23 @@ def decode(
 
             view.show_records(given, records=records_shown)
         return
-    given = decoding.without_size(given, sized)
     if response is not None:
-        found = decoding.response(given, *decoding.api_and_version(response))
+        key, version = decoding.api_and_version(response)
+        found = decoding.frames(given, sized, lambda one: decoding.response(one, key, version))
+    elif data is not None:
+        found = decoding.frames(given, sized, lambda one: decoding.data(one, data))
     else:
-        found = decoding.data(given, data) if data is not None else decoding.request(given)
-    if as_json:
-        click.echo(json.dumps(decoding.as_json(found, show_secrets=show_secrets), indent=2))
-    else:
-        from kproxy import decode_view as view
+        try:
+            found = decoding.frames(given, sized, decoding.request)
+        except KproxyError as fault:
+            raise type(fault)(f"as a request: {fault}; an answer needs --response API:VERSION") from None
+    for one in found:
+        if as_json:
+            click.echo(json.dumps(decoding.as_json(one, show_secrets=show_secrets), indent=2))
+        else:
+            from kproxy import decode_view as view
 
-        view.show(found, show_secrets=show_secrets, records=records_shown)
-
-
-@cli.command()
-@click.option("--seconds", type=click.FloatRange(min=0), metavar="N", help="End after so long. Default: at Ctrl-C.")
-def demo(seconds: float | None) -> None:
-    """Kafka traffic decoded, with nothing to set up.
-
-    A miniature cluster of three brokers and its clients, all of it on this machine, with kproxy in between and a live
-    view of what it sees. Where the output is no terminal: a line every two seconds.
-    """
-    from kproxy.demo import app
-
-    app.run(seconds)
+            view.show(one, show_secrets=show_secrets, records=records_shown)
 
 
 def _log_lines(level: str) -> None:

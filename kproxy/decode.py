@@ -8,15 +8,18 @@ Memory: one frame or line and its answer.
 """
 
 import json
+import mmap
 import re
 from base64 import b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from kproxy.errors import Malformed, ProtocolError, Unsupported
 from kproxy.protocol.codec import decode_data, decode_request, decode_response
 from kproxy.protocol.compression import codec_name
+from kproxy.protocol.primitives import Buffer
 from kproxy.protocol.records import Batch, Record, read_batches
 from kproxy.protocol.render import render
 from kproxy.protocol.schema import Message, api_name, schema
@@ -37,36 +40,61 @@ class Decoded:
 
 # ----------------------------------------------------------------------------------------------------------- the bytes
 
-_HEX = re.compile(rb"(?:0x)?[0-9A-Fa-f\s:]*")
-_NOT_HEX = re.compile(rb"^0x|[\s:]+")
+_HEX = re.compile(rb"\s*(?:0x)?[0-9A-Fa-f\s:]*")
+_NOT_HEX = re.compile(rb"^\s*0x|[\s:]+")
+_LEAST_FRAME_BYTES = 4  # an answer without a body
 
 
-def bytes_of(given: bytes, *, must_be_hex: bool = False) -> bytes:
+def contents(file: BinaryIO) -> Buffer:
+    """All of a file, mapped where it can be: a segment of a log is a gigabyte."""
+    try:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):
+        return file.read()
+
+
+def bytes_of(given: Buffer, *, must_be_hex: bool = False) -> Buffer:
     """What hexadecimal digits say (blanks, colons and a leading 0x are passed over); anything else is the bytes."""
-    text = given.strip()
-    if _HEX.fullmatch(text) is None:
+    if _HEX.fullmatch(given) is None:
         if must_be_hex:
-            raise Malformed(f"not hexadecimal: {text[:40]!r}; binary frames come by --file or standard input")
+            raise Malformed(f"not hexadecimal: {bytes(given[:40])!r}; binary frames come by --file or standard input")
         return given
-    digits = _NOT_HEX.sub(b"", text)
+    digits = _NOT_HEX.sub(b"", bytes(given))
     if len(digits) % 2:
         raise Malformed(f"{len(digits)} hexadecimal digits: a byte is two of them")
     return bytes.fromhex(digits.decode())
 
 
-def without_size(frame: bytes, sized: bool | None) -> bytes:
-    """The frame behind its 4-byte size; `sized` None: there is one if its value is what follows it."""
-    size = int.from_bytes(frame[:4], "big", signed=True)
-    if sized is None:
-        sized = len(frame) >= 4 and size == len(frame) - 4
-    if not sized:
-        return frame
-    if len(frame) < 4 or size != len(frame) - 4:
-        raise Malformed(f"the size says {size} bytes and {max(0, len(frame) - 4)} follow: give one whole frame")
-    return frame[4:]
+def sized_frames(given: Buffer) -> list[Buffer] | None:
+    """The frames behind their 4-byte sizes, if that is what the bytes are from end to end."""
+    frames, pos = [], 0
+    while pos + 4 < len(given):
+        size = int.from_bytes(given[pos : pos + 4], "big", signed=True)
+        pos += 4
+        if not _LEAST_FRAME_BYTES <= size <= len(given) - pos:
+            return None
+        frames.append(given[pos : pos + size])
+        pos += size
+    return frames if frames and pos == len(given) else None
 
 
 # --------------------------------------------------------------------------------------------------------- the message
+
+
+def frames(given: Buffer, sized: bool | None, how: Callable[[Buffer], "Decoded"]) -> list["Decoded"]:
+    """One frame, or several with their sizes; `sized` None: with, if that makes sense from end to end, else without."""
+    with_sizes = None if sized is False else sized_frames(given)
+    if with_sizes is None:
+        if sized:
+            raise Malformed(f"{len(given)} bytes are not whole frames, each behind its 4-byte size")
+        return [how(given)]
+    try:
+        return [how(frame) for frame in with_sizes]
+    except ProtocolError as fault:
+        if not sized:
+            with suppress(ProtocolError):
+                return [how(given)]
+        raise fault
 
 
 def api_and_version(text: str) -> tuple[int, int]:
@@ -79,21 +107,21 @@ def api_and_version(text: str) -> tuple[int, int]:
     return key, int(version)
 
 
-def request(frame: bytes) -> Decoded:
+def request(frame: Buffer) -> Decoded:
     header, body = decode_request(frame)
     key, version = header["requestApiKey"], header["requestApiVersion"]
     message = schema().apis[key].request
     return Decoded(f"{api_name(key)} request v{version}", message, _data("RequestHeader"), header, body, len(frame))
 
 
-def response(frame: bytes, api_key: int, api_version: int) -> Decoded:
+def response(frame: Buffer, api_key: int, api_version: int) -> Decoded:
     header, body = decode_response(frame, api_key, api_version)
     message = schema().apis[api_key].response
     title = f"{api_name(api_key)} response v{api_version}"
     return Decoded(title, message, _data("ResponseHeader"), header, body, len(frame))
 
 
-def data(frame: bytes, name: str) -> Decoded:
+def data(frame: Buffer, name: str) -> Decoded:
     header, body = decode_data(name, frame)
     return Decoded(name, _data(name), None, header, body, len(frame))
 
@@ -138,7 +166,7 @@ def batch_as_json(batch: Batch) -> Json:
     }
 
 
-def records_as_json(fragment: bytes) -> Json:
+def records_as_json(fragment: Buffer) -> Json:
     batches, trailing_bytes = read_batches(fragment)
     return {"batches": [batch_as_json(batch) for batch in batches], "trailing_bytes": trailing_bytes}
 

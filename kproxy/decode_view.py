@@ -23,7 +23,8 @@ from kproxy.errors import ProtocolError
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.protocol.plans import TAGS, TRAILING
-from kproxy.protocol.records import Batch, Record, control_type, read_batches
+from kproxy.protocol.primitives import Buffer
+from kproxy.protocol.records import Batch, Record, control_type, iterate_headers
 from kproxy.protocol.schema import Field, api_name
 from kproxy.protocol.secrets import redact
 
@@ -69,7 +70,7 @@ def show(decoded: Decoded, *, show_secrets: bool, records: int) -> None:
         _print(console, Text("  ") + line)
 
 
-def show_records(fragment: bytes, *, records: int) -> None:
+def show_records(fragment: Buffer, *, records: int) -> None:
     console = Console()
     for line in _Human(records, consumer=False).batches(fragment):
         _print(console, line)
@@ -157,19 +158,17 @@ class _Human:
         version = found.header["version"]
         return None if TRAILING in found.body else Decoded(f"{name} v{version}", found.message, None, {}, found.body, 0)
 
-    def batches(self, fragment: bytes) -> Iterator[Text]:
+    def batches(self, fragment: Buffer) -> Iterator[Text]:
+        view, end = memoryview(fragment), 0
         try:
-            batches, trailing_bytes = read_batches(fragment)
+            for pos, header in iterate_headers(view):
+                end = pos + header.size_bytes
+                yield from self.batch(Batch(header, view[pos:end]))
         except ProtocolError as fault:
-            yield Text(f"cannot be read: {fault}", _BAD)
+            yield Text(f"what follows cannot be read: {fault}", _BAD)
             return
-        for batch in batches:
-            try:
-                yield from self.batch(batch)
-            except ProtocolError as fault:
-                yield Text(f"  the records cannot be read: {fault}", _BAD)
-        if trailing_bytes:
-            yield Text(f"{trailing_bytes:,} bytes of a batch that is cut short", _QUIET)
+        if end < len(view):
+            yield Text(f"{len(view) - end:,} bytes of a batch that is cut short", _QUIET)
 
     def batch(self, batch: Batch) -> Iterator[Text]:
         header = batch.header
@@ -202,10 +201,13 @@ class _Human:
             offsets = f"?–{header.last_offset}"
         yield title + Text(offsets, _TITLE) + Text("  ") + Text(", ".join(parts), _QUIET if batch.crc_valid else _BAD)
         records = batch.records()
-        for record in islice(records, self.records):
-            yield Text("  ") + _record(record, header.is_control)
-        if next(records, None) is not None:
-            yield Text("  … (--records-shown)", _QUIET)
+        try:
+            for record in islice(records, self.records):
+                yield Text("  ") + _record(record, header.is_control)
+            if next(records, None) is not None:
+                yield Text("  … (--records-shown)", _QUIET)
+        except ProtocolError as fault:
+            yield Text(f"  the records cannot be read: {fault}", _BAD)
 
 
 def _record(record: Record, is_control: bool) -> Text:

@@ -129,19 +129,36 @@ def test_what_is_no_hex():
         decode.bytes_of(b"0x12 hello", must_be_hex=True)
 
 
-def test_the_size_prefix_is_seen_or_told():
-    frame = b"\x00\x12\x00\x00\x00\x00\x00\x01\xff\xff"
-    sized = len(frame).to_bytes(4, "big") + frame
-    assert (
-        decode.without_size(frame, None)
-        == decode.without_size(sized, None)
-        == decode.without_size(sized, True)
-        == frame
-    )
-    assert decode.without_size(sized, False) == sized
-    for odd in (frame, b"", sized + b"\0"):
-        with pytest.raises(Malformed, match="one whole frame"):
-            decode.without_size(odd, True)
+def sized(frame):
+    return len(frame).to_bytes(4, "big") + frame
+
+
+FRAME = bytes.fromhex("0012000000000007ffff")
+OTHER = bytes.fromhex("0012000000000008ffff")
+
+
+def correlation_ids(given_bytes, sized=None, how=decode.request):
+    return [found.header["correlationId"] for found in decode.frames(given_bytes, sized, how)]
+
+
+def test_sizes_are_seen_or_told():
+    assert correlation_ids(FRAME) == correlation_ids(sized(FRAME)) == correlation_ids(sized(FRAME), True) == [7]
+    assert correlation_ids(FRAME, False) == [7]
+    assert correlation_ids(sized(FRAME) + sized(OTHER)) == correlation_ids(sized(FRAME) + sized(OTHER), True) == [7, 8]
+    for odd in (FRAME, b"", sized(FRAME) + b"\0", sized(FRAME)[:-1]):
+        with pytest.raises(Malformed, match="not whole frames"):
+            decode.frames(odd, True, decode.request)
+    with pytest.raises(Malformed, match="Produce"):
+        decode.frames(sized(FRAME), False, decode.request)  # a size of 10 is key 0, version 10
+
+
+def test_a_correlation_id_that_looks_like_a_size():
+    def heartbeat(frame):
+        return decode.response(frame, 12, 1)
+
+    answer = bytes.fromhex("00000006" + "00000000" + "0000")  # as sized: correlation id 0, and a body cut short
+    assert correlation_ids(answer, how=heartbeat) == [6]
+    assert correlation_ids(sized(answer), how=heartbeat) == [6]
 
 
 def test_an_api_and_a_version_by_name_or_key():
@@ -172,6 +189,8 @@ def test_what_is_asked_wrongly_is_told():
     assert both.exit_code == 2 and "one of them" in both.output
     no_hex = subprocess.run([*COMMAND, "zz"], capture_output=True, text=True, timeout=60)
     assert no_hex.returncode == 2 and no_hex.stderr.startswith("kproxy: not hexadecimal")
+    answer = subprocess.run([*COMMAND, "000000070000"], capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 2 and "--response API:VERSION" in answer.stderr
 
 
 def test_the_examples_of_the_help_run():

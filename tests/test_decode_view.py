@@ -87,7 +87,16 @@ def test_faults_in_records_are_said_and_the_rest_is_shown():
     assert "30 bytes of a batch that is cut short" in output
     old = write_message_set([Record(4, 0, None, b"a"), Record(5, 0, None, b"b")], magic=1, codec=2)
     assert "message set 4–5  v1, snappy" in shown("--records", input=old)
-    assert "cannot be read: records of magic 9" in shown("--records", input=good[:16] + b"\x09" + good[17:])
+    output = shown("--records", input=good + good[:16] + b"\x09" + good[17:])
+    assert '"fine"' in output and "what follows cannot be read: records of magic 9" in output
+
+
+def test_a_segment_of_a_log_is_read_as_it_lies(tmp_path):
+    segment = tmp_path / "00000000000000000000.log"
+    segment.write_bytes(b"".join(write_batch([Record(n, 0, None, b"%d" % n)]) for n in range(300)))
+    assert shown("--records", "--file", str(segment)).count("batch ") == 300
+    segment.write_bytes(b"")
+    assert shown("--records", "--file", str(segment)) == ""
 
 
 def test_control_records_by_what_they_say():

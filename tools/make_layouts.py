@@ -117,7 +117,8 @@ def vectors() -> bytes:
     java(oldest, "WriteVectors", oldest, SEED, FRAMES_OF_A_KIND, old, home(newest) / "dump.json")
     java(newest, "WriteVectors", newest, SEED, FRAMES_OF_A_KIND, new)
     lines: list[bytes] = (old.read_bytes() + new.read_bytes()).splitlines(keepends=True)
-    return compressed(b"".join(sorted(lines, key=place)))
+    lines.sort(key=place)
+    return compressed(b"".join(lines))
 
 
 def place(line: bytes) -> tuple[bool, int, str, str, int]:
