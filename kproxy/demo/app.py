@@ -10,8 +10,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from rich.console import Console
 from rich.live import Live
@@ -47,18 +48,23 @@ async def _run(seconds: float | None) -> None:
 
 
 async def _play(port: int, over: asyncio.Event, seconds: float | None) -> None:
-    async with _world() as world:
-        cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers))
-        admin = Address(_HOST, port + _PORTS - 1)
-        server = Server(Config(clusters=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0))
+    world = await _start_world()
+    await world.begin()
+    cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers))
+    admin = Address(_HOST, port + _PORTS - 1)
+    server = Server(Config(clusters=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0))
+    watch = asyncio.create_task(world.watch(over))
+    try:
+        await server.start()
+        while server.not_ready() and not over.is_set():  # noqa: ASYNC110 (a server tells this when asked)
+            await asyncio.sleep(0.02)
+        world.admit(Address(_HOST, port))
+        await _show(server, over, seconds)
+    finally:
+        watch.cancel()
         try:
-            await server.start()
-            while server.not_ready() and not over.is_set():  # noqa: ASYNC110 (a server tells this when asked)
-                await asyncio.sleep(0.02)
-            world.admit(Address(_HOST, port))
-            await _show(server, over, seconds)
-        finally:
             await world.end()  # first those who talk, then the one between them
+        finally:
             await server.stop()
 
 
@@ -91,7 +97,12 @@ async def _show(server: Server, over: asyncio.Event, seconds: float | None) -> N
 
 
 async def _ticks(
-    server: Server, view: View, over: asyncio.Event, seconds: float | None, every_s: float, show: Callable
+    server: Server,
+    view: View,
+    over: asyncio.Event,
+    seconds: float | None,
+    every_s: float,
+    show: Callable[[], Awaitable[None]],
 ) -> None:
     """Look and show, again and again."""
     end = None if seconds is None else time.monotonic() + seconds
@@ -106,40 +117,57 @@ async def _ticks(
 class _World:
     """The process with the cluster and its clients."""
 
-    def __init__(self, process: asyncio.subprocess.Process, brokers: list[Address]) -> None:
-        self.brokers = brokers
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        self.brokers: list[Address] = []
         self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._said: deque[str] = deque(maxlen=20)  # to standard error, which a screen would hide
+        self._listening = asyncio.create_task(self._listen(process.stderr))
+
+    async def begin(self) -> None:
+        line = await self._stdout.readline()
+        if not line:
+            raise await self._fault()
+        self.brokers += [Address(host, port) for host, port in json.loads(line)]
 
     def admit(self, bootstrap: Address) -> None:
         """Tell the clients where to go; until then there are none."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(bootstrap).encode() + b"\n")
+        self._stdin.write(json.dumps(bootstrap).encode() + b"\n")
+
+    async def watch(self, over: asyncio.Event) -> None:
+        """It should not end before it is told to; if it does, so does the demo."""
+        await self._process.wait()
+        over.set()
 
     async def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()  # it ends when its input does
+        failed = self._process.returncode is not None
+        self._stdin.close()  # it ends when its input does
         try:
             await asyncio.wait_for(self._process.wait(), 5)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        if failed:
+            raise await self._fault()
+
+    async def _listen(self, stderr: asyncio.StreamReader) -> None:
+        while line := await stderr.readline():
+            self._said.append(line.decode(errors="replace"))
+
+    async def _fault(self) -> UpstreamError:
+        await self._listening
+        return UpstreamError(f"the demo's cluster ended with code {await self._process.wait()}\n{''.join(self._said)}")
 
 
-@asynccontextmanager
-async def _world() -> AsyncIterator[_World]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kproxy.demo.world"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+async def _start_world() -> _World:
+    pipe = asyncio.subprocess.PIPE
+    return _World(
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "kproxy.demo.world"), stdin=pipe, stdout=pipe, stderr=pipe
+        )
     )
-    world = _World(process, [])
-    try:
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            raise UpstreamError("the demo's cluster did not start; what it said stands above")
-        world.brokers += [Address(host, port) for host, port in json.loads(line)]
-        yield world
-    finally:
-        await world.end()
 
 
 def claim_ports(first: int, count: int) -> tuple[int, socket.socket]:

@@ -87,3 +87,17 @@ def test_nothing_stays_behind_when_it_is_killed():
         process.kill()
         process.communicate()
     world.wait(timeout=30)
+
+
+def test_a_cluster_that_dies_ends_the_demo_and_is_blamed():
+    process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline()
+        (world,) = psutil.Process(process.pid).children()
+        world.kill()
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 2
+        assert errors == "kproxy:\nthe demo's cluster ended with code -9\n\n"
+    finally:
+        process.kill()
+        process.communicate()
