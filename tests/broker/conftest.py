@@ -10,6 +10,7 @@ from tests.broker.cluster import Cluster
 from tests.broker.kproxy import Kproxy
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All on one worker, so that one cluster serves all and no second one runs beside it."""
     for item in items:
