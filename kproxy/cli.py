@@ -64,6 +64,19 @@ def run(file: str | None, **flags: Any) -> None:
 
 
 @cli.command()
+@click.option("--seconds", type=click.FloatRange(min=0), metavar="N", help="End after so long. Default: at Ctrl-C.")
+def demo(seconds: float | None) -> None:
+    """Kafka traffic decoded, with nothing to set up.
+
+    A miniature cluster of three brokers and its clients, all of it on this machine, with kproxy in between and a live
+    view of what it sees. Where the output is no terminal: a line every two seconds.
+    """
+    from kproxy.demo import app
+
+    app.run(seconds)
+
+
+@cli.command()
 @click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
 @click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each.")
 @click.option("--port", "ports", type=int, multiple=True, metavar="N", help="A broker's port. Default: by content.")
