@@ -52,7 +52,7 @@ def test_on_a_terminal_it_draws_a_screen_and_leaves_it_tidy():
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     with subprocess.Popen(
-        [*COMMAND, "--seconds", "3"],
+        [*COMMAND, "--seconds", "4"],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
