@@ -10,7 +10,7 @@ Refuses to know connections, bytes in flight and what the owner does with a held
 from collections.abc import Callable
 from typing import Any
 
-from kproxy.protocol import codec, schema
+from kproxy.protocol import codec, schema, shapes
 
 # What is done with an answer.
 PASS = 0  # forwarded as it arrives, header only
@@ -114,7 +114,7 @@ class Interest:
         plan.throttled_after_answer = version in api.throttled_after_answer
         if self.details or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
-        plan.scan = codec.response_scan(api.key, version)
+        plan.scan = shapes.remembered(codec.response_scan(api.key, version))
         plan.carries_addresses = schema.address_path(api.key, version) is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
         if self.rewrite:

@@ -1,0 +1,84 @@
+"""What is remembered of a shape is what the plan itself would say, of any frame whatever."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+from kproxy.errors import Malformed
+from kproxy.protocol import codec, shapes
+
+VECTORS = Path(__file__).parents[1] / "data" / "vectors-dev.jsonl.gz"
+
+
+def said(plan, frame):
+    try:
+        return plan(frame, 4, len(frame))
+    except Malformed as fault:
+        return str(fault)
+
+
+def answers():
+    with gzip.open(VECTORS) as lines:
+        for line in lines:
+            vector = json.loads(line)
+            if vector["dir"] == "response":
+                yield vector["api_key"], vector["version"], bytearray.fromhex(vector["hex"])
+
+
+def test_every_change_of_a_remembered_answer_is_noticed():
+    """A byte that the plan looks at, changed, is read anew; the others may change as they like."""
+    dice = random.Random(8)
+    remembered = noticed = skipped = 0
+    for api_key, version, frame in answers():
+        plan = codec.response_scan(api_key, version)
+        alike = shapes.remembered(plan)
+        for _ in range(shapes.LEARN_EVERY):
+            assert said(alike, frame) == said(plan, frame)
+        for pos in dice.sample(range(4, len(frame)), min(40, len(frame) - 4)):
+            changed = bytearray(frame)
+            changed[pos] ^= dice.choice((1, 0x80, 0xFF))
+            expected = said(plan, changed)
+            assert said(alike, changed) == expected
+            noticed += expected != said(plan, frame)
+            skipped += expected == said(plan, frame)
+        remembered += 1
+    assert remembered > 1000
+    assert noticed > 1000
+    assert skipped > 1000
+
+
+def test_an_answer_like_the_last_is_not_read_again():
+    reads = 0
+    scan = codec.response_scan(0, 13)
+
+    def plan(buffer, start, end, *unpackers):
+        nonlocal reads
+        reads += 1
+        return scan(buffer, start, end, *unpackers)
+
+    plan.__defaults__ = scan.__defaults__
+    alike = shapes.remembered(plan)
+    partition = {"index": 0, "baseOffset": 7}
+    for number in range(1000):
+        partition["baseOffset"] += 1
+        frame = codec.encode_response(
+            0, 13, {"correlationId": number}, {"responses": [{"partitionResponses": [partition]}]}
+        )
+        assert alike(frame, 4, len(frame)) == (0, None, (), False)
+    assert reads <= 2 * shapes.LEARN_EVERY
+
+
+def test_memory_is_bounded():
+    plan = codec.response_scan(3, 12)
+    alike = shapes.remembered(plan)
+    (cells,) = [cell.cell_contents for cell in alike.__closure__ if isinstance(cell.cell_contents, dict)]
+    for number in range(shapes.LEARN_EVERY * (2 * shapes.LENGTHS + 1)):
+        body = {"brokers": [{"nodeId": 1, "host": "h" * (number % 1000), "port": 1}]}
+        frame = codec.encode_response(3, 12, {"correlationId": 1}, body)
+        assert alike(frame, 4, len(frame)) == plan(frame, 4, len(frame))
+        assert len(cells) <= shapes.LENGTHS
+    many = codec.encode_response(3, 12, {"correlationId": 1}, {"topics": [{"name": "t"}] * 1000})
+    for _ in range(3 * shapes.LEARN_EVERY):
+        assert alike(many, 4, len(many)) == plan(many, 4, len(many))
+    assert len(many) - 4 not in cells  # it would be too many fields
