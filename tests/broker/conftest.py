@@ -1,21 +1,12 @@
 """One real cluster for the whole run, kproxy before it, and their logs beside every failure."""
 
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.broker.cluster import Cluster
 from tests.broker.kproxy import Kproxy
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All on one worker, so that one cluster serves all and no second one runs beside it."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("broker"))
 
 
 @pytest.hookimpl(wrapper=True)
