@@ -21,6 +21,7 @@ _HISTORY = 240  # summaries, one a second
 _WIDE = 110  # columns from which on there is room for more
 
 _BARS = " ▁▂▃▄▅▆▇█"
+_HINT = "A Fetch waits for data, up to its max_wait_ms: that is no slowness."
 _ACCENT = "cyan"
 _DIM = "bright_black"
 
@@ -80,12 +81,13 @@ class View:
         taken = 4 + 2 + len(brokers) + 2  # head and three lines below the tables, and what stands around their rows
         apis = apis[: max(3, height - taken - 2)]
         free = height - taken - len(apis)
+        hint = [Text(f" {_HINT}", _DIM)] if free > 9 else []
         gaps = [[Text()] if free > least else [] for least in (6, 4, 3, 5)]  # the curve keeps three lines
-        curve = min(8, free - sum(map(len, gaps)))
+        curve = min(14, free - sum(map(len, gaps)) - len(hint))
         if curve > 0:
             parts += [*gaps[0], self._curve(width, curve)]
         parts += [*gaps[1], _apis(apis, recent.seconds, width), *gaps[2], _brokers(brokers, now, recent.seconds, width)]
-        parts += [*gaps[3], _proxy(now, recent), _errors(recent, width), self._foot(width)]
+        parts += [*gaps[3], _proxy(now, recent), _errors(recent, width), self._foot(width), *hint]
         return Group(*parts)
 
     def _head(self, now: Summary, width: int) -> Text:
@@ -147,7 +149,8 @@ def _brokers(brokers: Sequence[tuple[tuple[str, str], Totals]], now: Summary, se
 
 def _table(first: str, width: int, *last: str) -> Table:
     padding = (0, 1, 0, 0) if width >= _WIDE else 0
-    table = Table(box=box.SIMPLE_HEAD, expand=True, padding=padding, header_style=_DIM, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, width=width - 1, padding=padding, show_edge=False)
+    table.header_style = table.border_style = _DIM
     table.add_column(f" {first}", no_wrap=True, ratio=1)
     for name, least in (("req/s", 6), ("p50", 7), ("p99", 7)):
         table.add_column(name, justify="right", no_wrap=True, width=least)
