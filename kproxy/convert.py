@@ -19,13 +19,10 @@ from typing import Any
 import pyarrow as pa
 
 import kproxy
-from kproxy.capture import files
-from kproxy.capture.decrypt import decrypt
-from kproxy.capture.flows import SHARDS, Flows, Handlers
-from kproxy.capture.pcap import Capture
+from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.rows import BATCH_ROWS, OF_FLOWS, Job, Rows, captures_of, quality_batch
+from kproxy.rows import OF_FLOWS, Job, Rows, captures_of, quality_batch
 from kproxy.tables import schema, writer
 
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
@@ -186,31 +183,9 @@ def _share(
     quality = Quality()
     sorters = {name: writer.Sorter(schema.TABLES[name], work, prefix) for name in OF_FLOWS}
     rows = Rows(lambda table, batch: sorters[table.name].add(batch))
-    capture = Capture(job.paths, quality if first else Quality(), follow=files.sleep_and_go_on if follow else None)
-    flows = Flows(
-        job.source,
-        quality,
-        Handlers(rows.decided, rows.ended),
-        cluster=job.cluster,
-        ports=job.ports,
-        shards=shards,
-        first=first,
-    )
-    flows.keep_encrypted = job.key_log is not None
-    try:
-        for window in capture.windows():
-            flows.keep_encrypted |= bool(capture.secrets)
-            flows.window(window)
-            rows.flush(BATCH_ROWS)
-            if progress is not None:
-                progress(job.source, capture.consumed, capture.size)
-    except KeyboardInterrupt:
-        if not follow:  # the way to end a capture that still grows
-            raise
-    flows.finish()
-    if flows.encrypted:
-        decrypt(flows, job.paths, job.key_log)
-    rows.flush(1)
+    for capture in rows.read(job, quality, shards=shards, first=first, follow=follow):
+        if progress is not None:
+            progress(job.source, capture.consumed, capture.size)
     for sorter in sorters.values():
         sorter.spill()
     return {name: sorter.runs for name, sorter in sorters.items()}, quality

@@ -1,11 +1,11 @@
 """The flows of captures -> rows of the tables: what `kproxy convert` and Spark share.
 
-Duty: name the captures that paths stand for, listen to their flows, and hand rows on in batches. Memory: BATCH_ROWS
-rows per table. Refuses to know where rows go, and how flows are shared out among processes or machines.
+Duty: name the captures that paths stand for, read them, listen to their flows, and hand rows on in batches. Memory:
+BATCH_ROWS rows per table. Refuses to know where rows go, and how flows are shared out among processes or machines.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from kproxy.capture import content, files
-from kproxy.capture.flows import Flow
+from kproxy.capture.decrypt import decrypt
+from kproxy.capture.flows import SHARDS, Flow, Flows, Handlers
+from kproxy.capture.pcap import Capture
 from kproxy.capture.quality import Quality
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
@@ -65,6 +67,45 @@ class Rows:
         self._add = add
         self._connection_rows: list[dict[str, Any]] = []
         self._tallies: dict[Flow, _Tally] = {}
+
+    def read(
+        self,
+        job: Job,
+        quality: Quality,
+        *,
+        shards: Collection[int] = range(SHARDS),
+        first: bool = True,
+        follow: bool = False,
+    ) -> Iterator[Capture]:
+        """Read a whole capture and decode its flows, or those of some shards; stops after each window.
+
+        `first`: count also what belongs to no flow.
+        """
+        waiting = files.sleep_and_go_on if follow else None
+        capture = Capture(job.paths, quality if first else Quality(), follow=waiting)
+        flows = Flows(
+            job.source,
+            quality,
+            Handlers(self.decided, self.ended),
+            cluster=job.cluster,
+            ports=job.ports,
+            shards=shards,
+            first=first,
+        )
+        flows.keep_encrypted = job.key_log is not None
+        try:
+            for window in capture.windows():
+                flows.keep_encrypted |= bool(capture.secrets)
+                flows.window(window)
+                self.flush(BATCH_ROWS)
+                yield capture
+        except KeyboardInterrupt:
+            if not follow:  # the way to end a capture that still grows
+                raise
+        flows.finish()
+        if flows.encrypted:
+            decrypt(flows, job.paths, job.key_log)
+        self.flush(1)
 
     def decided(self, flow: Flow) -> "_Tally":
         tally = self._tallies[flow] = _Tally(flow, self)
