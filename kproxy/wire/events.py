@@ -7,6 +7,7 @@ those of the frame as its sender wrote it, the 4-byte size included.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kproxy.wire.bodies import Found
     from kproxy.wire.interest import ApiPlan
 
 CLIENT = 0
@@ -50,9 +51,11 @@ class Exchange:
         "outcome",
         "plan",
         "queue_ns",
+        "request_body",
         "request_bytes",
         "request_end",
         "request_start",
+        "response_body",
         "response_bytes",
         "response_end",
         "response_start",
@@ -88,6 +91,8 @@ class Exchange:
         self.max_wait_ms: int | None = None  # of a Fetch or ShareFetch
         self.group_id: str | None = None
         self.transactional_id: str | None = None
+        self.request_body: Found | None = None  # its partitions and batches, if they were asked for and could be read
+        self.response_body: Found | None = None
         self.outcome = UNANSWERED
         self.decoded = HEADER  # how much of the answer (without one: of the request) was read
 

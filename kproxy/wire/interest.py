@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kproxy.protocol import codec, schema, shapes
+from kproxy.wire import bodies
 
 # What is done with an answer.
 PASS = 0  # forwarded as it arrives, header only
@@ -25,17 +26,28 @@ REFUSE = 2  # its answer would carry addresses that we cannot read: fail closed
 
 PRODUCE = 0
 FETCH = 1
+LIST_OFFSETS = 2
+METADATA = 3
+OFFSET_COMMIT = 8
+OFFSET_FETCH = 9
 SASL_HANDSHAKE = 17
 API_VERSIONS = 18
+DESCRIBE_TOPIC_PARTITIONS = 75
 SHARE_FETCH = 78
 
 UNSUPPORTED_VERSION = 35
 
+Reader = Callable[[bodies.Found, Any, int, int], None]
 Scan = Callable[[Any, int, int], tuple[int, int | None, tuple[int, ...], bool]]
 Prefix = Callable[[Any, int, int], tuple[tuple[Any, ...], int] | None]
 
 # Read of every request, in this order, after the client id; fields that a version does not have are None.
 PREFIX_FIELDS = ("acks", "maxWaitMs", "groupId", "transactionalId", "mechanism")
+
+# Whose bodies name topic-partitions that an owner may want to know; Metadata and DescribeTopicPartitions for the names
+# of topics that others call by their ids.
+_TELLING_REQUESTS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH))
+_TELLING_ANSWERS = _TELLING_REQUESTS | {METADATA, DESCRIBE_TOPIC_PARTITIONS}
 
 _UNKNOWN_PLANS = 64
 
@@ -51,7 +63,9 @@ class ApiPlan:
         "known",
         "prefix",
         "request",
+        "request_reader",
         "response",
+        "response_reader",
         "scan",
         "throttled_after_answer",
         "transforms_always",
@@ -66,6 +80,8 @@ class ApiPlan:
         self.response = PASS
         self.prefix: Prefix | None = None
         self.scan: Scan | None = None
+        self.request_reader: Reader | None = None  # tells what the body says of topic-partitions
+        self.response_reader: Reader | None = None
         self.carries_addresses = False  # its answers can tell clients where brokers are
         self.throttled_after_answer = False  # KIP-219: the answer leaves at once, then the connection is muted
         self.transforms_always = False  # held for the owner even if it carries no address (ApiVersions)
@@ -81,12 +97,17 @@ class Interest:
         is refused (fail closed). Otherwise everything passes and a fault only ends the looking.
     details: the prefix of every request is read (client id, group, transactional id); without it only that of Produce,
         whose acks say whether an answer comes, of Fetch, whose max_wait_ms is its patience, and of SaslHandshake.
+    detail: how closely bodies that name topic-partitions are read (bodies.TOPICS, bodies.BATCHES): what is found is in
+        the exchange's request_body and response_body. bodies.ERRORS: they are not.
     capture: bytes come from a capture: gaps are expected, a lost frame is searched for, nothing is ever sent.
     """
 
-    def __init__(self, *, rewrite: bool = False, details: bool = False, capture: bool = False) -> None:
+    def __init__(
+        self, *, rewrite: bool = False, details: bool = False, detail: int = bodies.ERRORS, capture: bool = False
+    ) -> None:
         self.rewrite = rewrite
         self.details = details
+        self.detail = detail
         self.capture = capture
         # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
@@ -117,6 +138,10 @@ class Interest:
         plan.scan = shapes.remembered(codec.response_scan(api.key, version))
         plan.carries_addresses = schema.address_path(api.key, version) is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
+        if self.detail and api.key in _TELLING_REQUESTS:
+            plan.request_reader = bodies.body_reader(api.key, version, "request", self.detail)
+        if self.detail and api.key in _TELLING_ANSWERS:
+            plan.response_reader = bodies.body_reader(api.key, version, "response", self.detail)
         if self.rewrite:
             plan.transforms_always = api.key == API_VERSIONS
             if plan.response == SCAN and (plan.carries_addresses or plan.transforms_always):

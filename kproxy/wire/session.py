@@ -18,8 +18,9 @@ Each side is in one state, and the state is the method that takes its bytes:
 A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session fails closed on it, a capture looks for the
 next plausible frame, a transparent one goes on blind.
 
-Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), one copy of a small answer (64 KiB) or one held answer
-(64 MiB), and the pending requests, which the owner bounds by not reading the client. Refuses to know sockets, clocks.
+Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), one copy of a small answer
+(64 KiB) or one held answer (64 MiB), and the pending requests, which the owner bounds by not reading the client. Refuses
+to know sockets, clocks.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from typing import Any
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol import codec, schema
 from kproxy.wire import frames, resync, sasl
-from kproxy.wire.bodies import BodyWalker
+from kproxy.wire.bodies import ERRORS, BodyWalker, Found
 from kproxy.wire.events import (
     ANSWERED,
     BROKER,
@@ -69,6 +70,7 @@ Transform = Callable[[Exchange, memoryview], bytes | None]
 SMALL_ANSWER = 64 * 1024  # up to here an answer is copied to be read if it comes in parts
 MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
 MAX_USUAL_PREFIX = 512  # what is longer is read each time
+MAX_NAMED = 64 * 1024  # topic-partitions, and batches, of one body
 MAX_HELD = 64 * 1024 * 1024
 
 _UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
@@ -95,6 +97,7 @@ class Session:
         "_client_left",
         "_client_prefix",
         "_client_swallow",
+        "_client_walker",
         "_ended",
         "_free_at",
         "_gap_ns",
@@ -150,6 +153,7 @@ class Session:
         self._client_left = 0
         self._client_exchange: Exchange | None = None
         self._client_prefix: bytearray | None = None
+        self._client_walker: BodyWalker | None = None
         self._client_swallow = False
         self._usual_prefix: tuple[ApiPlan, bytes, tuple[Any, ...]] = (_UNSEEN, b"", ())
 
@@ -278,6 +282,8 @@ class Session:
                 else:
                     self._read_prefix(exchange, view, pos, end, size, now)
                     usual_plan, usual, values = self._usual_prefix
+            if plan.request_reader is not None:
+                self._read_request(exchange, view, pos + 12, end, size, now)
             if end > size:
                 self._client_left = end - size
                 self._client_exchange = exchange
@@ -306,6 +312,8 @@ class Session:
         left = self._client_left
         take = left if left < size else size
         exchange = self._client_exchange
+        if self._client_walker is not None:
+            self._walk_request(view, 0, take)
         if self._client_prefix is not None and exchange is not None:
             self._extend_prefix(exchange, view[: min(take, MAX_PREFIX)], left == take, now)
         self._client_left = left - take
@@ -317,6 +325,37 @@ class Session:
                 exchange.request_end = now
                 self._whole_request(exchange, pieces, now)
         return take, sent
+
+    def _read_request(self, exchange: Exchange, view: Any, start: int, end: int, size: int, now: int) -> None:
+        """Read what a request says of topic-partitions, of what is there of it."""
+        plan = exchange.plan
+        if end > size:
+            self._client_walker = BodyWalker(plan.api_key, plan.api_version, "request", detail=self._interest.detail)
+            exchange.request_body = self._client_walker
+            self._walk_request(view, start, size)
+            return
+        assert plan.request_reader is not None
+        found = Found()
+        try:
+            plan.request_reader(found, view, start, end)
+        except Malformed as fault:
+            self._bad_prefix(exchange, str(fault), now)
+        else:
+            exchange.request_body = found
+
+    def _walk_request(self, view: Any, start: int, end: int) -> None:
+        walker = self._client_walker
+        assert walker is not None
+        walker.feed(view, start, end)
+        _bound(walker)
+
+    def _request_walked(self, exchange: Exchange, now: int) -> None:
+        walker, self._client_walker = self._client_walker, None
+        assert walker is not None
+        walker.finish()
+        if walker.fault is not None:
+            exchange.request_body = None
+            self._bad_prefix(exchange, str(walker.fault), now)
 
     def _read_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
         """Read the first fields of the request at `pos`; most requests of a connection then repeat those bytes."""
@@ -397,6 +436,8 @@ class Session:
 
     def _whole_request(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
         """What a complete request sets off, besides waiting for its answer."""
+        if self._client_walker is not None:
+            self._request_walked(exchange, now)
         if exchange.outcome is NO_ANSWER_EXPECTED:
             self.events.append(exchange)
         elif exchange.outcome is ANSWERED:
@@ -486,6 +527,8 @@ class Session:
                 except ProtocolError as fault:
                     if not self._bad_answer(exchange, fault, now):
                         return self._rest(BROKER, view, pos, sent, pieces)
+            if plan.response_reader is not None:
+                self._read_answer(exchange, view, pos + 8, end)
             pos = end
             completed[1] += 1
             self._answered(exchange, now)
@@ -515,11 +558,16 @@ class Session:
         self._broker_left = end - size
         self._broker_exchange = exchange
         length = end - pos
-        if plan.response == STREAM and length > SMALL_ANSWER:
-            self._walker = BodyWalker(plan.api_key, plan.api_version, neutralise=self._transform is not None)
+        streams = plan.response == STREAM
+        rewrites = self._transform is not None and plan.carries_addresses
+        if length > SMALL_ANSWER and (streams or (plan.response_reader is not None and not rewrites)):
+            detail = ERRORS if plan.response_reader is None else self._interest.detail
+            self._walker = BodyWalker(
+                plan.api_key, plan.api_version, detail=detail, neutralise=streams and self._transform is not None
+            )
             self._walk(exchange, view, pos, pos + 8, size, pieces, now)
             return False
-        self._broker_held = plan.response == HOLD or (plan.carries_addresses and self._transform is not None)
+        self._broker_held = plan.response == HOLD or rewrites
         if self._broker_held and length > MAX_HELD:
             self._fatal(
                 BROKER,
@@ -588,9 +636,21 @@ class Session:
         except ProtocolError as fault:
             if not self._bad_answer(exchange, fault, now):
                 return False
+        if exchange.plan.response_reader is not None:
+            self._read_answer(exchange, frame, 8, len(frame))
         if self._broker_held:
             pieces.append((CLIENT, frame if replacement is None else replacement))
         return True
+
+    def _read_answer(self, exchange: Exchange, view: Any, start: int, end: int) -> None:
+        """Read what an answer that is wholly there says of topic-partitions; the scan has told of a fault in it."""
+        assert exchange.plan.response_reader is not None
+        found = Found()
+        try:
+            exchange.plan.response_reader(found, view, start, end)
+        except Malformed:
+            return
+        exchange.response_body = found
 
     def _walk(
         self, exchange: Exchange, view: Any, begin: int, start: int, end: int, pieces: list[Piece], now: int
@@ -599,7 +659,8 @@ class Session:
         walker = self._walker
         assert walker is not None
         edits = walker.feed(view, start, end)
-        if walker.fault is not None and self._transform is not None:
+        _bound(walker)
+        if walker.fault is not None and self._transform is not None and exchange.plan.carries_addresses:
             self._bad_answer(exchange, walker.fault, now)
             return
         for edit_start, edit_end, replacement in edits or ():
@@ -621,6 +682,8 @@ class Session:
         exchange.errors = walker.errors
         if walker.fault is None:
             exchange.decoded = FULL
+            if exchange.plan.response_reader is not None:
+                exchange.response_body = walker
         else:
             self._bad_answer(exchange, walker.fault, now)
 
@@ -682,7 +745,8 @@ class Session:
             exchange.queue_ns = 0
         else:
             start = exchange.response_start
-            exchange.queue_ns = max(0, (free if free < start else start) - ready)
+            until = free if free < start else start
+            exchange.queue_ns = until - ready if until > ready else 0
         plan = exchange.plan
         if plan.throttled_after_answer and exchange.throttle_ms > 0:
             now += exchange.throttle_ms * 1_000_000
@@ -717,9 +781,10 @@ class Session:
         """A request whose end will not be seen: if nothing else will tell of it, do so now."""
         exchange, self._client_exchange = self._client_exchange, None
         self._client_left = 0
-        self._client_prefix = None
+        self._client_prefix = self._client_walker = None
         if exchange is None:
             return
+        exchange.request_body = None
         if exchange.outcome is ANSWERED:
             self._answered(exchange, exchange.response_end)
         elif exchange.outcome is NO_ANSWER_EXPECTED:
@@ -885,6 +950,10 @@ class Session:
         if self._client_prefix is not None and exchange is not None:
             self._client_prefix = None
             exchange.decoded = FAILED
+        if self._client_walker is not None and exchange is not None:
+            self._client_walker = exchange.request_body = (
+                None  # what it does not name would look as if it were not there
+            )
         if self._handlers[CLIENT] == self._requests and 0 < count <= self._client_left:
             self._client_left -= count
             if not self._client_left:  # a hole in a body of known size costs that body only
@@ -959,6 +1028,11 @@ class Session:
         if skipped:
             self.events.append(Gap(side, self._received[side] - kept, skipped, True, now))
         return []
+
+
+def _bound(walker: BodyWalker) -> None:
+    """What a body names must not outgrow what a connection may hold; a broker's own limits lie far below."""
+    del walker.partitions[MAX_NAMED:], walker.batches[MAX_NAMED:]
 
 
 def _size(view: Any, pos: int) -> int:
