@@ -83,7 +83,7 @@ class View:
         free = height - taken - len(apis)
         hint = [Text(f" {_HINT}", _DIM)] if free > 9 else []
         gaps = [[Text()] if free > least else [] for least in (6, 4, 3, 5)]  # the curve keeps three lines
-        curve = min(14, free - sum(map(len, gaps)) - len(hint))
+        curve = min(10, free - sum(map(len, gaps)) - len(hint))
         if curve > 0:
             parts += [*gaps[0], self._curve(width, curve)]
         parts += [*gaps[1], _apis(apis, recent.seconds, width), *gaps[2], _brokers(brokers, now, recent.seconds, width)]
