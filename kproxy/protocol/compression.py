@@ -11,7 +11,7 @@ Knows codecs by the number that batches carry; knows nothing of records.
 import zlib
 from collections.abc import Callable
 from functools import partial
-from struct import Struct, error
+from struct import Struct
 from typing import Any
 
 import lz4.frame
@@ -59,7 +59,7 @@ def decompress(codec: int, data: Buffer, *, magic: int = 2, limit_bytes: int = M
 
     try:
         reader(bytes(data), take, limit_bytes)
-    except (zlib.error, RuntimeError, zstandard.ZstdError, error, EOFError) as fault:
+    except (zlib.error, RuntimeError, zstandard.ZstdError, EOFError) as fault:
         raise Malformed(f"the {CODECS[codec]} data does not decompress: {fault}") from None
     return b"".join(out)
 
@@ -124,6 +124,8 @@ def _snappy(data: bytes, take: Take, left: int) -> None:
         if data.startswith(_XERIAL_MAGIC, pos):
             pos += len(_XERIAL_HEADER)
             continue
+        if end - pos < 4:
+            raise EOFError("it is cut short")
         (size,) = _INT32.unpack_from(data, pos)
         pos += 4
         if not 0 <= size <= end - pos:

@@ -62,6 +62,7 @@ _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
 _DELETE_HORIZON = 0x40
 
+_INT32_MAX = (1 << 31) - 1
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 
@@ -108,8 +109,11 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """Sequences wrap to zero after the largest int32."""
-        return -1 if self.base_sequence < 0 else self.base_sequence + self.last_offset_delta & 0x7FFFFFFF
+        """Sequences go on from zero after the largest int32; -1 is none."""
+        if self.base_sequence == -1:
+            return -1
+        last = self.base_sequence + self.last_offset_delta
+        return last - (1 << 31) if last > _INT32_MAX else last
 
     @property
     def timestamp_type(self) -> str:
@@ -158,6 +162,8 @@ class Batch:
         """One by one; Malformed comes where the fault is, after the records before it."""
         header = self.header
         if header.magic == 2:
+            if header.record_count == 0:  # all compacted away; there is nothing to decompress
+                return
             payload: Buffer = self.view[HEADER_BYTES:]
             if header.codec != NONE:
                 payload = decompress(header.codec, payload, limit_bytes=limit_bytes)
@@ -271,9 +277,9 @@ def _read_int32_bytes(view: memoryview, pos: int) -> tuple[bytes | None, int]:
         raise Malformed("a message is cut short")
     size = _INT32.unpack_from(view, pos)[0]
     pos += 4
-    if size == -1:
+    if size < 0:  # -1 by the book; Kafka's reader takes any
         return None, pos
-    if not 0 <= size <= len(view) - pos:
+    if size > len(view) - pos:
         raise Malformed(f"a key or value of {size} bytes in a message that has {len(view) - pos} left")
     return bytes(view[pos : pos + size]), pos + size
 
@@ -318,8 +324,6 @@ def _read_records(header: BatchHeader, payload: Buffer) -> Iterator[Record]:
 def _read_varint_bytes(payload: Buffer, pos: int, stop: int) -> tuple[bytes | None, int]:
     size, pos = read_varint(payload, pos)
     if size < 0:
-        if size != -1:
-            raise Malformed(f"a length of {size} bytes")
         return None, pos
     end = pos + size
     if end > stop:

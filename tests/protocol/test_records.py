@@ -202,6 +202,17 @@ def test_a_cut_is_a_count_of_trailing_bytes(name):
             assert (len(batches), trailing) == (count, cut - start)
 
 
+def test_what_the_official_reader_takes_as_well():
+    """Found by mutating fragments and asking it."""
+    good = write_batch([Record(0, 0, b"", b"value")], base_sequence=5, producer_id=1)
+    (batch,), _ = read_batches(patched(good, 65, b"\x07"))
+    assert next(batch.records()).key is None  # any negative length is null
+    (batch,), _ = read_batches(patched(good, 22, b"\x04", 57, bytes(4)))
+    assert list(batch.records()) == []  # no records: nothing to decompress
+    (batch,), _ = read_batches(patched(good, 53, (-33).to_bytes(4, "big", signed=True), 23, (750).to_bytes(4, "big")))
+    assert batch.header.last_sequence == 717
+
+
 def test_a_header_is_told_before_its_payload():
     for name in ("m0-none-single", "m0-gzip-twenty", "m1-snappy-twenty", "m2-zstd-headers"):
         whole = fragment_bytes(name)
@@ -247,10 +258,11 @@ def test_what_cannot_be_is_refused_by_its_reason():
     malformed(patched(good, 8, b"\xff" * 4), "49 is the least")
     malformed(patched(good, 57, b"\xff" * 4), "a batch of -1 records")
     malformed(patched(good, 57, (2).to_bytes(4, "big")), "cut short")
-    malformed(patched(good, 57, (0).to_bytes(4, "big")), "after the last of 0 records")
+    two = write_batch([Record(0, 0, b"key", b"value"), Record(1, 0, b"key", b"value")])
+    malformed(patched(two, 57, (1).to_bytes(4, "big")), "after the last of 1 records")
     malformed(patched(good, 57, b"\x7f\xff\xff\xff"), "cut short")
     malformed(patched(good, 0, b"\x7f" + b"\xff" * 7, 64, b"\x02"), "leaves the range")
-    malformed(patched(good, 65, b"\x07"), "a length of -4 bytes")
+    malformed(patched(good, 65, b"\x20"), "16 bytes in a record that has 10 left")
     with pytest.raises(Unsupported, match="magic 3"):
         read_batches(patched(good, 16, b"\x03"))
     inner = write_message_set([Record(0, 0, None, b"v")], magic=1, codec=GZIP)
