@@ -42,7 +42,15 @@ Scan = Callable[[Any, int, int], tuple[int, int | None, tuple[int, ...], bool]]
 Prefix = Callable[[Any, int, int], tuple[tuple[Any, ...], int] | None]
 
 # Read of every request, in this order, after the client id; fields that a version does not have are None.
-PREFIX_FIELDS = ("acks", "maxWaitMs", "groupId", "transactionalId", "mechanism")
+PREFIX_FIELDS = (
+    "acks",
+    "maxWaitMs",
+    "groupId",
+    "transactionalId",
+    "mechanism",
+    "clientSoftwareName",
+    "clientSoftwareVersion",
+)
 
 # Whose bodies name topic-partitions that an owner may want to know; Metadata and DescribeTopicPartitions for the names
 # of topics that others call by their ids.

@@ -121,6 +121,7 @@ class Session:
         "pending",
         "sasl_mechanism",
         "sasl_tokens",
+        "software",
     )
 
     def __init__(
@@ -136,6 +137,7 @@ class Session:
         self.completed = [0, 0]  # frames whose last byte has arrived, per side
         self.sasl_mechanism: str | None = None
         self.sasl_tokens = 0  # raw ones; they give no events
+        self.software: tuple[str, str] | None = None  # name and version, as ApiVersions tells (KIP-511)
 
         self._interest = interest
         self._transform = transform
@@ -277,7 +279,6 @@ class Session:
                         exchange.max_wait_ms,
                         exchange.group_id,
                         exchange.transactional_id,
-                        _,
                     ) = values
                 else:
                     self._read_prefix(exchange, view, pos, end, size, now)
@@ -372,7 +373,7 @@ class Session:
         values, stop = found
         self._take_prefix(exchange, *values)
         if exchange.acks != 0 and self._handshake is None and stop - pos < MAX_USUAL_PREFIX:
-            self._usual_prefix = plan, bytes(view[pos + 12 : stop]), values
+            self._usual_prefix = plan, bytes(view[pos + 12 : stop]), values[:5]
 
     def _take_prefix(
         self,
@@ -383,6 +384,8 @@ class Session:
         group_id: str | None,
         transactional_id: str | None,
         mechanism: str | None,
+        software_name: str | None,
+        software_version: str | None,
     ) -> None:
         exchange.client_id = client_id
         exchange.transactional_id = transactional_id
@@ -396,6 +399,8 @@ class Session:
         exchange.group_id = group_id
         if mechanism is not None:
             self._handshake = mechanism
+        elif software_name is not None and software_version is not None:
+            self.software = software_name, software_version
 
     def _await_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
         """The first fields of the request at `pos` are not all there: keep what is, if more can come."""
