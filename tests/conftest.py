@@ -1,8 +1,13 @@
-"""How tests are shared out among workers: those of a folder with something costly to start share it, on one worker."""
+"""How tests are shared out among workers, those of a folder with something costly to start on one; and Hypothesis."""
 
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no defect: how long one example takes is not what properties are about.
+settings.register_profile("kproxy", deadline=None)
+settings.load_profile("kproxy")
 
 TOGETHER = ("tests/broker/", "tests/spark/")  # one Kafka cluster, one Spark
 

@@ -5,6 +5,7 @@ depend on how many pieces that took; the events are kept as they came.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 from kproxy.protocol import codec
@@ -19,7 +20,9 @@ def sized(frame: bytes) -> bytes:
     return len(frame).to_bytes(4, "big", signed=True) + frame
 
 
-def request(key: int, version: int, correlation_id: int, body: dict[str, Any] | None = None, client: str | None = "c") -> bytes:
+def request(
+    key: int, version: int, correlation_id: int, body: dict[str, Any] | None = None, client: str | None = "c"
+) -> bytes:
     header = {
         "requestApiKey": key,
         "requestApiVersion": version,
@@ -53,7 +56,7 @@ class Dialogue:
     def says(self, side: int, data: bytes, chunks: Iterable[int] = ()) -> "Dialogue":
         """The side sends `data`, cut after each of the given offsets."""
         cuts = [0, *chunks, len(data)]
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in pairwise(cuts):
             self.now += MS
             view = memoryview(bytearray(data[begin:end]))
             for to, piece in self.session.receive(side, view, self.now):

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.wire.playbook import MS, Dialogue, foreign_request, request, response, sized
 
 from kproxy.errors import Malformed
 from kproxy.wire.events import (
@@ -23,6 +22,7 @@ from kproxy.wire.events import (
     Unanswered,
 )
 from kproxy.wire.interest import Interest
+from tests.wire.playbook import MS, Dialogue, foreign_request, request, response, sized
 
 PRODUCE, FETCH, METADATA, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 1, 3, 17, 18, 36
 REWRITE = Interest(rewrite=True)
@@ -217,7 +217,9 @@ def test_an_api_versions_newer_than_ours_gets_v0_error_35_from_us_after_all_olde
     talk.broker(response(12, 4, 7))
     head, own = talk.sent[CLIENT][: len(response(12, 4, 7))], talk.sent[CLIENT][len(response(12, 4, 7)) :]
     assert head == response(12, 4, 7)
-    assert own == response(API_VERSIONS, 0, 8, {"errorCode": 35, "apiKeys": [{"apiKey": 18, "minVersion": 0, "maxVersion": 5}]})
+    assert own == response(
+        API_VERSIONS, 0, 8, {"errorCode": 35, "apiKeys": [{"apiKey": 18, "minVersion": 0, "maxVersion": 5}]}
+    )
     talk.broker(response(12, 4, 9))
     assert [exchange.correlation_id for exchange in talk.exchanges] == [7, 8, 9]
     assert talk.exchanges[1].errors == (35,)
@@ -331,7 +333,10 @@ PLAIN = sized(b"\0alice\0alice-secret")  # as a header: api key 97, version 2775
         ("SCRAM-SHA-256", [sized(b"n,,n=a"), sized(b"r=1"), sized(b"c=biws"), sized(b"v=1")]),
         ("OAUTHBEARER", [sized(b"n,,\1auth=Bearer x\1\1"), sized(b"")]),
         ("OAUTHBEARER", [sized(b"n,,\1auth=Bearer x\1\1"), sized(b"{}"), sized(b"\1"), sized(b"")]),
-        ("GSSAPI", [sized(b"\x60" + b"g" * 40), sized(b"r" * 30), sized(b""), sized(b"s" * 9), sized(b"t" * 20), sized(b"")]),
+        (
+            "GSSAPI",
+            [sized(b"\x60" + b"g" * 40), sized(b"r" * 30), sized(b""), sized(b"s" * 9), sized(b"t" * 20), sized(b"")],
+        ),
     ],
 )
 def test_raw_tokens_end_where_the_mechanism_says(mechanism: str, tokens: list[bytes], step: int) -> None:
@@ -413,10 +418,10 @@ def facts(talk: Dialogue) -> list[Any]:
     for event in talk.events:
         if isinstance(event, Exchange | Unanswered):
             e = event.exchange if isinstance(event, Unanswered) else event
-            told.append(
-                (e.plan.api, e.api_version, e.correlation_id, e.number, e.outcome, e.client_id, e.acks, e.max_wait_ms)
-                + (e.request_bytes, e.response_bytes, e.throttle_ms, e.error_code, e.errors, e.decoded, e.group_id)
-            )
+            told += [
+                (e.plan.api, e.api_version, e.correlation_id, e.number, e.outcome, e.client_id, e.acks, e.max_wait_ms),
+                (e.request_bytes, e.response_bytes, e.throttle_ms, e.error_code, e.errors, e.decoded, e.group_id),
+            ]
         elif isinstance(event, Desync):
             told.append((event.kind, event.fatal, event.side))
     return told
@@ -426,7 +431,10 @@ def conversation() -> list[tuple[int, bytes]]:
     brokers = {"brokers": [{"nodeId": n, "host": f"h{n}", "port": 9092, "rack": "r"} for n in range(3)]}
     return [
         (CLIENT, request(API_VERSIONS, 3, 0, {"clientSoftwareName": "t", "clientSoftwareVersion": "1"})),
-        (CLIENT, request(METADATA, 12, 1) + request(PRODUCE, 9, 2, {"acks": 0}) + request(PRODUCE, 13, 3, {"acks": -1})),
+        (
+            CLIENT,
+            request(METADATA, 12, 1) + request(PRODUCE, 9, 2, {"acks": 0}) + request(PRODUCE, 13, 3, {"acks": -1}),
+        ),
         (BROKER, response(API_VERSIONS, 3, 0) + response(METADATA, 12, 1, brokers)),
         (CLIENT, foreign_request(API_VERSIONS, 40, 4, b"\0\0")),
         (BROKER, response(PRODUCE, 13, 3, {"throttleTimeMs": 9})),
