@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from kproxy.capture.files import Source
     from kproxy.capture.pcap import Record, Window
 
-SECTION, INTERFACE, _OLD_PACKET, SIMPLE, STATISTICS, _ENHANCED, _SECRETS = 0x0A0D0D0A, 1, 2, 3, 5, 6, 10
-KNOWN = frozenset((SECTION, INTERFACE, _OLD_PACKET, SIMPLE, 4, STATISTICS, _ENHANCED, 9, _SECRETS, 0xBAD, 0x40000BAD))
+SECTION, INTERFACE, _OLD_PACKET, SIMPLE, STATISTICS, _ENHANCED, SECRETS = 0x0A0D0D0A, 1, 2, 3, 5, 6, 10
+KNOWN = frozenset((SECTION, INTERFACE, _OLD_PACKET, SIMPLE, 4, STATISTICS, _ENHANCED, 9, SECRETS, 0xBAD, 0x40000BAD))
 ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
 _TLS_KEY_LOG = 0x544C534B
 
@@ -178,7 +178,7 @@ class Sections:
                 for code in (_ISB_IFDROP, _ISB_OSDROP)
             ]
             self._drops[name] = max(counts)  # a later block replaces an earlier one: the counts only grow
-        elif kind == _SECRETS:
+        elif kind == SECRETS:
             secret, length = Struct(order + "II").unpack_from(data, start)
             if secret == _TLS_KEY_LOG:
                 self._secrets.append(data[start + 8 : min(start + 8 + length, end)])

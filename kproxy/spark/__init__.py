@@ -32,6 +32,7 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
     Without either it is local, on all cores, with every port on loopback. `config` has more of Spark's settings.
     """
     import os
+    import sys
 
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -43,6 +44,7 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
         builder = builder.master(master)
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers know what we know
             config = {**_LOCAL, **config}
     for key, value in config.items():
         builder = builder.config(key, value)

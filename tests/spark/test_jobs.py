@@ -8,8 +8,6 @@ import pytest
 from kproxy.spark import jobs
 from kproxy.tables.schema import CONNECTIONS, EXCHANGES, QUALITY
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MS = 1_000_000
 

@@ -1,0 +1,547 @@
+"""Captures -> tables at any size: `kproxy spark ingest`.
+
+Duty: the same rows as `kproxy convert`, by as many tasks as there is work for:
+
+1. survey: a task per 128 MiB of a file finds its first record and walks the headers to the next; the driver checks
+   that the ends meet (splits.agree).
+2. scan: a task per split tells of each TCP packet its connection, time and place: 40 bytes, never the payload. Only
+   packets of compressed files, which have no place to go back to, are carried along.
+3. decode: packets are brought together by connection, in the order of the capture; a task reads their bytes where they
+   lie and gives them to the same Flows and Session as everywhere. It sorts its rows by time on its own disk and writes
+   them by date and hour.
+4. publish: the driver renames the files of the tasks that succeeded and writes the counts of `quality`.
+
+Nothing but plans and counts comes to the driver, and no task waits for another's connection: a large one keeps one task
+busy while the rest go on. An attempt writes into a folder of its own, so that what failed or ran twice is never seen.
+
+Captures and tables must lie where every executor can read and write them by the same path. Different from `convert`: no
+connection is put away because too many are open, since one is decoded after the other. A capture whose TLS is to be
+decrypted is decoded by one task, with tshark.
+Memory of a task: a batch of packets with their bytes, one connection, and RUN_ROWS rows per table.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby, pairwise
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from struct import Struct
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+
+import kproxy
+from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.pcap import Window
+from kproxy.capture.quality import NONE, Quality
+from kproxy.errors import CaptureError, KproxyError
+from kproxy.rows import BATCH_ROWS, OF_FLOWS, Job, Rows, captures_of, quality_batch
+from kproxy.spark.scan import segments
+from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey, windows
+from kproxy.tables import schema, writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TASK_BYTES = 64 << 20  # of captures, to be decoded by one task
+WINDOW_BYTES = 1 << 20  # of packets given to the flows at once
+OPEN_FILES = 64
+
+# What the scan tells of a packet. In place of a file's number: a report of the scan itself, its text in `packet`; or a
+# capture that one task must decode as a whole.
+_REPORT, _WHOLE = -1, -2
+_PACKETS = (
+    ("capture", "int"),
+    ("connection", "int"),  # a hash of its ends; what shares a hash is told apart by Flows
+    ("file", "int"),
+    ("offset", "bigint"),
+    ("time_ns", "bigint"),
+    ("link", "int"),
+    ("captured", "int"),
+    ("original", "int"),
+    ("packet", "binary"),
+)
+_ROW = Struct("<" + "".join({"int": "i", "bigint": "q"}[kind] for _, kind in _PACKETS[:-1]))
+_NUMBERS = np.dtype([(name, {"int": "<i4", "bigint": "<i8"}[kind]) for name, kind in _PACKETS[:-1]])
+_PACKET_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in _PACKETS)
+_RESULT_SCHEMA = "capture int, kind string, text string"
+_OTHER_PORTS = 1 << 40  # no hash of a connection
+
+
+@dataclass
+class Ingested:
+    """What came of it."""
+
+    folder: Path
+    rows: dict[str, int]
+    quality: dict[str, Quality]  # by source
+    failed: list[CaptureError]
+
+
+def ingest(
+    spark: "SparkSession",
+    captures: Sequence[Path | str],
+    out: Path | str,
+    *,
+    ports: Sequence[int] = (),
+    cluster: str = "default",
+    rotated: bool = False,
+    key_log: Path | str | None = None,
+    overwrite: bool = False,
+    split_bytes: int = SPLIT_BYTES,
+    tasks: int = 0,
+) -> Ingested:
+    """Write the tables of captures into the folder `out`. A capture that cannot be read does not stop the others.
+
+    `tasks`: of the decoding; by default one per 64 MiB, so that the files do not depend on the number of cores.
+    """
+    jobs = captures_of([str(Path(path).resolve()) for path in captures], cluster, tuple(sorted(set(ports))), rotated)
+    if key_log is not None:
+        jobs = [replace(job, key_log=str(Path(key_log).resolve())) for job in jobs]
+    dataset = writer.Dataset(Path(out).resolve())
+    if (dataset.folder / writer.MANIFEST).exists() and not overwrite:
+        raise KproxyError(f"{out} holds tables already: name another folder, or say --overwrite")
+    splits, failed = _plan(spark, jobs, split_bytes)
+    size = sum(Path(path).stat().st_size for number in splits for path in jobs[number].paths)
+    work = dataset.begin("spark")
+    try:
+        while True:
+            parts = [(number, file, split) for number, of_job in splits.items() for file, split in of_job]
+            packets = spark.range(0, len(parts), 1, len(parts)).mapInArrow(_scan(jobs, parts), _PACKET_SCHEMA)
+            decoded = (
+                packets.repartition(tasks or max(1, size // TASK_BYTES), "capture", "connection")
+                .sortWithinPartitions("capture", "connection", "file", "offset")
+                .mapInArrow(_decode(jobs, work), _RESULT_SCHEMA)
+                .collect()
+            ) if parts else []  # fmt: skip
+            results = [(row["capture"], row["kind"], json.loads(row["text"])) for row in decoded]
+            reports = [(capture, text) for capture, kind, text in results if kind == "report"]
+            torn = {(capture, text["file"]) for capture, text in reports if text["torn"]}
+            late = {capture for capture, text in reports if text["secrets"]}
+            if not torn and not late:
+                break
+            for number, file in torn:  # damaged in a way that only its packets tell: read it in one piece
+                kept = [entry for entry in splits[number] if entry[0] != file]
+                splits[number] = sorted([*kept, (file, Split(jobs[number].paths[file]))], key=lambda entry: entry[0])
+            splits.update({number: _as_a_whole(jobs[number]) for number in late})
+        quality = _quality(spark, jobs, parts, results)
+        ingested = Ingested(dataset.folder, {}, quality, failed)
+        files = _files(work, results, ingested.rows)
+        sorter = writer.Sorter(schema.QUALITY, work)
+        for source, of_source in quality.items():
+            sorter.add(quality_batch(source, of_source))
+        sorter.spill()
+        finished = work / "quality.parquet"
+        ingested.rows["quality"] = writer.write(schema.QUALITY, sorter.runs, finished)
+        if quality:
+            dataset.clear()
+            dataset.publish({**files, "quality/quality.parquet": finished}, _manifest(jobs, ingested))
+    finally:
+        dataset.abandon()
+    return ingested
+
+
+def _plan(
+    spark: "SparkSession", jobs: Sequence[Job], split_bytes: int
+) -> tuple[dict[int, list[tuple[int, Split]]], list[CaptureError]]:
+    """The splits of each capture, by the number of the file; and what is no capture."""
+    files = [(number, file, path) for number, job in enumerate(jobs) for file, path in enumerate(job.paths)]
+    pieces = [(number, file, piece) for number, file, path in files for piece in ranges(path, split_bytes)]
+    surveyed = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_survey(pieces), "number bigint, text string")
+    surveys: dict[tuple[int, int], list[tuple[Range, Survey]]] = {}
+    failed: dict[int, CaptureError] = {}
+    for index, text in sorted(tuple(row) for row in surveyed.collect()):
+        number, file, piece = pieces[index]
+        found = json.loads(text)
+        if "fault" in found:
+            failed.setdefault(number, CaptureError(*found["fault"]))
+            continue
+        found["opening"] = bytes.fromhex(found["opening"])
+        surveys.setdefault((number, file), []).append((piece, Survey(**found)))
+    secret = {number for (number, _), found in surveys.items() if any(seen.secrets for _, seen in found)}
+    secret |= {number for number, job in enumerate(jobs) if job.key_log is not None}
+    splits: dict[int, list[tuple[int, Split]]] = {}
+    for (number, file), found in surveys.items():
+        if number in secret and number not in failed:
+            splits[number] = _as_a_whole(jobs[number])
+        elif number not in failed:
+            agreed = agree([piece for piece, _ in found], [seen for _, seen in found])
+            splits.setdefault(number, []).extend((file, split) for split in agreed)
+    return splits, list(failed.values())
+
+
+def _as_a_whole(job: Job) -> list[tuple[int, Split]]:
+    return [(_WHOLE, Split(job.paths[0]))]
+
+
+def _survey(pieces: Sequence[tuple[int, int, Range]]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in _numbers(batches):
+            try:
+                seen = survey(pieces[number][2])
+                text = json.dumps({**vars(seen), "opening": seen.opening.hex()})
+            except CaptureError as fault:
+                said = str(fault).removeprefix(f"{fault.name}: ")
+                text = json.dumps({"fault": (fault.name, said)})
+            yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), "text": [text]})
+
+    return run
+
+
+def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
+
+
+# --- scan: what packets there are, and where -------------------------------------------------------------------------
+
+
+def _scan(
+    jobs: Sequence[Job], parts: Sequence[tuple[int, int, Split]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in _numbers(batches):
+            capture, file, split = parts[number]
+            yield from _packets(number, capture, file, split, jobs[capture].ports)
+
+    return run
+
+
+def _packets(number: int, capture: int, file: int, split: Split, ports: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    if file == _WHOLE:
+        yield _packet_batch(bytearray(_ROW.pack(capture, number, _WHOLE, 0, 0, 0, 0, 0)), [None])
+        return
+    quality = Quality()
+    clock = _Clock()
+    wanted = frozenset(port.to_bytes(2) for port in ports)
+    connections: dict[bytes, int] = {}
+    rows = bytearray()
+    bodies: list[bytes | None] = []
+    pack = _ROW.pack
+    inline = split.whole and not is_plain(split.path)
+    secrets: list[bytes] = []
+    for window, found in segments(split, quality, secrets):
+        clock.window(window, quality)
+        data, base, _ = window
+        for (time_ns, link, start, end, original), segment, earlier in found:
+            key = segment[1]
+            connection = connections.get(key)
+            if connection is None:
+                if len(connections) >= 1 << 16:
+                    connections.clear()
+                connection = connections[key] = _connection(key, wanted)
+            if connection == _OTHER_PORTS:
+                quality.note("other_ports", time_ns, size=segment[8])
+                continue
+            for before_ns, before_link, offset, packet, length in earlier:
+                rows += pack(capture, connection, file, offset, before_ns, before_link, len(packet), length)
+                bodies.append(packet if inline else None)
+            rows += pack(capture, connection, file, base + start, time_ns, link, end - start, original)
+            bodies.append(data[start:end] if inline else None)
+        if len(bodies) >= BATCH_ROWS or inline:
+            yield _packet_batch(rows, bodies)
+            rows = bytearray()
+            bodies.clear()
+    torn = bool(quality.count("damaged")) and not split.whole
+    report = {"split": number, "file": file, "torn": torn, "secrets": bool(secrets)}
+    report |= {"quality": _rows_of(quality), "clock": vars(clock)}
+    rows += pack(capture, number, _REPORT, 0, 0, 0, 0, 0)
+    bodies.append(json.dumps(report).encode())
+    yield _packet_batch(rows, bodies)
+
+
+class _Clock:
+    """What a split knows of the capture's clock: the rest depends on the splits before it."""
+
+    def __init__(self, last_ns: int = NONE) -> None:
+        self.first_ns = NONE  # the earliest time
+        self.last_ns = last_ns  # the latest
+        self.back = [0, NONE, NONE]  # packets stamped earlier than one before them: how many, first, last
+
+    def window(self, window: Window, quality: Quality | None) -> None:
+        records = window.records
+        if not records:
+            return
+        times = np.fromiter((record[0] for record in records), np.int64, len(records))
+        reached = np.maximum.accumulate(np.concatenate(([self.last_ns], times)))
+        late = times[times < reached[:-1]]
+        if len(late):
+            count, first, last = self.back
+            first = int(late.min()) if first == NONE else min(first, int(late.min()))
+            self.back = [count + len(late), first, max(last, int(late.max()))]
+        earliest = int(times.min())
+        self.first_ns = earliest if self.first_ns == NONE else min(self.first_ns, earliest)
+        self.last_ns = int(reached[-1])
+        if quality is not None:
+            quality.note("packets", records[0][0], count=len(records), last_ns=self.last_ns)
+
+
+def _connection(key: bytes, ports: frozenset[bytes]) -> int:
+    if ports and key[-4:-2] not in ports and key[-2:] not in ports:
+        return _OTHER_PORTS
+    half = len(key) // 2 - 2
+    ends = sorted((key[:half] + key[-4:-2], key[half : 2 * half] + key[-2:]))
+    return crc32(b"".join(ends)) - (1 << 31)
+
+
+def _packet_batch(rows: bytearray, bodies: list[bytes | None]) -> pa.RecordBatch:
+    table = np.frombuffer(bytes(rows), _NUMBERS)
+    arrays = [pa.array(np.ascontiguousarray(table[name])) for name in _NUMBERS.names]
+    return pa.RecordBatch.from_arrays([*arrays, pa.array(bodies, pa.binary())], [name for name, _ in _PACKETS])
+
+
+# --- decode: packets of whole connections into rows ------------------------------------------------------------------
+
+
+def _decode(jobs: Sequence[Job], work: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        task = context.partitionId() if context else 0
+        attempt = work / f"task-{task:05d}-{uuid4().hex}"
+        with TemporaryDirectory(prefix="kproxy-") as folder:
+            decoder = _Decoder(jobs, Path(folder))
+            for batch in batches:
+                decoder.take(batch)
+            results = [*decoder.finish(), *decoder.write(attempt, task)]
+        captures, kinds, texts = zip(*results, strict=True) if results else ((), (), ())
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(captures, pa.int32()), pa.array(kinds, pa.string()), pa.array(texts, pa.string())],
+            ["capture", "kind", "text"],
+        )
+
+    return run
+
+
+class _Decoder:
+    """Takes packets sorted by capture and connection, in the capture's order; one connection is decoded at a time."""
+
+    def __init__(self, jobs: Sequence[Job], folder: Path) -> None:
+        self._jobs = jobs
+        self._sorters = {name: writer.Sorter(schema.TABLES[name], folder) for name in OF_FLOWS}
+        self._rows = Rows(lambda table, batch: self._sorters[table.name].add(batch))
+        self._files = _Files()
+        self._capture = -1
+        self._connection: int | None = None
+        self._flows: Flows | None = None
+        self._qualities: dict[int, Quality] = {}
+        self._reports: list[tuple[int, str, str]] = []
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        columns = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in _NUMBERS.names}
+        same = columns["capture"], columns["connection"], columns["file"]
+        changes = np.logical_or.reduce([column[1:] != column[:-1] for column in same])
+        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), batch.num_rows]
+        for start, stop in pairwise(edges):
+            if start == stop:
+                continue
+            capture, connection, file = (int(column[start]) for column in same)
+            if file == _REPORT:
+                self._reports += [(capture, "report", body.decode()) for body in _bodies(batch, start, stop)]
+                continue
+            if file == _WHOLE:
+                quality = self._qualities[capture] = Quality()
+                for _ in self._rows.read(self._jobs[capture], quality):
+                    pass
+                continue
+            if (capture, connection) != (self._capture, self._connection):
+                self._begin(capture, connection)
+            self._packets(batch, columns, start, stop, self._jobs[capture].paths[file])
+
+    def finish(self) -> Iterator[tuple[int, str, str]]:
+        """The last connection has ended: what the scan reported, and the counts of the connections."""
+        if self._flows is not None:
+            self._flows.finish()
+        self._rows.flush(1)
+        self._files.close()
+        yield from self._reports
+        for capture, quality in self._qualities.items():
+            yield capture, "quality", json.dumps(_rows_of(quality))
+
+    def write(self, folder: Path, task: int) -> Iterator[tuple[int, str, str]]:
+        """Sorted by time, a file for each hour."""
+        for name, sorter in self._sorters.items():
+            sorter.spill()
+            table = schema.TABLES[name]
+            for hour, parts in groupby(_by_hour(writer.merged(table, sorter.runs)), key=lambda entry: entry[0]):
+                moment = datetime.fromtimestamp(hour * 3600, UTC)
+                place = f"{name}/date={moment:%Y-%m-%d}/hour={moment:%H}/part-{task:05d}.parquet"
+                path = folder / place
+                path.parent.mkdir(parents=True)
+                rows = writer.store(table, (part for _, part in parts), path)
+                file = {"table": name, "place": place, "path": str(path.relative_to(folder.parent)), "rows": rows}
+                yield -1, "file", json.dumps(file)
+
+    def _begin(self, capture: int, connection: int) -> None:
+        if self._flows is not None:
+            self._flows.finish()
+        if capture != self._capture:
+            job = self._jobs[capture]
+            quality = self._qualities[capture] = Quality()
+            handlers = Handlers(self._rows.decided, self._rows.ended)
+            self._flows = Flows(job.source, quality, handlers, cluster=job.cluster, ports=job.ports, first=False)
+        self._capture, self._connection = capture, connection
+
+    def _packets(self, batch: pa.RecordBatch, columns: dict[str, np.ndarray], start: int, stop: int, path: str) -> None:
+        """Give the packets of one connection, of one file, to the flows, in windows of about WINDOW_BYTES."""
+        assert self._flows is not None
+        ends = np.cumsum(columns["captured"][start:stop], dtype=np.int64)
+        done = 0
+        while done < len(ends):
+            before = int(ends[done - 1]) if done else 0
+            upto = max(done + 1, int(np.searchsorted(ends, before + WINDOW_BYTES, "right")))
+            here = slice(start + done, start + upto)
+            sizes = columns["captured"][here].tolist()
+            if batch.column("packet")[start].is_valid:
+                pieces = _bodies(batch, here.start, here.stop)
+            else:
+                data = self._files.open(path)
+                pieces = [
+                    data[at : at + size] for at, size in zip(columns["offset"][here].tolist(), sizes, strict=True)
+                ]
+            places = (ends[done:upto] - before).tolist()
+            records = [
+                (time_ns, link, place - size, place, original)
+                for time_ns, link, place, size, original in zip(
+                    columns["time_ns"][here].tolist(),
+                    columns["link"][here].tolist(),
+                    places,
+                    sizes,
+                    columns["original"][here].tolist(),
+                    strict=True,
+                )
+            ]
+            self._flows.window(Window(b"".join(pieces), 0, records))
+            done = upto
+        self._rows.flush(BATCH_ROWS)
+
+
+class _Files:
+    """The files that were read last, mapped."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, mmap] = OrderedDict()
+
+    def open(self, path: str) -> mmap:
+        data = self._open.get(path)
+        if data is None:
+            if len(self._open) >= OPEN_FILES:
+                self._open.popitem(last=False)[1].close()
+            with Path(path).open("rb") as file:
+                data = self._open[path] = mmap(file.fileno(), 0, access=ACCESS_READ)
+        else:
+            self._open.move_to_end(path)
+        return data
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+def _bodies(batch: pa.RecordBatch, start: int, stop: int) -> list[bytes]:
+    return batch.column("packet").slice(start, stop - start).to_pylist()
+
+
+def _by_hour(parts: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
+    for part in parts:
+        hours = part["time"].cast(pa.int64()).to_numpy() // 3_600_000_000
+        edges = [0, *(np.flatnonzero(hours[1:] != hours[:-1]) + 1).tolist(), len(hours)]
+        for start, stop in pairwise(edges):
+            yield int(hours[start]), part.slice(start, stop - start)
+
+
+# --- what comes back to the driver -----------------------------------------------------------------------------------
+
+_Result = tuple[int, str, Any]
+
+
+def _files(work: Path, results: Sequence[_Result], rows: dict[str, int]) -> dict[str, Path]:
+    """Where the tasks' files belong -> where they are; and the rows in them."""
+    rows.update(dict.fromkeys(OF_FLOWS, 0))
+    files = {}
+    for _, kind, text in results:
+        if kind == "file":
+            rows[text["table"]] += text["rows"]
+            files[text["place"]] = work / text["path"]
+    return files
+
+
+def _quality(
+    spark: "SparkSession", jobs: Sequence[Job], parts: Sequence[tuple[int, int, Split]], results: Sequence[_Result]
+) -> dict[str, Quality]:
+    """The counts of all tasks, by source."""
+    qualities: dict[int, Quality] = {}
+    reports = sorted((text for _, kind, text in results if kind == "report"), key=lambda text: text["split"])
+    late: list[tuple[int, int]] = []  # splits that begin earlier than one before them ended
+    reached: dict[int, int] = {}
+    for report in reports:
+        capture = parts[report["split"]][0]
+        clock = report["clock"]
+        quality = qualities.setdefault(capture, Quality())
+        _add(quality, report["quality"])
+        before = reached.get(capture, NONE)
+        if clock["first_ns"] != NONE and clock["first_ns"] < before:
+            late.append((report["split"], before))
+        else:
+            _add_back(quality, clock["back"])
+        reached[capture] = max(before, clock["last_ns"])
+    if late:
+        again = spark.range(0, len(late), 1, len(late)).mapInArrow(_clocks(parts, late), "number bigint, text string")
+        for index, text in again.collect():
+            _add_back(qualities[parts[late[index][0]][0]], json.loads(text))
+    for capture, kind, text in results:
+        if kind == "quality":
+            _add(qualities.setdefault(capture, Quality()), text)
+    return {jobs[capture].source: quality for capture, quality in sorted(qualities.items())}
+
+
+def _clocks(
+    parts: Sequence[tuple[int, int, Split]], late: Sequence[tuple[int, int]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Count packets stamped too early in splits, knowing the latest time before each."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in _numbers(batches):
+            split, before = late[number]
+            clock = _Clock(before)
+            for window in windows(parts[split][2], Quality()):
+                clock.window(window, None)
+            back = json.dumps(clock.back)
+            yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), "text": [back]})
+
+    return run
+
+
+def _rows_of(quality: Quality) -> list[tuple[str, int, int, int, int]]:
+    return [(row.kind, row.count, row.bytes, row.first_ns, row.last_ns) for row in quality]
+
+
+def _add(quality: Quality, rows: Sequence[Sequence[Any]]) -> None:
+    for kind, count, size, first_ns, last_ns in rows:
+        quality.note(kind, first_ns, count=count, size=size, last_ns=last_ns)
+
+
+def _add_back(quality: Quality, back: Sequence[int]) -> None:
+    count, first_ns, last_ns = back
+    if count:
+        quality.note("clock_back", first_ns, count=count, last_ns=last_ns)
+
+
+def _manifest(jobs: Sequence[Job], ingested: Ingested) -> dict[str, Any]:
+    return {
+        "kproxy": kproxy.__version__,
+        "pyarrow": pa.__version__,
+        "settings": {"cluster": jobs[0].cluster, "ports": list(jobs[0].ports)},
+        "sources": {
+            job.source: [Path(path).name for path in job.paths] for job in jobs if job.source in ingested.quality
+        },
+        "rows": ingested.rows,
+    }

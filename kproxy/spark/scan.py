@@ -1,0 +1,86 @@
+"""The TCP segments of a split, and the packet records of each: what a task reads first.
+
+Duty: dissect a split's packets, with the fragments of datagrams that began before it; a segment put together from
+fragments comes with the records of all of them. Memory: one window, and the fragments that `capture.packets` keeps.
+
+Refuses to know connections and tables.
+"""
+
+from collections.abc import Iterator
+
+from kproxy.capture.packets import Dissector, Segment
+from kproxy.capture.pcap import Record, Window
+from kproxy.capture.quality import Quality
+from kproxy.spark.splits import Split, windows
+
+# A record in the file, and its bytes: (time_ns, link type, offset, captured bytes, original length)
+Packet = tuple[int, int, int, bytes, int]
+
+_NONE: tuple[Packet, ...] = ()
+
+
+def segments(
+    split: Split, quality: Quality, secrets: list[bytes] | None = None
+) -> Iterator[tuple[Window, list[tuple[Record, Segment, tuple[Packet, ...]]]]]:
+    """For each window its segments: the record that brought it, and the records of its earlier fragments."""
+    dissector = _Dissector(Quality())
+    if split.overlap < split.start:
+        for window in windows(split.before, Quality()):
+            _dissect(dissector, window)
+    dissector.count_in(quality)
+    for window in windows(split, quality, secrets):
+        yield window, _dissect(dissector, window)
+    if not split.last:
+        dissector.hand_on(split.handed_on)
+    dissector.finish()
+
+
+def _dissect(dissector: "_Dissector", window: Window) -> list[tuple[Record, Segment, tuple[Packet, ...]]]:
+    data = window.data
+    dissect = dissector.segment
+    found = []
+    for record in window.records:
+        time_ns, link, start, end, original = record
+        segment = dissect(link, data, start, end, time_ns)
+        if segment is not None and segment[0] is data:
+            found.append((record, segment, _NONE))
+        elif dissector.name is not None:
+            earlier = dissector.follow((time_ns, link, window.offset + start, data[start:end], original), segment)
+            if segment is not None:
+                found.append((record, segment, earlier))
+        elif segment is not None:
+            found.append((record, segment, _NONE))
+    return found
+
+
+class _Dissector(Dissector):
+    """Keeps, beside the fragments of a datagram, the records that brought them."""
+
+    def __init__(self, quality: Quality) -> None:
+        super().__init__(quality)
+        self.name: bytes | None = None  # of the datagram whose fragment was seen last
+        self._records: dict[bytes, list[Packet]] = {}
+
+    def count_in(self, quality: Quality) -> None:
+        self._quality = quality
+
+    def _fragment(self, name: bytes, *rest: object) -> Segment | str:  # type: ignore[override]
+        self.name = name
+        return super()._fragment(name, *rest)  # type: ignore[arg-type]
+
+    def follow(self, packet: Packet, segment: Segment | None) -> tuple[Packet, ...]:
+        """The record of a fragment; if it made a segment whole, the records of the others."""
+        name, self.name = self.name, None
+        assert name is not None
+        earlier = self._records.pop(name, [])
+        if name in self._fragments:
+            self._records[name] = [*earlier, packet]
+        if len(self._records) > len(self._fragments):  # some were given up
+            self._records = {name: kept for name, kept in self._records.items() if name in self._fragments}
+        return tuple(earlier) if segment is not None else _NONE
+
+    def hand_on(self, offset: int) -> None:
+        """Leave datagrams that began from `offset` on to the next split."""
+        for name, packets in self._records.items():
+            if packets[0][2] >= offset:
+                del self._fragments[name]

@@ -1,0 +1,290 @@
+"""Captures as a Spark data source, `kafka-pcap`: a Python Data Source that yields Arrow batches of a fixed schema.
+
+    spark.read.format("kafka-pcap").option("table", "exchanges").load("captures/*.pcap")
+
+Options, beside the paths (files, patterns or folders):
+
+- `table`: exchanges (default), connections, quality, or segments: a row per TCP segment with its place in the file and
+  without its payload.
+- `from`, `to`: ISO 8601; rows whose `time` lies in between, `to` not included. `apis`: names of exchanges' APIs.
+- `ports`: brokers' ports; by default Kafka is found by content. `cluster`: the column `cluster`.
+- `rotated`: true: the files are one capture, in the order of their names.
+- `splitBytes` (segments): a larger file is shared out among tasks; 128 MiB by default, 0 never.
+- `quietSeconds` (streams): a file is complete when a later one is there, or when it has not changed for so long; 60.
+
+A task reads segments of a part of a file, and of the other tables one capture, whose connections it decodes. Large
+captures are the business of `pipeline`, which shares them out by connection. As a stream the source follows a
+folder into which captures rotate; the files of a micro-batch are one capture, so an exchange whose answer lies in a
+file of the next batch is told as unanswered, its connection as `open`, and the rest of it as `request_not_seen`.
+
+Refuses to know sessions of Spark: everything here runs in workers.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from glob import glob
+from pathlib import Path
+from socket import AF_INET, AF_INET6, inet_ntop
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+
+from kproxy.capture.packets import ACK, FIN, RST, SYN
+from kproxy.capture.quality import Quality
+from kproxy.errors import KproxyError
+from kproxy.rows import BATCH_ROWS, Job, Rows, captures_of, quality_batch
+from kproxy.spark.scan import segments
+from kproxy.spark.splits import SPLIT_BYTES, Split, plan
+from kproxy.tables import schema
+from kproxy.tables.schema import I32, I64, TEXT, TIME, Table
+
+SEGMENTS = Table(
+    "segments",
+    pa.schema(
+        [
+            ("source", TEXT),
+            ("file", TEXT),
+            ("offset", I64),  # of the packet in the plain file; null for one put together from fragments
+            ("captured", I32),
+            ("time", TIME),
+            ("time_ns", I64),
+            ("sender_address", TEXT),
+            ("sender_port", I32),
+            ("receiver_address", TEXT),
+            ("receiver_port", I32),
+            ("seq", I64),
+            ("ack", I64),
+            ("flags", TEXT),
+            ("window", I32),
+            ("length", I32),  # of the payload, on the wire
+        ]
+    ),
+    ("time",),
+)
+TABLES = {**schema.TABLES, SEGMENTS.name: SEGMENTS}
+_FLAGS = ((SYN, "S"), (FIN, "F"), (RST, "R"), (8, "P"), (ACK, "."))  # as tcpdump writes them
+
+_SPARK_TYPES = {
+    TEXT: "string",
+    I64: "bigint",
+    I32: "int",
+    schema.I16: "smallint",
+    TIME: "timestamp",
+    schema.FLAG: "boolean",
+}
+
+
+def spark_schema(table: pa.Schema) -> str:
+    """An Arrow schema in Spark's words."""
+    return ", ".join(f"`{field.name}` {_SPARK_TYPES[field.type]}" for field in table)
+
+
+@dataclass(frozen=True)
+class Part(InputPartition):
+    """What one task reads: a capture, and of it a split if it is split."""
+
+    job: Job
+    split: Split | None = None
+
+
+class CaptureSource(DataSource):
+    """The format `kafka-pcap`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "kafka-pcap"
+
+    def schema(self) -> str:
+        return spark_schema(_Settings(self.options).table.schema)
+
+    def reader(self, schema: Any) -> "CaptureReader":
+        return CaptureReader(_Settings(self.options))
+
+    def streamReader(self, schema: Any) -> "FolderReader":
+        return FolderReader(_Settings(self.options))
+
+
+class _Settings:
+    """The options, every one checked."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        name = options.get("table", "exchanges")
+        if name not in TABLES:
+            raise KproxyError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
+        self.table = TABLES[name]
+        self.places = json.loads(options["paths"]) if "paths" in options else [options.get("path", "")]
+        if not all(self.places):
+            raise KproxyError("no capture is named: give paths to load()")
+        self.ports = tuple(sorted({int(port) for port in options.get("ports", "").replace(",", " ").split()}))
+        self.cluster = options.get("cluster", "default")
+        self.rotated = options.get("rotated", "false").lower() == "true"
+        self.split_bytes = int(options.get("splitBytes", SPLIT_BYTES))
+        self.quiet_s = float(options.get("quietSeconds", 60))
+        self.apis = tuple(options["apis"].replace(",", " ").split()) if "apis" in options else None
+        self.since = _time(options.get("from"))
+        self.until = _time(options.get("to"))
+
+    def files(self) -> list[str]:
+        found: list[str] = []
+        for place in self.places:
+            paths = sorted(map(str, Path(place).iterdir())) if Path(place).is_dir() else sorted(glob(place)) or [place]  # noqa: PTH207
+            found += [path for path in paths if Path(path).name[:1] not in "._" and not Path(path).is_dir()]
+        return found
+
+    def jobs(self, files: Sequence[str], rotated: bool) -> list[Job]:
+        return captures_of(files, self.cluster, self.ports, rotated) if files else []
+
+    def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of a batch that the time range and the APIs leave."""
+        if "time" in batch.schema.names:
+            if self.since is not None:
+                batch = batch.filter(pc.greater_equal(batch["time"], self.since))
+            if self.until is not None:
+                batch = batch.filter(pc.less(batch["time"], self.until))
+        if self.apis is not None and "api" in batch.schema.names:
+            batch = batch.filter(pc.is_in(batch["api"], pa.array(self.apis, TEXT)))
+        return batch
+
+
+def _time(text: str | None) -> pa.Scalar | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as fault:
+        raise KproxyError(f"{text!r} is no time: ISO 8601 is needed, like 2026-01-31T12:00:00Z") from fault
+    return pa.scalar(moment if moment.tzinfo else moment.replace(tzinfo=UTC), TIME)
+
+
+class CaptureReader(DataSourceReader):
+    """Reads the captures that are there."""
+
+    def __init__(self, settings: _Settings) -> None:
+        self._settings = settings
+
+    def partitions(self) -> list[InputPartition]:
+        settings = self._settings
+        jobs = settings.jobs(settings.files(), settings.rotated)
+        if settings.table is not SEGMENTS:
+            return [Part(job) for job in jobs]
+        return [
+            Part(job, split)
+            for job in jobs
+            for path in job.paths
+            for split in (plan(path, settings.split_bytes) if settings.split_bytes else [Split(path)])
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Part)
+        return _batches(self._settings, partition)
+
+
+class FolderReader(DataSourceStreamReader):
+    """Follows folders; an offset is the last complete file, by the time of its last change and its name."""
+
+    def __init__(self, settings: _Settings) -> None:
+        self._settings = settings
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {"changed_ns": 0, "name": ""}
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        files = self._complete()
+        return files[-1][0] if files else (start or self.initialOffset())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        settings = self._settings
+        files = [path for offset, path in self._complete() if _order(start) < _order(offset) <= _order(end)]
+        jobs = settings.jobs(files, True)
+        if settings.table is not SEGMENTS:
+            return [Part(job) for job in jobs]
+        return [Part(job, Split(path)) for job in jobs for path in job.paths]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Part)
+        return _batches(self._settings, partition)
+
+    def _complete(self) -> list[tuple[dict[str, Any], str]]:
+        found = []
+        for path in self._settings.files():
+            changed_ns = Path(path).stat().st_mtime_ns
+            found.append(({"changed_ns": changed_ns, "name": path}, path))
+        found.sort(key=lambda entry: _order(entry[0]))
+        if found and time.time_ns() - found[-1][0]["changed_ns"] < self._settings.quiet_s * 1e9:
+            found.pop()
+        return found
+
+
+def _order(offset: dict[str, Any]) -> tuple[int, str]:
+    return offset["changed_ns"], offset["name"]
+
+
+def _batches(settings: _Settings, part: Part) -> Iterator[pa.RecordBatch]:
+    found = _segments(part) if part.split else _rows(part.job, settings.table)
+    for batch in found:
+        batch = settings.wanted(batch)
+        if batch.num_rows:
+            yield batch
+
+
+def _rows(job: Job, table: Table) -> Iterator[pa.RecordBatch]:
+    """The rows of one table of one capture, in the order in which they are known."""
+    ready: list[pa.RecordBatch] = []
+    quality = Quality()
+    for _ in Rows(lambda of, batch: ready.append(batch) if of is table else None).read(job, quality):
+        yield from ready
+        ready.clear()
+    yield from ready
+    if table is schema.QUALITY:
+        yield quality_batch(job.source, quality)
+
+
+def _segments(part: Part) -> Iterator[pa.RecordBatch]:
+    job, split = part.job, part.split
+    assert split is not None
+    ports = {port.to_bytes(2) for port in job.ports}
+    file = Path(split.path).name
+    sender: dict[bytes, tuple[str, int, str, int]] = {}
+    columns: list[list[Any]] = [[] for _ in SEGMENTS.schema]
+    for window, found in segments(split, Quality()):
+        for (time_ns, _, start, end, _), segment, earlier in found:
+            _, key, seq, ack, flags, size, _, _, length = segment
+            if ports and key[-4:-2] not in ports and key[-2:] not in ports:
+                continue
+            ends = sender.get(key)
+            if ends is None:
+                if len(sender) >= 65536:
+                    sender.clear()
+                ends = sender[key] = _ends(key)
+            offset = None if earlier else window.offset + start
+            row = (job.source, file, offset, end - start, time_ns // 1000, time_ns, *ends, seq, ack)
+            row += ("".join(sign for bit, sign in _FLAGS if flags & bit), size, length)
+            for column, value in zip(columns, row, strict=True):
+                column.append(value)
+        if len(columns[0]) >= BATCH_ROWS:
+            yield _segment_batch(columns)
+    if columns[0]:
+        yield _segment_batch(columns)
+
+
+def _segment_batch(columns: list[list[Any]]) -> pa.RecordBatch:
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SEGMENTS.schema, strict=True)]
+    for column in columns:
+        column.clear()
+    return pa.RecordBatch.from_arrays(arrays, schema=SEGMENTS.schema)
+
+
+def _ends(key: bytes) -> tuple[str, int, str, int]:
+    half = len(key) // 2 - 2
+    family = AF_INET if half == 4 else AF_INET6
+    return (
+        inet_ntop(family, key[:half]),
+        int.from_bytes(key[-4:-2]),
+        inet_ntop(family, key[half : 2 * half]),
+        int.from_bytes(key[-2:]),
+    )

@@ -1,0 +1,128 @@
+"""`kproxy spark ingest` against `kproxy convert`: the same rows, from every capture at once."""
+
+import gzip
+import json
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kproxy.convert import convert
+from kproxy.errors import KproxyError
+from kproxy.spark import pipeline, splits
+from kproxy.tables import schema
+from tests.captures import capture, expected, folder
+
+
+def captures():
+    return sorted(path for name in ("captures", "shapes") for path in folder(name).iterdir() if ".pcap" in path.name)
+
+
+def rows(place, table):
+    """All rows of a table in one order; the folders' date and hour are not columns of ours."""
+    files = sorted((place / table.name).rglob("*.parquet"))
+    whole = pa.concat_tables([pq.ParquetFile(file).read() for file in files]) if files else table.schema.empty_table()
+    return whole.sort_by([(name, "ascending") for name in ("source", *table.keys, *whole.schema.names)])
+
+
+def same(ours, theirs):
+    for table in schema.TABLES.values():
+        a, b = rows(ours, table), rows(theirs, table)
+        assert a.schema == table.schema
+        different = [name for name in table.schema.names if not a[name].equals(b[name])] if len(a) == len(b) else []
+        assert (len(a), different) == (len(b), []), table.name
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    place = tmp_path_factory.mktemp("converted")
+    convert(captures(), place, processes=1)
+    return place
+
+
+@pytest.fixture(scope="module")
+def ingested(spark, tmp_path_factory):
+    """Cut so small that most captures have many splits, and connections span them."""
+    place = tmp_path_factory.mktemp("ingested")
+    result = pipeline.ingest(spark, captures(), place, split_bytes=256 * 1024, tasks=4)
+    assert not result.failed
+    return place
+
+
+def test_the_same_rows_as_convert(converted, ingested):
+    same(ingested, converted)
+
+
+def test_files_hold_an_hour_in_order_of_time(ingested):
+    files = list((ingested / "exchanges").rglob("*.parquet"))
+    assert files
+    for file in files:
+        times = pq.ParquetFile(file).read(["time"])["time"].to_pylist()
+        assert times == sorted(times)
+        assert {f"date={time:%Y-%m-%d}/hour={time:%H}" for time in times} == {"/".join(file.parts[-3:-1])}
+    assert not list(ingested.glob(".unfinished*"))
+
+
+def test_spark_reads_it(spark, ingested):
+    for table in schema.TABLES.values():
+        assert spark.read.parquet(str(ingested / table.name)).count() == len(rows(ingested, table))
+
+
+def test_ports_and_rotation(spark, tmp_path):
+    files = []
+    data = capture("k41_BASE").read_bytes()
+    walker = splits._Records(bytes(data))
+    cuts = [24, *(walker.boundary(place, len(data)) for place in (150_000, 400_000)), len(data)]
+    for number, (start, stop) in enumerate(pairwise(cuts)):
+        part = tmp_path / f"part{number}.pcap"
+        part.write_bytes(data[:24] + data[start:stop])
+        files.append(part)
+    packed = tmp_path / "part1.pcap.gz"
+    packed.write_bytes(gzip.compress(files[1].read_bytes()))
+    files[1] = packed
+    settings = {"ports": [9092], "cluster": "east", "rotated": True}
+    convert(files, tmp_path / "converted", processes=1, **settings)
+    pipeline.ingest(spark, files, tmp_path / "ingested", split_bytes=50_000, tasks=3, **settings)
+    same(tmp_path / "ingested", tmp_path / "converted")
+    assert len(rows(tmp_path / "ingested", schema.EXCHANGES)) == len(expected("k41_BASE"))
+
+
+def test_a_clock_that_goes_back_and_damage(spark, tmp_path):
+    data = bytearray(capture("k41_BASE").read_bytes())
+    walker = splits._Records(bytes(data))
+    early = walker.boundary(300_000, len(data))
+    data[early : early + 4] = (int.from_bytes(data[early : early + 4], "little") - 3).to_bytes(4, "little")
+    late = walker.boundary(100_000, len(data))
+    data[late : late + 4] = (int.from_bytes(data[late : late + 4], "little") + 2).to_bytes(4, "little")
+    (tmp_path / "clock.pcap").write_bytes(data)
+    data[early + 8 : early + 12] = b"\xff" * 4
+    (tmp_path / "damaged.pcap").write_bytes(data)
+    ng = bytearray(capture("k41_ng").read_bytes())
+    blocks = splits._Blocks(bytes(ng))
+    place = blocks.boundary(300_000, len(ng))
+    ng[place + 8 : place + 12] = b"\x07\0\0\0"  # an interface that is not there: sound block, senseless packet
+    (tmp_path / "interface.pcapng").write_bytes(ng)
+    files = sorted(tmp_path.glob("*.pcap*"))
+    convert(files, tmp_path / "converted", processes=1)
+    pipeline.ingest(spark, files, tmp_path / "ingested", split_bytes=50_000, tasks=2)
+    same(tmp_path / "ingested", tmp_path / "converted")
+    kinds = rows(tmp_path / "ingested", schema.QUALITY).to_pylist()
+    assert {row["source"] for row in kinds if row["kind"] == "clock_back"} >= {"clock.pcap"}
+    assert {row["source"] for row in kinds if row["kind"] == "damaged"} == {"damaged.pcap", "interface.pcapng"}
+
+
+def test_what_is_no_capture_is_told_and_the_rest_goes_on(spark, tmp_path):
+    (tmp_path / "notes.txt").write_text("no capture")
+    files = [capture("k41_midstream"), tmp_path / "notes.txt", tmp_path / "missing.pcap"]
+    result = pipeline.ingest(spark, files, tmp_path / "tables")
+    assert sorted(str(fault) for fault in result.failed)[0].startswith(f"{tmp_path}/missing.pcap: cannot be opened")
+    assert len(result.failed) == 2 and result.rows["exchanges"] > 0
+    manifest = json.loads((tmp_path / "tables" / "_kproxy.json").read_text())
+    assert manifest["sources"] == {"k41_midstream.pcap": ["k41_midstream.pcap"]}
+
+    with pytest.raises(KproxyError, match="holds tables already"):
+        pipeline.ingest(spark, files[:1], tmp_path / "tables")
+    before = rows(tmp_path / "tables", schema.EXCHANGES)
+    pipeline.ingest(spark, files[:1], tmp_path / "tables", overwrite=True, tasks=3)
+    assert rows(tmp_path / "tables", schema.EXCHANGES).equals(before)

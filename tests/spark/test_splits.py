@@ -1,0 +1,76 @@
+"""Splits of real captures against the same files read in one piece."""
+
+import shutil
+
+import pytest
+
+from kproxy.capture.pcap import Capture
+from kproxy.capture.quality import Quality
+from kproxy.spark import splits
+from tests.captures import capture
+
+BASES = ("k41_BASE", "k41_bigendian", "k41_rawip", "k41_realnano", "k41_realSLL2", "k41_snap96", "k41_ng",
+         "k41_mixedlinks", "k41_cut", "k0102_java_cluster")  # fmt: skip
+
+
+def records(windows):
+    """(time, link, where its bytes lie in the file, original length) and the bytes."""
+    return [
+        (time_ns, link, offset + start, original, data[start:end])
+        for data, offset, found in windows
+        for time_ns, link, start, end, original in found
+    ]
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_splits_hold_every_record_once(name):
+    path = capture(name)
+    quality = Quality()
+    whole = records(Capture([path], quality).windows())
+    for size in (20_011, 65_536, 150_001):
+        parts = splits.plan(str(path), size)
+        assert len(parts) == path.stat().st_size // size
+        seen = Quality()
+        assert [record for part in parts for record in records(splits.windows(part, seen))] == whole
+        assert list(seen) == list(quality)
+        for part in parts[1:]:
+            assert part.overlap < part.start and records(splits.windows(part.before, Quality()))[-1] in whole
+
+
+def test_a_boundary_is_the_next_record_whatever_the_range():
+    """Each byte offset, as a range's start, leads to the next record that begins with a TCP segment."""
+    path = capture("k41_BASE")
+    data = path.read_bytes()
+    starts = [start - 16 for _, _, start, _, _ in records(Capture([path], Quality()).windows())]
+    walker = splits._Records(data)
+    offset = starts[200]
+    for start in starts[201:260]:
+        for place in range(offset + 1, start + 1, 7):
+            assert walker.boundary(place, len(data)) == start
+        offset = start
+
+
+def test_what_cannot_be_split_is_read_in_one_piece(tmp_path):
+    data = bytearray(capture("k41_BASE").read_bytes())
+    starts = [start - 16 for _, _, start, _, _ in records(Capture([capture("k41_BASE")], Quality()).windows())]
+    damaged = tmp_path / "damaged.pcap"
+    data[starts[700] + 8 : starts[700] + 12] = b"\xff" * 4
+    damaged.write_bytes(data)
+    sections = tmp_path / "sections.pcapng"
+    sections.write_bytes(capture("k41_ng").read_bytes() * 2)
+    packed = tmp_path / "packed.pcap.gz"
+    shutil.copy(capture("k41_gz"), packed)
+    for path in (damaged, sections, packed):
+        assert splits.plan(str(path), 100_000) == [splits.Split(str(path))]
+        assert records(splits.windows(splits.Split(str(path)), Quality())) == records(
+            Capture([path], Quality()).windows()
+        )
+
+
+def test_splits_that_do_not_meet_are_no_splits():
+    path = str(capture("k41_BASE"))
+    pieces = splits.ranges(path, 200_000)
+    surveys = [splits.survey(piece) for piece in pieces]
+    assert len(splits.agree(pieces, surveys)) == 3
+    wrong = [surveys[0], splits.Survey(True, surveys[1].first + 5, surveys[1].arrival), surveys[2]]
+    assert splits.agree(pieces, wrong) == [splits.Split(path)]
