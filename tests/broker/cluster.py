@@ -112,7 +112,10 @@ class Broker:
                 }.items()
             )
         )
-        tool("kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", str(self.config))
+        tool(
+            *("kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", str(self.config)),
+            *("--feature", "share.version=1"),  # KIP-932, which 4.1 has but does not turn on by itself
+        )
 
     def start(self) -> None:
         with self.log.open("ab") as log:

@@ -13,7 +13,16 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, To
 
 from tests.broker.cluster import Cluster, tool, wait_for
 from tests.broker.kproxy import Kproxy
-from tests.broker.tools import CONSUMER, PRODUCER, Running, create_topic, members
+from tests.broker.tools import (
+    CONSUMER,
+    PRODUCER,
+    SHARE_CONSUMER,
+    Running,
+    create_share_group,
+    create_topic,
+    endpoints,
+    members,
+)
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 MODES = (
@@ -74,6 +83,23 @@ def test_a_client_that_goes_past_kproxy_would_be_seen(cluster: Cluster, kproxy: 
     with socket.create_connection((broker.host, broker.port)) as client:
         stranger = Counter([(broker.address, client.getsockname())])
         wait_for("the stranger in the log", lambda: cluster.client_peers() - before - kproxy.sources() == stranger)
+
+
+def test_clients_are_told_of_kproxy_and_nobody_else(bootstrap: str) -> None:
+    port = int(bootstrap.split(":")[1])
+    assert endpoints(bootstrap) == {node_id: f"127.0.0.1:{port + 1 + node_id}" for node_id in (1, 2, 3)}
+
+
+def test_share_group_with_java(bootstrap: str) -> None:
+    """KIP-932: ShareFetch and ShareAcknowledge."""
+    topic = create_topic(bootstrap)
+    sent = [f"line {number}" for number in range(100)]
+    produce(bootstrap, topic, [(line.encode(), line.encode()) for line in sent])
+    received = tool(
+        *(SHARE_CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--group", create_share_group(bootstrap)),
+        *("--max-messages", str(len(sent)), "--timeout-ms", "30000"),
+    )
+    assert sorted(received.splitlines()) == sorted(sent)
 
 
 def test_librdkafka_with_every_codec_and_acks(bootstrap: str) -> None:

@@ -15,8 +15,10 @@ from tests.broker.cluster import Cluster, wait_for
 from tests.broker.kproxy import Kproxy
 from tests.broker.tools import (
     CONSUMER,
+    SHARE_CONSUMER,
     VERIFIABLE_PRODUCER,
     Running,
+    create_share_group,
     create_topic,
     elect_preferred_leaders,
     leaders,
@@ -137,8 +139,16 @@ def test_clients_go_on_when_brokers_stop_and_start(
 ) -> None:
     """Leaders move away and back; the hints of where to (NodeEndpoints, KIP-951) name kproxy."""
     topics = [create_topic(bootstrap), create_topic(bootstrap)]
-    before = {api: kproxy.metric("kproxy_rewritten_addresses_total", api=api) for api in ("Produce", "Fetch")}
-    with java_load(bootstrap, topics[1], tmp_path) as java, Load(bootstrap, topics[0]) as load:
+    carriers = ("Produce", "Fetch", "ShareFetch")
+    before = {api: kproxy.metric("kproxy_rewritten_addresses_total", api=api) for api in carriers}
+    group = ("--group", create_share_group(bootstrap))
+    with (
+        java_load(bootstrap, topics[1], tmp_path) as java,
+        Running(
+            tmp_path / "shared", SHARE_CONSUMER, "--bootstrap-server", bootstrap, "--topic", topics[1], *group
+        ) as shared,
+        Load(bootstrap, topics[0]) as load,
+    ):
         for broker, kill in zip(cluster.brokers, (False, True, False), strict=True):
             broker.stop(kill=kill)
             wait_for("new leaders", lambda: broker.node_id not in leaders(bootstrap, topics[0]))  # noqa: B023
@@ -149,6 +159,8 @@ def test_clients_go_on_when_brokers_stop_and_start(
             broker.wait_until_started()
         wait_for("leaders as before", lambda: leaders_spread(bootstrap, topics[0]))
         load.flows()
+        count = len(shared.lines())
+        wait_for("the share group to go on", lambda: len(shared.lines()) > count + 100)
     assert not load.faults
     assert load.received.issuperset(load.acknowledged)
     for api, count in before.items():

@@ -8,9 +8,12 @@ from tests.broker.cluster import java, tool
 
 PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
 CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+SHARE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleShareConsumer"
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 VERIFIABLE_PRODUCER = "org.apache.kafka.tools.VerifiableProducer"
+CONFIGS = "kafka.admin.ConfigCommand"
+CLUSTER = "org.apache.kafka.tools.ClusterTool"
 ELECTION = "org.apache.kafka.tools.LeaderElectionCommand"
 
 _numbers = itertools.count(1)
@@ -24,6 +27,23 @@ def create_topic(bootstrap: str, partitions: int = 3) -> str:
         *("--partitions", str(partitions), "--replication-factor", "3"),
     )
     return topic
+
+
+def create_share_group(bootstrap: str) -> str:
+    """A share group of a name of its own, which begins with the oldest records."""
+    group = f"share-{next(_numbers)}"
+    tool(
+        *(CONFIGS, "--bootstrap-server", bootstrap, "--alter", "--entity-type", "groups", "--entity-name", group),
+        *("--add-config", "share.auto.offset.reset=earliest"),
+    )
+    return group
+
+
+def endpoints(bootstrap: str) -> dict[int, str]:
+    """Node id -> address, as the cluster describes itself to this client (DescribeCluster)."""
+    text = tool(CLUSTER, "list-endpoints", "--bootstrap-server", bootstrap)
+    rows = [line.split() for line in text.splitlines()[1:] if line]
+    return {int(row[0]): f"{row[1]}:{row[2]}" for row in rows}
 
 
 def leaders(bootstrap: str, topic: str) -> list[int]:
