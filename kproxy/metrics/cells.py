@@ -29,7 +29,16 @@ from kproxy.metrics.bounds import (
 )
 from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import ANSWERED, NO_ANSWER_EXPECTED, SIDES, Desync, Event, Exchange, Unanswered
+from kproxy.wire.events import (
+    ANSWERED,
+    NO_ANSWER_EXPECTED,
+    SIDES,
+    AddressesHidden,
+    Desync,
+    Event,
+    Exchange,
+    Unanswered,
+)
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -170,6 +179,8 @@ class ConnectionMetrics:
         elif isinstance(event, Unanswered):
             self._request_only(event.exchange)
             _add(metrics.unanswered, (metrics.api_label(event.exchange.plan), event.cause), 1)
+        elif isinstance(event, AddressesHidden):
+            self.neutralised(metrics.api_label(event.exchange.plan), 1)
         elif isinstance(event, Desync):
             _add(metrics.faults, (SIDES[event.side], event.kind), 1)
 

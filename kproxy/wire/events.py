@@ -112,6 +112,15 @@ class Unanswered:
         self.cause = cause  # client_closed, broker_closed, desync, gap, ...
 
 
+class AddressesHidden:
+    """The brokers that a streamed answer named were made unreadable as it passed: its client will ask Metadata."""
+
+    __slots__ = ("exchange",)
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+
+
 class Gap:
     """Bytes that a capture does not hold, or that were skipped to find the next plausible frame."""
 
@@ -161,4 +170,4 @@ class Closed:
         self.now_ns = now_ns
 
 
-Event = Exchange | Unanswered | Gap | Desync | Closed
+Event = Exchange | Unanswered | AddressesHidden | Gap | Desync | Closed

@@ -19,8 +19,8 @@ A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session fail
 next plausible frame, a transparent one goes on blind.
 
 Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), one copy of a small answer
-(64 KiB) or one held answer (64 MiB), and the pending requests, which the owner bounds by not reading the client. Refuses
-to know sockets, clocks.
+(64 KiB) or one held answer (64 MiB), and the pending requests, which the owner bounds by not reading the client.
+Refuses to know sockets and clocks.
 """
 
 from collections.abc import Callable
@@ -44,6 +44,7 @@ from kproxy.wire.events import (
     REQUEST_NOT_SEEN,
     SIDES,
     UNANSWERED,
+    AddressesHidden,
     Closed,
     Desync,
     Event,
@@ -682,6 +683,8 @@ class Session:
         assert walker is not None
         self._walker = None
         walker.finish()
+        if walker.neutralised:
+            self.events.append(AddressesHidden(exchange))
         exchange.throttle_ms = walker.throttle_ms
         exchange.error_code = walker.error_code
         exchange.errors = walker.errors

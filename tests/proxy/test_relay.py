@@ -7,9 +7,10 @@ import socket
 
 import pytest
 
+from kproxy.protocol import codec
 from kproxy.proxy import listeners
 from kproxy.wire import pairing
-from tests.proxy.live import Broker, Wire, kproxy, live, request, response
+from tests.proxy.live import Wire, kproxy, live, request, response
 
 PRODUCE = 0
 FETCH = 1
@@ -316,6 +317,31 @@ def test_a_defect_of_ours_costs_one_connection(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_brokers_behind_a_large_answer_are_hidden_at_constant_size():
+    """KIP-951's hints stand at the end of an answer whose size was sent long before they came."""
+
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            await client.send(request(FETCH, 16, 1))
+            await broker.frame()
+            hints = [{"nodeId": 1, "host": "broker-1.internal", "port": 9092}]
+            partitions = [{"partitionIndex": 0, "errorCode": 6, "records": b"r" * 500_000}]
+            body = {"responses": [{"partitions": partitions}], "nodeEndpoints": hints}
+            answer = response(FETCH, 16, 1, body)
+            await broker.send(answer)
+            heard = await client.frame()
+            assert len(heard) == len(answer)
+            _, told = codec.decode_response(heard[4:], FETCH, 16)
+            assert "nodeEndpoints" not in told
+            assert told["responses"][0]["partitions"][0]["records"] == b"r" * 500_000
+            metrics = here.server.metrics
+            assert metrics.neutralised == {"Fetch": 1}
+            assert not metrics.rewritten and not metrics.leaked and not metrics.faults
+
+    live(test())
+
+
 # --- draining --------------------------------------------------------------------------------------------------------
 
 
@@ -468,6 +494,3 @@ def test_memory_is_given_back_without_the_garbage_collector():
                 gc.enable()
 
     live(test())
-
-
-__all__ = ["Broker"]
