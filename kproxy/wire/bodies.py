@@ -260,18 +260,22 @@ class BodyWalker(Found):
     def _read(self, chunk: Buffer, pos: int, end: int) -> int:
         """Let the walk go on with what there is; returns from where on it needs more, which may be behind `end`."""
         carried = len(self._carry)
-        stop = pos + self._need - carried
+        stop = max(pos, pos + self._need - carried)
         if stop > end:
             self._carry += bytes(chunk[pos:end])
             return end
         self._offset = 0
-        if carried:
-            chunk = self._carry + bytes(chunk[pos:stop])
-            self._carry = b""
-            self._offset = pos - carried
-            pos, end = 0, len(chunk)
-        pos, self._need = self._walk.send((chunk, pos, end))
-        return pos + self._offset
+        if not carried:
+            pos, self._need = self._walk.send((chunk, pos, end))
+            return pos
+        joined = self._carry + bytes(chunk[pos:stop])
+        self._carry = b""
+        self._offset = pos - carried
+        ahead, self._need = self._walk.send((joined, 0, len(joined)))
+        if ahead >= carried:
+            return ahead + self._offset
+        self._carry = joined[ahead:]  # it looked further than it went, as at a batch shorter than its look
+        return stop
 
     def _end_with(self, fault: Malformed) -> None:
         self._done = True

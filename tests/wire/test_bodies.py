@@ -242,7 +242,8 @@ def details(layout: Layout, frame: bytes, sizes, detail: int) -> tuple[BodyWalke
     pos = layout.start
     while pos < len(frame):
         size = next(sizes)
-        walker.feed(frame, pos, min(pos + size, len(frame)))
+        part = frame[pos : pos + size]  # nothing of what came before is still there
+        walker.feed(memoryview(b"\xff\x01" + part + b"\x00\xff"), 2, 2 + len(part))
         partitions += walker.partitions
         batches += walker.batches
         walker.partitions.clear()
