@@ -82,6 +82,13 @@ def demo(seconds: float | None) -> None:
 @click.option("--port", "ports", type=int, multiple=True, metavar="N", help="A broker's port. Default: by content.")
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
 @click.option("--rotated", is_flag=True, help="The files are one capture, in this order.")
+@click.option(
+    "--detail",
+    type=click.Choice(("headers", "topics", "batches")),
+    default="batches",
+    show_default=True,
+    help="How closely bodies are read: for no further table, for `partitions`, for `batches` too.",
+)
 @click.option("--key-log", metavar="FILE", help="SSLKEYLOGFILE of the TLS connections; needs tshark.")
 @click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
 @click.option("--processes", type=int, default=0, metavar="N", help="Default: as many as there are cores.")
@@ -91,6 +98,7 @@ def convert(
     ports: tuple[int, ...],
     cluster: str,
     rotated: bool,
+    detail: str,
     key_log: str | None,
     follow: bool,
     processes: int,
@@ -115,6 +123,7 @@ def convert(
             ports=ports,
             cluster=cluster,
             rotated=rotated,
+            detail=detail,
             key_log=key_log,
             follow=follow,
             processes=processes,

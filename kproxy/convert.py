@@ -24,7 +24,10 @@ from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.rows import OF_FLOWS, Job, Rows, captures_of, quality_batch
 from kproxy.tables import schema, writer
+from kproxy.tables.partitions import TopicNames
+from kproxy.wire import bodies
 
+DETAILS = {"headers": bodies.ERRORS, "topics": bodies.TOPICS, "batches": bodies.BATCHES}
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
 
 
@@ -38,6 +41,15 @@ class Summary:
     failed: list[CaptureError] = field(default_factory=list)
 
 
+@dataclass
+class _Share:
+    """What came of a capture, or of some of its flows: sorted runs by table, its flaws, and names of topics."""
+
+    runs: dict[str, list[Path]]
+    quality: Quality
+    names: TopicNames
+
+
 Progress = Callable[[str, int, int], None]  # (source, bytes read, bytes in all or 0)
 
 
@@ -49,14 +61,14 @@ def convert(
     cluster: str = "default",
     rotated: bool = False,
     key_log: Path | str | None = None,
+    detail: str = "batches",
     follow: bool = False,
     processes: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
     """Write the tables of captures into the folder `out`. A capture that cannot be read does not stop the others."""
     jobs = captures_of(captures, cluster, tuple(sorted(set(ports))), rotated)
-    if key_log is not None:
-        jobs = [replace(job, key_log=str(key_log)) for job in jobs]
+    jobs = [replace(job, key_log=str(key_log) if key_log else None, detail=DETAILS[detail]) for job in jobs]
     dataset = writer.Dataset(out)
     summary = Summary(Path(out))
     work = dataset.begin("convert")
@@ -64,14 +76,14 @@ def convert(
         places: dict[str, Path] = {}
         for number, job in enumerate(jobs):
             try:
-                runs, quality = _read(job, work, number, processes, follow, progress)
+                read = _read(job, work, number, processes, follow, progress)
             except CaptureError as fault:
                 summary.failed.append(fault)
                 continue
-            summary.quality[job.source] = quality
+            summary.quality[job.source] = read.quality
             for table in schema.TABLES.values():
                 finished = work / f"{number}.{table.name}.parquet"
-                rows = writer.write(table, runs[table.name], finished)
+                rows = writer.write(table, read.runs[table.name], finished, read.names.fill)
                 summary.rows[table.name] = summary.rows.get(table.name, 0) + rows
                 places[f"{table.name}/{job.source}.parquet"] = finished
         if places:
@@ -96,9 +108,7 @@ def _manifest(jobs: list[Job], summary: Summary) -> dict[str, Any]:
 # --- one capture, in one or more processes ---------------------------------------------------------------------------
 
 
-def _read(
-    job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None
-) -> tuple[dict[str, list[Path]], Quality]:
+def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None) -> _Share:
     """Read a capture into sorted runs by table."""
     regular = [Path(path) for path in job.paths if Path(path).is_file()]
     if follow or len(regular) < len(job.paths):
@@ -106,27 +116,28 @@ def _read(
     elif not processes:
         small = sum(path.stat().st_size for path in regular) < SMALL_BYTES
         processes = 1 if small else min(len(os.sched_getaffinity(0)), SHARDS)
-    shares = [tuple(range(share, SHARDS, processes)) for share in range(processes)]
+    shares = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
     if processes == 1:
         results = [_share(job, work, f".{number}.0", shares[0], True, follow, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)
-    quality = Quality()
-    runs: dict[str, list[Path]] = {name: [] for name in schema.TABLES}
-    for of_tables, of_quality in results:
-        quality.add(of_quality)
-        for name, paths in of_tables.items():
-            runs[name] += paths
+    whole = _Share({name: [] for name in schema.TABLES}, Quality(), TopicNames())
+    for share in results:
+        whole.quality.add(share.quality)
+        for identity, name in share.names.names.items():
+            whole.names.add(identity, name)
+        for table, paths in share.runs.items():
+            whole.runs[table] += paths
     sorter = writer.Sorter(schema.QUALITY, work, f".{number}")
-    sorter.add(quality_batch(job.source, quality))
+    sorter.add(quality_batch(job.source, whole.quality))
     sorter.spill()
-    runs["quality"] = sorter.runs
-    return runs, quality
+    whole.runs["quality"] = sorter.runs
+    return whole
 
 
 def _in_processes(
     job: Job, work: Path, number: int, shares: list[tuple[int, ...]], progress: Progress | None
-) -> list[tuple[dict[str, list[Path]], Quality]]:
+) -> list[_Share]:
     context = get_context("spawn")
     workers = []
     for index, share in enumerate(shares):
@@ -150,12 +161,11 @@ def _in_processes(
                     ) from None
                 if isinstance(message, Exception):
                     raise message
-                if isinstance(message[0], str):
-                    if progress is not None:
-                        progress(*message)
-                    continue
-                results.append(message)
-                break
+                if isinstance(message, _Share):
+                    results.append(message)
+                    break
+                if progress is not None:
+                    progress(*message)
     finally:
         for process, ours in workers:
             ours.close()
@@ -178,7 +188,7 @@ def _worker(pipe: Connection, job: Job, work: Path, prefix: str, shards: tuple[i
 
 def _share(
     job: Job, work: Path, prefix: str, shards: tuple[int, ...], first: bool, follow: bool, progress: Progress | None
-) -> tuple[dict[str, list[Path]], Quality]:
+) -> _Share:
     """Read a capture and decode the flows of some shards; `first`: count also what belongs to no flow."""
     quality = Quality()
     sorters = {name: writer.Sorter(schema.TABLES[name], work, prefix) for name in OF_FLOWS}
@@ -188,4 +198,4 @@ def _share(
             progress(job.source, capture.consumed, capture.size)
     for sorter in sorters.values():
         sorter.spill()
-    return {name: sorter.runs for name, sorter in sorters.items()}, quality
+    return _Share({name: sorter.runs for name, sorter in sorters.items()}, quality, rows.names)

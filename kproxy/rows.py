@@ -20,11 +20,19 @@ from kproxy.capture.quality import Quality
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
 from kproxy.tables.columns import ExchangeColumns
+from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, TopicNames
 from kproxy.tables.schema import Table
+from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
+from kproxy.wire.interest import DESCRIBE_TOPIC_PARTITIONS, METADATA
 
 BATCH_ROWS = 16 * 1024
-OF_FLOWS = ("exchanges", "connections")  # the tables whose rows come from flows; `quality` is of a whole capture
+OF_FLOWS = (
+    "exchanges",
+    "partitions",
+    "batches",
+    "connections",
+)  # the tables whose rows come from flows; `quality` is of a whole capture
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,7 @@ class Job:
     cluster: str
     ports: tuple[int, ...]
     key_log: str | None = None  # SSLKEYLOGFILE of its TLS connections
+    detail: int = BATCHES  # how closely bodies are read: see kproxy.wire.bodies
 
 
 def captures_of(captures: Sequence[Path | str], cluster: str, ports: tuple[int, ...], rotated: bool) -> list[Job]:
@@ -64,6 +73,9 @@ class Rows:
 
     def __init__(self, add: Callable[[Table, pa.RecordBatch], None]) -> None:
         self.exchanges = ExchangeColumns()
+        self.partitions = PartitionColumns()
+        self.batches = BatchColumns()
+        self.names = TopicNames()  # whoever writes files fills them in
         self._add = add
         self._connection_rows: list[dict[str, Any]] = []
         self._tallies: dict[Flow, _Tally] = {}
@@ -91,6 +103,7 @@ class Rows:
             ports=job.ports,
             shards=shards,
             first=first,
+            detail=job.detail,
         )
         flows.keep_encrypted = job.key_log is not None
         try:
@@ -116,8 +129,13 @@ class Rows:
 
     def flush(self, least: int) -> None:
         """Hand on what there is, of each table with at least so many rows."""
-        if self.exchanges.rows >= least:
-            self._add(schema.EXCHANGES, self.exchanges.batch())
+        for table, columns in (
+            (schema.EXCHANGES, self.exchanges),
+            (schema.PARTITIONS, self.partitions),
+            (schema.BATCHES, self.batches),
+        ):
+            if columns.rows >= least:
+                self._add(table, columns.batch())
         if len(self._connection_rows) >= least:
             connections = schema.CONNECTIONS
             self._add(connections, pa.RecordBatch.from_pylist(self._connection_rows, connections.schema))
@@ -133,28 +151,37 @@ class _Tally:
         self._info = flow.info
         self._rows = rows
         self._retransmitted = flow.talk.retransmitted_ns
+        self._positions: Positions = {}
         self._requests = 0
         self._answers = 0
         self._resyncs = 0
         self._faults = 0
 
     def __call__(self, events: list[Event]) -> None:
-        append = self._rows.exchanges.append
         for event in events:
             kind = type(event)
             if kind is Exchange:
                 self._answers += event.response_end != NONE
                 self._requests += event.outcome is not REQUEST_NOT_SEEN
-                append(self._info, event, self._sent_again(event) if self._retransmitted else 0)
+                self._exchange(event)
             elif kind is Unanswered:
                 self._requests += 1
-                append(self._info, event.exchange, self._sent_again(event.exchange) if self._retransmitted else 0)
+                self._exchange(event.exchange)
             elif kind is Gap:
                 self._resyncs += event.resync
             elif kind is Desync:
                 self._faults += 1
-        if self._rows.exchanges.rows >= BATCH_ROWS:
-            self._rows.flush(BATCH_ROWS)
+
+    def _exchange(self, exchange: Exchange) -> None:
+        rows = self._rows
+        rows.exchanges.append(self._info, exchange, self._sent_again(exchange) if self._retransmitted else 0)
+        if exchange.request_body is not None or exchange.response_body is not None:
+            rows.partitions.append(self._info, exchange, self._positions)
+            rows.batches.append(self._info, exchange)
+            if exchange.plan.api_key in (METADATA, DESCRIBE_TOPIC_PARTITIONS):
+                rows.names.learn(exchange.response_body)
+        if rows.exchanges.rows >= BATCH_ROWS or rows.partitions.rows >= BATCH_ROWS or rows.batches.rows >= BATCH_ROWS:
+            rows.flush(BATCH_ROWS)
 
     def _sent_again(self, exchange: Exchange) -> int:
         """Segments of the connection that were sent again between the exchange's first byte and its last."""
@@ -183,6 +210,8 @@ class _Tally:
             "answers": self._answers,
             "client_bytes": flow.payload_bytes[client ^ CLIENT],
             "broker_bytes": flow.payload_bytes[client ^ 1],
+            "software_name": session.software[0] if session and session.software else None,
+            "software_version": session.software[1] if session and session.software else None,
             "sasl_mechanism": session.sasl_mechanism if session else None,
             "sasl_tokens": session.sasl_tokens if session else 0,
             "tls": "tls_decrypted" if flow.decrypted else "tls" if flow.speaks == content.TLS else "plain",

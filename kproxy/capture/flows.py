@@ -23,6 +23,7 @@ from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.pcap import Window
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import FURTHEST, MASK, Budget, Conversation, Receiver, ahead
+from kproxy.wire.bodies import ERRORS
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import LOST, Desync, Event, Gap, Unanswered
 from kproxy.wire.interest import Interest
@@ -256,6 +257,7 @@ class Flows:
         ports: Collection[int] = (),
         shards: Collection[int] = range(SHARDS),
         first: bool = True,
+        detail: int = ERRORS,
     ) -> None:
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
@@ -266,7 +268,7 @@ class Flows:
         self._ports = frozenset(port.to_bytes(2) for port in ports)
         self._first = first  # of several processes that read the same capture, the one that counts its packets
         self._dissector = Dissector(quality if first else Quality())
-        self._interest = Interest(details=True, capture=True)
+        self._interest = Interest(details=True, detail=detail, capture=True)
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}

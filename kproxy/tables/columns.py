@@ -18,6 +18,7 @@ from kproxy.protocol.error_codes import error_name
 from kproxy.tables.schema import EXCHANGES
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import NONE, Exchange
+from kproxy.wire.interest import FETCH, PRODUCE, SHARE_FETCH
 
 NULL = -(1 << 63)  # in a packed row; NONE (-1) is a value that some columns have
 
@@ -115,6 +116,7 @@ class ExchangeColumns:
         code = exchange.error_code
         acks = exchange.acks
         max_wait_ms = exchange.max_wait_ms
+        topics, partitions, records = carried(exchange)
         self._packed += _ROW.pack(
             connection,
             api,
@@ -135,9 +137,9 @@ class ExchangeColumns:
             exchange.in_flight,
             NULL if acks is None else acks,
             NULL if max_wait_ms is None else max_wait_ms,
-            NONE,
-            NONE,
-            NONE,
+            topics,
+            partitions,
+            records,
             index(exchange.group_id),
             index(exchange.transactional_id),
             index(exchange.decoded),
@@ -154,12 +156,12 @@ class ExchangeColumns:
             if name in _WORDS:
                 columns[name] = self._words.column(values)
             elif name in EXCHANGES.schema.names and name not in ("connection", "api"):
-                columns[name] = _numbers(EXCHANGES.schema.field(name).type, values, name in _NONE_IS_NULL)
+                columns[name] = numbers(EXCHANGES.schema.field(name).type, values, name in _NONE_IS_NULL)
         first = np.where(raw["request_start_ns"] != NONE, raw["request_start_ns"], raw["response_start_ns"])
         columns["time"] = pa.array(first // 1000, EXCHANGES.schema.field("time").type)
         columns["latency_ns"] = _difference(raw["response_start_ns"], raw["request_end_ns"])
         columns["total_ns"] = _difference(raw["response_end_ns"], raw["request_start_ns"])
-        columns["error"] = _named(raw["error_code"], error_name)
+        columns["error"] = named(raw["error_code"], error_name)
         self._of_connections(columns, pa.array(raw["connection"]))
         self._of_apis(columns, pa.array(raw["api"]))
         self._clear()
@@ -191,9 +193,25 @@ class ExchangeColumns:
         columns["api_version"] = pa.array(versions, pa.int16()).take(indices)
 
 
-def _numbers(kind: pa.DataType, values: np.ndarray, none_is_null: bool) -> pa.Array:
+def carried(exchange: Exchange) -> tuple[int, int, int]:
+    """(topics, partitions, records) that a Produce brings or a fetch is answered with; NONE where that is not known."""
+    key = exchange.plan.api_key
+    found = exchange.request_body if key == PRODUCE else exchange.response_body if key in (FETCH, SHARE_FETCH) else None
+    if found is None:
+        return NONE, NONE, NONE
+    topics, records = set(), 0
+    for partition in found.partitions:
+        topics.add(partition.topic or partition.topic_id)
+        if records != NONE:
+            records = NONE if partition.records == NONE else records + partition.records
+    return len(topics), len(found.partitions), records
+
+
+def numbers(kind: pa.DataType, values: np.ndarray, none_is_null: bool = False) -> pa.Array:
+    """A column of numbers, or of flags; null is NULL, or NONE."""
     missing = values == (NONE if none_is_null else NULL)
-    return pa.array(np.where(missing, 0, values), kind, mask=missing)
+    values = np.where(missing, 0, values)
+    return pa.array(values.astype(bool) if pa.types.is_boolean(kind) else values, kind, mask=missing)
 
 
 def _difference(later: np.ndarray, earlier: np.ndarray) -> pa.Array:
@@ -201,7 +219,8 @@ def _difference(later: np.ndarray, earlier: np.ndarray) -> pa.Array:
     return pa.array(np.where(missing, 0, later - earlier), pa.int64(), mask=missing)
 
 
-def _named(codes: np.ndarray, name: Callable[[int], str]) -> pa.Array:
+def named(codes: np.ndarray, name: Callable[[int], str]) -> pa.Array:
+    """A column of names for the codes of another."""
     distinct, inverse = np.unique(codes, return_inverse=True)
     names = pa.array([None if code == NULL else name(int(code)) for code in distinct], pa.string())
     return names.take(pa.array(inverse))

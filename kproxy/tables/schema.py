@@ -40,7 +40,7 @@ class Table:
         return [field.name for field in self.schema if field.name not in self.deltas and field.type != FLAG]
 
 
-_COUNTERS = frozenset(("number", "correlation_id", "bytes"))
+_COUNTERS = frozenset(("number", "correlation_id", "bytes", "high_watermark", "base_timestamp", "max_timestamp"))
 
 EXCHANGES = Table(
     "exchanges",
@@ -88,6 +88,70 @@ EXCHANGES = Table(
         ]
     ),
     ("time", "connection", "number", "response_start_ns", "correlation_id"),
+)
+
+_OF_PARTITION = [
+    ("source", TEXT),
+    ("connection", I64),
+    ("number", I64),
+    ("time", TIME),
+    ("api", TEXT),
+    ("direction", TEXT),
+    ("topic", TEXT),
+    ("topic_id", TEXT),
+    ("partition", I32),
+]
+
+PARTITIONS = Table(
+    "partitions",
+    pa.schema(
+        [
+            *_OF_PARTITION,
+            ("bytes", I64),
+            ("batches", I32),
+            ("records", I64),
+            ("codec", TEXT),
+            ("magic", I16),
+            ("error_code", I16),
+            ("error", TEXT),
+            ("offset", I64),
+            ("high_watermark", I64),
+            ("last_stable_offset", I64),
+            ("log_start_offset", I64),
+            ("leader_epoch", I32),
+            ("lag_records", I64),
+            ("lag_ns", I64),
+            ("metadata", TEXT),
+            ("group_id", TEXT),
+        ]
+    ),
+    ("time", "connection", "number", "direction", "topic_id", "topic", "partition"),
+)
+
+BATCHES = Table(
+    "batches",
+    pa.schema(
+        [
+            *_OF_PARTITION,
+            ("base_offset", I64),
+            ("last_offset", I64),
+            ("records", I64),
+            ("bytes", I64),
+            ("codec", TEXT),
+            ("magic", I16),
+            ("timestamp_type", TEXT),
+            ("base_timestamp", I64),
+            ("max_timestamp", I64),
+            ("producer_id", I64),
+            ("producer_epoch", I16),
+            ("base_sequence", I32),
+            ("transactional", FLAG),
+            ("control", FLAG),
+            ("crc_valid", FLAG),
+            ("partial", FLAG),
+        ]
+    ),
+    ("time", "connection", "number", "direction", "topic_id", "topic", "partition", "base_offset"),
 )
 
 CONNECTIONS = Table(
@@ -146,4 +210,4 @@ QUALITY = Table(
     ("source",),
 )
 
-TABLES = {table.name: table for table in (EXCHANGES, CONNECTIONS, QUALITY)}
+TABLES = {table.name: table for table in (EXCHANGES, PARTITIONS, BATCHES, CONNECTIONS, QUALITY)}

@@ -12,7 +12,7 @@ Refuses to know what rows mean.
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +120,10 @@ class Sorter:
         self.runs.append(path)
 
 
-def write(table: Table, runs: list[Path], path: Path) -> int:
-    """Merge runs into one Parquet file; returns its rows. The runs are removed."""
-    count = store(table, merged(table, runs), path)
+def write(table: Table, runs: list[Path], path: Path, fill: Callable[[pa.Table], pa.Table] | None = None) -> int:
+    """Merge runs into one Parquet file; returns its rows. The runs are removed. `fill` mends rows on their way."""
+    parts = merged(table, runs)
+    count = store(table, parts if fill is None else map(fill, parts), path)
     for run in runs:
         run.unlink()
     return count

@@ -9,6 +9,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from kproxy.tables.partitions import APIS, topic_id
+from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import ANSWERED, UNANSWERED
 from tests import captures
 from tests.capture.test_flows import Seen
@@ -68,6 +70,55 @@ def error_codes(body):
     elif isinstance(body, list):
         for value in body:
             yield from error_codes(value)
+
+
+# Kafka's names of one thing, and ours
+OFFSETS = {"fetchOffset": "offset", "committedOffset": "offset", "baseOffset": "offset", "offset": "offset"}
+FIELDS = OFFSETS | {
+    "errorCode": "error_code",
+    "highWatermark": "high_watermark",
+    "lastStableOffset": "last_stable_offset",
+    "logStartOffset": "log_start_offset",
+    "recordsSizeInBytes": "bytes",
+}
+
+
+def partitions_of(body, topic=None):
+    """(topic or its id, partition, what else is said of it) of whatever names partitions."""
+    if isinstance(body, list):
+        for value in body:
+            yield from partitions_of(value, topic)
+    elif isinstance(body, dict):
+        topic = body.get("topic") or body.get("name") or body.get("topicId") or topic
+        for name in ("partition", "partitionIndex", "index"):
+            if topic is not None and isinstance(body.get(name), int):
+                yield topic, body[name], {ours: body[theirs] for theirs, ours in FIELDS.items() if theirs in body}
+                return
+        for value in body.values():
+            yield from partitions_of(value, topic)
+
+
+@pytest.mark.parametrize("name", NEVER_LOGGED)
+def test_every_topic_partition_is_as_its_broker_logged_it(name):
+    lines = logged(name)
+    compared = Counter()
+    for info, exchange in Seen(captures.capture(name), detail=BATCHES).exchanges:
+        plan = exchange.plan
+        key = (info.client_port, info.broker_port, exchange.correlation_id, plan.api_key, plan.api_version)
+        if plan.api_key not in APIS or not lines[key]:
+            continue
+        entry = lines[key].pop(0)
+        for direction, found in (("request", exchange.request_body), ("response", exchange.response_body)):
+            if found is None:  # unanswered, at the capture's end or for ever
+                assert direction == "response" and exchange.outcome is not ANSWERED
+                continue
+            ours = sorted(found.partitions, key=lambda p: (p.topic or topic_id(p.topic_id), p.partition))
+            theirs = sorted(partitions_of(entry[direction]), key=lambda told: told[:2])
+            assert [(p.topic or topic_id(p.topic_id), p.partition) for p in ours] == [told[:2] for told in theirs]
+            for partition, (_, _, fields) in zip(ours, theirs, strict=True):
+                assert {field: getattr(partition, field) for field in fields} == fields
+                compared[plan.api, direction] += 1
+    assert compared["Fetch", "request"] and compared["Fetch", "response"] and compared["Produce", "request"]
 
 
 @pytest.mark.parametrize("name", NEVER_LOGGED)

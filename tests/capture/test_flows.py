@@ -10,6 +10,7 @@ from kproxy.capture.flows import SHARDS, Flows, Handlers, shard_of
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
 from kproxy.protocol import codec, schema
+from kproxy.wire import bodies
 from kproxy.wire.events import ANSWERED, LOST, NONE, REQUEST_NOT_SEEN, UNANSWERED, Exchange, Unanswered
 from tests import captures
 from tests.capture import packet
@@ -57,11 +58,12 @@ OTHER_TIMES = ("k41_realnano", "k41_realSLL", "k41_realSLL2", "k41_mixedlinks", 
 class Seen:
     """What the flows of a capture told."""
 
-    def __init__(self, *paths, ports=(), shards=range(SHARDS)):
+    def __init__(self, *paths, ports=(), shards=range(SHARDS), detail=bodies.ERRORS):
         self.exchanges = []  # (info, exchange)
         self.flows = []
         self.quality = Quality()
-        flows = Flows("test", self.quality, Handlers(self.decided, self.flows.append), ports=ports, shards=shards)
+        handlers = Handlers(self.decided, self.flows.append)
+        flows = Flows("test", self.quality, handlers, ports=ports, shards=shards, detail=detail)
         for window in pcap.Capture(paths, self.quality).windows():
             flows.window(window)
         flows.finish()
@@ -151,6 +153,47 @@ def test_a_shape_without_loss_has_the_exchanges_of_its_base(name):
     shaped = Counter(exact(exchange) for _, exchange in seen.exchanges)
     if name not in OTHER_TIMES:
         assert shaped == Counter(exact(exchange) for _, exchange in base.exchanges)
+
+
+def told(found):
+    """Everything that was read of a body."""
+    if found is None:
+        return None
+    partitions = [tuple(getattr(partition, name) for name in partition.__slots__) for partition in found.partitions]
+    return partitions, [(batch.header, batch.partial) for batch in found.batches]
+
+
+@pytest.mark.parametrize("name", ("k41_tinyseg", "k41_reordered", "k41_retransmit", "k41_ipfrag"))
+def test_bodies_tell_the_same_however_they_were_cut(name):
+    base = Seen(captures.capture("k41_BASE"), detail=bodies.BATCHES)
+    shaped = Seen(captures.capture(name), detail=bodies.BATCHES)
+
+    def bodies_of(seen):
+        return {
+            (info.client_port, exchange.number): (told(exchange.request_body), told(exchange.response_body))
+            for info, exchange in seen.exchanges
+        }
+
+    assert bodies_of(shaped) == bodies_of(base)
+    batches = sum(len(e.request_body.batches) for _, e in base.exchanges if e.request_body is not None)
+    assert batches > 20
+    assert not shaped.quality.count("fault")
+
+
+def test_a_body_with_a_hole_in_it_tells_nothing():
+    seen = Seen(captures.capture("k41_snap400"), detail=bodies.BATCHES)
+    base = Seen(captures.capture("k41_BASE"), detail=bodies.BATCHES)
+    whole = {(info.client_port, e.number): (told(e.request_body), told(e.response_body)) for info, e in base.exchanges}
+    silent = 0
+    for info, exchange in seen.exchanges:
+        for cut, full in zip(
+            (told(exchange.request_body), told(exchange.response_body)),
+            whole[info.client_port, exchange.number],
+            strict=True,
+        ):
+            assert cut in (None, full)
+            silent += cut != full
+    assert silent > 30
 
 
 def exact(exchange):
