@@ -152,7 +152,7 @@ class ClusterProxy:
             return ""
         if brokers is None:
             if self.cluster.brokers:
-                return ""
+                return "; ".join(self._unbound.values())
             return (
                 f"{asked} tells its brokers only after a login, and kproxy has none: "
                 "declare the node ids and their ports in [[cluster.brokers]]"

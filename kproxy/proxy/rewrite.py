@@ -13,12 +13,13 @@ from functools import cache
 from struct import Struct
 
 from kproxy.errors import Malformed
-from kproxy.protocol.codec import TAG_SIZE, locate
-from kproxy.protocol.primitives import read_uvarint, write_uvarint
+from kproxy.protocol.codec import TAG_SIZE, Span, locate
+from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
 from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, schema
 
 # (node id, the broker's host, its port) -> what the client is told
 Advertise = Callable[[int, str, int], tuple[str, int]]
+Locate = Callable[[Buffer, int, int], list[Span]]
 Edit = tuple[int, int, bytes]  # replace [start, end) of the frame
 
 PRODUCE = 0
@@ -112,7 +113,7 @@ def cap_versions(version: int, frame: memoryview) -> bytes | None:
 
 
 @cache
-def _addresses(api_key: int, version: int) -> tuple[Callable, bool]:
+def _addresses(api_key: int, version: int) -> tuple[Locate, bool]:
     """(the plan that finds node id, host and port, and the endpoint type; whether strings are compact)"""
     path = address_path(api_key, version)
     message = schema().apis[api_key].response
@@ -127,7 +128,7 @@ def _addresses(api_key: int, version: int) -> tuple[Callable, bool]:
 
 
 @cache
-def _offers(version: int) -> Callable:
+def _offers(version: int) -> Locate:
     paths = ("apiKeys.apiKey", "apiKeys.minVersion", "apiKeys.maxVersion", "apiKeys[]", "apiKeys")
     return locate(API_VERSIONS, version, "response", paths)
 

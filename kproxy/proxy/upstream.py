@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 from struct import Struct
+from typing import Any
 
 from kproxy import __version__
 from kproxy.config import Address
@@ -74,7 +75,7 @@ async def dial(address: Address, is_ours: IsOurs, timeout_s: float) -> socket.so
     raise UpstreamError(f"{address} cannot be reached: {reason}") from fault
 
 
-async def _resolve(loop: asyncio.AbstractEventLoop, address: Address) -> list[tuple[int, tuple]]:
+async def _resolve(loop: asyncio.AbstractEventLoop, address: Address) -> list[tuple[int, tuple[Any, ...]]]:
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, address.host)
@@ -101,8 +102,8 @@ async def ask_brokers(address: Address, is_ours: IsOurs, timeout_s: float) -> di
                 sock.close()
                 sock = await _dial_to_ask(address, is_ours, timeout_s)
             try:
-                body = {"topics": []} if version else {}
-                answer = await _ask(sock, address, METADATA, version, body)
+                topics: dict[str, Any] = {"topics": []} if version else {}
+                answer = await _ask(sock, address, METADATA, version, topics)
             except _Closed:
                 if version:
                     return None
@@ -129,11 +130,13 @@ async def _metadata_version(sock: socket.socket, address: Address) -> int:
         raise UpstreamError(f"{address} answers ApiVersions with {error_name(answer['errorCode'])}")
     for offer in answer["apiKeys"]:
         if offer["apiKey"] == METADATA:
-            return min(offer["maxVersion"], schema().apis[METADATA].request.versions[-1])
+            return min(int(offer["maxVersion"]), schema().apis[METADATA].request.versions[-1])
     raise UpstreamError(f"{address} offers no Metadata, it is a controller: name brokers instead")
 
 
-async def _ask(sock: socket.socket, address: Address, api_key: int, version: int, body: dict) -> dict:
+async def _ask(
+    sock: socket.socket, address: Address, api_key: int, version: int, body: dict[str, Any]
+) -> dict[str, Any]:
     """One request and its answer's body."""
     loop = asyncio.get_running_loop()
     header = {
