@@ -3,6 +3,7 @@
 import tracemalloc
 from contextlib import suppress
 
+import lz4.frame
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,11 @@ def test_lz4_checksum_of_the_official_writer():
     """Frame headers as Kafka's own library writes them: magic 0, then magic 1 and later."""
     for magic, header in ((0, "04224d1860401a"), (1, "04224d18604082")):
         assert decompress(LZ4, bytes.fromhex(header) + bytes(4), magic=magic) == b""
+
+
+def test_lz4_with_linked_blocks():
+    """KafkaJS sends them, and brokers pass them on; Kafka's own reader refuses them."""
+    assert decompress(LZ4, lz4.frame.compress(TEXT * 10, block_size=4, block_linked=True)) == TEXT * 10
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)

@@ -25,8 +25,17 @@ from kproxy.protocol.records import (
     write_message_set,
 )
 
-with gzip.open(Path(__file__).parent.parent / "data" / "records-dev.jsonl.gz", "rt", encoding="utf-8") as lines:
-    FRAGMENTS = {fragment["name"]: fragment for fragment in map(json.loads, lines)}
+DATA = Path(__file__).parent.parent / "data"
+
+
+def fragments_of(name):
+    with gzip.open(DATA / name, "rt", encoding="utf-8") as lines:
+        return {fragment["name"]: fragment for fragment in map(json.loads, lines)}
+
+
+FRAGMENTS = fragments_of("records-dev.jsonl.gz")
+# What clients and brokers from Kafka 0.8 to 4.1 sent, with the official library's reading of it.
+CAPTURED = fragments_of("records-captured.jsonl.gz")
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 TIMESTAMP = st.integers(-1, 1 << 45)
@@ -92,11 +101,12 @@ def as_official(batch):
     }
 
 
-@pytest.mark.parametrize("name", FRAGMENTS)
+@pytest.mark.parametrize("name", [*FRAGMENTS, *CAPTURED])
 def test_reads_as_the_official_library(name):
-    batches, trailing = read_batches(fragment_bytes(name))
-    assert [as_official(batch) for batch in batches] == FRAGMENTS[name]["batches"]
-    assert trailing == FRAGMENTS[name]["trailing_bytes"]
+    fragment = FRAGMENTS.get(name) or CAPTURED[name]
+    batches, trailing = read_batches(bytes.fromhex(fragment["hex"]))
+    assert [as_official(batch) for batch in batches] == fragment["batches"]
+    assert trailing == fragment["trailing_bytes"]
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
