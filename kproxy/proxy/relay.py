@@ -200,18 +200,21 @@ class Relay:
     def _writable(self, to: int) -> None:
         peer = self._peers[to]
         unsent = peer.unsent
-        assert unsent is not None
         try:
-            sent = peer.send(unsent)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self._unwritable(to)
-            return
-        if sent < len(unsent):
-            del unsent[:sent]
-            return
-        self._flushed(to)
+            assert unsent is not None
+            try:
+                sent = peer.send(unsent)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self._unwritable(to)
+                return
+            if sent < len(unsent):
+                del unsent[:sent]
+            else:
+                self._flushed(to)
+        except Exception:
+            self._crashed()
 
     def _flushed(self, to: int) -> None:
         """Everything kept for a side has gone: go on where it was waited for."""

@@ -29,6 +29,7 @@ from kproxy.wire.interest import Interest
 from kproxy.wire.session import MAX_HELD, MAX_PREFIX
 
 _FILES_PER_CONNECTION = 2
+_PENDING_BYTES = 600  # about, of one request that waits for its answer
 _FILES_BESIDE = 256  # listeners, admin, the interpreter's own
 
 log = logging.getLogger("kproxy.server")
@@ -201,10 +202,10 @@ def _raise_file_limit(max_connections: int) -> None:
 def _memory_bound(max_connections: int) -> str:
     """The bounds of one connection, and their sum."""
     mib = 1 << 20
-    steady = 2 * READ_BYTES + MAX_PREFIX
+    each = 2 * READ_BYTES + MAX_PREFIX + pairing.LIMIT * _PENDING_BYTES
     return (
-        f"per connection at most {READ_BYTES >> 10} KiB unsent each way, {pairing.LIMIT} pending requests, "
-        f"a prefix of {MAX_PREFIX >> 10} KiB and, while an answer is rewritten, that answer (at most "
-        f"{MAX_HELD // mib} MiB); max_connections={max_connections}: at most {max_connections * steady // mib} MiB "
-        "and the answers held"
+        f"memory per connection at most {READ_BYTES >> 10} KiB unsent each way, {pairing.LIMIT} pending requests, "
+        f"a prefix of {MAX_PREFIX >> 10} KiB: {each / mib:.1f} MiB, and an answer while it is held to be rewritten "
+        f"(at most {MAX_HELD // mib} MiB); all of max_connections={max_connections} at every bound at once: "
+        f"{max_connections * each // mib} MiB and the answers held"
     )

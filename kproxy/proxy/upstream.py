@@ -17,6 +17,7 @@ from kproxy import __version__
 from kproxy.config import Address
 from kproxy.errors import ProtocolError, UpstreamError
 from kproxy.protocol import codec
+from kproxy.protocol.codec import Body
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
 
@@ -102,7 +103,7 @@ async def ask_brokers(address: Address, is_ours: IsOurs, timeout_s: float) -> di
                 sock.close()
                 sock = await _dial_to_ask(address, is_ours, timeout_s)
             try:
-                topics: dict[str, Any] = {"topics": []} if version else {}
+                topics: Body = {"topics": []} if version else {}
                 answer = await _ask(sock, address, METADATA, version, topics)
             except _Closed:
                 if version:
@@ -134,9 +135,7 @@ async def _metadata_version(sock: socket.socket, address: Address) -> int:
     raise UpstreamError(f"{address} offers no Metadata, it is a controller: name brokers instead")
 
 
-async def _ask(
-    sock: socket.socket, address: Address, api_key: int, version: int, body: dict[str, Any]
-) -> dict[str, Any]:
+async def _ask(sock: socket.socket, address: Address, api_key: int, version: int, body: Body) -> Body:
     """One request and its answer's body."""
     loop = asyncio.get_running_loop()
     header = {
