@@ -9,7 +9,8 @@ Duty: the same rows as `kproxy convert`, by as many tasks as there is work for:
 3. decode: packets are brought together by connection, in the order of the capture; a task reads their bytes where they
    lie and gives them to the same Flows and Session as everywhere. It sorts its rows by time on its own disk and writes
    them by date and hour.
-4. publish: the driver renames the files of the tasks that succeeded and writes the counts of `quality`.
+4. name: rows that call topics by their ids get the names that any connection of their capture told.
+5. publish: the driver renames the files of the tasks that succeeded and writes the counts of `quality`.
 
 Nothing but plans and counts comes to the driver, and no task waits for another's connection: a large one keeps one task
 busy while the rest go on. An attempt writes into a folder of its own, so that what failed or ran twice is never seen.
@@ -36,6 +37,7 @@ from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import kproxy
 from kproxy.capture.flows import Flows, Handlers
@@ -46,6 +48,9 @@ from kproxy.rows import BATCH_ROWS, OF_FLOWS, Job, Rows, captures_of, quality_ba
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey, windows
 from kproxy.tables import schema, writer
+from kproxy.tables.partitions import TopicNames
+from kproxy.tables.schema import Table
+from kproxy.wire.bodies import BATCHES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,6 +99,7 @@ def ingest(
     cluster: str = "default",
     rotated: bool = False,
     key_log: Path | str | None = None,
+    detail: int = BATCHES,
     overwrite: bool = False,
     split_bytes: int = SPLIT_BYTES,
     tasks: int = 0,
@@ -103,8 +109,8 @@ def ingest(
     `tasks`: of the decoding; by default one per 64 MiB, so that the files do not depend on the number of cores.
     """
     jobs = captures_of([str(Path(path).resolve()) for path in captures], cluster, tuple(sorted(set(ports))), rotated)
-    if key_log is not None:
-        jobs = [replace(job, key_log=str(Path(key_log).resolve())) for job in jobs]
+    keys = str(Path(key_log).resolve()) if key_log else None
+    jobs = [replace(job, key_log=keys, detail=detail) for job in jobs]
     dataset = writer.Dataset(Path(out).resolve())
     if (dataset.folder / writer.MANIFEST).exists() and not overwrite:
         raise KproxyError(f"{out} holds tables already: name another folder, or say --overwrite")
@@ -133,7 +139,7 @@ def ingest(
             splits.update({number: _as_a_whole(jobs[number]) for number in late})
         quality = _quality(spark, jobs, parts, results)
         ingested = Ingested(dataset.folder, {}, quality, failed)
-        files = _files(work, results, ingested.rows)
+        files = _files(spark, jobs, work, results, ingested.rows)
         sorter = writer.Sorter(schema.QUALITY, work)
         for source, of_source in quality.items():
             sorter.add(quality_batch(source, of_source))
@@ -251,7 +257,7 @@ def _packets(number: int, capture: int, file: int, split: Split, ports: Sequence
             bodies.clear()
     torn = bool(quality.count("damaged")) and not split.whole
     report = {"split": number, "file": file, "torn": torn, "secrets": bool(secrets)}
-    report |= {"quality": _rows_of(quality), "clock": vars(clock)}
+    report |= {"quality": _listed(quality), "clock": vars(clock)}
     rows += pack(capture, number, _REPORT, 0, 0, 0, 0, 0)
     bodies.append(json.dumps(report).encode())
     yield _packet_batch(rows, bodies)
@@ -327,7 +333,7 @@ class _Decoder:
     def __init__(self, jobs: Sequence[Job], folder: Path) -> None:
         self._jobs = jobs
         self._sorters = {name: writer.Sorter(schema.TABLES[name], folder) for name in OF_FLOWS}
-        self._rows = Rows(lambda table, batch: self._sorters[table.name].add(batch))
+        self._rows: dict[int, Rows] = {}  # by capture
         self._files = _Files()
         self._capture = -1
         self._connection: int | None = None
@@ -349,7 +355,7 @@ class _Decoder:
                 continue
             if file == _WHOLE:
                 quality = self._qualities[capture] = Quality()
-                for _ in self._rows.read(self._jobs[capture], quality):
+                for _ in self._rows_of(capture).read(self._jobs[capture], quality):
                     pass
                 continue
             if (capture, connection) != (self._capture, self._connection):
@@ -360,11 +366,14 @@ class _Decoder:
         """The last connection has ended: what the scan reported, and the counts of the connections."""
         if self._flows is not None:
             self._flows.finish()
-        self._rows.flush(1)
         self._files.close()
         yield from self._reports
+        for capture, rows in self._rows.items():
+            rows.flush(1)
+            if rows.names.names:
+                yield capture, "names", json.dumps(rows.names.names)
         for capture, quality in self._qualities.items():
-            yield capture, "quality", json.dumps(_rows_of(quality))
+            yield capture, "quality", json.dumps(_listed(quality))
 
     def write(self, folder: Path, task: int) -> Iterator[tuple[int, str, str]]:
         """Sorted by time, a file for each hour."""
@@ -376,9 +385,12 @@ class _Decoder:
                 place = f"{name}/date={moment:%Y-%m-%d}/hour={moment:%H}/part-{task:05d}.parquet"
                 path = folder / place
                 path.parent.mkdir(parents=True)
-                rows = writer.store(table, (part for _, part in parts), path)
-                file = {"table": name, "place": place, "path": str(path.relative_to(folder.parent)), "rows": rows}
-                yield -1, "file", json.dumps(file)
+                file = {"table": name, "place": place, "path": str(path.relative_to(folder.parent))}
+                if table.has_topic_ids:
+                    rows = _keep(table, (part for _, part in parts), path)
+                else:
+                    rows = writer.store(table, (part for _, part in parts), path)
+                yield -1, "file", json.dumps({**file, "rows": rows})
 
     def _begin(self, capture: int, connection: int) -> None:
         if self._flows is not None:
@@ -386,9 +398,23 @@ class _Decoder:
         if capture != self._capture:
             job = self._jobs[capture]
             quality = self._qualities[capture] = Quality()
-            handlers = Handlers(self._rows.decided, self._rows.ended)
-            self._flows = Flows(job.source, quality, handlers, cluster=job.cluster, ports=job.ports, first=False)
+            if self._capture in self._rows:
+                self._rows[self._capture].flush(1)
+            rows = self._rows_of(capture)
+            handlers = Handlers(rows.decided, rows.ended)
+            self._flows = Flows(
+                job.source,
+                quality,
+                handlers,
+                cluster=job.cluster,
+                ports=job.ports,
+                first=False,
+                detail=job.detail,
+            )
         self._capture, self._connection = capture, connection
+
+    def _rows_of(self, capture: int) -> Rows:
+        return self._rows.setdefault(capture, Rows(lambda table, batch: self._sorters[table.name].add(batch)))
 
     def _packets(self, batch: pa.RecordBatch, columns: dict[str, np.ndarray], start: int, stop: int, path: str) -> None:
         """Give the packets of one connection, of one file, to the flows, in windows of about WINDOW_BYTES."""
@@ -421,7 +447,7 @@ class _Decoder:
             ]
             self._flows.window(Window(b"".join(pieces), 0, records))
             done = upto
-        self._rows.flush(BATCH_ROWS)
+        self._rows[self._capture].flush(BATCH_ROWS)
 
 
 class _Files:
@@ -450,6 +476,16 @@ def _bodies(batch: pa.RecordBatch, start: int, stop: int) -> list[bytes]:
     return batch.column("packet").slice(start, stop - start).to_pylist()
 
 
+def _keep(table: Table, parts: Iterator[pa.Table], path: Path) -> int:
+    """Rows as they are, until they can be written with names."""
+    count = 0
+    with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as sink:
+        for part in parts:
+            sink.write_table(part)
+            count += part.num_rows
+    return count
+
+
 def _by_hour(parts: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
     for part in parts:
         hours = part["time"].cast(pa.int64()).to_numpy() // 3_600_000_000
@@ -463,15 +499,58 @@ def _by_hour(parts: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
 _Result = tuple[int, str, Any]
 
 
-def _files(work: Path, results: Sequence[_Result], rows: dict[str, int]) -> dict[str, Path]:
+def _files(
+    spark: "SparkSession", jobs: Sequence[Job], work: Path, results: Sequence[_Result], rows: dict[str, int]
+) -> dict[str, Path]:
     """Where the tasks' files belong -> where they are; and the rows in them."""
     rows.update(dict.fromkeys(OF_FLOWS, 0))
+    names: dict[str, TopicNames] = {}
     files = {}
-    for _, kind, text in results:
+    unnamed = []
+    for capture, kind, text in results:
         if kind == "file":
             rows[text["table"]] += text["rows"]
             files[text["place"]] = work / text["path"]
+            if schema.TABLES[text["table"]].has_topic_ids:
+                unnamed.append((text["table"], text["place"]))
+        elif kind == "names":
+            of_capture = names.setdefault(jobs[capture].source, TopicNames())
+            for identity, name in text.items():
+                of_capture.add(identity, name)
+    if unnamed:
+        kept = [(table, files[place]) for table, place in unnamed]
+        named = spark.range(0, len(kept), 1, len(kept)).mapInArrow(_name(kept, names), "number bigint, text string")
+        for index, text in named.collect():
+            files[unnamed[index][1]] = Path(text)
     return files
+
+
+def _name(
+    files: Sequence[tuple[str, Path]], names: dict[str, TopicNames]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Write what was kept as Parquet, each attempt to a file of its own."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in _numbers(batches):
+            name, kept = files[number]
+            path = kept.with_name(f"{kept.stem}-{uuid4().hex}.parquet")
+            writer.store(schema.TABLES[name], _named(kept, names), path)
+            yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), "text": [str(path)]})
+
+    return run
+
+
+def _named(kept: Path, names: dict[str, TopicNames]) -> Iterator[pa.Table]:
+    with pa.memory_map(str(kept)) as file:
+        reader = pa.ipc.open_file(file)
+        for index in range(reader.num_record_batches):
+            rows = pa.Table.from_batches([reader.get_batch(index)])
+            for source in rows["source"].unique().to_pylist():
+                if source in names:
+                    filled = names[source].fill(rows)["topic"]
+                    told = pc.if_else(pc.equal(rows["source"], source), filled, rows["topic"])
+                    rows = rows.set_column(rows.schema.get_field_index("topic"), "topic", told)
+            yield rows.cast(reader.schema)
 
 
 def _quality(
@@ -520,7 +599,7 @@ def _clocks(
     return run
 
 
-def _rows_of(quality: Quality) -> list[tuple[str, int, int, int, int]]:
+def _listed(quality: Quality) -> list[tuple[str, int, int, int, int]]:
     return [(row.kind, row.count, row.bytes, row.first_ns, row.last_ns) for row in quality]
 
 

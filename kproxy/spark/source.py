@@ -4,8 +4,8 @@
 
 Options, beside the paths (files, patterns or folders):
 
-- `table`: exchanges (default), connections, quality, or segments: a row per TCP segment with its place in the file and
-  without its payload.
+- `table`: exchanges (default) or any other, or segments: a row per TCP segment with its place in the file and without
+  its payload.
 - `from`, `to`: ISO 8601; rows whose `time` lies in between, `to` not included. `apis`: names of exchanges' APIs.
 - `ports`: brokers' ports; by default Kafka is found by content. `cluster`: the column `cluster`.
 - `rotated`: true: the files are one capture, in the order of their names.
@@ -28,6 +28,7 @@ from datetime import UTC, datetime
 from glob import glob
 from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ from kproxy.errors import KproxyError
 from kproxy.rows import BATCH_ROWS, Job, Rows, captures_of, quality_batch
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Split, plan
-from kproxy.tables import schema
+from kproxy.tables import schema, writer
 from kproxy.tables.schema import I32, I64, TEXT, TIME, Table
 
 SEGMENTS = Table(
@@ -170,7 +171,7 @@ class CaptureReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         settings = self._settings
         jobs = settings.jobs(settings.files(), settings.rotated)
-        if settings.table is not SEGMENTS:
+        if settings.table != SEGMENTS:
             return [Part(job) for job in jobs]
         return [
             Part(job, split)
@@ -201,7 +202,7 @@ class FolderReader(DataSourceStreamReader):
         settings = self._settings
         files = [path for offset, path in self._complete() if _order(start) < _order(offset) <= _order(end)]
         jobs = settings.jobs(files, True)
-        if settings.table is not SEGMENTS:
+        if settings.table != SEGMENTS:
             return [Part(job) for job in jobs]
         return [Part(job, Split(path)) for job in jobs for path in job.paths]
 
@@ -233,14 +234,24 @@ def _batches(settings: _Settings, part: Part) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(job: Job, table: Table) -> Iterator[pa.RecordBatch]:
-    """The rows of one table of one capture, in the order in which they are known."""
-    ready: list[pa.RecordBatch] = []
+    """The rows of one table of one capture: as they are known, or sorted if names of topics are to be filled in."""
     quality = Quality()
-    for _ in Rows(lambda of, batch: ready.append(batch) if of is table else None).read(job, quality):
+    if table.has_topic_ids:
+        with TemporaryDirectory(prefix="kproxy-") as folder:
+            sorter = writer.Sorter(table, Path(folder))
+            rows = Rows(lambda of, batch: sorter.add(batch) if of == table else None)
+            for _ in rows.read(job, quality):
+                pass
+            sorter.spill()
+            for part in writer.merged(table, sorter.runs):
+                yield from rows.names.fill(part).cast(table.schema).to_batches()
+        return
+    ready: list[pa.RecordBatch] = []
+    for _ in Rows(lambda of, batch: ready.append(batch) if of == table else None).read(job, quality):
         yield from ready
         ready.clear()
     yield from ready
-    if table is schema.QUALITY:
+    if table == schema.QUALITY:
         yield quality_batch(job.source, quality)
 
 

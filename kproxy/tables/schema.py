@@ -35,6 +35,11 @@ class Table:
         ]
 
     @property
+    def has_topic_ids(self) -> bool:
+        """The names of its topics may be known only when the whole capture was read."""
+        return "topic_id" in self.schema.names
+
+    @property
     def words(self) -> list[str]:
         """Columns whose values repeat: dictionary-encoded."""
         return [field.name for field in self.schema if field.name not in self.deltas and field.type != FLAG]

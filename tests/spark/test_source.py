@@ -1,0 +1,114 @@
+"""The format `kafka-pcap`: its tables against those of `kproxy convert`, its options, and a folder that fills up."""
+
+import os
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kproxy.convert import convert
+from kproxy.tables import schema
+from tests.captures import capture
+
+FILES = ["k41_BASE", "k41_ipfrag", "k41_mixedlinks", "k41_gz", "tls13_embedded_secrets"]
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    place = tmp_path_factory.mktemp("converted")
+    convert([capture(name) for name in FILES], place, processes=1)
+    return {
+        table.name: pa.concat_tables([pq.read_table(file) for file in sorted((place / table.name).iterdir())])
+        for table in schema.TABLES.values()
+    }
+
+
+def load(spark, table, paths, **options):
+    reader = spark.read.format("kafka-pcap").option("table", table).options(**options)
+    return reader.load([str(path) for path in paths])
+
+
+def in_order(table, like):
+    keys = [(name, "ascending") for name in like.schema.names]
+    return table.select(like.schema.names).cast(like.schema).sort_by(keys)
+
+
+def test_the_tables_of_convert(spark, converted):
+    for name, expected in converted.items():
+        found = load(spark, name, [capture(name) for name in FILES]).toArrow()
+        assert in_order(found, expected).equals(in_order(expected, expected)), name
+
+
+def test_segments_are_the_same_however_files_are_split(spark):
+    paths = [capture(name) for name in FILES]
+    whole = load(spark, "segments", paths, splitBytes=0).toArrow()
+    parts = load(spark, "segments", paths, splitBytes=90_000)
+    assert parts.rdd.getNumPartitions() > 20 and load(spark, "segments", paths).rdd.getNumPartitions() == len(paths)
+    assert in_order(parts.toArrow(), whole).equals(in_order(whole, whole))
+    rows = [row for row in whole.to_pylist() if row["source"] == "k41_BASE.pcap"]
+    data = capture("k41_BASE").read_bytes()
+    assert rows[0]["flags"] == "S" and rows[0]["length"] == 0
+    for row in rows:  # the packet lies where its row says
+        packet = data[row["offset"] : row["offset"] + row["captured"]]
+        assert int.from_bytes(packet[34:36]) == row["sender_port"] and int.from_bytes(packet[38:42]) == row["seq"]
+    assert {row["offset"] is None for row in whole.to_pylist() if row["source"] == "k41_ipfrag.pcap"} == {True, False}
+
+
+def test_options(spark, converted):
+    path = capture("k41_BASE")
+    all_rows = [row for row in converted["exchanges"].to_pylist() if row["source"] == path.name]
+    times = sorted(row["time"] for row in all_rows)
+    since, until = times[100], times[200]
+    some = load(
+        spark, "exchanges", [path], **{"from": since.isoformat(), "to": until.isoformat(), "apis": "Fetch,Produce"}
+    )
+    wanted = [row for row in all_rows if since <= row["time"] < until and row["api"] in ("Fetch", "Produce")]
+    assert wanted and some.count() == len(wanted)
+    assert load(spark, "segments", [path], ports="1,2").count() == 0
+    assert {row["cluster"] for row in load(spark, "connections", [path], cluster="east").collect()} == {"east"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"table": "exchange"}, "there is no table 'exchange'; there are exchanges, .*connections, quality, segments"),
+        ({"from": "yesterday"}, "'yesterday' is no time: ISO 8601 is needed"),
+    ],
+)
+def test_options_that_make_no_sense_are_told(spark, options, said):
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(AnalysisException, match=said):
+        load(spark, options.pop("table", "exchanges"), [capture("k41_BASE")], **options).count()
+
+
+def test_a_stream_follows_a_folder(spark, tmp_path):
+    folder, out, state = tmp_path / "in", tmp_path / "out", tmp_path / "state"
+    folder.mkdir()
+    stream = (
+        spark.readStream.format("kafka-pcap")
+        .option("table", "exchanges")
+        .option("quietSeconds", "3600")
+        .load(str(folder))
+    )
+
+    def run():
+        query = stream.writeStream.format("parquet").option("checkpointLocation", str(state)).trigger(availableNow=True)
+        query.start(str(out)).awaitTermination(120)
+        return spark.read.parquet(str(out)).groupBy("source").count().collect() if out.is_dir() else []
+
+    def arrive(name, changed):
+        shutil.copy(capture(name), folder)
+        os.utime(folder / capture(name).name, (changed, changed))
+
+    arrive("k41_BASE", 1000)
+    (folder / ".hidden").write_text("no capture")
+    arrive("k41_oneway", 2000)
+    arrive("k41_midstream", 4_000_000_000)  # still being written
+    first = {row["source"]: row["count"] for row in run()}
+    assert set(first) == {"k41_BASE.pcap"}  # the files of a batch are one capture
+    arrive("k41_tinyseg", 4_000_000_001)
+    second = {row["source"]: row["count"] for row in run()}
+    assert set(second) == {"k41_BASE.pcap", "k41_midstream.pcap"} and second["k41_BASE.pcap"] == first["k41_BASE.pcap"]
+    assert {row["source"]: row["count"] for row in run()} == second
