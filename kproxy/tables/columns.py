@@ -23,17 +23,18 @@ from kproxy.wire.interest import FETCH, PRODUCE, SHARE_FETCH
 NULL = -(1 << 63)  # in a packed row; NONE (-1) is a value that some columns have
 
 
-class Words:
-    """Strings as indices, null as 0."""
+class Words(dict[str | None, int]):
+    """Strings as indices, in the order of their arrival; null is the first."""
 
     def __init__(self) -> None:
-        self._index: dict[str | None, int] = {None: 0}
+        super().__init__({None: 0})
 
-    def index(self, word: str | None) -> int:
-        return self._index.setdefault(word, len(self._index))
+    def __missing__(self, word: str | None) -> int:
+        index = self[word] = len(self)
+        return index
 
     def column(self, indices: np.ndarray) -> pa.Array:
-        return pa.array(list(self._index), pa.string()).take(pa.array(indices))
+        return pa.array(list(self), pa.string()).take(pa.array(indices))
 
 
 # Columns of a packed row, in order. The first index is the connection's, the second the API's.
@@ -112,7 +113,7 @@ class ExchangeColumns:
         if api is None:
             api = self._apis[id(plan)] = len(self._plans)
             self._plans.append(plan)
-        index = self._words.index
+        words = self._words
         code = exchange.error_code
         acks = exchange.acks
         max_wait_ms = exchange.max_wait_ms
@@ -127,10 +128,10 @@ class ExchangeColumns:
             exchange.response_end,
             exchange.queue_ns,
             exchange.correlation_id,
-            index(exchange.client_id),
+            words[exchange.client_id],
             exchange.request_bytes,
             exchange.response_bytes,
-            index(exchange.outcome),
+            words[exchange.outcome],
             NULL if code is None else code,
             len(exchange.errors),
             exchange.throttle_ms,
@@ -140,9 +141,9 @@ class ExchangeColumns:
             topics,
             partitions,
             records,
-            index(exchange.group_id),
-            index(exchange.transactional_id),
-            index(exchange.decoded),
+            words[exchange.group_id],
+            words[exchange.transactional_id],
+            words[exchange.decoded],
             retransmissions,
         )
         self.rows += 1

@@ -18,11 +18,12 @@ import pyarrow.compute as pc
 
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
+from kproxy.protocol.records import BatchHeader
 from kproxy.tables.columns import NULL, Words, named, numbers
-from kproxy.tables.schema import BATCHES, PARTITIONS, Table
-from kproxy.wire.bodies import Batch, Found, Partition
+from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
+from kproxy.wire.bodies import Found, Partition
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import NONE, Exchange
+from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 from kproxy.wire.interest import FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, PRODUCE, SHARE_FETCH
 
 MAX_POSITIONS = 64 * 1024
@@ -31,7 +32,7 @@ MAX_NAMES = 256 * 1024
 APIS = frozenset(
     (PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH)
 )  # those that the tables tell of
-_CARRY = frozenset(((PRODUCE, "request"), (FETCH, "response"), (SHARE_FETCH, "response")))  # whose bodies carry records
+_CARRY = frozenset(((PRODUCE, CLIENT), (FETCH, BROKER), (SHARE_FETCH, BROKER)))  # whose bodies carry records
 
 Positions = dict[
     tuple[str | UUID | None, int], int
@@ -69,137 +70,213 @@ class TopicNames:
 
 
 class _Rows:
-    """Packed rows of integers, strings as indices of words, as those of the exchanges."""
+    """Packed rows of integers: what an exchange says once, and in each row its index; strings as indices of words."""
 
-    def __init__(self, table: Table, packed: tuple[str, ...]) -> None:
+    def __init__(self, table: Table, own: tuple[str, ...]) -> None:
         self._table = table
-        self._names = packed
-        self._row = Struct(f"<{len(packed)}q")
+        self._names = ("exchange", "direction", "name", "partition", *own)
+        self.row = Struct(f"<{len(self._names)}q")
         self._clear()
 
     def _clear(self) -> None:
         self.rows = 0
         self._packed = bytearray()
-        self._words = Words()
+        self.words = Words()
+        self._topics: dict[tuple[str | None, UUID | None], int] = {}
+        self._exchanges = bytearray()
+        self._count = 0
 
-    def _add(self, *values: int) -> None:
-        self._packed += self._row.pack(*values)
-        self.rows += 1
+    def exchange(self, info: ConnectionInfo, exchange: Exchange) -> int:
+        """What the rows of an exchange have in common; its index."""
+        words = self.words
+        self._exchanges += _COMMON.pack(
+            words[info.source],
+            info.id,
+            exchange.number,
+            words[exchange.plan.api],
+            exchange.request_start,
+            exchange.response_start,
+        )
+        self._count += 1
+        return self._count - 1
+
+    def topic(self, partition: Partition) -> int:
+        return self._topics.setdefault((partition.topic, partition.topic_id), len(self._topics))
 
     def batch(self) -> pa.RecordBatch:
         """The rows so far, in the order of their arrival; they are forgotten here."""
-        packed = np.frombuffer(bytes(self._packed), "<i8").reshape(-1, len(self._names))
-        columns = {}
-        for index, name in enumerate(self._names):
-            kind = self._table.schema.field(name).type
-            values = np.ascontiguousarray(packed[:, index])
-            if pa.types.is_string(kind):
-                columns[name] = self._words.column(values)
-            else:
-                columns[name] = numbers(kind, values)
-            if name == "error_code":
-                columns["error"] = named(values, error_name)
+        columns = self._columns(_unpacked(self._packed, self._names))
         self._clear()
         return pa.RecordBatch.from_arrays(
             [columns[field.name] for field in self._table.schema], schema=self._table.schema
         )
 
-    def _keys(self, info: ConnectionInfo, exchange: Exchange, direction: str, partition: Partition) -> tuple[int, ...]:
-        word = self._words.index
-        start = exchange.request_start if direction == "request" else exchange.response_start
-        return (
-            word(info.source),
-            info.id,
-            _known(exchange.number),
-            start // 1000,
-            word(exchange.plan.api),
-            word(direction),
-            word(partition.topic),
-            word(None if partition.topic_id is None else topic_id(partition.topic_id)),
-            partition.partition,
-        )
+    def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
+        kinds = {field.name: field.type for field in self._table.schema}
+        common = {name: values[raw["exchange"]] for name, values in _unpacked(self._exchanges, _OF_EXCHANGE).items()}
+        answered = raw["direction"] == BROKER
+        start = np.where(answered, common["response_start"], common["request_start"])
+        topics = pa.array([topic for topic, _ in self._topics], TEXT)
+        ids = pa.array([None if id_ is None else topic_id(id_) for _, id_ in self._topics], TEXT)
+        names = pa.array(raw["name"])
+        columns = {
+            "source": self.words.column(common["source"]),
+            "connection": numbers(I64, common["connection"]),
+            "number": numbers(I64, common["number"], True),
+            "time": numbers(TIME, start // 1000),
+            "api": self.words.column(common["api"]),
+            "direction": pa.array(["request", "response"], TEXT).take(pa.array(raw["direction"])),
+            "topic": topics.take(names),
+            "topic_id": ids.take(names),
+        }
+        for name, values in raw.items():
+            if name in kinds and name not in columns:
+                text = pa.types.is_string(kinds[name])
+                columns[name] = (
+                    self.words.column(values) if text else numbers(kinds[name], values, name in _NONE_IS_NULL)
+                )
+        return columns
 
 
-_KEYS = ("source", "connection", "number", "time", "api", "direction", "topic", "topic_id", "partition")
+_OF_EXCHANGE = ("source", "connection", "number", "api", "request_start", "response_start")
+_COMMON = Struct(f"<{len(_OF_EXCHANGE)}q")
+_NONE_IS_NULL = frozenset(
+    (
+        "bytes",
+        "batches",
+        "records",
+        "magic",
+        "offset",
+        "high_watermark",
+        "last_stable_offset",
+        "log_start_offset",
+        "leader_epoch",
+        "base_timestamp",
+        "max_timestamp",
+        "producer_id",
+        "producer_epoch",
+        "base_sequence",
+    )
+)
 
 
 class PartitionColumns(_Rows):
     """Rows of `partitions`."""
 
     def __init__(self) -> None:
-        own = [name for name in PARTITIONS.schema.names if name not in _KEYS and name != "error"]
-        super().__init__(PARTITIONS, _KEYS + tuple(own))
+        super().__init__(
+            PARTITIONS,
+            (
+                "bytes",
+                "batches",
+                "records",
+                "codecs",
+                "magic",
+                "error_code",
+                "offset",
+                "high_watermark",
+                "last_stable_offset",
+                "log_start_offset",
+                "leader_epoch",
+                "lag_records",
+                "lag_ns",
+                "metadata",
+                "group_id",
+            ),
+        )
 
     def append(self, info: ConnectionInfo, exchange: Exchange, positions: Positions) -> None:
         """The rows of both bodies of an exchange. `positions` belong to its connection and are kept up to date."""
-        if exchange.plan.api_key not in APIS:
+        key = exchange.plan.api_key
+        if key not in APIS:
             return
-        for direction, found in (("request", exchange.request_body), ("response", exchange.response_body)):
-            for partition in found.partitions if found is not None else ():
-                lag_records, lag_ns = NULL, NULL
-                if exchange.plan.api_key == FETCH:
+        index = self.exchange(info, exchange)
+        words = self.words
+        for direction, found in ((CLIENT, exchange.request_body), (BROKER, exchange.response_body)):
+            if found is None:
+                continue
+            carries = (key, direction) in _CARRY
+            for partition in found.partitions:
+                lag_records = lag_ns = NULL
+                if key == FETCH:
                     lag_records, lag_ns = _lag(exchange, direction, partition, positions)
-                self._partition(info, exchange, direction, partition, lag_records, lag_ns)
+                code = partition.error_code
+                self._packed += self.row.pack(
+                    index,
+                    direction,
+                    self.topic(partition),
+                    partition.partition,
+                    partition.bytes if carries else NONE,
+                    partition.batches if carries else NONE,
+                    partition.records if carries else NONE,
+                    partition.codecs,
+                    partition.magic,
+                    NULL if code is None else code,
+                    partition.offset,
+                    partition.high_watermark,
+                    partition.last_stable_offset,
+                    partition.log_start_offset,
+                    partition.leader_epoch,
+                    lag_records,
+                    lag_ns,
+                    words[partition.metadata],
+                    words[partition.group_id],
+                )
+                self.rows += 1
 
-    def _partition(
-        self, info: ConnectionInfo, exchange: Exchange, direction: str, partition: Partition, lag: int, lag_ns: int
-    ) -> None:
-        word = self._words.index
-        code = partition.error_code
-        carries = (exchange.plan.api_key, direction) in _CARRY
-        self._add(
-            *self._keys(info, exchange, direction, partition),
-            partition.bytes if carries else NULL,
-            partition.batches if carries else NULL,
-            _known(partition.records) if carries else NULL,
-            word(_codecs(partition.codecs)) if partition.batches else word(None),
-            _known(partition.magic),
-            NULL if code is None else code,
-            _known(partition.offset),
-            _known(partition.high_watermark),
-            _known(partition.last_stable_offset),
-            _known(partition.log_start_offset),
-            _known(partition.leader_epoch),
-            lag,
-            lag_ns,
-            word(partition.metadata),
-            word(partition.group_id),
-        )
+    def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
+        columns = super()._columns(raw)
+        codecs, inverse = np.unique(raw["codecs"], return_inverse=True)
+        columns["codec"] = pa.array([_codecs(int(bits)) for bits in codecs], TEXT).take(pa.array(inverse))
+        columns["error"] = named(raw["error_code"], error_name)
+        return columns
 
 
 class BatchColumns(_Rows):
-    """Rows of `batches`."""
+    """Rows of `batches`: a header as it lies on the wire; what its attributes say is worked out for all at once."""
 
     def __init__(self) -> None:
-        super().__init__(BATCHES, _KEYS + tuple(name for name in BATCHES.schema.names if name not in _KEYS))
+        super().__init__(BATCHES, (*BatchHeader._fields, "partial"))
 
     def append(self, info: ConnectionInfo, exchange: Exchange) -> None:
-        for direction, found in (("request", exchange.request_body), ("response", exchange.response_body)):
-            for batch in found.batches if found is not None else ():
-                self._batch(info, exchange, direction, batch)
+        index = NONE
+        for direction, found in ((CLIENT, exchange.request_body), (BROKER, exchange.response_body)):
+            if found is None or not found.batches:
+                continue
+            if index == NONE:
+                index = self.exchange(info, exchange)
+            for partition, header, partial in found.batches:
+                self._packed += self.row.pack(
+                    index, direction, self.topic(partition), partition.partition, *header, partial
+                )
+                self.rows += 1
 
-    def _batch(self, info: ConnectionInfo, exchange: Exchange, direction: str, batch: Batch) -> None:
-        word = self._words.index
-        header = batch.header
-        self._add(
-            *self._keys(info, exchange, direction, batch.partition),
-            header.base_offset,
-            header.last_offset,
-            _known(header.record_count),
-            header.size_bytes,
-            word(codec_name(header.codec)),
-            header.magic,
-            word(header.timestamp_type),
-            _known(header.base_timestamp),
-            _known(header.max_timestamp),
-            _known(header.producer_id),
-            _known(header.producer_epoch),
-            _known(header.base_sequence),
-            header.is_transactional,
-            header.is_control,
-            NULL,  # the checksum is over bytes that are not looked at
-            batch.partial,
-        )
+    def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
+        attributes = raw["attributes"]
+        distinct, inverse = np.unique(raw["magic"] << 16 | attributes & 0xFFFF, return_inverse=True)
+        headers = [_EMPTY._replace(magic=int(value) >> 16, attributes=int(value) & 0xFFFF) for value in distinct]
+        inverse = pa.array(inverse)
+        raw |= {
+            "last_offset": raw["base_offset"] + raw["last_offset_delta"],
+            "records": raw["record_count"],
+            "bytes": raw["length"] + PREFIX_BYTES,
+            "crc_valid": np.full(len(attributes), NULL),  # it is over bytes that are not looked at
+        }
+        columns = super()._columns(raw)
+        columns["codec"] = pa.array([codec_name(header.codec) for header in headers], TEXT).take(inverse)
+        columns["timestamp_type"] = pa.array([header.timestamp_type for header in headers], TEXT).take(inverse)
+        columns["transactional"] = pa.array([header.is_transactional for header in headers], FLAG).take(inverse)
+        columns["control"] = pa.array([header.is_control for header in headers], FLAG).take(inverse)
+        return columns
+
+
+_EMPTY = BatchHeader(*(0 for _ in BatchHeader._fields))
+PREFIX_BYTES = _EMPTY.size_bytes  # before what a batch's length counts
+
+
+def _unpacked(packed: bytearray, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    rows = np.frombuffer(bytes(packed), "<i8").reshape(-1, len(names))
+    return {name: np.ascontiguousarray(rows[:, index]) for index, name in enumerate(names)}
 
 
 def topic_id(identity: UUID) -> str:
@@ -207,13 +284,13 @@ def topic_id(identity: UUID) -> str:
     return urlsafe_b64encode(identity.bytes).decode().rstrip("=")
 
 
-def _lag(exchange: Exchange, direction: str, partition: Partition, positions: Positions) -> tuple[int, int]:
+def _lag(exchange: Exchange, direction: int, partition: Partition, positions: Positions) -> tuple[int, int]:
     """(records between what a consumer has now and the end of the log, age of the newest record it got).
 
     A fetch session (KIP-227) leaves out of the request what has not changed, so the position may be older than it.
     """
     key = (partition.topic or partition.topic_id, partition.partition)
-    if direction == "request":
+    if direction == CLIENT:
         if key in positions or len(positions) < MAX_POSITIONS:
             positions[key] = partition.offset
         return NULL, NULL
@@ -226,9 +303,5 @@ def _lag(exchange: Exchange, direction: str, partition: Partition, positions: Po
     return max(0, partition.high_watermark - following), age
 
 
-def _codecs(bits: int) -> str:
-    return "+".join(codec_name(codec) for codec in range(8) if bits >> codec & 1)
-
-
-def _known(value: int) -> int:
-    return NULL if value == NONE else value
+def _codecs(bits: int) -> str | None:
+    return "+".join(codec_name(codec) for codec in range(8) if bits >> codec & 1) or None
