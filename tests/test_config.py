@@ -1,11 +1,13 @@
 """Every fault of the settings is told at once, with the place where the value came from."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from kproxy.config import Address, load, parse_address
+from kproxy.config import Address, BrokerPorts, Cluster, Config, load, parse_address
 from kproxy.errors import ConfigError
+from kproxy.proxy.routing import Routes
 
 
 def faults(*args, **kwargs):
@@ -163,6 +165,21 @@ def test_files_that_are_none(tmp_path):
     assert faults(tmp_path / "absent.toml") == ["--config"]
     assert faults(written(tmp_path, "listen = ")) == [str(tmp_path / "kproxy.toml")]
     assert faults(written(tmp_path, 'cluster = "default"')) == [f"{tmp_path / 'kproxy.toml'}: cluster"]
+
+
+def test_the_file_that_is_shipped_has_every_setting_and_its_default():
+    file = Path(__file__).parents[1] / "deploy/kproxy.toml"
+    document = tomllib.loads(file.read_text())
+    config = load(file)
+    assert document.keys() - {"cluster"} == Config.model_fields.keys() - {"clusters"}
+    assert set().union(*document["cluster"]) == set(Cluster.model_fields)
+    assert set().union(*document["cluster"][1]["brokers"]) == set(BrokerPorts.model_fields)
+    for name, field in Config.model_fields.items():
+        if name not in ("clusters", "admin"):
+            assert getattr(config, name) == field.default
+    plain = load(flags={"listen": "127.0.0.1:9092", "bootstrap": "kafka-1:9092,kafka-2:9092"}).clusters[0]
+    assert config.clusters[0].advertised == plain.advertised
+    assert Routes(config.clusters[0], 9092).door(3) == Routes(plain, 9092).door(3)
 
 
 def test_addresses():
