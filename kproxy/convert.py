@@ -9,36 +9,20 @@ Each process reads the whole capture and decodes its own flows. Memory: see capt
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
-import pyarrow as pa
-
-import kproxy
 from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.rows import OF_FLOWS, Job, Rows, captures_of, quality_batch
+from kproxy.rows import DETAILS, OF_FLOWS, Job, Rows, Summary, captures_of, manifest, quality_batch
 from kproxy.tables import schema, writer
 from kproxy.tables.partitions import TopicNames
-from kproxy.wire import bodies
 
-DETAILS = {"headers": bodies.ERRORS, "topics": bodies.TOPICS, "batches": bodies.BATCHES}
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
-
-
-@dataclass
-class Summary:
-    """What came of a conversion."""
-
-    folder: Path
-    rows: dict[str, int] = field(default_factory=dict)
-    quality: dict[str, Quality] = field(default_factory=dict)  # by source
-    failed: list[CaptureError] = field(default_factory=list)
 
 
 @dataclass
@@ -87,22 +71,10 @@ def convert(
                 summary.rows[table.name] = summary.rows.get(table.name, 0) + rows
                 places[f"{table.name}/{job.source}.parquet"] = finished
         if places:
-            dataset.publish(places, _manifest(jobs, summary))
+            dataset.publish(places, manifest(jobs, summary))
     finally:
         dataset.abandon()
     return summary
-
-
-def _manifest(jobs: list[Job], summary: Summary) -> dict[str, Any]:
-    return {
-        "kproxy": kproxy.__version__,
-        "pyarrow": pa.__version__,
-        "settings": {"cluster": jobs[0].cluster, "ports": list(jobs[0].ports)},
-        "sources": {
-            job.source: [Path(path).name for path in job.paths] for job in jobs if job.source in summary.quality
-        },
-        "rows": summary.rows,
-    }
 
 
 # --- one capture, in one or more processes ---------------------------------------------------------------------------

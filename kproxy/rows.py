@@ -6,27 +6,29 @@ BATCH_ROWS rows per table. Refuses to know where rows go, and how flows are shar
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+import kproxy
 from kproxy.capture import content, files
 from kproxy.capture.decrypt import decrypt
 from kproxy.capture.flows import SHARDS, Flow, Flows, Handlers
 from kproxy.capture.pcap import Capture
 from kproxy.capture.quality import Quality
-from kproxy.errors import KproxyError
+from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, TopicNames
 from kproxy.tables.schema import Table
-from kproxy.wire.bodies import BATCHES
+from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS
 from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
 from kproxy.wire.interest import DESCRIBE_TOPIC_PARTITIONS, METADATA
 
 BATCH_ROWS = 16 * 1024
+DETAILS = {"headers": ERRORS, "topics": TOPICS, "batches": BATCHES}  # how closely bodies are read
 OF_FLOWS = (
     "exchanges",
     "partitions",
@@ -44,7 +46,7 @@ class Job:
     cluster: str
     ports: tuple[int, ...]
     key_log: str | None = None  # SSLKEYLOGFILE of its TLS connections
-    detail: int = BATCHES  # how closely bodies are read: see kproxy.wire.bodies
+    detail: int = BATCHES  # one of DETAILS
 
 
 def captures_of(captures: Sequence[Path | str], cluster: str, ports: tuple[int, ...], rotated: bool) -> list[Job]:
@@ -66,6 +68,29 @@ def captures_of(captures: Sequence[Path | str], cluster: str, ports: tuple[int, 
 
 def _source(path: str) -> str:
     return "stdin" if path == files.STDIN else Path(path).name
+
+
+@dataclass
+class Summary:
+    """What came of captures that were turned into tables."""
+
+    folder: Path
+    rows: dict[str, int] = field(default_factory=dict)
+    quality: dict[str, Quality] = field(default_factory=dict)  # by source
+    failed: list[CaptureError] = field(default_factory=list)
+
+
+def manifest(jobs: Sequence[Job], summary: Summary) -> dict[str, Any]:
+    """What a dataset says of itself: no clock, host or absolute path."""
+    return {
+        "kproxy": kproxy.__version__,
+        "pyarrow": pa.__version__,
+        "settings": {"cluster": jobs[0].cluster, "ports": list(jobs[0].ports)},
+        "sources": {
+            job.source: [Path(path).name for path in job.paths] for job in jobs if job.source in summary.quality
+        },
+        "rows": summary.rows,
+    }
 
 
 class Rows:

@@ -24,7 +24,7 @@ Memory of a task: a batch of packets with their bytes, one connection, and RUN_R
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby, pairwise
 from mmap import ACCESS_READ, mmap
@@ -39,18 +39,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import kproxy
 from kproxy.capture.flows import Flows, Handlers
 from kproxy.capture.pcap import Window
 from kproxy.capture.quality import NONE, Quality
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.rows import BATCH_ROWS, OF_FLOWS, Job, Rows, captures_of, quality_batch
+from kproxy.rows import BATCH_ROWS, DETAILS, OF_FLOWS, Job, Rows, Summary, captures_of, manifest, quality_batch
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey, windows
 from kproxy.tables import schema, writer
 from kproxy.tables.partitions import TopicNames
 from kproxy.tables.schema import Table
-from kproxy.wire.bodies import BATCHES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,16 +78,6 @@ _RESULT_SCHEMA = "capture int, kind string, text string"
 _OTHER_PORTS = 1 << 40  # no hash of a connection
 
 
-@dataclass
-class Ingested:
-    """What came of it."""
-
-    folder: Path
-    rows: dict[str, int]
-    quality: dict[str, Quality]  # by source
-    failed: list[CaptureError]
-
-
 def ingest(
     spark: "SparkSession",
     captures: Sequence[Path | str],
@@ -99,18 +87,18 @@ def ingest(
     cluster: str = "default",
     rotated: bool = False,
     key_log: Path | str | None = None,
-    detail: int = BATCHES,
+    detail: str = "batches",
     overwrite: bool = False,
     split_bytes: int = SPLIT_BYTES,
     tasks: int = 0,
-) -> Ingested:
+) -> Summary:
     """Write the tables of captures into the folder `out`. A capture that cannot be read does not stop the others.
 
     `tasks`: of the decoding; by default one per 64 MiB, so that the files do not depend on the number of cores.
     """
     jobs = captures_of([str(Path(path).resolve()) for path in captures], cluster, tuple(sorted(set(ports))), rotated)
     keys = str(Path(key_log).resolve()) if key_log else None
-    jobs = [replace(job, key_log=keys, detail=detail) for job in jobs]
+    jobs = [replace(job, key_log=keys, detail=DETAILS[detail]) for job in jobs]
     dataset = writer.Dataset(Path(out).resolve())
     if (dataset.folder / writer.MANIFEST).exists() and not overwrite:
         raise KproxyError(f"{out} holds tables already: name another folder, or say --overwrite")
@@ -138,20 +126,20 @@ def ingest(
                 splits[number] = sorted([*kept, (file, Split(jobs[number].paths[file]))], key=lambda entry: entry[0])
             splits.update({number: _as_a_whole(jobs[number]) for number in late})
         quality = _quality(spark, jobs, parts, results)
-        ingested = Ingested(dataset.folder, {}, quality, failed)
-        files = _files(spark, jobs, work, results, ingested.rows)
+        summary = Summary(Path(out), {}, quality, failed)
+        files = _files(spark, jobs, work, results, summary.rows)
         sorter = writer.Sorter(schema.QUALITY, work)
         for source, of_source in quality.items():
             sorter.add(quality_batch(source, of_source))
         sorter.spill()
         finished = work / "quality.parquet"
-        ingested.rows["quality"] = writer.write(schema.QUALITY, sorter.runs, finished)
+        summary.rows["quality"] = writer.write(schema.QUALITY, sorter.runs, finished)
         if quality:
             dataset.clear()
-            dataset.publish({**files, "quality/quality.parquet": finished}, _manifest(jobs, ingested))
+            dataset.publish({**files, "quality/quality.parquet": finished}, manifest(jobs, summary))
     finally:
         dataset.abandon()
-    return ingested
+    return summary
 
 
 def _plan(
@@ -612,15 +600,3 @@ def _add_back(quality: Quality, back: Sequence[int]) -> None:
     count, first_ns, last_ns = back
     if count:
         quality.note("clock_back", first_ns, count=count, last_ns=last_ns)
-
-
-def _manifest(jobs: Sequence[Job], ingested: Ingested) -> dict[str, Any]:
-    return {
-        "kproxy": kproxy.__version__,
-        "pyarrow": pa.__version__,
-        "settings": {"cluster": jobs[0].cluster, "ports": list(jobs[0].ports)},
-        "sources": {
-            job.source: [Path(path).name for path in job.paths] for job in jobs if job.source in ingested.quality
-        },
-        "rows": ingested.rows,
-    }
