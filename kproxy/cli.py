@@ -218,6 +218,32 @@ def decode(
             view.show(one, show_secrets=show_secrets, records=records_shown)
 
 
+class _SparkCommands(click.Group):
+    """Made when they are asked for, since their help is that of the jobs."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        from kproxy.spark.commands import COMMANDS
+
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        from kproxy.spark.commands import COMMANDS
+
+        return COMMANDS.get(name)
+
+
+@cli.group(cls=_SparkCommands)
+def spark() -> None:
+    """Captures and tables of any size on Spark, from this machine's cores to a cluster.
+
+    \b
+    Tables from captures, and answers from tables, whoever wrote them:
+      kproxy spark ingest captures/*.pcap --out tables
+      kproxy spark latency tables --by api,client
+      kproxy spark slow tables --format json
+    """
+
+
 def _log_lines(level: str) -> None:
     """One line for each thing that happens, to standard error, times in UTC."""
     formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")

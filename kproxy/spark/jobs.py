@@ -270,7 +270,7 @@ def lag(partitions: DataFrame, exchanges: DataFrame) -> DataFrame:
 
 def offsets(partitions: DataFrame, exchanges: DataFrame) -> DataFrame:
     """How groups commit: rate, the longest gap between two commits, offsets that went back, refusals."""
-    commits = partitions.where("api = 'OffsetCommit'")
+    commits = partitions.where("api = 'OffsetCommit'").drop("group_id")
     asked = commits.where("direction = 'request'").join(
         exchanges.select("source", "connection", "number", "group_id"), ["source", "connection", "number"]
     )
@@ -397,28 +397,29 @@ def quality(quality: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class Job:
-    """A job and the tables that it takes, in order."""
+    """A job, the tables that it takes, in order, and options to try."""
 
     run: Callable[..., DataFrame]
     tables: tuple[str, ...]
+    example: str = ""
 
 
 JOBS = {
     job.run.__name__: job
     for job in (
-        Job(latency, ("exchanges",)),
-        Job(slow, ("exchanges", "connections")),
-        Job(throttle, ("exchanges",)),
-        Job(errors, ("exchanges",)),
-        Job(talkers, ("exchanges",)),
-        Job(skew, ("partitions",)),
+        Job(latency, ("exchanges",), " --by api,client --every '1 minute'"),
+        Job(slow, ("exchanges", "connections"), " --slower-than-ms 500 --where \"api = 'Produce'\""),
+        Job(throttle, ("exchanges",), " --by client"),
+        Job(errors, ("exchanges",), " --by api,error,client --format json"),
+        Job(talkers, ("exchanges",), " --by host --limit 10"),
+        Job(skew, ("partitions",), " --where \"topic = 'orders'\""),
         Job(batching, ("batches", "exchanges")),
-        Job(fetching, ("exchanges",)),
-        Job(lag, ("partitions", "exchanges")),
+        Job(fetching, ("exchanges",), " --by client"),
+        Job(lag, ("partitions", "exchanges"), " --format parquet --out lag"),
         Job(offsets, ("partitions", "exchanges")),
-        Job(clients, ("exchanges", "connections")),
-        Job(connections, ("connections",)),
-        Job(compare, ("exchanges",)),
+        Job(clients, ("exchanges", "connections"), " --kafka 4.1 --format csv"),
+        Job(connections, ("connections",), " --by host"),
+        Job(compare, ("exchanges",), " --with tables-after --by api,broker"),
         Job(quality, ("quality",)),
     )
 }

@@ -1,0 +1,191 @@
+"""`kproxy spark`: the command line of the jobs and of the pipeline, and how answers are shown.
+
+Duty: a command per job, made from its function: its options are the function's parameters, its help the docstring.
+Answers are small, so they come to the driver; as Parquet they are written by Spark. In a table durations and sizes are
+shown with units; json and csv keep the numbers.
+"""
+
+import csv
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+import click
+
+from kproxy.errors import KproxyError
+from kproxy.spark.jobs import JOBS, Job
+
+_PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "by": ("--by", {"metavar": "COLUMN,...", "help": "api, version, broker, client, host, or any column."}),
+    "every": ("--every", {"metavar": "TIME", "help": "Also over time, in steps like '10 seconds' or '1 minute'."}),
+    "slower_than_ms": ("--slower-than-ms", {"type": float, "metavar": "MS", "help": "In all, from byte to byte."}),
+    "top": ("--top", {"type": int, "metavar": "N", "help": "How many, the slowest first."}),
+    "kafka": ("--kafka", {"metavar": "RELEASE", "help": "The release to be ready for."}),
+    "other": ("--with", {"metavar": "TABLES", "required": True, "help": "The other dataset."}),
+}
+
+_SPARK = (
+    click.option("--master", metavar="URL", help="Spark's master. Default: spark-submit's, else local[*]."),
+    click.option("--conf", "config", metavar="KEY=VALUE", multiple=True, help="A setting of Spark."),
+)
+_ANSWER = (
+    click.option("--where", metavar="SQL", help="Only rows for which it holds, like \"api = 'Fetch'\"."),
+    click.option("--format", "shown", type=click.Choice(("table", "json", "csv", "parquet")), default="table"),
+    click.option("--out", metavar="DIR", help="Where --format parquet goes."),
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Rows at most. Default: 50 of a table."),
+)
+
+
+def _with(options: tuple[Callable[[Any], Any], ...], function: Any) -> Any:
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _session(master: str | None, config: tuple[str, ...]) -> Any:
+    from kproxy import spark
+
+    settings = dict(setting.partition("=")[::2] for setting in config)
+    return spark.session(master, settings)
+
+
+def _command(name: str, job: Job) -> click.Command:
+    parameters = list(inspect.signature(job.run).parameters.values())[len(job.tables) :]
+
+    def run(tables: str, where: str | None, shown: str, out: str | None, limit: int | None, **options: Any) -> None:
+        from kproxy import spark
+
+        if (shown == "parquet") != (out is not None):
+            raise KproxyError("--format parquet and --out go together: Parquet is written to a folder")
+        session = _session(options.pop("master"), options.pop("config"))
+        frames = [spark.table(session, tables, table) for table in job.tables]
+        arguments = {key: value for key, value in options.items() if value is not None}
+        if "by" in arguments:
+            arguments["by"] = arguments["by"].replace(",", " ").split()
+        if "other" in arguments:
+            arguments["other"] = spark.table(session, arguments["other"], job.tables[0])
+        if where is not None:
+            frames[0] = frames[0].where(where)
+            if "other" in arguments:
+                arguments["other"] = arguments["other"].where(where)
+        try:
+            _show(job.run(*frames, **arguments), shown, out, limit)
+        except ValueError as fault:
+            raise KproxyError(str(fault)) from fault
+
+    for parameter in parameters:
+        flag, settings = _PARAMETERS[parameter.name]
+        default = parameter.default
+        if default not in (inspect.Parameter.empty, None):
+            said = ",".join(default) if isinstance(default, tuple) else f"{default:g}" if default is float else default
+            settings = {**settings, "help": f"{settings['help']} Default: {said}."}
+        run = click.option(flag, parameter.name, **settings)(run)
+    run = click.argument("tables", metavar="TABLES")(_with(_ANSWER, _with(_SPARK, run)))
+    text = inspect.getdoc(job.run) or ""
+    return click.Command(
+        name,
+        callback=run,
+        params=list(reversed(run.__click_params__)),  # type: ignore[attr-defined]
+        help=f"{text}\n\n\b\nExample:\n  kproxy spark {name} tables{job.example}",
+        short_help=text.partition("\n")[0].partition(":")[0],
+    )
+
+
+@click.command()
+@click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
+@click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each, by date and hour.")
+@click.option("--port", "ports", type=int, multiple=True, metavar="N", help="A broker's port. Default: by content.")
+@click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
+@click.option("--rotated", is_flag=True, help="The files are one capture, in this order.")
+@click.option("--detail", type=click.Choice(("headers", "topics", "batches")), default="batches", show_default=True)
+@click.option("--key-log", metavar="FILE", help="SSLKEYLOGFILE of the TLS connections; needs tshark.")
+@click.option("--overwrite", is_flag=True, help="Replace the tables that are there.")
+@click.option("--tasks", type=click.IntRange(0), default=0, metavar="N", help="Of the decoding. Default: per 64 MiB.")
+def ingest(captures: tuple[str, ...], out: str, master: str | None, config: tuple[str, ...], **settings: Any) -> None:
+    """Turn captures of any size into the tables that `kproxy convert` makes, by all cores or a whole cluster.
+
+    Below some 10 GB `kproxy convert` is faster. Captures and tables must lie where every executor reaches them.
+
+    \b
+    On this machine, and on a cluster:
+      kproxy spark ingest captures/*.pcap --out tables
+      kproxy spark ingest /share/captures/*.pcap.gz --out /share/tables --master spark://host:7077
+    """
+    from kproxy import convert_view as view
+    from kproxy.spark import pipeline
+
+    summary = pipeline.ingest(_session(master, config), captures, out, **settings)
+    view.tell(summary)
+    if summary.failed:
+        sys.exit(1)
+
+
+COMMANDS = {"ingest": _with(_SPARK, ingest), **{name: _command(name, job) for name, job in JOBS.items()}}
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def _show(answer: Any, shown: str, out: str | None, limit: int | None) -> None:
+    if limit is not None or shown == "table":
+        answer = answer.limit(limit or 50)
+    if shown == "parquet":
+        answer.write.mode("errorifexists").parquet(out)
+    elif shown == "json":
+        for row in _rows(answer):
+            print(json.dumps(row, default=str))
+    elif shown == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(answer.columns)
+        for row in _rows(answer):
+            writer.writerow(row.values())
+    else:
+        _table(answer)
+
+
+def _rows(answer: Any) -> Iterator[dict[str, Any]]:
+    """The rows with times as text, in UTC."""
+    from pyspark.sql import functions as F
+
+    times = [name for name, kind in answer.dtypes if kind == "timestamp"]
+    for name in times:
+        answer = answer.withColumn(name, F.date_format(name, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"))
+    for row in answer.toLocalIterator():
+        yield row.asDict()
+
+
+def _table(answer: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    wide = Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 400)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, kind in answer.dtypes:
+        table.add_column(name.removesuffix("_ns"), justify="left" if kind in ("string", "timestamp") else "right")
+    for row in _rows(answer):
+        table.add_row(*(_text(name, value) for name, value in row.items()))
+    wide.print(table)
+
+
+def _text(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name.endswith("_ns"):
+        return _duration(value)
+    if isinstance(value, float):
+        return f"{value:.1%}" if "share" in name or name == "single" else f"{value:,.2f}"
+    if isinstance(value, int) and not isinstance(value, bool) and name not in ("connection", "partition"):
+        return f"{value:,}"
+    return str(value).replace("T", " ") if isinstance(value, datetime) else str(value)
+
+
+def _duration(nanoseconds: int) -> str:
+    for unit, size in (("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000)):
+        if abs(nanoseconds) >= size:
+            return (
+                f"{nanoseconds / size:.3g} {unit}" if nanoseconds < 1000 * size else f"{nanoseconds / size:,.0f} {unit}"
+            )
+    return f"{nanoseconds} ns"
