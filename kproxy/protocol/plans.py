@@ -14,6 +14,7 @@ Knows nothing of what the fields mean; `codec` does.
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -40,6 +41,12 @@ FIXED = {
 }
 
 
+@lru_cache(4096)
+def uuid_of(data: bytes) -> UUID:
+    """Most are ids of topics, which come again and again; to make one costs as much as to read a small body."""
+    return UUID(bytes=data)
+
+
 def size_of(code: str) -> int:
     return struct.calcsize(">" + code)
 
@@ -51,7 +58,7 @@ class Source:
         self.title = title  # of the message, for faults
         self.names: dict[str, Any] = {
             "Malformed": Malformed,
-            "UUID": UUID,
+            "uuid_of": uuid_of,
             "skip_tags": skip_tags,
             "struct_error": struct.error,
             "unpack_from": struct.unpack_from,
@@ -282,7 +289,7 @@ class Walk(Source):
         if type_ in FIXED:
             self.take(FIXED[type_], var)
             if var and type_ == "uuid":
-                self.after(f"{var} = UUID(bytes={var})")
+                self.after(f"{var} = uuid_of({var})")
         else:
             length = self.length(compact, "h" if type_ == "string" else "i", nullable, path)
             if var:

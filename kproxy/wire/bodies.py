@@ -66,58 +66,33 @@ _OF_PARTITION = dict.fromkeys(_INDEXES, "partition") | {
 class Partition:
     """What a body says of one topic-partition, and the sums over the batches that it carries."""
 
-    __slots__ = (
-        "batches",
-        "bytes",
-        "codecs",
-        "control_batches",
-        "error_code",
-        "first_offset",
-        "group_id",
-        "high_watermark",
-        "last_offset",
-        "last_stable_offset",
-        "leader_epoch",
-        "log_start_offset",
-        "magic",
-        "max_timestamp",
-        "metadata",
-        "offset",
-        "partition",
-        "producer_id",
-        "records",
-        "timestamp",
-        "topic",
-        "topic_id",
-        "trailing_bytes",
-        "transactional_batches",
-    )
+    # The defaults are the class's: a partition costs what is known of it.
+    partition = NONE
+    error_code: int | None = None
+    offset = NONE  # fetched from, given to the first record, or committed: what the API says
+    high_watermark = NONE
+    last_stable_offset = NONE
+    log_start_offset = NONE
+    leader_epoch = NONE
+    timestamp = NONE  # of ListOffsets
+    metadata: str | None = None
+    bytes = 0  # of records, as they lie on the wire
+    trailing_bytes = 0  # of those behind the last whole batch: a Fetch may end in a cut one
+    batches = 0
+    records: int = 0  # those of control batches apart; NONE if a message set hides its count
+    codecs = 0  # a bit for each codec of a batch: 1 << 0 is none
+    magic = NONE  # of the last batch, as are:
+    producer_id = NONE
+    last_offset = NONE
+    first_offset = NONE  # of the first; a compressed message set tells only its last
+    max_timestamp = NONE
+    transactional_batches = 0
+    control_batches = 0
 
     def __init__(self, topic: str | None, topic_id: UUID | None, group_id: str | None) -> None:
         self.topic = topic  # None where the version knows topics by id
         self.topic_id = topic_id
         self.group_id = group_id
-        self.partition = NONE
-        self.error_code: int | None = None
-        self.offset = NONE  # fetched from, given to the first record, or committed: what the API says
-        self.high_watermark = NONE
-        self.last_stable_offset = NONE
-        self.log_start_offset = NONE
-        self.leader_epoch = NONE
-        self.timestamp = NONE  # of ListOffsets
-        self.metadata: str | None = None
-        self.bytes = 0  # of records, as they lie on the wire
-        self.trailing_bytes = 0  # of those behind the last whole batch: a Fetch may end in a cut one
-        self.batches = 0
-        self.records: int = 0  # those of control batches apart; NONE if a message set hides its count
-        self.codecs = 0  # a bit for each codec of a batch: 1 << 0 is none
-        self.magic = NONE  # of the last batch, as are:
-        self.producer_id = NONE
-        self.last_offset = NONE
-        self.first_offset = NONE  # of the first; a compressed message set tells only its last
-        self.max_timestamp = NONE
-        self.transactional_batches = 0
-        self.control_batches = 0
 
     def add(self, header: BatchHeader) -> None:
         base_offset, _, _, self.magic, _, attributes, delta, _, max_timestamp, self.producer_id, _, _, count = header
@@ -162,13 +137,6 @@ class Found:
     def note_error(self, code: int) -> None:
         if len(self._errors) < MAX_ERRORS:
             self._errors.append(code)
-
-    def read_header(self, buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
-        """None for what is no batch, or too little of one: what stands there is the partition's trailing bytes."""
-        try:
-            return read_header(buffer, pos, end)
-        except ProtocolError:
-            return None
 
     def complete(self) -> None:
         if self.error_code is None and self._errors:
@@ -351,7 +319,12 @@ class _Look(Plan):
         self.noted = noted
         self.partitions = {f"{array}[]" for array in arrays}
         self.attributes = attributes
-        self.names |= {"Partition": Partition, "Batch": Batch}
+        self.names |= {
+            "Partition": Partition,
+            "Batch": Batch,
+            "ProtocolError": ProtocolError,
+            "read_header": read_header,
+        }
 
     def body(self) -> None:
         self.line("topic = topic_id = group_id = None")
@@ -392,7 +365,9 @@ class _Look(Plan):
             with self.block("while left:"):
                 self.line(f"size = left if left < {HEADER_BYTES} else {HEADER_BYTES}")
                 self.need("size")
-                self.line("header = found.read_header(buffer, pos, pos + left)")
+                # What is no batch, or too little of one, is the partition's trailing bytes.
+                self.line("try: header = read_header(buffer, pos, pos + left)")
+                self.line("except ProtocolError: break")
                 self.line("if header is None: break")
                 self.line("size = header.length + 12")
                 if self.detail >= BATCHES:

@@ -340,7 +340,8 @@ def check_whole(layout: Layout, frame: bytes, walker: BodyWalker, partitions: li
 
 
 def values(one: bodies.Partition) -> dict:
-    return {name: getattr(one, name) for name in one.__slots__}
+    names = [name for name, value in vars(bodies.Partition).items() if not (name.startswith("_") or callable(value))]
+    return {name: getattr(one, name) for name in ("topic", "topic_id", "group_id", *names)}
 
 
 def test_details_of_the_vectors() -> None:
