@@ -24,10 +24,10 @@ from kproxy.capture.pcap import Window
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import FURTHEST, MASK, Budget, Conversation, Receiver, ahead
 from kproxy.wire.bodies import ERRORS
+from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import LOST, Desync, Event, Gap, Unanswered
 from kproxy.wire.interest import Interest
-from kproxy.wire.session import Session
 
 SHARDS = 16  # fixed: which flows are together must not depend on the number of processes
 
@@ -88,7 +88,7 @@ class Flow:
         self.decrypted = False  # what it speaks was told from decrypted bytes
         self.payload_bytes = [0, 0]
         self.info: ConnectionInfo | None = None
-        self.session: Session | None = None
+        self.session: CapturedSession | None = None
         self.talk = Conversation(_DEAF, budget)
 
     def total(self, counter: str) -> int:
@@ -117,7 +117,7 @@ class _Kafka:
 
     __slots__ = ("_flip", "_listener", "_quality", "_session")
 
-    def __init__(self, session: Session, flip: int, listener: Listener, quality: Quality) -> None:
+    def __init__(self, session: CapturedSession, flip: int, listener: Listener, quality: Quality) -> None:
         self._session = session
         self._flip = flip  # 1 where side 0 of the conversation is the broker
         self._listener = listener
@@ -268,7 +268,7 @@ class Flows:
         self._ports = frozenset(port.to_bytes(2) for port in ports)
         self._first = first  # of several processes that read the same capture, the one that counts its packets
         self._dissector = Dissector(quality if first else Quality())
-        self._interest = Interest(details=True, detail=detail, capture=True)
+        self._interest = Interest(details=True, detail=detail)
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}
@@ -504,7 +504,7 @@ class Flows:
         listener = self._handlers.decided(flow)
         if speaks == content.TLS:
             return _DEAF
-        flow.session = Session(self._interest, midstream=not flow.start_seen)
+        flow.session = CapturedSession(self._interest, midstream=not flow.start_seen)
         return _Kafka(flow.session, flow.client, listener, self.quality)
 
     def _note(self, kind: str, time_ns: int, *, count: int = 1, size: int = 0, last_ns: int = -1) -> None:

@@ -107,16 +107,12 @@ class Interest:
         whose acks say whether an answer comes, of Fetch, whose max_wait_ms is its patience, and of SaslHandshake.
     detail: how closely bodies that name topic-partitions are read (bodies.TOPICS, bodies.BATCHES): what is found is in
         the exchange's request_body and response_body. bodies.ERRORS: they are not.
-    capture: bytes come from a capture: gaps are expected, a lost frame is searched for, nothing is ever sent.
     """
 
-    def __init__(
-        self, *, rewrite: bool = False, details: bool = False, detail: int = bodies.ERRORS, capture: bool = False
-    ) -> None:
+    def __init__(self, *, rewrite: bool = False, details: bool = False, detail: int = bodies.ERRORS) -> None:
         self.rewrite = rewrite
         self.details = details
         self.detail = detail
-        self.capture = capture
         # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
         self._unknown = 0

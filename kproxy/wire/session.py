@@ -11,12 +11,11 @@ Each side is in one state, and the state is the method that takes its bytes:
     waiting  _wait: SaslHandshake v0 is      framed
              asked, its answer decides
     raw      _client_tokens                  raw      _broker_tokens
-    seeking  _seek_request (captures)        seeking  _seek_answer (captures)
     blind    _blind: forwarded unread        blind    _blind
     closed   _closed: a fault, or the end    closed   _closed
 
-A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session fails closed on it, a capture looks for the
-next plausible frame, a transparent one goes on blind.
+A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session fails closed on it, a transparent one goes
+on blind; one over a capture looks for the next plausible frame, and knows of gaps (`captured.py`).
 
 Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), one copy of a small answer
 (64 KiB) or one held answer (64 MiB), and the pending requests, which the owner bounds by not reading the client.
@@ -24,12 +23,11 @@ Refuses to know sockets and clocks.
 """
 
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol import codec, schema
-from kproxy.wire import frames, resync, sasl
+from kproxy.wire import frames, sasl
 from kproxy.wire.bodies import ERRORS, BodyWalker, Found
 from kproxy.wire.events import (
     ANSWERED,
@@ -49,7 +47,6 @@ from kproxy.wire.events import (
     Desync,
     Event,
     Exchange,
-    Gap,
     Unanswered,
 )
 from kproxy.wire.interest import (
@@ -78,12 +75,13 @@ _UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
 
 
 class Session:
-    """A pair of byte streams, read. See the module for the states; `receive`, `gap` and `close` are the whole input.
+    """A pair of byte streams, read. See the module for the states; `receive` and `close` are the whole input.
 
     `transform(exchange, frame)` gets a held answer, its 4-byte size included, and returns what to send instead, or
-    None; a ProtocolError from it is a fatal Desync. `midstream` (captures): the connection was open before its first
-    byte.
+    None; a ProtocolError from it is a fatal Desync.
     """
+
+    KEEPS = SMALL_ANSWER  # bytes of an answer in parts that are kept to be read
 
     __slots__ = (
         "_broker_exchange",
@@ -105,7 +103,6 @@ class Session:
         "_handlers",
         "_handshake",
         "_interest",
-        "_keep_up_to",
         "_max_request",
         "_number",
         "_own_answers",
@@ -130,7 +127,6 @@ class Session:
         interest: Interest,
         *,
         transform: Transform | None = None,
-        midstream: bool = False,
         max_request_bytes: int = frames.MAX_REQUEST,
     ) -> None:
         self.events: list[Event] = []  # the owner's to take and to clear after each call
@@ -143,12 +139,10 @@ class Session:
         self._interest = interest
         self._transform = transform
         self._max_request = max_request_bytes
-        # A capture has no client to keep waiting, and no other chance to read the answer.
-        self._keep_up_to = MAX_HELD if interest.capture else SMALL_ANSWER
         self._number = 0
         self._received = [0, 0]
         self._ended: list[int] = []
-        self._seen_gap = midstream
+        self._seen_gap = False  # only captures have gaps
         self._gap_ns = NONE  # when the broker's side last lost bytes
 
         self._client_head = b""
@@ -174,9 +168,7 @@ class Session:
         self._waiting = bytearray()
         self._unread: Any = None  # of this receive, for the state that is now
         self._raw = sasl.RawSasl("")
-        self._handlers: list[Callable[[Any, int], list[Piece]]] = (
-            [self._seek_request, self._seek_answer] if midstream else [self._requests, self._answers]
-        )
+        self._handlers: list[Callable[[Any, int], list[Piece]]] = [self._requests, self._answers]
 
     # --- the owner's calls -------------------------------------------------------------------------------------------
 
@@ -187,17 +179,6 @@ class Session:
             pieces += self._go_on(side, now_ns)
         self._received[side] += len(view)
         return pieces
-
-    def gap(self, side: int, count: int, now_ns: int) -> None:
-        """The capture does not hold the next `count` bytes of a side."""
-        self.events.append(Gap(side, self._received[side], count, False, now_ns))
-        self._received[side] += count
-        self._seen_gap = True
-        if side == CLIENT:
-            self._gap_in_requests(count, now_ns)
-        else:
-            self._gap_ns = now_ns
-            self._gap_in_answers(count, now_ns)
 
     def close(self, side: int, now_ns: int, cause: str | None = None) -> None:
         """A side ended. The broker's end, or both, settles what is pending; then comes `Closed`."""
@@ -253,8 +234,8 @@ class Session:
             plan = plans.get(key_version) or self._interest.plan(key_version)
             end = pos + 4 + length
             in_flight = len(pending)
-            if in_flight >= LIMIT and self._interest.capture:
-                self._give_up(pending.popleft(), "limit")  # a capture of one direction has no answers at all
+            if in_flight >= LIMIT:
+                self._overfull()
             exchange = Exchange(plan, correlation_id, self._number, in_flight, length + 4, start)
             start = now
             if plan.request or (not plan.known and self._number == 0):
@@ -493,7 +474,7 @@ class Session:
             start = self._broker_head_ns
         pending = self.pending
         completed = self.completed
-        keep_up_to = self._keep_up_to
+        keep_up_to = self.KEEPS
         unpack = frames.RESPONSE_HEAD.unpack_from
         transform = self._transform
         while size - pos >= 8:
@@ -584,7 +565,7 @@ class Session:
                 now,
             )
             return False
-        if self._broker_held or (plan.scan is not None and length <= self._keep_up_to):
+        if self._broker_held or (plan.scan is not None and length <= self.KEEPS):
             self._broker_keep = bytearray(view[pos:size])
         return not self._broker_held
 
@@ -725,7 +706,7 @@ class Session:
             for exchange in overtaken:
                 self._give_up(exchange, "overtaken")
             return self.pending.popleft()
-        if not (self._interest.capture and self._seen_gap):
+        if not self._seen_gap:
             text = f"an answer with the correlation id {correlation_id}, which no request on this connection has"
             if self._interest.rewrite:
                 self._fatal(
@@ -909,18 +890,22 @@ class Session:
         return pieces
 
     def _not_kafka(self, side: int, view: Any, pos: int, sent: int, pieces: list[Piece], now: int) -> list[Piece]:
-        """What stands where a frame should begin is none: fail closed, seek, or go blind."""
+        """What stands where a frame should begin is none."""
         kind, text = frames.sniff(bytes(view[pos : pos + 8]))
+        self._lost_framing(side, kind, text, now)
+        return self._rest(side, view, pos, sent, pieces)
+
+    def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
+        """Fail closed, or go blind."""
         if self._interest.rewrite:
             self._fatal(side, kind, text, None, now)
-        elif self._interest.capture:
-            self._fault(side, kind, text, None, now)
-            self._lose(side)
-        else:
-            self._fault(side, kind, f"{text}; from here on this connection is passed on unread", None, now)
-            self._handlers = [self._blind, self._blind_broker]
-            self._settle("desync", now)
-        return self._rest(side, view, pos, sent, pieces)
+            return
+        self._fault(side, kind, f"{text}; from here on this connection is passed on unread", None, now)
+        self._handlers = [self._blind, self._blind_broker]
+        self._settle("desync", now)
+
+    def _overfull(self) -> None:
+        """As many requests wait as the owner should let: it stops reading the client after this receive."""
 
     def _refuse(self, plan: ApiPlan, view: Any, pos: int, sent: int, pieces: list[Piece], now: int) -> list[Piece]:
         self._fatal(
@@ -949,92 +934,6 @@ class Session:
         return [(CLIENT, view)]
 
     def _closed(self, view: Any, now: int) -> list[Piece]:
-        return []
-
-    # --- captures: what is missing, and finding a frame again -------------------------------------------------------
-
-    def _gap_in_requests(self, count: int, now: int) -> None:
-        exchange = self._client_exchange
-        if self._client_prefix is not None and exchange is not None:
-            self._client_prefix = None
-            exchange.decoded = FAILED
-        if self._client_walker is not None and exchange is not None:
-            self._client_walker = exchange.request_body = (
-                None  # what it does not name would look as if it were not there
-            )
-        if self._handlers[CLIENT] == self._requests and 0 < count <= self._client_left:
-            self._client_left -= count
-            if not self._client_left:  # a hole in a body of known size costs that body only
-                self._client_exchange = None
-                self.completed[0] += 1
-                if exchange is not None:
-                    exchange.request_end = now
-                    self._whole_request(exchange, [], now)
-            return
-        if self._handlers[CLIENT] != self._closed:
-            self._lose(CLIENT)
-
-    def _gap_in_answers(self, count: int, now: int) -> None:
-        exchange = self._broker_exchange
-        self._broker_keep = None
-        self._walker = None
-        if self._handlers[BROKER] == self._answers and 0 < count <= self._broker_left:
-            self._broker_left -= count
-            if not self._broker_left:
-                self._broker_exchange = None
-                self.completed[1] += 1
-                if exchange is not None:
-                    self._answered(exchange, now)
-            return
-        if self._handlers[BROKER] != self._closed:
-            self._lose(BROKER)
-
-    def _lose(self, side: int) -> None:
-        """The framing of a side is lost: look for the next plausible frame."""
-        if side == CLIENT:
-            self._drop_request("gap")
-            self._client_head = b""
-            self._handlers[CLIENT] = self._seek_request
-        else:
-            exchange, self._broker_exchange = self._broker_exchange, None
-            self._broker_head = b""
-            self._broker_left = 0
-            self._broker_keep = None
-            self._walker = None
-            if exchange is not None:
-                self._give_up(exchange, "gap")
-            self._handlers[BROKER] = self._seek_answer
-        self._seen_gap = True
-
-    def _seek_request(self, view: Any, now: int) -> list[Piece]:
-        kept = self._client_head
-        data = kept + bytes(view)
-        found = resync.find_request(data, len(kept))
-        return self._sought(CLIENT, data, len(kept), found, now)
-
-    def _seek_answer(self, view: Any, now: int) -> list[Piece]:
-        kept = self._broker_head
-        data = kept + bytes(view)
-        waiting = {exchange.correlation_id for exchange in islice(self.pending, resync.CANDIDATES)}
-        found = resync.find_answer(data, len(kept), waiting)
-        return self._sought(BROKER, data, len(kept), found, now)
-
-    def _sought(self, side: int, data: bytes, kept: int, found: int, now: int) -> list[Piece]:
-        """`data`, of which `kept` bytes came earlier, was searched: go on at the frame found, or keep a bit."""
-        head = b""
-        skipped = found
-        if found < 0:
-            head = data[-resync.WINDOW :]
-            skipped = len(data) - len(head)
-        else:
-            self._handlers[side] = self._requests if side == CLIENT else self._answers
-            self._unread = memoryview(data)[found:]
-        if side == CLIENT:
-            self._client_head = head
-        else:
-            self._broker_head = head
-        if skipped:
-            self.events.append(Gap(side, self._received[side] - kept, skipped, True, now))
         return []
 
 

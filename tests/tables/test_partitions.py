@@ -9,10 +9,10 @@ from kproxy.tables.partitions import BatchColumns, PartitionColumns, TopicNames,
 from kproxy.tables.schema import BATCHES, PARTITIONS
 from kproxy.wire.bodies import BATCHES as DETAIL
 from kproxy.wire.bodies import Found, Partition
+from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.interest import Interest
-from kproxy.wire.session import Session
 
 INFO = ConnectionInfo("default", "a.pcap", "10.0.0.1", 40000, "10.0.0.2", 9092, None, 1)
 START = 1_700_000_000_000_000_000
@@ -29,7 +29,7 @@ def batch(base, count, timestamp):
 
 def told(*talk):
     """The exchanges of (request, response) pairs of Fetch v13, each a millisecond after the other."""
-    session = Session(Interest(details=True, detail=DETAIL, capture=True))
+    session = CapturedSession(Interest(details=True, detail=DETAIL))
     now = START
     for number, (asked, answered) in enumerate(talk):
         header = {"requestApiKey": 1, "requestApiVersion": 13, "correlationId": number, "clientId": "me"}

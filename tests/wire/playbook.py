@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from kproxy.protocol import codec
+from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT, Desync, Event, Exchange, Unanswered
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import Session
@@ -47,8 +48,8 @@ def foreign_request(key: int, version: int, correlation_id: int, rest: bytes = b
 
 
 class Dialogue:
-    def __init__(self, interest: Interest | None = None, **settings: Any) -> None:
-        self.session = Session(interest or Interest(), **settings)
+    def __init__(self, interest: Interest | None = None, kind: type[Session] = Session, **settings: Any) -> None:
+        self.session = kind(interest or Interest(), **settings)
         self.now = 0
         self.sent = {CLIENT: b"", BROKER: b""}
         self.events: list[Event] = []
@@ -77,6 +78,7 @@ class Dialogue:
         return self
 
     def gap(self, side: int, count: int) -> "Dialogue":
+        assert isinstance(self.session, CapturedSession)
         self.now += MS
         self.session.gap(side, count, self.now)
         self._take()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.errors import Malformed
+from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import (
     ANSWERED,
     BROKER,
@@ -27,7 +28,6 @@ from tests.wire.playbook import MS, Dialogue, foreign_request, request, response
 PRODUCE, FETCH, METADATA, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 1, 3, 17, 18, 36
 REWRITE = Interest(rewrite=True)
 TRANSPARENT = Interest(details=True)
-CAPTURE = Interest(details=True, capture=True)
 
 
 def untouched(exchange: Exchange, frame: memoryview) -> None:
@@ -36,6 +36,10 @@ def untouched(exchange: Exchange, frame: memoryview) -> None:
 
 def rewriting(**more: Any) -> Dialogue:
     return Dialogue(REWRITE, transform=untouched, **more)
+
+
+def captured(**more: Any) -> Dialogue:
+    return Dialogue(TRANSPARENT, CapturedSession, **more)
 
 
 # --- one exchange ----------------------------------------------------------------------------------------------------
@@ -383,33 +387,6 @@ def test_sasl_authenticate_and_re_authentication_are_ordinary_frames() -> None:
     assert talk.session.sasl_mechanism == "PLAIN" and talk.session.sasl_tokens == 0
 
 
-# --- captures --------------------------------------------------------------------------------------------------------
-
-
-def test_a_hole_in_a_body_of_known_size_costs_that_body_only() -> None:
-    ask = request(PRODUCE, 9, 1, {"acks": 1, "topicData": [{"name": "t" * 200, "partitionData": []}]})
-    talk = Dialogue(CAPTURE).client(ask[:60]).gap(CLIENT, 100).client(ask[160:] + request(12, 4, 2))
-    talk.broker(response(PRODUCE, 9, 1) + response(12, 4, 2))
-    assert [(e.correlation_id, e.outcome) for e in talk.exchanges] == [(1, ANSWERED), (2, ANSWERED)]
-
-
-def test_after_a_gap_the_next_plausible_frame_is_found_and_the_lost_answers_are_named() -> None:
-    talk = Dialogue(CAPTURE)
-    for correlation_id in (1, 2, 3):
-        talk.client(request(12, 4, correlation_id))
-    answer = response(12, 4, 1)
-    talk.gap(BROKER, len(answer) + 3).broker(response(12, 4, 2)[3:]).broker(response(12, 4, 3))
-    assert [(e.correlation_id, e.outcome) for e in talk.exchanges] == [(3, ANSWERED)]
-    assert [(u.exchange.correlation_id, u.exchange.outcome) for u in talk.unanswered] == [(1, "lost"), (2, "lost")]
-
-
-def test_a_capture_that_starts_in_the_middle_never_invents_a_pairing() -> None:
-    talk = Dialogue(CAPTURE, midstream=True)
-    talk.broker(response(12, 4, 6)).client(request(METADATA, 9, 5)[20:] + b"\0" * 300)
-    talk.client(request(12, 4, 7)).broker(response(12, 4, 7))
-    assert [exchange.correlation_id for exchange in talk.exchanges if exchange.outcome == ANSWERED] == [7]
-
-
 # --- any split, any bytes --------------------------------------------------------------------------------------------
 
 
@@ -468,7 +445,7 @@ def test_any_split_of_the_bytes_gives_the_same_bytes_and_events(seed: int, most:
 @given(st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=80)), max_size=12), st.integers(0, 3))
 @settings(max_examples=300, deadline=None)
 def test_no_bytes_raise(chunks: list[tuple[int, bytes]], kind: int) -> None:
-    talk = [rewriting, Dialogue, lambda: Dialogue(CAPTURE), lambda: Dialogue(CAPTURE, midstream=True)][kind]()
+    talk = [rewriting, Dialogue, captured, lambda: captured(midstream=True)][kind]()
     for index, (side, data) in enumerate(chunks):
         talk.says(side, data)
         if kind >= 2 and index % 4 == 3:
@@ -481,7 +458,7 @@ def test_no_bytes_raise(chunks: list[tuple[int, bytes]], kind: int) -> None:
 @settings(max_examples=200, deadline=None)
 def test_flipped_bits_raise_nothing_and_settle_everything(seed: int) -> None:
     random_ = random.Random(seed)
-    for talk in (rewriting(), Dialogue(TRANSPARENT), Dialogue(CAPTURE)):
+    for talk in (rewriting(), Dialogue(TRANSPARENT), captured()):
         requests = 0
         for side, data in conversation():
             broken = bytearray(data)

@@ -1,0 +1,135 @@
+"""A session over a capture: bytes may be missing, or begin in the middle, and nobody is there to ask again.
+
+Duty: what a gap costs, and finding the next plausible frame behind it. A hole inside a body of known size costs that
+body only; anything else ends the framing of that side, which is then in a state of its own:
+
+    client side   seeking   _seek_request        broker side   seeking   _seek_answer
+
+Adds to a session's memory: an answer in parts is kept to 64 MiB, since there is no other chance to read it, and what
+was searched in vain to resync.WINDOW. The pending requests are bounded here, by giving up the oldest.
+"""
+
+from itertools import islice
+from typing import Any
+
+from kproxy.wire import resync
+from kproxy.wire.events import BROKER, CLIENT, FAILED, Gap
+from kproxy.wire.interest import Interest
+from kproxy.wire.session import MAX_HELD, Piece, Session
+
+
+class CapturedSession(Session):
+    """As a session, and `gap` is input too. `midstream`: the connection was open before its first byte here."""
+
+    __slots__ = ()
+
+    KEEPS = MAX_HELD
+
+    def __init__(self, interest: Interest, *, midstream: bool = False) -> None:
+        super().__init__(interest)
+        if midstream:
+            self._seen_gap = True
+            self._handlers = [self._seek_request, self._seek_answer]
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        """The capture does not hold the next `count` bytes of a side."""
+        self.events.append(Gap(side, self._received[side], count, False, now_ns))
+        self._received[side] += count
+        self._seen_gap = True
+        if side == CLIENT:
+            self._gap_in_requests(count, now_ns)
+        else:
+            self._gap_ns = now_ns
+            self._gap_in_answers(count, now_ns)
+
+    def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
+        self._fault(side, kind, text, None, now)
+        self._lose(side)
+
+    def _overfull(self) -> None:
+        """A capture of one direction has no answers at all."""
+        self._give_up(self.pending.popleft(), "limit")
+
+    def _gap_in_requests(self, count: int, now: int) -> None:
+        exchange = self._client_exchange
+        if self._client_prefix is not None and exchange is not None:
+            self._client_prefix = None
+            exchange.decoded = FAILED
+        if self._client_walker is not None and exchange is not None:
+            self._client_walker = exchange.request_body = (
+                None  # what it does not name would look as if it were not there
+            )
+        if self._handlers[CLIENT] == self._requests and 0 < count <= self._client_left:
+            self._client_left -= count
+            if not self._client_left:  # a hole in a body of known size costs that body only
+                self._client_exchange = None
+                self.completed[0] += 1
+                if exchange is not None:
+                    exchange.request_end = now
+                    self._whole_request(exchange, [], now)
+            return
+        if self._handlers[CLIENT] != self._closed:
+            self._lose(CLIENT)
+
+    def _gap_in_answers(self, count: int, now: int) -> None:
+        exchange = self._broker_exchange
+        self._broker_keep = None
+        self._walker = None
+        if self._handlers[BROKER] == self._answers and 0 < count <= self._broker_left:
+            self._broker_left -= count
+            if not self._broker_left:
+                self._broker_exchange = None
+                self.completed[1] += 1
+                if exchange is not None:
+                    self._answered(exchange, now)
+            return
+        if self._handlers[BROKER] != self._closed:
+            self._lose(BROKER)
+
+    def _lose(self, side: int) -> None:
+        """The framing of a side is lost: look for the next plausible frame."""
+        if side == CLIENT:
+            self._drop_request("gap")
+            self._client_head = b""
+            self._handlers[CLIENT] = self._seek_request
+        else:
+            exchange, self._broker_exchange = self._broker_exchange, None
+            self._broker_head = b""
+            self._broker_left = 0
+            self._broker_keep = None
+            self._walker = None
+            if exchange is not None:
+                self._give_up(exchange, "gap")
+            self._handlers[BROKER] = self._seek_answer
+        self._seen_gap = True
+
+    def _seek_request(self, view: Any, now: int) -> list[Piece]:
+        kept = self._client_head
+        data = kept + bytes(view)
+        found = resync.find_request(data, len(kept))
+        return self._sought(CLIENT, data, len(kept), found, now)
+
+    def _seek_answer(self, view: Any, now: int) -> list[Piece]:
+        kept = self._broker_head
+        data = kept + bytes(view)
+        waiting = {exchange.correlation_id for exchange in islice(self.pending, resync.CANDIDATES)}
+        found = resync.find_answer(data, len(kept), waiting)
+        return self._sought(BROKER, data, len(kept), found, now)
+
+    def _sought(self, side: int, data: bytes, kept: int, found: int, now: int) -> list[Piece]:
+        """`data`, of which `kept` bytes came earlier, was searched: go on at the frame found, or keep a bit."""
+        head = b""
+        skipped = found
+        if found < 0:
+            head = data[-resync.WINDOW :]
+            skipped = len(data) - len(head)
+        else:
+            self._handlers[side] = self._requests if side == CLIENT else self._answers
+            self._unread = memoryview(data)[found:]
+        if side == CLIENT:
+            self._client_head = head
+        else:
+            self._broker_head = head
+        if skipped:
+            self.events.append(Gap(side, self._received[side] - kept, skipped, True, now))
+        return []
