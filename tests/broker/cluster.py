@@ -17,8 +17,9 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 JARS = Path(__file__).parents[2] / ".cache/kafka"
@@ -74,10 +75,11 @@ def free_ports(address: str, count: int = 1) -> int:
 
 
 class Broker:
-    """One node, broker and controller in one JVM, on an address of its own; `stop` and `start` keep its data."""
+    """One node in a JVM of its own, on an address of its own; `stop` and `start` keep its data."""
 
-    def __init__(self, node_id: int, folder: Path) -> None:
+    def __init__(self, node_id: int, folder: Path, *, controls: bool) -> None:
         self.node_id = node_id
+        self.controls = controls  # whether it is one of the controllers too
         self.host = f"127.0.1.{node_id}"
         self.port = free_ports(self.host, 3)
         self.internal_port = self.port + 1
@@ -95,13 +97,14 @@ class Broker:
 
     def format(self, cluster_id: str, voters: str, settings: dict[str, str]) -> None:
         listeners = f"CLIENT://{self.address},INTERNAL://{self.host}:{self.internal_port}"
+        controller = f",CONTROLLER://{self.host}:{self.controller_port}" if self.controls else ""
         self.config.write_text(
             "".join(
                 f"{name}={value}\n"
                 for name, value in {
-                    "process.roles": "broker,controller",
+                    "process.roles": "broker,controller" if self.controls else "broker",
                     "node.id": str(self.node_id),
-                    "listeners": f"{listeners},CONTROLLER://{self.host}:{self.controller_port}",
+                    "listeners": listeners + controller,
                     "advertised.listeners": listeners,
                     "listener.security.protocol.map": "CLIENT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
                     "inter.broker.listener.name": "INTERNAL",
@@ -194,25 +197,40 @@ SETTINGS = {
 
 
 class Cluster:
-    """Three brokers that are also the controllers."""
+    """Three brokers that are also the controllers, and those that join later."""
 
-    def __init__(self, folder: Path, size: int = 3) -> None:
-        self.brokers = [Broker(number, folder) for number in range(1, size + 1)]
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self.brokers = [Broker(number, folder, controls=True) for number in (1, 2, 3)]
+        self.voters = ",".join(f"{broker.node_id}@{broker.host}:{broker.controller_port}" for broker in self.brokers)
 
     @property
     def bootstrap(self) -> str:
         return ",".join(broker.address for broker in self.brokers)
 
     def start(self) -> None:
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        voters = ",".join(f"{broker.node_id}@{broker.host}:{broker.controller_port}" for broker in self.brokers)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(broker.format, cluster_id, voters, SETTINGS) for broker in self.brokers]:
+            for done in [pool.submit(broker.format, self.id, self.voters, SETTINGS) for broker in self.brokers]:
                 done.result()
         for broker in self.brokers:
             broker.start()
         for broker in self.brokers:
             broker.wait_until_started()
+
+    @contextmanager
+    def one_more(self) -> Iterator[Broker]:
+        """A fourth broker, for a while."""
+        broker = Broker(4, self.folder, controls=False)
+        broker.format(self.id, self.voters, SETTINGS)
+        self.brokers.append(broker)
+        try:
+            broker.start()
+            broker.wait_until_started()
+            yield broker
+        finally:
+            broker.stop()
+            self.brokers.remove(broker)
 
     def stop(self) -> None:
         """The data is thrown away, so nobody needs to say goodbye."""

@@ -41,9 +41,17 @@ def kproxy(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def bootstrap(kproxy: Kproxy, cluster: Cluster) -> Iterator[str]:
-    """Where a test's clients bootstrap: at kproxy. After it, every peer in the brokers' connection logs is kproxy."""
+    """Where a test's clients bootstrap: at kproxy.
+
+    After it, every peer in the brokers' connection logs is kproxy, and kproxy found no fault in what real clients and
+    brokers say to each other.
+    """
     before = cluster.client_peers()
     yield kproxy.bootstrap
     peers = cluster.client_peers() - before
     assert peers
     assert not peers - kproxy.sources()
+    assert kproxy.metric("kproxy_requests_total") > 0
+    assert kproxy.metric("kproxy_protocol_faults_total") == 0
+    assert kproxy.metric("kproxy_address_leaks_total") == 0
+    assert "Traceback" not in kproxy.log.read_text()

@@ -27,7 +27,7 @@ class Kproxy:
     """`kproxy run` between the clients of a test and a cluster; `stop` and `start` keep its ports."""
 
     def __init__(self, bootstrap: str, folder: Path, *arguments: str) -> None:
-        port = free_ports("127.0.0.1", 6)
+        port = free_ports("127.0.0.1", 7)  # admin, bootstrap, what would be broker 0, brokers 1 to 4
         self.bootstrap = f"127.0.0.1:{port + 1}"
         self.admin = f"127.0.0.1:{port}"
         self.log = folder / "kproxy.log"

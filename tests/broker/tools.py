@@ -19,14 +19,23 @@ ELECTION = "org.apache.kafka.tools.LeaderElectionCommand"
 _numbers = itertools.count(1)
 
 
-def create_topic(bootstrap: str, partitions: int = 3) -> str:
-    """A topic of a name of its own, on every broker."""
+def create_topic(bootstrap: str, partitions: int = 3, *, on: int | None = None) -> str:
+    """A topic of a name of its own, on three brokers, or with one partition on one."""
     topic = f"topic-{next(_numbers)}"
-    tool(
-        *(TOPICS, "--bootstrap-server", bootstrap, "--create", "--topic", topic),
-        *("--partitions", str(partitions), "--replication-factor", "3"),
-    )
+    shape = ["--partitions", str(partitions), "--replication-factor", "3"]
+    if on is not None:
+        shape = ["--replica-assignment", str(on)]
+    tool(TOPICS, "--bootstrap-server", bootstrap, "--create", "--topic", topic, *shape)
     return topic
+
+
+def delete_topic(bootstrap: str, topic: str) -> None:
+    tool(TOPICS, "--bootstrap-server", bootstrap, "--delete", "--topic", topic)
+
+
+def unregister(bootstrap: str, node_id: int) -> None:
+    """Makes the cluster forget a broker that has stopped."""
+    tool(CLUSTER, "unregister", "--bootstrap-server", bootstrap, "--id", str(node_id))
 
 
 def create_share_group(bootstrap: str) -> str:
