@@ -1,7 +1,7 @@
 """A real Kafka for tests: a KRaft cluster of separate JVMs on addresses of their own, and Kafka's command line tools.
 
-Every broker has three listeners: CLIENT, for whoever is under test; INTERNAL, for the other brokers; CONTROLLER. So the
-peers of CLIENT in a broker's connection log are its clients and nobody else.
+Every broker has a listener CLIENT for whoever is under test, SASL for those who log in, INTERNAL for the other brokers,
+and CONTROLLER. So the peers of CLIENT in a broker's connection log are its clients and nobody else.
 
 The jars are those of pom.xml beside this file; `./dev test` fetches them. Processes are ended by the handles kept here.
 """
@@ -81,9 +81,10 @@ class Broker:
         self.node_id = node_id
         self.controls = controls  # whether it is one of the controllers too
         self.host = f"127.0.1.{node_id}"
-        self.port = free_ports(self.host, 3)
+        self.port = free_ports(self.host, 4)
         self.internal_port = self.port + 1
         self.controller_port = self.port + 2
+        self.sasl_port = self.port + 3
         self.folder = folder / f"broker-{node_id}"
         self.folder.mkdir(parents=True)
         self.config = self.folder / "server.properties"
@@ -96,7 +97,9 @@ class Broker:
         return f"{self.host}:{self.port}"
 
     def format(self, cluster_id: str, voters: str, settings: dict[str, str]) -> None:
-        listeners = f"CLIENT://{self.address},INTERNAL://{self.host}:{self.internal_port}"
+        listeners = (
+            f"CLIENT://{self.address},SASL://{self.host}:{self.sasl_port},INTERNAL://{self.host}:{self.internal_port}"
+        )
         controller = f",CONTROLLER://{self.host}:{self.controller_port}" if self.controls else ""
         self.config.write_text(
             "".join(
@@ -106,7 +109,9 @@ class Broker:
                     "node.id": str(self.node_id),
                     "listeners": listeners + controller,
                     "advertised.listeners": listeners,
-                    "listener.security.protocol.map": "CLIENT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                    "listener.security.protocol.map": (
+                        "CLIENT:PLAINTEXT,SASL:SASL_PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"
+                    ),
                     "inter.broker.listener.name": "INTERNAL",
                     "controller.listener.names": "CONTROLLER",
                     "controller.quorum.voters": voters,
@@ -117,6 +122,7 @@ class Broker:
         )
         tool(
             *("kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", str(self.config)),
+            *("--add-scram", "SCRAM-SHA-256=[name=alice,password=secret]"),
             *("--feature", "share.version=1"),  # KIP-932, which 4.1 has but does not turn on by itself
         )
 
@@ -193,6 +199,14 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "3000",
+    "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+    "listener.name.sasl.plain.sasl.jaas.config": (
+        'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="secret";'
+    ),
+    "listener.name.sasl.scram-sha-256.sasl.jaas.config": (
+        "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+    ),
+    "connections.max.reauth.ms": "2000",  # KIP-368: clients log in again and again
 }
 
 
@@ -208,6 +222,10 @@ class Cluster:
     @property
     def bootstrap(self) -> str:
         return ",".join(broker.address for broker in self.brokers)
+
+    @property
+    def sasl_bootstrap(self) -> str:
+        return ",".join(f"{broker.host}:{broker.sasl_port}" for broker in self.brokers)
 
     def start(self) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -53,9 +53,12 @@ def produce(bootstrap: str, topic: str, records: Records, **settings: str | bool
     assert not faults
 
 
-def consume(bootstrap: str, topic: str, count: int, partitions: int = 3) -> Records:
+def consume(bootstrap: str, topic: str, count: int, partitions: int = 3, **settings: str) -> Records:
     """The first `count` records of a topic, with librdkafka and partitions assigned by hand."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", "fetch.message.max.bytes": 2_000_000})
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "unused", "fetch.message.max.bytes": 2_000_000}
+        | {name.replace("_", "."): value for name, value in settings.items()}
+    )
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(partitions)])
     records: Records = []
     try:

@@ -1,0 +1,141 @@
+"""Clients log in at the brokers, through kproxy, which has no login of its own and is told the brokers' ports."""
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from kproxy.protocol import codec
+from tests.broker.cluster import Cluster, tool, wait_for
+from tests.broker.kproxy import Kproxy
+from tests.broker.test_clients import consume, sample
+from tests.broker.tools import CONSUMER, PRODUCER, create_topic
+
+DECLARED = """
+[[cluster]]
+[[cluster.brokers]]
+ids = "1-3"
+port = {port}
+"""
+MODULES = {"PLAIN": "plain.PlainLoginModule", "SCRAM-SHA-256": "scram.ScramLoginModule"}
+
+
+@pytest.fixture(scope="module")
+def kproxy(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kproxy]:
+    folder = tmp_path_factory.mktemp("kproxy-sasl")
+    file = folder / "kproxy.toml"
+    kproxy = Kproxy(cluster.sasl_bootstrap, folder, "--config", str(file))
+    file.write_text(DECLARED.format(port=int(kproxy.bootstrap.split(":")[1]) + 1))
+    try:
+        kproxy.start()
+        yield kproxy
+    finally:
+        kproxy.stop()
+
+
+def login(mechanism: str, password: str = "secret") -> dict[str, str]:
+    return {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": mechanism,
+        "sasl_username": "alice",
+        "sasl_password": password,
+    }
+
+
+def dotted(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "."): value for name, value in settings.items()}
+
+
+@pytest.mark.parametrize("mechanism", MODULES)
+def test_librdkafka_logs_in_again_and_again(cluster: Cluster, kproxy: Kproxy, mechanism: str) -> None:
+    """KIP-368: the brokers' sessions end after two seconds, so handshakes come in the middle of a connection."""
+    topic = create_topic(cluster.bootstrap)
+    producer = Producer({"bootstrap.servers": kproxy.bootstrap, "linger.ms": 0} | dotted(login(mechanism)))
+    before = kproxy.metric("kproxy_requests_total", api="SaslAuthenticate")
+    connections = kproxy.metric("kproxy_connections_total")
+    records = sample(50, mechanism)
+    for key, value in records:
+        producer.produce(topic, value, key)
+        assert producer.flush(30) == 0
+        time.sleep(0.1)
+    logins = kproxy.metric("kproxy_requests_total", api="SaslAuthenticate") - before
+    rounds = {"PLAIN": 1, "SCRAM-SHA-256": 2}[mechanism]
+    assert logins > rounds * (kproxy.metric("kproxy_connections_total") - connections)
+    assert sorted(consume(kproxy.bootstrap, topic, len(records), **login(mechanism))) == sorted(records)
+    assert kproxy.metric("kproxy_protocol_faults_total") == 0
+    assert kproxy.metric("kproxy_address_leaks_total") == 0
+
+
+@pytest.mark.parametrize("mechanism", MODULES)
+def test_java_logs_in(cluster: Cluster, kproxy: Kproxy, mechanism: str, tmp_path: Path) -> None:
+    topic = create_topic(cluster.bootstrap)
+    config = tmp_path / "client.properties"
+    config.write_text(
+        f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism={mechanism}\n"
+        f"sasl.jaas.config=org.apache.kafka.common.security.{MODULES[mechanism]} required "
+        'username="alice" password="secret";\n'
+    )
+    where = ("--bootstrap-server", kproxy.bootstrap, "--topic", topic)
+    tool(PRODUCER, *where, "--producer.config", str(config), stdin=b"one\ntwo\nthree\n")
+    received = tool(
+        *(CONSUMER, *where, "--consumer.config", str(config), "--from-beginning"),
+        *("--max-messages", "3", "--timeout-ms", "30000"),
+    )
+    assert sorted(received.split()) == ["one", "three", "two"]
+    assert kproxy.metric("kproxy_protocol_faults_total") == 0
+
+
+def test_a_wrong_password_is_refused_by_the_broker(kproxy: Kproxy) -> None:
+    faults: list[KafkaError] = []
+    producer = Producer(
+        {"bootstrap.servers": kproxy.bootstrap, "error_cb": faults.append, "log_level": 0}
+        | dotted(login("PLAIN", password="guessed"))
+    )
+    with pytest.raises(KafkaException):
+        producer.list_topics(timeout=5)
+    wait_for("the broker's refusal", lambda: producer.poll(0.1) is not None and bool(faults), 10)
+    assert KafkaError._AUTHENTICATION in {fault.code() for fault in faults}
+    assert kproxy.metric("kproxy_protocol_faults_total") == 0
+
+
+def test_raw_tokens_of_old_clients(kproxy: Kproxy) -> None:
+    """SaslHandshake v0: tokens without a header, then frames again; the user's name reads as key 97."""
+
+    def receive(sock: socket.socket) -> bytes:
+        with sock.makefile("rb", buffering=0) as file:
+            (size,) = struct.unpack(">i", read(file, 4))
+            return read(file, size)
+
+    def read(file: Any, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = file.read(count - len(data))
+            assert part, "closed"
+            data += part
+        return data
+
+    def send(sock: socket.socket, data: bytes) -> None:
+        sock.sendall(struct.pack(">i", len(data)) + data)
+
+    def ask(sock: socket.socket, api_key: int, version: int, body: dict[str, Any]) -> dict[str, Any]:
+        header = {"requestApiKey": api_key, "requestApiVersion": version, "correlationId": -7, "clientId": "old"}
+        send(sock, codec.encode_request(header, body))
+        answered, answer = codec.decode_response(receive(sock), api_key, version)
+        assert answered["correlationId"] == -7
+        return answer
+
+    host, port = kproxy.bootstrap.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        assert ask(sock, 17, 0, {"mechanism": "PLAIN"})["errorCode"] == 0
+        send(sock, b"alice\0alice\0secret")
+        assert receive(sock) == b""
+        brokers = ask(sock, 3, 12, {"topics": []})["brokers"]
+    assert {(broker["nodeId"], broker["host"], broker["port"]) for broker in brokers} == {
+        (node_id, "127.0.0.1", int(port) + node_id) for node_id in (1, 2, 3)
+    }
+    assert kproxy.metric("kproxy_protocol_faults_total") == 0
