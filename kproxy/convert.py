@@ -4,7 +4,8 @@ Duty: join the flows of captures to the writers of tables, and share flows out a
 the same files whatever the number of processes: flows fall into fixed shards, a process takes some of them, and the
 rows of all are merged in one order.
 
-Each process reads the whole capture and decodes its own flows. Memory: see capture.flows, and RUN_ROWS rows per table.
+Each process reads the whole capture and decodes its own flows; the one that merges their rows never held a flow.
+Memory: see capture.flows, RUN_ROWS rows of each table, and while merging one row group.
 """
 
 import os
@@ -83,13 +84,14 @@ def convert(
 def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None) -> _Share:
     """Read a capture into sorted runs by table."""
     regular = [Path(path) for path in job.paths if Path(path).is_file()]
-    if follow or len(regular) < len(job.paths):
-        processes = 1  # a pipe has one reader, and a file that grows has no end to wait for together
+    here = follow or len(regular) < len(job.paths)  # a pipe has one reader, and what grows has no common end
+    small = sum(path.stat().st_size for path in regular) < SMALL_BYTES
+    if here:
+        processes = 1
     elif not processes:
-        small = sum(path.stat().st_size for path in regular) < SMALL_BYTES
         processes = 1 if small else min(len(os.sched_getaffinity(0)), SHARDS)
     shares = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
-    if processes == 1:
+    if here or (small and processes == 1):
         results = [_share(job, work, f".{number}.0", shares[0], True, follow, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)

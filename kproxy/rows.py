@@ -28,6 +28,7 @@ from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Ex
 from kproxy.wire.interest import DESCRIBE_TOPIC_PARTITIONS, METADATA
 
 BATCH_ROWS = 16 * 1024
+CONNECTION_ROWS = 1024  # they are kept as dicts, which take ten times the space
 DETAILS = {"headers": ERRORS, "topics": TOPICS, "batches": BATCHES}  # how closely bodies are read
 OF_FLOWS = (
     "exchanges",
@@ -161,7 +162,7 @@ class Rows:
         ):
             if columns.rows >= least:
                 self._add(table, columns.batch())
-        if len(self._connection_rows) >= least:
+        if len(self._connection_rows) >= min(least, CONNECTION_ROWS):
             connections = schema.CONNECTIONS
             self._add(connections, pa.RecordBatch.from_pylist(self._connection_rows, connections.schema))
             self._connection_rows.clear()
@@ -203,8 +204,7 @@ class _Tally:
         if exchange.request_body is not None or exchange.response_body is not None:
             rows.partitions.append(self._info, exchange, self._positions)
             rows.batches.append(self._info, exchange)
-            if exchange.plan.api_key in (METADATA, DESCRIBE_TOPIC_PARTITIONS):
-                rows.names.learn(exchange.response_body)
+            rows.names.learn(exchange.response_body)
         if rows.exchanges.rows >= BATCH_ROWS or rows.partitions.rows >= BATCH_ROWS or rows.batches.rows >= BATCH_ROWS:
             rows.flush(BATCH_ROWS)
 

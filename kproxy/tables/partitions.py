@@ -46,9 +46,8 @@ class TopicNames:
         self.names: dict[str, str] = {}
 
     def learn(self, found: Found | None) -> None:
-        for partition in found.partitions if found is not None else ():
-            if partition.topic_id is not None and partition.topic:
-                self.add(topic_id(partition.topic_id), partition.topic)
+        for identity, name in found.names.items() if found is not None else ():
+            self.add(topic_id(identity), name)
 
     def add(self, identity: str, name: str) -> None:
         """Of two names the first in the alphabet stays, so that it does not matter who comes first."""

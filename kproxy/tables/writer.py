@@ -25,7 +25,7 @@ from kproxy.tables import schema
 from kproxy.tables.schema import Table
 
 ROW_GROUP = 256 * 1024
-RUN_ROWS = 64 * 1024
+RUN_ROWS = 32 * 1024
 STEP_ROWS = 4 * 1024  # of one run in memory while merging
 FAN_IN = 64  # runs merged at a time
 
