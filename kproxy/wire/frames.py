@@ -6,6 +6,8 @@ answer's first four the correlation id (Kafka's RequestHeader and ResponseHeader
 Refuses to know bodies, connections and policy.
 """
 
+from collections.abc import Callable
+from functools import cache
 from struct import Struct
 from typing import Any
 
@@ -25,6 +27,13 @@ MAX_REQUEST = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by defaul
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"DELE", b"HTTP")
 # ApiVersions and its like come in hundreds of bytes; a client id is a name, and names are short.
 _MAX_CLIENT_ID = 512
+
+
+@cache
+def request_head_and(count: int) -> tuple[Callable[[Any, int], tuple[Any, ...]], int]:
+    """(what unpacks a request's head and the `count` bytes behind it in one go, how many bytes that are)"""
+    layout = Struct(f"{REQUEST_HEAD.format}{count}s")
+    return layout.unpack_from, layout.size
 
 
 def sniff(head: bytes) -> tuple[str, str]:

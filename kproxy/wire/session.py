@@ -73,6 +73,11 @@ MAX_HELD = 64 * 1024 * 1024
 
 _UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
 
+# How a connection's requests usually begin: what unpacks a head and the bytes behind it, how many bytes that are, the
+# key and version, those bytes behind, what is done with such a request, and what its prefix says.
+Usual = tuple[Callable[[Any, int], tuple[Any, ...]], int, int, bytes, ApiPlan, tuple[Any, ...]]
+_NOTHING_USUAL: Usual = (*frames.request_head_and(0), NONE, b"", _UNSEEN, ())
+
 
 class Session:
     """A pair of byte streams, read. See the module for the states; `receive` and `close` are the whole input.
@@ -111,7 +116,7 @@ class Session:
         "_seen_gap",
         "_transform",
         "_unread",
-        "_usual_prefix",
+        "_usual",
         "_waiting",
         "_walker",
         "completed",
@@ -152,7 +157,7 @@ class Session:
         self._client_prefix: bytearray | None = None
         self._client_walker: BodyWalker | None = None
         self._client_swallow = False
-        self._usual_prefix: tuple[ApiPlan, bytes, tuple[Any, ...]] = (_UNSEEN, b"", ())
+        self._usual: Usual = _NOTHING_USUAL
 
         self._broker_head = b""
         self._broker_head_ns = 0
@@ -186,10 +191,13 @@ class Session:
             return
         self._ended.append(side)
         self._handlers[side] = self._closed
+        cause = cause or f"{SIDES[self._ended[0]]}_closed"
         if side == BROKER or len(self._ended) == 2:
-            self._settle(cause or f"{SIDES[self._ended[0]]}_closed", now_ns)
+            self._settle(cause, now_ns)
         if len(self._ended) == 2:
-            self.events.append(Closed(self._ended[0], now_ns))
+            received = self._received[CLIENT], self._received[BROKER]
+            sasl = self.sasl_mechanism, self.sasl_tokens
+            self.events.append(Closed(self._ended[0], now_ns, cause, received, self.software, *sasl))
 
     def at_boundary(self, side: int) -> bool:
         """Whether a side stands between two frames, so that it can be closed without cutting one."""
@@ -225,20 +233,24 @@ class Session:
         pending = self.pending
         plans = self._interest.plans
         completed = self.completed
-        usual_plan, usual, values = self._usual_prefix
-        unpack = frames.REQUEST_HEAD.unpack_from
+        unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
         while size - pos >= 12:
-            length, key_version, correlation_id = unpack(view, pos)
+            if size - pos >= usual_bytes:
+                length, key_version, correlation_id, prefix = unpack(view, pos)
+            else:
+                length, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(view, pos)
+                prefix = None
             if length < 8 or length > self._max_request:
                 return self._not_kafka(CLIENT, view, pos, sent, pieces, now)
-            plan = plans.get(key_version) or self._interest.plan(key_version)
             end = pos + 4 + length
             in_flight = len(pending)
             if in_flight >= LIMIT:
                 self._overfull()
+            is_usual = prefix == usual_prefix and key_version == usual_key_version and length + 4 >= usual_bytes
+            plan = usual_plan if is_usual else plans.get(key_version) or self._interest.plan(key_version)
             exchange = Exchange(plan, correlation_id, self._number, in_flight, length + 4, start)
             start = now
-            if plan.request or (not plan.known and self._number == 0):
+            if not is_usual and (plan.request or (not plan.known and self._number == 0)):
                 if sasl.is_bare_gssapi(key_version) and self._number == 0:
                     self._start_raw("GSSAPI")
                     return self._rest(CLIENT, view, pos, sent, pieces)
@@ -252,19 +264,17 @@ class Session:
                     self._own_answers[self._number] = _unsupported_version(correlation_id)
             self._number += 1
             pending.append(exchange)
-            if plan.prefix is not None:
-                stop = pos + 12 + len(usual)
-                if plan is usual_plan and stop <= end and view[pos + 12 : stop] == usual:
-                    (
-                        exchange.client_id,
-                        exchange.acks,
-                        exchange.max_wait_ms,
-                        exchange.group_id,
-                        exchange.transactional_id,
-                    ) = values
-                else:
-                    self._read_prefix(exchange, view, pos, end, size, now)
-                    usual_plan, usual, values = self._usual_prefix
+            if is_usual:
+                (
+                    exchange.client_id,
+                    exchange.acks,
+                    exchange.max_wait_ms,
+                    exchange.group_id,
+                    exchange.transactional_id,
+                ) = usual_values
+            elif plan.prefix is not None:
+                self._read_prefix(exchange, view, pos, end, size, now)
+                unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
             if plan.request_reader is not None:
                 self._read_request(exchange, view, pos + 12, end, size, now)
             if end > size:
@@ -355,7 +365,9 @@ class Session:
         values, stop = found
         self._take_prefix(exchange, *values)
         if exchange.acks != 0 and self._handshake is None and stop - pos < MAX_USUAL_PREFIX:
-            self._usual_prefix = plan, bytes(view[pos + 12 : stop]), values[:5]
+            unpack, usual_bytes = frames.request_head_and(stop - pos - 12)
+            key_version, _, prefix = unpack(view, pos)[1:]
+            self._usual = unpack, usual_bytes, key_version, prefix, plan, values[:5]
 
     def _take_prefix(
         self,
