@@ -25,7 +25,6 @@ from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, 
 from kproxy.tables.schema import Table
 from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS
 from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
-from kproxy.wire.interest import DESCRIBE_TOPIC_PARTITIONS, METADATA
 
 BATCH_ROWS = 16 * 1024
 CONNECTION_ROWS = 1024  # they are kept as dicts, which take ten times the space

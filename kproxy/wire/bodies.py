@@ -1,14 +1,14 @@
 """The structural reader: walks a body as it streams past and never needs it whole.
 
 Duty: from the pieces of a frame, split anywhere, the throttle and every error code; if asked, what it says of each
-topic-partition and of each batch; and for an owner that rewrites the one change that must be made at the tail of a body
+topic-partition and of each batch, and the names of topics where it tells them beside their ids; and for an owner that rewrites the one change that must be made at the tail of a body
 whose size is already announced: the addresses in it are hidden at constant size. The walk is the schema's, compiled per
 (api, version, side) into a generator of straight-line code that stops only where a chunk ends inside what it must read;
 payloads are stepped over by their length, so that a chunk that lies within records costs one comparison.
 
 Bounded by: what a read that straddles two chunks needs (a topic's name or an offset's metadata, 32 KiB at most),
-MAX_TAIL for a tail that is held back, MAX_ERRORS codes, and the partitions and batches that one chunk can name. Bytes
-of a peer never raise: a fault ends the looking and is told. Refuses to know frames, pairing, and what is in a record.
+MAX_TAIL for a tail that is held back, MAX_ERRORS codes, MAX_NAMES names, and the partitions and batches that one chunk
+can name. Bytes of a peer never raise: a fault ends the looking and is told. Refuses to know frames, pairing, and what is in a record.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -35,6 +35,7 @@ NONE = -1  # what is not there, or not known
 
 MAX_TAIL = 64 * 1024  # a thousand brokers or so
 MAX_ERRORS = 64 * 1024  # more are not kept
+MAX_NAMES = 64 * 1024
 MAX_TEXT = 0x7FFF  # Kafka's own limit
 
 # What addresses are hidden under: an unknown tag is skipped by every client. The highest of one byte is the last that
@@ -44,6 +45,7 @@ UNKNOWN_TAG = 127
 # Kafka's names for the same things, which differ from API to API, and ours. A partition is an element of an array of
 # structs with an index; the structs around it tell of which topic it is.
 _INDEXES = {"partition", "partitionIndex", "index"}
+_NAMES = ("name", "topicName")  # of a topic, beside its topicId
 _AROUND = {"topic": "topic", "name": "topic", "topicId": "topic_id", "groupId": "group_id"}
 _OF_PARTITION = dict.fromkeys(_INDEXES, "partition") | {
     "baseOffset": "offset",
@@ -120,13 +122,14 @@ class Batch(NamedTuple):
 class Found:
     """What was read of a body; the compiled walks write here."""
 
-    __slots__ = ("_errors", "batches", "error_code", "partitions", "throttle_ms")
+    __slots__ = ("_errors", "batches", "error_code", "names", "partitions", "throttle_ms")
 
     def __init__(self) -> None:
         self.throttle_ms = NONE
         self.error_code: int | None = None  # the top level's, or in the end the first of the errors: see codec's scan
         self.partitions: list[Partition] = []
         self.batches: list[Batch] = []
+        self.names: dict[UUID, str] = {}  # of topics, where a body has both the name and the id
         self._errors: list[int] = []
 
     @property
@@ -137,6 +140,10 @@ class Found:
     def note_error(self, code: int) -> None:
         if len(self._errors) < MAX_ERRORS:
             self._errors.append(code)
+
+    def note_name(self, identity: UUID, name: str | None) -> None:
+        if name and identity.int and len(self.names) < MAX_NAMES:
+            self.names[identity] = name
 
     def complete(self) -> None:
         if self.error_code is None and self._errors:
@@ -311,14 +318,19 @@ class _Look(Plan):
     def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
         message = api_message(api_key, version, side)
         noted = [path for path in paths_of(message.fields, version) if side == "response" and is_noted(path)]
-        arrays = set(_partition_arrays(message.fields, version)) if detail else set()
+        named = dict(_named_topics(message.fields, version)) if detail and side == "response" else {}
+        # What tells names is asked for them: the partitions of Metadata carry nothing, and are many.
+        arrays = set(_partition_arrays(message.fields, version)) if detail and not named else set()
         attributes = dict(_attributes(message.fields, version, arrays))
-        super().__init__(message, version, (*noted, *attributes))
+        ids = [join(array, "topicId") for array in named]
+        super().__init__(message, version, (*noted, *attributes, *ids, *named.values()))
         self.side = side
         self.detail = detail
         self.noted = noted
         self.partitions = {f"{array}[]" for array in arrays}
         self.attributes = attributes
+        self.named = {f"{array}[]" for array in named}
+        self.topics = dict.fromkeys(named.values(), "topic") | dict.fromkeys(ids, "topic_id")
         self.names |= {
             "Partition": Partition,
             "Batch": Batch,
@@ -335,6 +347,8 @@ class _Look(Plan):
     def kept(self, field: Field, path: str, var: str) -> None:
         if path in self.attributes:
             self.after(f"{self.attributes[path]} = {var}")
+        elif path in self.topics:
+            self.after(f"{self.topics[path]} = {var}")
         if path == "throttleTimeMs":
             self.after(f"found.throttle_ms = {var}")
         elif path in self.noted:
@@ -353,6 +367,8 @@ class _Look(Plan):
     def behind(self, path: str) -> None:
         if path in self.partitions:
             self.line("found.partitions.append(part)")
+        elif path in self.named:
+            self.line("found.note_name(topic_id, topic)")
 
     def primitive(self, field: Field, type_: str, path: str, compact: bool, nullable: bool) -> str | None:
         if type_ != "records" or not self.detail:
@@ -466,6 +482,24 @@ class _Stream(_Look):
         self.uvarint(count)
         self.line(f"found.release(buffer, pos, entries, {count})")
         self.tag_loop(count, [], path, var)
+
+
+@cache
+def tells_names(api_key: int, version: int) -> bool:
+    """Do its answers tell the names of topics beside their ids?"""
+    return any(_named_topics(api_message(api_key, version, "response").fields, version))
+
+
+def _named_topics(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[tuple[str, str]]:
+    """Arrays whose elements have both an id and a name of a topic, and the path of the name."""
+    for field in fields:
+        if version in field.versions and field.is_struct:
+            path = join(above, field.name)
+            members = {member.name for member in field.fields if version in member.versions}
+            for name in _NAMES:
+                if field.is_array and {name, "topicId"} <= members:
+                    yield path, join(path, name)
+            yield from _named_topics(field.fields, version, path)
 
 
 def _partition_arrays(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[str]:

@@ -52,10 +52,10 @@ PREFIX_FIELDS = (
     "clientSoftwareVersion",
 )
 
-# Whose bodies name topic-partitions that an owner may want to know; Metadata and DescribeTopicPartitions for the names
-# of topics that others call by their ids.
-_TELLING_REQUESTS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH))
-_TELLING_ANSWERS = _TELLING_REQUESTS | {METADATA, DESCRIBE_TOPIC_PARTITIONS}
+# Whose requests and answers name topic-partitions that an owner may want to know; and which of them carry records.
+_TELLING = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH))
+_CARRYING_REQUESTS = frozenset((PRODUCE,))
+_CARRYING_ANSWERS = frozenset((FETCH, SHARE_FETCH))
 
 _UNKNOWN_PLANS = 64
 
@@ -104,9 +104,11 @@ class Interest:
     rewrite: answers that carry addresses, and ApiVersions, are held for the owner's transform; what cannot be rewritten
         is refused (fail closed). Otherwise everything passes and a fault only ends the looking.
     details: the prefix of every request is read (client id, group, transactional id); without it only that of Produce,
-        whose acks say whether an answer comes, of Fetch, whose max_wait_ms is its patience, and of SaslHandshake.
+        whose acks say whether an answer comes, of Fetch, whose max_wait_ms is its patience, of SaslHandshake, and of
+        ApiVersions, which names the client's software.
     detail: how closely bodies that name topic-partitions are read (bodies.TOPICS, bodies.BATCHES): what is found is in
-        the exchange's request_body and response_body. bodies.ERRORS: they are not.
+        the exchange's request_body and response_body, as are the names of topics that others call by their ids. Without
+        `details` only of what carries records. bodies.ERRORS: they are not.
     """
 
     def __init__(self, *, rewrite: bool = False, details: bool = False, detail: int = bodies.ERRORS) -> None:
@@ -137,14 +139,15 @@ class Interest:
     def _known(self, api: schema.Api, version: int) -> ApiPlan:
         plan = ApiPlan(api.key, version, api.name, True)
         plan.throttled_after_answer = version in api.throttled_after_answer
-        if self.details or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE):
+        if self.details or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE, API_VERSIONS):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
         plan.scan = shapes.remembered(codec.response_scan(api.key, version))
         plan.carries_addresses = schema.address_path(api.key, version) is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
-        if self.detail and api.key in _TELLING_REQUESTS:
+        if self.detail and api.key in (_TELLING if self.details else _CARRYING_REQUESTS):
             plan.request_reader = bodies.body_reader(api.key, version, "request", self.detail)
-        if self.detail and api.key in _TELLING_ANSWERS:
+        telling = api.key in (_TELLING if self.details else _CARRYING_ANSWERS)
+        if self.detail and (telling or bodies.tells_names(api.key, version)):
             plan.response_reader = bodies.body_reader(api.key, version, "response", self.detail)
         if self.rewrite:
             plan.transforms_always = api.key == API_VERSIONS

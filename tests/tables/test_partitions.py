@@ -8,7 +8,7 @@ from kproxy.protocol import codec
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, TopicNames, topic_id
 from kproxy.tables.schema import BATCHES, PARTITIONS
 from kproxy.wire.bodies import BATCHES as DETAIL
-from kproxy.wire.bodies import Found, Partition
+from kproxy.wire.bodies import Found
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, Exchange
@@ -120,7 +120,7 @@ def test_topics_are_named_when_the_rows_are_written():
     assert names.fill(unnamed) is unnamed
     for name in ("orders", "invoices"):  # the same whoever comes first
         found = Found()
-        found.partitions.append(Partition(name, TOPIC, None))
+        found.note_name(TOPIC, name)
         names.learn(found)
     named = names.fill(unnamed)
     assert named["topic"].to_pylist() == ["invoices", "invoices"]
