@@ -9,6 +9,7 @@ import pytest
 
 from kproxy.protocol import codec
 from kproxy.proxy import listeners
+from kproxy.proxy.relay import READ_BYTES
 from kproxy.wire import pairing
 from tests.proxy.live import Wire, kproxy, live, request, response
 
@@ -84,7 +85,7 @@ def test_a_broker_that_does_not_read_holds_the_client_back():
             sending = asyncio.create_task(client.send(message))
             await here.until(lambda: here.server.metrics.paused)
             (relay,) = here.server._worker.relays
-            assert len(relay._peers[1].unsent) <= 256 * 1024
+            assert len(relay._peers[1].unsent) <= READ_BYTES
             assert not sending.done()
             assert await broker.read(len(message)) == message
             await sending
@@ -104,7 +105,7 @@ def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_ask():
             sending = asyncio.create_task(broker.send(answer))
             await here.until(lambda: here.server.metrics.paused)
             (relay,) = here.server._worker.relays
-            assert len(relay._peers[0].unsent) <= 256 * 1024
+            assert len(relay._peers[0].unsent) <= READ_BYTES
             await client.send(produce(2))  # a client may well write before it reads
             assert await broker.frame() == produce(2)
             assert await client.read(len(answer)) == answer
