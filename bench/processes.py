@@ -24,6 +24,7 @@ Address = tuple[str, int]
 # The script that users run, of the environment that this is.
 KPROXY = str(Path(sys.executable).with_name("kproxy"))
 
+_ROOT = Path(__file__).parent.parent  # where `bench` can be imported
 _HOST = "127.0.0.1"
 _START_S = 20.0
 _STOP_S = 5.0
@@ -74,7 +75,7 @@ class Process:
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as log, pinned(core):
             self._popen = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log if stdout is None else stdout, stderr=log
+                command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log if stdout is None else stdout, stderr=log
             )
         # The clock of another process's CPU time, in ns where /proc has ticks of 10 ms: clock_getcpuclockid(3), Linux.
         self._clock = (~self._popen.pid << 3) | 2

@@ -21,7 +21,7 @@ def show(run: Run, console: Console) -> None:
     )
     for name in ("case", "version"):
         table.add_column(name, no_wrap=True)
-    for name in ("HAProxy", "kproxy", "nginx", "kproxy", "limit", ""):
+    for name in ("HAProxy", "kproxy", "nginx ratio", "kproxy ratio", "limit", ""):
         table.add_column(name, justify="right", no_wrap=True)
     for result in run.results:
         table.add_row(
