@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 import click
+from pyspark.errors import AnalysisException
 
 from kproxy.errors import KproxyError
 from kproxy.spark.jobs import JOBS, Job
@@ -67,14 +68,16 @@ def _command(name: str, job: Job) -> click.Command:
             arguments["by"] = arguments["by"].replace(",", " ").split()
         if "other" in arguments:
             arguments["other"] = spark.table(session, arguments["other"], job.tables[0])
-        if where is not None:
-            frames[0] = frames[0].where(where)
-            if "other" in arguments:
-                arguments["other"] = arguments["other"].where(where)
         try:
+            if where is not None:
+                frames[0] = frames[0].where(where)
+                if "other" in arguments:
+                    arguments["other"] = arguments["other"].where(where)
             _show(job.run(*frames, **arguments), shown, out, limit)
         except ValueError as fault:
             raise KproxyError(str(fault)) from fault
+        except AnalysisException as fault:  # a column or a condition that is not there
+            raise KproxyError(str(fault).strip().partition("\n")[0].partition(" SQLSTATE")[0]) from None
 
     for parameter in parameters:
         flag, settings = _PARAMETERS[parameter.name]
@@ -184,8 +187,7 @@ def _text(name: str, value: Any) -> str:
 
 def _duration(nanoseconds: int) -> str:
     for unit, size in (("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000)):
-        if abs(nanoseconds) >= size:
-            return (
-                f"{nanoseconds / size:.3g} {unit}" if nanoseconds < 1000 * size else f"{nanoseconds / size:,.0f} {unit}"
-            )
+        amount = nanoseconds / size
+        if abs(amount) >= 1:
+            return f"{amount:,.{2 if abs(amount) < 10 else 1 if abs(amount) < 100 else 0}f} {unit}"
     return f"{nanoseconds} ns"

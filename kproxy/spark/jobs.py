@@ -27,7 +27,7 @@ GROUP_WAITS = ("JoinGroup", "SyncGroup")  # the broker answers when the other me
 GROUPS: dict[str, Callable[[], Column]] = {
     "version": lambda: F.col("api_version"),
     "broker": lambda: F.concat_ws(":", "broker_address", "broker_port"),
-    "client": lambda: F.coalesce("client_id", "client_address"),
+    "client": lambda: F.coalesce(F.nullif("client_id", F.lit("")), "client_address"),
     "host": lambda: F.col("client_address"),
 }
 
@@ -62,7 +62,7 @@ def slow(exchanges: DataFrame, connections: DataFrame, slower_than_ms: float = 1
     """
     muted = Window.partitionBy("source", "connection").orderBy("number")
     after = _version_in(lambda api: api.throttled_after_answer)
-    throttle_ns = F.coalesce(F.col("throttle_ms"), F.lit(0)) * F.lit(MS)
+    throttle_ns = F.coalesce(_ns("throttle_ms"), F.lit(0))
     parts = (
         exchanges.withColumn("after_ns", F.when(after, throttle_ns).otherwise(0))
         .withColumn("muted_ns", F.coalesce(F.lag("after_ns").over(muted), F.lit(0)))
@@ -81,7 +81,7 @@ def slow(exchanges: DataFrame, connections: DataFrame, slower_than_ms: float = 1
         .withColumn(
             "long_poll_ns",
             F.when(F.col("api").isin(*GROUP_WAITS), F.col("rest_ns"))
-            .when(F.col("max_wait_ms") > 0, F.least(F.col("max_wait_ms") * F.lit(MS), "rest_ns"))
+            .when(F.col("max_wait_ms") > 0, F.least(_ns("max_wait_ms"), "rest_ns"))
             .otherwise(0),
         )
         .withColumn("work_ns", F.col("rest_ns") - F.col("long_poll_ns"))
@@ -136,16 +136,24 @@ def throttle(exchanges: DataFrame, by: Sequence[str] = ("client", "api")) -> Dat
     )
 
 
-def errors(exchanges: DataFrame, by: Sequence[str] = ("api", "error")) -> DataFrame:
+def errors(exchanges: DataFrame, partitions: DataFrame, by: Sequence[str] = ("api", "error")) -> DataFrame:
     """What brokers refuse: by api and error, who met it, where and when.
 
-    `error` is the answer's top-level one, else the first found in it; `codes` counts all errors, at every level.
-    Requests that never got an answer are here too, under what became of them.
+    An answer that is fine as a whole and not in its parts stands under each error of its partitions, or `in_parts`
+    where they are not in that table; `codes` counts the errors of the answers, at every level. Requests that never got
+    an answer are here too, under what became of them.
     """
-    failed = exchanges.where("errors > 0 or outcome in ('unanswered', 'lost')")
-    kind = F.coalesce("error", F.when(F.col("outcome") != ANSWERED, F.col("outcome")))
+    keys = ["source", "connection", "number"]
+    fine = (F.col("outcome") == ANSWERED) & (F.coalesce("error_code", F.lit(0)) == 0)
+    failed = exchanges.where("errors > 0 or outcome in ('unanswered', 'lost')").withColumn("fine", fine)
+    parts = partitions.where("error_code != 0 and direction = 'response'")
+    inner = parts.select(*keys, F.col("error").alias("part_error"), F.lit(True).alias("fine")).distinct()
+    error = F.when(F.col("fine"), F.coalesce("part_error", F.lit("in_parts"))).otherwise(
+        F.when(F.col("outcome") == ANSWERED, F.col("error")).otherwise(F.col("outcome"))
+    )
     return (
-        failed.withColumn("error", kind)
+        failed.join(inner, [*keys, "fine"], "left")
+        .withColumn("error", error)
         .groupBy(*_groups(by))
         .agg(
             F.count("*").alias("exchanges"),
@@ -156,7 +164,7 @@ def errors(exchanges: DataFrame, by: Sequence[str] = ("api", "error")) -> DataFr
             F.max("time").alias("last"),
             F.max_by(GROUPS["client"](), "time").alias("last_client"),
         )
-        .orderBy(F.desc("exchanges"))
+        .orderBy(F.desc("exchanges"), *by)
     )
 
 
@@ -174,7 +182,7 @@ def talkers(exchanges: DataFrame, by: Sequence[str] = ("client", "host")) -> Dat
             *_rate(),
         )
         .crossJoin(F.broadcast(total))
-        .withColumn("share", F.col("bytes") / F.col("all_bytes"))
+        .withColumn("share", F.try_divide("bytes", "all_bytes"))
         .drop("all_bytes")
         .orderBy(F.desc("bytes"))
     )
@@ -193,7 +201,7 @@ def skew(partitions: DataFrame) -> DataFrame:
     return (
         moved.groupBy("topic", "api", "partition")
         .agg(F.sum("bytes").alias("bytes"), F.sum("records").alias("records"), F.count("*").alias("exchanges"))
-        .withColumn("share", F.col("bytes") / F.sum("bytes").over(per_topic))
+        .withColumn("share", F.try_divide("bytes", F.sum("bytes").over(per_topic)))
         .withColumn("times_even", F.col("share") * F.count("*").over(per_topic))
         .orderBy(F.desc("times_even"), F.desc("bytes"))
     )
@@ -214,7 +222,7 @@ def batching(batches: DataFrame, exchanges: DataFrame) -> DataFrame:
             F.sum("bytes").alias("bytes"),
             *_percentiles("records", "records_", 0.5, 0.99, unit=""),
             *_percentiles("bytes", "bytes_", 0.5, 0.99, unit=""),
-            (F.sum("bytes") / F.sum("records")).alias("bytes_per_record"),
+            F.try_divide(F.sum("bytes"), F.sum("records")).alias("bytes_per_record"),
             F.avg(F.when(F.col("records") <= 1, 1).otherwise(0)).alias("single"),
         )
         .orderBy(F.desc("batches"))
@@ -228,7 +236,7 @@ def fetching(exchanges: DataFrame, by: Sequence[str] = ("client", "broker")) -> 
     bodies were not read (`records` is null) a fetch counts neither as empty nor as hasty.
     """
     empty = F.col("records") == 0
-    hasty = empty & (F.col("latency_ns") < F.col("max_wait_ms") * F.lit(MS // 2))
+    hasty = empty & (F.col("latency_ns") < _ns("max_wait_ms") / 2)
     return (
         exchanges.where("api in ('Fetch', 'ShareFetch') and outcome = 'answered'")
         .groupBy(*_groups(by))
@@ -328,6 +336,7 @@ def clients(exchanges: DataFrame, connections: DataFrame, kafka: str = "4.1") ->
         .withColumn("kafka", F.lit(release))
         .withColumn("verdict", verdict)
         .orderBy(F.col("verdict") == "ok", "client", "api_key", "software_name", "software_version")
+        .drop("api_key")
     )
 
 
@@ -355,29 +364,32 @@ def connections(connections: DataFrame, by: Sequence[str] = ("host", "broker")) 
 
 
 def compare(exchanges: DataFrame, other: DataFrame, by: Sequence[str] = ("api",)) -> DataFrame:
-    """Two captures side by side: the same figures of `exchanges` and of `other` (`_b`), and how they changed."""
+    """Two captures side by side: the same figures of `exchanges` and of `other` (`b_`), and how they changed."""
     groups = [column.alias(name) for name, column in _named_groups(by)]
     names = [name for name, _ in _named_groups(by)]
 
-    def figures(table: DataFrame, tail: str) -> DataFrame:
+    def figures(table: DataFrame, mark: str) -> DataFrame:
         return table.groupBy(*groups).agg(
-            F.count("*").alias(f"exchanges{tail}"),
-            *(column.alias(f"{name}{tail}") for name, column in (("p50_ns", _p(0.5)), ("p99_ns", _p(0.99)))),
-            F.avg(F.when(F.col("errors") > 0, 1).otherwise(0)).alias(f"error_share{tail}"),
-            F.sum("throttle_ms").alias(f"throttle_ms{tail}"),
-            F.sum(_bytes()).alias(f"bytes{tail}"),
+            F.count("*").alias(f"{mark}exchanges"),
+            *_percentiles("latency_ns", mark, 0.5, 0.99),
+            F.avg(F.when(F.col("errors") > 0, 1).otherwise(0)).alias(f"{mark}error_share"),
+            F.sum("throttle_ms").alias(f"{mark}throttle_ms"),
+            F.sum(_bytes()).alias(f"{mark}bytes"),
         )
 
-    ours, theirs = figures(exchanges, "").alias("ours"), figures(other, "_b").alias("theirs")
+    ours, theirs = figures(exchanges, "").alias("ours"), figures(other, "b_").alias("theirs")
     same = [F.col(f"ours.{name}").eqNullSafe(F.col(f"theirs.{name}")) for name in names]
-    both = ours.join(theirs, same, "full")
     measures = ("exchanges", "p50_ns", "p99_ns", "error_share", "throttle_ms", "bytes")
-    return both.select(
-        *(F.coalesce(f"ours.{name}", f"theirs.{name}").alias(name) for name in names),
-        *(column for measure in measures for column in (measure, f"{measure}_b")),
-        F.try_divide("p50_ns_b", "p50_ns").alias("p50_change"),
-        F.try_divide("p99_ns_b", "p99_ns").alias("p99_change"),
-    ).orderBy(F.desc_nulls_first("p99_change"), *names)
+    return (
+        ours.join(theirs, same, "full")
+        .select(
+            *(F.coalesce(f"ours.{name}", f"theirs.{name}").alias(name) for name in names),
+            *(column for measure in measures for column in (measure, f"b_{measure}")),
+            F.try_divide("b_p50_ns", "p50_ns").alias("p50_change"),
+            F.try_divide("b_p99_ns", "p99_ns").alias("p99_change"),
+        )
+        .orderBy(F.desc_nulls_first("p99_change"), *names)
+    )
 
 
 def quality(quality: DataFrame) -> DataFrame:
@@ -410,7 +422,7 @@ JOBS = {
         Job(latency, ("exchanges",), " --by api,client --every '1 minute'"),
         Job(slow, ("exchanges", "connections"), " --slower-than-ms 500 --where \"api = 'Produce'\""),
         Job(throttle, ("exchanges",), " --by client"),
-        Job(errors, ("exchanges",), " --by api,error,client --format json"),
+        Job(errors, ("exchanges", "partitions"), " --by api,error,client --format json"),
         Job(talkers, ("exchanges",), " --by host --limit 10"),
         Job(skew, ("partitions",), " --where \"topic = 'orders'\""),
         Job(batching, ("batches", "exchanges")),
@@ -447,8 +459,8 @@ def _percentiles(column: str, prefix: str, *ranks: float, unit: str = "_ns") -> 
     ]
 
 
-def _p(rank: float) -> Column:
-    return F.percentile_approx("latency_ns", rank, _ACCURACY)
+def _ns(milliseconds: str) -> Column:
+    return F.col(milliseconds).cast("bigint") * MS
 
 
 def _bytes() -> Column:

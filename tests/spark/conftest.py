@@ -3,6 +3,8 @@
 import pytest
 
 import kproxy.spark
+from kproxy.convert import convert
+from tests.captures import capture
 
 SMALL = {
     "spark.sql.shuffle.partitions": "2",
@@ -17,3 +19,11 @@ def spark():
     session = kproxy.spark.session("local[2]", SMALL)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory):
+    """What `kproxy convert` makes of traffic with quotas, several clients and an old broker."""
+    place = tmp_path_factory.mktemp("tables")
+    convert([capture(name) for name in ("k41_quota", "k41_librdkafka", "k0102_python147")], place, processes=1)
+    return place

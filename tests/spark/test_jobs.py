@@ -3,8 +3,10 @@
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import kproxy.spark
 from kproxy.spark import jobs
 from kproxy.tables.schema import CONNECTIONS, EXCHANGES, QUALITY
 
@@ -13,7 +15,7 @@ MS = 1_000_000
 
 # The columns of `partitions` and `batches` that jobs read, in Spark's words.
 PARTITIONS = """source string, connection bigint, number bigint, time timestamp, api string, direction string,
-    topic string, partition int, bytes bigint, records bigint, error_code smallint, offset bigint,
+    topic string, partition int, bytes bigint, records bigint, error_code smallint, error string, offset bigint,
     high_watermark bigint, lag_records bigint, lag_ns bigint"""
 BATCHES = """source string, connection bigint, number bigint, time timestamp, api string, direction string,
     topic string, partition int, records bigint, bytes bigint, codec string, control boolean"""
@@ -139,11 +141,32 @@ def test_throttle_errors_talkers(frame):
             exchange(5, 5, outcome="unanswered", request_bytes=0, response_bytes=0),
         ],
     )
+    inside = frame(
+        EXCHANGES,
+        [
+            exchange(6, errors=3, error_code=0, error="NONE"),
+            exchange(7, errors=1, error_code=0, error="NONE", client_id=""),
+        ],
+    )
+    part = {"source": "a.pcap", "connection": 1, "number": 6, "direction": "response"}
+    parts = frame(
+        PARTITIONS,
+        [
+            part | {"partition": n, "error_code": code, "error": error}
+            for n, code, error in ((0, 3, "UNKNOWN"), (1, 0, "NONE"), (2, 3, "UNKNOWN"), (3, 9, "REPLICA"))
+        ]
+        + [part | {"number": 3, "error_code": 9, "error": "REPLICA"}],
+    )
     assert rows(
         jobs.throttle(table), "client", "exchanges", "throttled", "share", "throttle_ms", "max_throttle_ms"
     ) == [("app", 4, 2, 0.5, 400, 300)]
-    assert rows(jobs.errors(table), "api", "error", "exchanges", "codes", "clients", "last_client") == [
+    assert rows(
+        jobs.errors(table.union(inside), parts), "api", "error", "exchanges", "codes", "clients", "last_client"
+    ) == [
         ("Produce", "NOT_LEADER_OR_FOLLOWER", 2, 3, 2, "calm"),
+        ("Produce", "REPLICA", 1, 3, 1, "app"),
+        ("Produce", "UNKNOWN", 1, 3, 1, "app"),
+        ("Produce", "in_parts", 1, 1, 1, "10.0.0.1"),
         ("Produce", "unanswered", 1, 0, 1, "app"),
     ]
     assert rows(jobs.talkers(table), "client", "exchanges", "bytes", "share", "exchanges_per_second") == [
@@ -287,7 +310,7 @@ def test_compare(frame):
     ours = frame(EXCHANGES, [exchange(n, latency=10) for n in range(4)] + [exchange(4, api="Fetch", latency=1)])
     theirs = frame(EXCHANGES, [exchange(n, latency=30, errors=n % 2, throttle_ms=5) for n in range(2)])
     assert rows(
-        jobs.compare(ours, theirs), "api", "exchanges", "exchanges_b", "p99_change", "error_share_b", "throttle_ms_b"
+        jobs.compare(ours, theirs), "api", "exchanges", "b_exchanges", "p99_change", "b_error_share", "b_throttle_ms"
     ) == [("Fetch", 1, None, None, None, None), ("Produce", 4, 2, 3.0, 0.5, 10)]
 
 
@@ -299,3 +322,42 @@ def test_quality(frame):
     ]
     seen = jobs.quality(table).selectExpr("string(first)", "string(last)")
     assert rows(seen, "first", "last") == [("1970-01-01 00:00:00.002", "1970-01-01 00:00:00.009")]
+
+
+def test_on_tables_of_real_traffic(spark, tables):
+    """Each job's total against a count of the rows themselves; real rows have nulls, zeros and sizes of their own."""
+    exchanges = pq.read_table(tables / "exchanges").to_pylist()
+    answer = {
+        name: job.run(*(kproxy.spark.table(spark, str(tables), table) for table in job.tables)).collect()
+        for name, job in jobs.JOBS.items()
+        if name != "compare"
+    }
+    assert sum(row["exchanges"] for row in answer["latency"]) == sum(row["latency_ns"] is not None for row in exchanges)
+    for row in answer["latency"]:
+        latencies = sorted(e["latency_ns"] for e in exchanges if e["api"] == row["api"] and e["latency_ns"] is not None)
+        assert row["p50_ns"] == latencies[(len(latencies) - 1) // 2] and row["max_ns"] == latencies[-1]
+    assert len(answer["slow"]) == min(100, sum((e["total_ns"] or 0) > 100 * MS for e in exchanges))
+    assert {row["cause"] for row in answer["slow"]} >= {"throttle", "queue", "long_poll"}
+    assert all(row["explanation"] for row in answer["slow"])
+    assert sum(row["throttle_ms"] for row in answer["throttle"]) == sum(e["throttle_ms"] or 0 for e in exchanges) > 0
+    assert abs(sum(row["share"] for row in answer["talkers"]) - 1) < 1e-9
+    assert sum(row["connections"] for row in answer["connections"]) == pq.read_table(tables / "connections").num_rows
+    assert {
+        row["client"]: row["verdict"] for row in answer["clients"] if row["api"] == "UpdateMetadata"
+    } == dict.fromkeys((e["client_id"] for e in exchanges if e["api"] == "UpdateMetadata"), "gone")
+    fetches = [e for e in exchanges if e["api"] in ("Fetch", "ShareFetch") and e["outcome"] == "answered"]
+    assert sum(row["fetches"] for row in answer["fetching"]) == len(fetches)
+    assert sum(row["empty"] for row in answer["fetching"]) == sum(e["records"] == 0 for e in fetches) > 0
+    parts = pq.read_table(tables / "partitions").to_pylist()
+    commits = [p for p in parts if p["api"] == "OffsetCommit" and p["direction"] == "request"]
+    assert sum(row["commits"] for row in answer["offsets"]) == len(commits) > 0
+    behind = [p for p in parts if p["api"] == "Fetch" and p["direction"] == "response" and p["lag_records"] is not None]
+    assert sum(row["fetches"] for row in answer["lag"]) == len(behind) > 0
+    moved = sum(p["bytes"] or 0 for p in parts)
+    assert sum(row["bytes"] or 0 for row in answer["skew"]) == moved > 0
+    batches = pq.read_table(tables / "batches").to_pylist()
+    produced = [b for b in batches if b["api"] == "Produce" and not b["control"]]
+    assert sum(row["batches"] for row in answer["batching"]) == len(produced) > 0
+    assert {row["kind"] for row in answer["quality"]} >= {"packets", "kafka"}
+    failed = [e for e in exchanges if e["errors"] or e["outcome"] in ("unanswered", "lost")]
+    assert sum(row["exchanges"] for row in answer["errors"]) >= len(failed) > 0
