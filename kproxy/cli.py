@@ -114,9 +114,9 @@ def convert(
       select api, approx_quantile(latency_ns, 0.99) from 'tables/exchanges/*.parquet' group by api
     """
     from kproxy import convert as conversion
-    from kproxy import convert_view as view
+    from kproxy import convert_view, rows_view
 
-    with view.bar() as advance:
+    with convert_view.bar() as advance:
         summary = conversion.convert(
             captures,
             out,
@@ -129,7 +129,7 @@ def convert(
             processes=processes,
             progress=advance,
         )
-    view.tell(summary)
+    rows_view.tell(summary)
     if summary.failed:
         sys.exit(1)
 

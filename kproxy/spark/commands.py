@@ -117,11 +117,11 @@ def ingest(captures: tuple[str, ...], out: str, master: str | None, config: tupl
       kproxy spark ingest captures/*.pcap --out tables
       kproxy spark ingest /share/captures/*.pcap.gz --out /share/tables --master spark://host:7077
     """
-    from kproxy import convert_view as view
+    from kproxy import rows_view
     from kproxy.spark import pipeline
 
     summary = pipeline.ingest(_session(master, config), captures, out, **settings)
-    view.tell(summary)
+    rows_view.tell(summary)
     if summary.failed:
         sys.exit(1)
 
