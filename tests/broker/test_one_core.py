@@ -146,7 +146,8 @@ def test_live_events_and_capture_agree(cluster: Cluster, tmp_path: Path) -> None
             *("--group", "one-core", "--max-messages", "5000", "--timeout-ms", "30000"),
         )
     tables = tmp_path / "tables"
-    subprocess.run([KPROXY, "convert", str(capture), "--out", str(tables)], check=True, stdout=sys.stderr)
+    convert = [KPROXY, "convert", str(capture), "--out", str(tables), "--detail", "headers"]
+    subprocess.run(convert, check=True, stdout=sys.stderr)
     offline = pa.parquet.read_table(tables / "exchanges")
     live = recording.table()
     # kproxy asks the cluster on connections of its own, which are nobody's exchange.
