@@ -1,14 +1,16 @@
 """The structural reader: walks a body as it streams past and never needs it whole.
 
 Duty: from the pieces of a frame, split anywhere, the throttle and every error code; if asked, what it says of each
-topic-partition and of each batch, and the names of topics where it tells them beside their ids; and for an owner that rewrites the one change that must be made at the tail of a body
-whose size is already announced: the addresses in it are hidden at constant size. The walk is the schema's, compiled per
-(api, version, side) into a generator of straight-line code that stops only where a chunk ends inside what it must read;
-payloads are stepped over by their length, so that a chunk that lies within records costs one comparison.
+topic-partition and of each batch, and the names of topics where it tells them beside their ids; and for an owner that
+rewrites the one change that must be made at the tail of a body whose size is already announced: the addresses in it are
+hidden at constant size. The walk is the schema's, compiled per (api, version, side) into a generator of straight-line
+code that stops only where a chunk ends inside what it must read; payloads are stepped over by their length, so that a
+chunk that lies within records costs one comparison.
 
 Bounded by: what a read that straddles two chunks needs (a topic's name or an offset's metadata, 32 KiB at most),
 MAX_TAIL for a tail that is held back, MAX_ERRORS codes, MAX_NAMES names, and the partitions and batches that one chunk
-can name. Bytes of a peer never raise: a fault ends the looking and is told. Refuses to know frames, pairing, and what is in a record.
+can name. Bytes of a peer never raise: a fault ends the looking and is told. Refuses to know frames, pairing, and what
+is in a record.
 """
 
 from collections.abc import Callable, Generator, Iterator
