@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
@@ -33,6 +34,7 @@ def cli() -> None:
 )
 @click.option("--broker-port-base", metavar="PORT", help="Broker N is at PORT + N. Default: the port of --listen + 1.")
 @click.option("--config", "file", metavar="FILE.toml", help="Settings, and more than one [[cluster]].")
+@click.option("--record", metavar="DIR", help="Write what passes as tables too, those of kproxy convert.")
 @click.option("--max-connections", metavar="N", help="Then accepting waits. Default: 10000.")
 @click.option(
     "--drain-timeout-s", metavar="SECONDS", help="SIGTERM lets requests under way finish for so long. Default: 10."
@@ -65,7 +67,8 @@ def run(file: str | None, **flags: Any) -> None:
 
 @cli.command()
 @click.option("--seconds", type=click.FloatRange(min=0), metavar="N", help="End after so long. Default: at Ctrl-C.")
-def demo(seconds: float | None) -> None:
+@click.option("--record", type=click.Path(path_type=Path), metavar="DIR", help="Write tables, as kproxy convert does.")
+def demo(seconds: float | None, record: Path | None) -> None:
     """Kafka traffic decoded, with nothing to set up.
 
     A miniature cluster of three brokers and its clients, all of it on this machine, with kproxy in between and a live
@@ -73,7 +76,7 @@ def demo(seconds: float | None) -> None:
     """
     from kproxy.demo import app
 
-    app.run(seconds)
+    app.run(seconds, record)
 
 
 @cli.command()

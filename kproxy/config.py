@@ -140,6 +140,7 @@ class Config(_Frozen):
     accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024
     connect_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     drain_timeout_s: Annotated[float, Field(ge=0)] = 10.0
+    record: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

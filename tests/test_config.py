@@ -171,7 +171,8 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default():
     file = Path(__file__).parents[1] / "deploy/kproxy.toml"
     document = tomllib.loads(file.read_text())
     config = load(file)
-    assert document.keys() - {"cluster"} == Config.model_fields.keys() - {"clusters"}
+    assert document.keys() - {"cluster"} == Config.model_fields.keys() - {"clusters", "record"}
+    assert "\n# record = " in file.read_text()  # it fills a disk: nobody should copy it unawares
     assert set().union(*document["cluster"]) == set(Cluster.model_fields)
     assert set().union(*document["cluster"][1]["brokers"]) == set(BrokerPorts.model_fields)
     for name, field in Config.model_fields.items():

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -30,29 +31,29 @@ _SCREEN_EVERY_S = 1.0
 _LINE_EVERY_S = 2.0
 
 
-def run(seconds: float | None) -> None:
+def run(seconds: float | None, record: Path | None = None) -> None:
     """For so many seconds, or until SIGINT or SIGTERM."""
     import uvloop
 
-    uvloop.run(_run(seconds))
+    uvloop.run(_run(seconds, record))
 
 
-async def _run(seconds: float | None) -> None:
+async def _run(seconds: float | None, record: Path | None) -> None:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, over.set)
     port, claim = claim_ports(_FIRST_PORT, _PORTS)
     with claim:
-        await _play(port, over, seconds)
+        await _play(port, over, seconds, record)
 
 
-async def _play(port: int, over: asyncio.Event, seconds: float | None) -> None:
+async def _play(port: int, over: asyncio.Event, seconds: float | None, record: Path | None) -> None:
     world = await _start_world()
     await world.begin()
     cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers))
     admin = Address(_HOST, port + _PORTS - 1)
-    server = Server(Config(clusters=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0))
+    server = Server(Config(clusters=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0, record=record))
     watch = asyncio.create_task(world.watch(over))
     try:
         await server.start()

@@ -236,6 +236,7 @@ class Metrics:
         self.rewritten: dict[str, int] = {}  # by api
         self.leaked: dict[str, int] = {}
         self.neutralised: dict[str, int] = {}
+        self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
         self._unknown_apis: set[int] = set()
         self._unknown_errors: set[int] = set()
 

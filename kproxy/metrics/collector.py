@@ -68,6 +68,7 @@ class CellCollector(Collector):
             ("rewritten_addresses", "Broker addresses replaced by proxy addresses.", ("api",), metrics.rewritten),
             ("address_leaks", "Broker addresses that reached a client unchanged.", ("api",), metrics.leaked),
             ("neutralised_addresses", "Addresses behind large answers, hidden.", ("api",), metrics.neutralised),
+            ("recorder_dropped", "Events that are in no table of --record.", ("source",), metrics.recorder_dropped),
         ):
             family = CounterMetricFamily(f"kproxy_{name}", text, labels=labels)
             for key, count in counts.copy().items():

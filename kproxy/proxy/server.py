@@ -1,6 +1,7 @@
 """The composition root of the proxy: builds it, starts it, stops it in reverse.
 
-The only module that knows both the proxy and its siblings (metrics). One process, one event loop, one worker.
+The only module that knows both the proxy and its siblings (metrics, tables). One process, one event loop, one worker;
+and the recorder's thread, if there is one.
 """
 
 import asyncio
@@ -11,7 +12,8 @@ import signal
 import time
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kproxy import __version__
 from kproxy.config import Address, Config
@@ -27,6 +29,9 @@ from kproxy.wire import pairing
 from kproxy.wire.connection import Sink
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import MAX_HELD, MAX_PREFIX
+
+if TYPE_CHECKING:
+    from kproxy.tables.recorder import Recorder
 
 _FILES_PER_CONNECTION = 2
 _PENDING_BYTES = 600  # about, of one request that waits for its answer
@@ -45,6 +50,7 @@ class Server:
         self._sinks = tuple(sinks)
         self._worker: Worker | None = None
         self._admin: Admin | None = None
+        self._recorder: Recorder | None = None
         self._draining = False
 
     @property
@@ -85,14 +91,20 @@ class Server:
     async def start(self) -> None:
         config = self.config
         _raise_file_limit(config.max_connections)
+        sinks = self._sinks
+        if config.record is not None:
+            self._recorder = _recorder(config.record)
+            self._recorder.start()
+            self.metrics.recorder_dropped = self._recorder.dropped
+            sinks += (self._recorder,)
         self._worker = Worker(
             config,
             Gate(config.max_connections),
             bytearray(READ_BYTES),
             time.time_ns() - time.monotonic_ns(),
             self.metrics.connection,
-            self._sinks,
-            Interest(rewrite=True, details=bool(self._sinks)),  # metrics alone need no client ids and groups
+            sinks,
+            Interest(rewrite=True, details=bool(sinks)),  # metrics alone need no client ids and groups
         )
         log.info("kproxy %s: %s", __version__, _memory_bound(config.max_connections))
         for cluster in config.clusters:
@@ -133,6 +145,8 @@ class Server:
         if self._worker is not None:
             await self._drain(self._worker, at_once or asyncio.Event())
             self._worker.gate.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
         if self._admin is not None:
             await self._admin.stop()
 
@@ -180,6 +194,15 @@ class Server:
             }
             for relay in relays
         ]
+
+
+def _recorder(folder: Path) -> "Recorder":
+    try:
+        from kproxy.tables.recorder import Recorder
+    except ModuleNotFoundError as fault:  # heavy, and not everybody's
+        text = f"needs {fault.name}, which is not installed: pip install 'kproxy[offline]'"
+        raise ConfigError([("record", text)]) from None
+    return Recorder(folder, {})
 
 
 def _raise_file_limit(max_connections: int) -> None:

@@ -64,14 +64,19 @@ class Recorder:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         """`settings`: what the dataset says of how it was made."""
         self.folder = folder
-        self.quality = _Quality()
-        self._files = _Files(folder, settings, self.quality)
+        self._quality = _Quality()
+        self._files = _Files(folder, settings, self._quality)
         self._thread = Thread(target=self._run, name="recorder", daemon=True)
         self._stopping = Signal()
         self._queue: deque[tuple[_Tally, list[Event], int]] = deque()
         self._put_bytes = 0  # written by the loop's thread only, and
         self._taken_bytes = 0  # by the recorder's
         self._behind = False
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Events that are in no table, by source."""
+        return self._quality.dropped
 
     def start(self) -> None:
         """Claim the folder; KproxyError where it cannot be written to, or another kproxy writes to it."""
@@ -83,6 +88,7 @@ class Recorder:
     def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
         tally = _Tally(info)
         queue = self._queue
+        self.dropped.setdefault(info.source, 0)
 
         def take(events: list[Event]) -> None:
             size = _weight(events)
@@ -99,12 +105,12 @@ class Recorder:
         if self._thread.is_alive():
             self._stopping.set()
             self._thread.join()
-            dropped = sum(self.quality.dropped.values())
-            log.info("recorded %d exchanges into %s; %d events dropped", self._files.exchanges, self.folder, dropped)
+            lost = sum(self.dropped.values())
+            log.info("recorded %d exchanges into %s; %d events dropped", self._files.exchanges, self.folder, lost)
         self._files.release()
 
     def _overrun(self, source: str, events: int) -> None:
-        self.quality.drop(source, events)
+        self._quality.drop(source, events)
         if not self._behind:  # one line per burst
             self._behind = True
             log.warning("recording falls behind: events are dropped, and kproxy_recorder_dropped_total counts them")
@@ -158,15 +164,20 @@ class _Quality:
         self.note(source, "recorder_dropped", now_ns, _DROPPED, events)
 
     def note(self, source: str, kind: str, now_ns: int, sentence: str, count: int = 1) -> None:
+        row = {"source": source, "kind": kind, "count": count, "first_ns": now_ns, "last_ns": now_ns}
+        self.add([row | {"sentence": sentence}])
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
         with self._lock:
-            row = self._rows.setdefault(
-                (source, kind),
-                {"source": source, "kind": kind, "count": 0, "first_ns": now_ns, "sentence": sentence},
-            )
-            row["count"] += count
-            row["last_ns"] = now_ns
+            for row in rows:
+                known = self._rows.setdefault((row["source"], row["kind"]), row)
+                if known is not row:
+                    known["count"] += row["count"]
+                    known["first_ns"] = min(known["first_ns"], row["first_ns"])
+                    known["last_ns"] = max(known["last_ns"], row["last_ns"])
 
     def take(self) -> list[dict[str, Any]]:
+        """The rows since the last time; whoever fails to write them gives them back."""
         with self._lock:
             rows, self._rows = list(self._rows.values()), {}
         return rows
@@ -190,13 +201,15 @@ class _Files:
         self._clear()
 
     def _clear(self) -> None:
-        """Begin new files, with their first row."""
+        """Begin new files."""
         self._exchanges = ExchangeColumns()
         self._partitions = PartitionColumns()
         self._batches = BatchColumns()
         self._connections: list[dict[str, Any]] = []
+        self._told: list[dict[str, Any]] = []  # of quality
+        self._work: Path | None = None  # where the files are made, once there are rows for them
         self._sorters: dict[str, writer.Sorter] = {}
-        self._since: float | None = None
+        self._since: float | None = None  # monotonic, of the first event
         self._counts: dict[str, int] = {}  # rows handed to the sorters, by table
         self._events: dict[str, int] = {}  # by source
 
@@ -263,8 +276,8 @@ class _Files:
             self._to_sorter(schema.CONNECTIONS, pa.RecordBatch.from_pylist(rows, schema.CONNECTIONS.schema))
 
     def _to_sorter(self, table: Table, batch: pa.RecordBatch) -> None:
-        if not self._sorters:
-            work = self._dataset.begin("record")
+        if self._work is None:
+            work = self._work = self._dataset.begin("record")
             self._sorters = {name: writer.Sorter(each, work) for name, each in schema.TABLES.items()}
         self._sorters[table.name].add(batch)
         self._counts[table.name] = self._counts.get(table.name, 0) + batch.num_rows
@@ -272,16 +285,16 @@ class _Files:
     def roll(self) -> None:
         """Make files of all rows so far."""
         self._sort(1)
-        quality = self._quality.take()
-        if quality:
-            self._to_sorter(schema.QUALITY, pa.RecordBatch.from_pylist(quality, schema.QUALITY.schema))
-        if not self._sorters:
+        self._told += self._quality.take()
+        if self._told:
+            self._to_sorter(schema.QUALITY, pa.RecordBatch.from_pylist(self._told, schema.QUALITY.schema))
+        if self._work is None:
             return
         files = {}
         for name, sorter in self._sorters.items():
             sorter.spill()
             if sorter.runs:
-                path = self._dataset.work / f"{name}.parquet"
+                path = self._work / f"{name}.parquet"
                 writer.write(schema.TABLES[name], sorter.runs, path, self._names.fill)
                 files[f"{name}/{self._name}-{self._number:06}.parquet"] = path
         self._sources |= self._events.keys()
@@ -292,6 +305,7 @@ class _Files:
 
     def give_up(self) -> int:
         """Forget the rows that are in no file; returns how many events they were."""
+        self._quality.add(self._told)
         for source, events in self._events.items():
             self._quality.drop(source, events)
         lost = sum(self._events.values())
@@ -375,6 +389,7 @@ def _weight(events: list[Event]) -> int:
         size += _EXCHANGE_BYTES
         if isinstance(exchange, Exchange):
             size += len(exchange.client_id or "") + len(exchange.group_id or "") + len(exchange.transactional_id or "")
+            size += len(exchange.errors) * 8
             if exchange.request_body is not None:
                 size += _weight_of(exchange.request_body)
             if exchange.response_body is not None:
@@ -384,10 +399,6 @@ def _weight(events: list[Event]) -> int:
 
 def _weight_of(body: Found) -> int:
     size = len(body.partitions) * _PARTITION_BYTES + len(body.batches) * _BATCH_BYTES
-    topic = None
     for partition in body.partitions:
-        size += len(partition.metadata or "")
-        if partition.topic is not topic:
-            topic = partition.topic
-            size += len(topic or "")
+        size += len(partition.topic or "") + len(partition.group_id or "") + len(partition.metadata or "")
     return size

@@ -161,13 +161,27 @@ class Desync:
 
 
 class Closed:
-    """Both sides have ended; the last event of a session."""
+    """Both sides have ended; the last event of a session, with what is known of the whole connection."""
 
-    __slots__ = ("first", "now_ns")
+    __slots__ = ("cause", "first", "now_ns", "received_bytes", "sasl_mechanism", "sasl_tokens", "software")
 
-    def __init__(self, first: int, now_ns: int) -> None:
+    def __init__(
+        self,
+        first: int,
+        now_ns: int,
+        cause: str = "",
+        received_bytes: tuple[int, int] = (0, 0),
+        software: tuple[str, str] | None = None,
+        sasl_mechanism: str | None = None,
+        sasl_tokens: int = 0,
+    ) -> None:
         self.first = first  # the side that ended first
         self.now_ns = now_ns
+        self.cause = cause  # bounded: client_closed, broker_reset, drained, ...
+        self.received_bytes = received_bytes  # per side
+        self.software = software  # the client's name and version, as ApiVersions tells (KIP-511)
+        self.sasl_mechanism = sasl_mechanism
+        self.sasl_tokens = sasl_tokens  # raw ones; they give no exchanges
 
 
 Event = Exchange | Unanswered | AddressesHidden | Gap | Desync | Closed

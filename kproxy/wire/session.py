@@ -196,8 +196,8 @@ class Session:
             self._settle(cause, now_ns)
         if len(self._ended) == 2:
             received = self._received[CLIENT], self._received[BROKER]
-            sasl = self.sasl_mechanism, self.sasl_tokens
-            self.events.append(Closed(self._ended[0], now_ns, cause, received, self.software, *sasl))
+            login = self.sasl_mechanism, self.sasl_tokens
+            self.events.append(Closed(self._ended[0], now_ns, cause, received, self.software, *login))
 
     def at_boundary(self, side: int) -> bool:
         """Whether a side stands between two frames, so that it can be closed without cutting one."""

@@ -1,0 +1,266 @@
+"""Live events in files: all of them or counted, whole files or none, whatever ends the process."""
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kproxy.demo.cluster import Cluster
+from kproxy.errors import KproxyError
+from kproxy.tables import recorder, writer
+from kproxy.tables.columns import ExchangeColumns
+from kproxy.tables.recorder import Recorder
+from kproxy.tables.schema import EXCHANGES, TABLES
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import ANSWERED, BROKER, Closed, Desync, Exchange, Unanswered
+from kproxy.wire.interest import ApiPlan
+from tests.demo.test_cluster import consume, produce, proxied
+
+INFO = ConnectionInfo("east", "live:east", "10.0.0.1", 40000, "10.0.0.2", 9092, 3, 1_700_000_000_000_000_000)
+PLAN = ApiPlan(0, 9, "Produce", True)
+
+
+class Rows:
+    """A sink that keeps what it is told as rows."""
+
+    def __init__(self):
+        self._columns = ExchangeColumns()
+        self.closed = 0
+
+    def connected(self, info):
+        def take(events):
+            for event in events:
+                if isinstance(event, Closed):
+                    self.closed += 1
+                elif isinstance(event, (Exchange, Unanswered)):
+                    self._columns.append(info, getattr(event, "exchange", event))
+
+        return take
+
+    def table(self):
+        return in_order(pa.Table.from_batches([self._columns.batch()]))
+
+
+def in_order(table):
+    return table.sort_by([("connection", "ascending"), ("number", "ascending")])
+
+
+def exchange(number, client_id="me"):
+    one = Exchange(PLAN, number, number, 0, 100, INFO.opened_ns + number * 1000)
+    one.request_end = one.response_start = one.response_end = one.request_start
+    one.client_id = client_id
+    one.outcome = ANSWERED
+    return one
+
+
+def parts(folder, name="exchanges"):
+    return [pq.read_table(path) for path in sorted((folder / name).glob("*.parquet"))]
+
+
+def numbers(folder):
+    return sorted(number for part in parts(folder) for number in part["number"].to_pylist())
+
+
+@pytest.fixture
+def recording(tmp_path):
+    made = Recorder(tmp_path / "tables", {"detail": "headers"})
+    yield made
+    made.close()
+
+
+def test_what_real_clients_did_is_in_the_tables(tmp_path):
+    async def main():
+        rows = Rows()
+        cluster = Cluster(topics={"orders": 3})
+        async with proxied(cluster, rows, record=tmp_path) as (bootstrap, server):
+            values = [b"%d" % number for number in range(500)]
+            delivered = await asyncio.to_thread(produce, bootstrap, "orders", values, **{"batch.num.messages": 5})
+            assert await asyncio.to_thread(consume, bootstrap, "orders", len(values)) == delivered
+            assert server.metrics.recorder_dropped == {"live:default": 0}
+        return rows
+
+    rows = asyncio.run(main())
+    (recorded,) = parts(tmp_path)
+    expected = rows.table()
+    assert in_order(recorded).equals(expected)
+    assert set(expected["api"].to_pylist()) >= {"Produce", "Fetch", "Metadata", "ApiVersions"}
+    assert None not in expected["client_id"].to_pylist()
+    assert recorded["time"].to_pylist() == sorted(recorded["time"].to_pylist())
+    connections = pa.concat_tables(parts(tmp_path, "connections")).to_pylist()
+    assert len(connections) == rows.closed > 3
+    for connection in connections:
+        own = [row for row in expected.to_pylist() if row["connection"] == connection["connection"]]
+        assert connection["requests"] == len(own)
+        assert connection["answers"] == sum(row["response_end_ns"] is not None for row in own)
+        assert connection["client_bytes"] >= sum(row["request_bytes"] for row in own)
+        assert connection["broker_bytes"] >= sum(row["response_bytes"] or 0 for row in own)
+        assert connection["software_name"] in ("confluent-kafka-python", "librdkafka")
+        assert connection["start_ns"] <= min(row["request_start_ns"] for row in own)
+        assert connection["end_ns"] >= max(row["response_end_ns"] or 0 for row in own)
+        assert connection["close"] in ("fin", "reset", "drained", "drain_timeout")
+    assert json.loads((tmp_path / writer.MANIFEST).read_text())["sources"] == {"live:default": []}
+
+
+def test_what_the_queue_has_no_room_for_is_counted(recording, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "QUEUE_BYTES", 100_000)
+    take = recording.connected(INFO)
+    events = []
+    for number in range(1000):
+        events.append(exchange(number))
+        take(events)
+        events.clear()  # as a relay does
+    kept = 1000 - recording.dropped["live:east"]
+    assert 10 < kept <= 100
+    take([exchange(5000, client_id="a" * 90_000)])
+    assert recording.dropped["live:east"] == 1001 - kept
+    assert [entry.levelname for entry in caplog.records] == ["WARNING"]
+    recording.start()
+    recording.close()
+    assert numbers(recording.folder) == list(range(kept))  # the oldest, and no hole between them
+    (quality,) = parts(recording.folder, "quality")
+    (row,) = quality.to_pylist()
+    assert (row["source"], row["kind"], row["count"]) == ("live:east", "recorder_dropped", 1001 - kept)
+    assert row["first_ns"] <= row["last_ns"] <= time.time_ns()
+
+
+def test_one_line_for_each_burst(recording, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "QUEUE_BYTES", 1000)
+    recording.start()
+    take = recording.connected(INFO)
+    for burst in (1, 2):
+        for number in range(3):
+            take([exchange(number, client_id="a" * 2000)])
+        assert sum(entry.levelname == "WARNING" for entry in caplog.records) == burst
+        deadline = time.monotonic() + 30
+        while recording._behind and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not recording._behind
+    assert recording.dropped["live:east"] == 6
+
+
+def test_files_are_rolled_and_a_restart_adds_to_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder, "ROLL_ROWS", 300)
+    monkeypatch.setattr(recorder, "_BATCH_ROWS", 100)
+    dice = random.Random(4)
+    order = dice.sample(range(2000), 2000)
+    for half in (order[:1000], order[1000:]):
+        recording = Recorder(tmp_path, {"detail": "headers"})
+        recording.start()
+        take = recording.connected(INFO)
+        for number in half:
+            take([exchange(number)])
+        recording.close()
+    files = parts(tmp_path)
+    assert 4 <= len(files) <= 8
+    assert numbers(tmp_path) == list(range(2000))
+    for file in files:
+        assert file["time"].to_pylist() == sorted(file["time"].to_pylist())
+        assert file.schema.equals(EXCHANGES.schema)
+    assert {path.name for path in tmp_path.iterdir()} == {"exchanges", writer.MANIFEST}
+
+
+def test_a_file_appears_in_time_without_more_traffic(recording, monkeypatch):
+    monkeypatch.setattr(recorder, "ROLL_S", 0.2)
+    recording.start()
+    recording.connected(INFO)([exchange(1)])
+    deadline = time.monotonic() + 30
+    while not parts(recording.folder) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert numbers(recording.folder) == [1]
+
+
+def test_faults_and_ends_are_told(recording):
+    recording.start()
+    take = recording.connected(INFO)
+    unanswered = Exchange(PLAN, 9, 0, 0, 100, INFO.opened_ns + 5)
+    take([Unanswered(unanswered, "desync"), Desync(BROKER, "size", "too large", 4, -1, -1, True, INFO.opened_ns + 7)])
+    take([Closed(BROKER, INFO.opened_ns + 8, "fault", (100, 50), ("librdkafka", "2.6.1"), "PLAIN", 2)])
+    recording.close()
+    ((exchanged,), (connection,), (quality,)) = (
+        parts(recording.folder, name)[0].to_pylist() for name in ("exchanges", "connections", "quality")
+    )
+    assert exchanged["outcome"] == "unanswered"
+    names = ("requests", "answers", "client_bytes", "broker_bytes", "close", "faults", "sasl_mechanism", "sasl_tokens")
+    assert [connection[name] for name in names] == [1, 0, 100, 50, "fault", 1, "PLAIN", 2]
+    assert (connection["software_name"], connection["software_version"]) == ("librdkafka", "2.6.1")
+    assert connection["retransmissions"] is None  # TCP is the kernel's
+    assert (quality["kind"], quality["count"], quality["first_ns"]) == ("fault", 1, INFO.opened_ns + 7)
+
+
+def test_a_folder_has_one_writer_and_must_be_one(recording, tmp_path):
+    recording.start()
+    with pytest.raises(KproxyError, match="another kproxy records into it"):
+        Recorder(recording.folder, {}).start()
+    (tmp_path / "file").touch()
+    with pytest.raises(KproxyError, match="cannot be written to"):
+        Recorder(tmp_path / "file", {}).start()
+
+
+def test_a_disk_that_fails_costs_the_rows_and_no_more(recording, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "ROLL_S", 0.05)
+    recording.start()
+    obstacle = recording.folder / "exchanges"
+    obstacle.touch()  # where a folder should be made
+    take = recording.connected(INFO)
+    take([exchange(1), exchange(2)])
+    deadline = time.monotonic() + 30
+    while not recording.dropped["live:east"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert recording.dropped == {"live:east": 2}
+    assert "2 events are lost" in caplog.text
+    obstacle.unlink()
+    take([exchange(3)])
+    recording.close()
+    assert numbers(recording.folder) == [3]
+    kinds = [row for part in parts(recording.folder, "quality") for row in part.to_pylist()]
+    assert [(row["kind"], row["count"]) for row in kinds] == [("recorder_dropped", 2)]
+
+
+RECORD_FOR_EVER = """
+import sys, time
+from pathlib import Path
+from kproxy.tables import recorder
+from tests.tables.test_recorder import INFO, exchange
+recorder.ROLL_S = 0
+made = recorder.Recorder(Path(sys.argv[1]), {})
+made.start()
+take = made.connected(INFO)
+print("recording", flush=True)
+for number in range(1 << 40):
+    take([exchange(number)])
+    time.sleep(0.0001)
+"""
+
+
+def test_a_killed_process_leaves_whole_files_and_the_next_one_goes_on(tmp_path):
+    folder = tmp_path / "tables"
+    before = 0
+    for delay_s in (0.5, 0.53, 0.57):  # somewhere in the writing of some file
+        process = subprocess.Popen(
+            [sys.executable, "-c", RECORD_FOR_EVER, str(folder)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        )
+        try:
+            assert process.stdout.readline() == b"recording\n"
+            deadline = time.monotonic() + 30
+            while len(parts(folder)) <= before and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(delay_s)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        files = [path for name in TABLES for path in (folder / name).rglob("*")]
+        assert all(path.suffix == ".parquet" and pq.read_table(path).num_rows for path in files)
+        assert len(files) > before
+        before = len(files)
+    after = Recorder(folder, {})
+    after.start()
+    after.close()
+    assert {path.name for path in folder.iterdir()} == {"exchanges", writer.MANIFEST}
