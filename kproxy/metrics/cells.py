@@ -4,7 +4,8 @@ Duty: count. An exchange costs a few hundred nanoseconds here: one dictionary lo
 additions to integers; labels, floats and text are made by the collector, at a scrape.
 
 Bounded by what the schema knows: cells exist per (cluster, broker, api, version) of known APIs. What a peer can invent
-is capped: unknown api keys at UNKNOWN_APIS names, unknown error codes at UNKNOWN_ERRORS, unknown versions at one.
+is capped: unknown api keys at UNKNOWN_APIS names, unknown error codes at UNKNOWN_ERRORS, unknown versions at one;
+names of topics and clients as `named` says.
 
 Everything here runs on the thread of the event loop. A scrape reads from another one, so the containers it walks are
 copied in one step first, and a histogram's count is the sum of its buckets: whatever the moment, it agrees with itself.
@@ -27,6 +28,7 @@ from kproxy.metrics.bounds import (
     THROTTLE_NS,
     cell,
 )
+from kproxy.metrics.named import ClientCells, Clients, Topics
 from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
@@ -34,6 +36,8 @@ from kproxy.wire.events import (
     NO_ANSWER_EXPECTED,
     SIDES,
     AddressesHidden,
+    ClientNamed,
+    Closed,
     Desync,
     Event,
     Exchange,
@@ -120,13 +124,28 @@ class ConnectionMetrics:
     `pending` is whatever has the length of the requests that wait for answers now: the session's own queue.
     """
 
-    __slots__ = ("_by_plan", "_cells", "_listener", "_metrics", "_open", "_request", "_response", "pending")
+    __slots__ = (
+        "_by_plan",
+        "_cells",
+        "_client",
+        "_listener",
+        "_metrics",
+        "_open",
+        "_request",
+        "_response",
+        "_topics",
+        "pending",
+    )
 
-    def __init__(self, metrics: "Metrics", cells: BrokerCells, listener: str, pending: Sized) -> None:
+    def __init__(
+        self, metrics: "Metrics", cells: BrokerCells, listener: str, pending: Sized, topics: Topics | None
+    ) -> None:
         self._metrics = metrics
         self._cells = cells
         self._by_plan = cells.by_plan
         self._listener = listener
+        self._topics = topics
+        self._client: ClientCells | None = None
         self._open = True
         self._request = metrics.directions["request"]
         self._response = metrics.directions["response"]
@@ -134,6 +153,8 @@ class ConnectionMetrics:
 
     def events(self, events: list[Event]) -> None:
         """Count these events; nothing of them is kept."""
+        if self._topics is not None:
+            self._topics.events(events)
         for event in events:
             if event.__class__ is not Exchange or event.outcome != ANSWERED:
                 self._unusual(event)
@@ -183,6 +204,16 @@ class ConnectionMetrics:
             self.neutralised(metrics.api_label(event.exchange.plan), 1)
         elif isinstance(event, Desync):
             _add(metrics.faults, (SIDES[event.side], event.kind), 1)
+        elif isinstance(event, ClientNamed):
+            self._client_left(event.now_ns)
+            self._client = metrics.clients.joined(event)
+        elif isinstance(event, Closed):
+            self._client_left(event.now_ns)
+
+    def _client_left(self, now_ns: int) -> None:
+        if self._client is not None:
+            self._client.left(now_ns)
+            self._client = None
 
     def _request_only(self, exchange: Exchange) -> None:
         cells = self._by_plan.get(exchange.plan) or self._metrics.api_cells(self._cells, exchange.plan)
@@ -227,6 +258,8 @@ class Metrics:
     def __init__(self) -> None:
         self.started_ns = time_ns()
         self.brokers: dict[tuple[str, str], BrokerCells] = {}
+        self.topics: dict[str, Topics] = {}  # by cluster
+        self.clients = Clients()
         self.directions = {"request": DirectionCells(), "response": DirectionCells()}
         self.connects: dict[tuple[str, str], int] = {}  # by listener and cause
         self.disconnects: dict[tuple[str, str], int] = {}
@@ -241,14 +274,22 @@ class Metrics:
         self._unknown_errors: set[int] = set()
 
     def connection(
-        self, info: ConnectionInfo, listener: str, broker: str, pending: Sized = (), cause: str = "accepted"
+        self,
+        info: ConnectionInfo,
+        listener: str,
+        broker: str,
+        pending: Sized = (),
+        cause: str = "accepted",
+        *,
+        topics: bool = False,
     ) -> ConnectionMetrics:
-        """Count a new connection, and what it does from now on."""
+        """Count a new connection, and what it does from now on; with `topics` also what its bodies tell of those."""
         key = (info.cluster, broker)
         cells = self.brokers.get(key)
         if cells is None:
             cells = self.brokers[key] = BrokerCells(*key)
-        connection = ConnectionMetrics(self, cells, listener, pending)
+        of_cluster = self.topics.setdefault(info.cluster, Topics()) if topics else None
+        connection = ConnectionMetrics(self, cells, listener, pending, of_cluster)
         cells.live.add(connection)
         _add(cells.connections, listener, 1)
         _add(self.connects, (listener, cause), 1)

@@ -8,6 +8,7 @@ Refuses to know events, HTTP and text formats: those are prometheus_client's.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from time import time_ns
 
 from prometheus_client import Metric
 from prometheus_client.core import (
@@ -22,6 +23,8 @@ from prometheus_client.utils import floatToGoString
 from kproxy import __version__
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
 from kproxy.metrics.cells import ApiCells, BrokerCells, Metrics, error_label
+from kproxy.metrics.named import OTHER, Clients, Topics
+from kproxy.protocol.compression import codec_name
 
 _BROKER = ("cluster", "broker")
 _API_BROKER = ("cluster", "api", "broker")
@@ -47,6 +50,8 @@ class CellCollector(Collector):
         yield from _sizes(apis)
         yield from _brokers(brokers)
         yield from self._proxy()
+        yield from _topics(self._metrics.topics.copy())
+        yield from _clients(self._metrics.clients)
 
     def _proxy(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -164,6 +169,44 @@ def _brokers(brokers: list[BrokerCells]) -> Iterator[Metric]:
     yield queue.family()
     yield inflight
     yield connections
+
+
+def _topics(clusters: dict[str, Topics]) -> Iterator[Metric]:
+    sums = {
+        name: _Sum(f"kproxy_topic_{name}", text, ("cluster", "topic", "direction", *more))
+        for name, text, more in (
+            ("bytes", "Bytes of records in requests (produced) and responses (fetched), as on the wire.", ()),
+            ("records", "Records, where the format tells their number; control records apart.", ()),
+            ("batches", "Record batches, and messages of message sets, by codec.", ("codec",)),
+        )
+    }
+    for cluster, topics in clusters.items():
+        for topic, cells in topics.top.shown(time_ns()):
+            for direction, carried in (("request", cells.request), ("response", cells.response)):
+                labels = (cluster, topics.label(topic), direction)
+                if carried.bytes:
+                    sums["bytes"].add(labels, carried.bytes)
+                    sums["records"].add(labels, carried.records)
+                for codecs, count in carried.batches.copy().items():
+                    sums["batches"].add((*labels, _codec(codecs)), count)
+    if clusters:
+        yield from (family.family() for family in sums.values())
+
+
+def _codec(codecs: int) -> str:
+    """The name of the one codec in a set of bits."""
+    return codec_name(codecs.bit_length() - 1) if codecs.bit_count() == 1 else "mixed"
+
+
+def _clients(clients: Clients) -> Iterator[Metric]:
+    family = GaugeMetricFamily(
+        "kproxy_client_info",
+        "Clients and their software, as they tell it (KIP-511).",
+        labels=("client_id", "software_name", "software_version"),
+    )
+    for client, _ in clients.top.shown(time_ns()):
+        family.add_metric(client or (OTHER, OTHER, OTHER), 1)
+    yield family
 
 
 class _Sum:

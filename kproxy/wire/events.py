@@ -121,6 +121,18 @@ class AddressesHidden:
         self.exchange = exchange
 
 
+class ClientNamed:
+    """What a client says of its software (KIP-511), the first time and whenever it says something else."""
+
+    __slots__ = ("client_id", "name", "now_ns", "version")
+
+    def __init__(self, client_id: str | None, name: str, version: str, now_ns: int) -> None:
+        self.client_id = client_id
+        self.name = name
+        self.version = version
+        self.now_ns = now_ns
+
+
 class Gap:
     """Bytes that a capture does not hold, or that were skipped to find the next plausible frame."""
 
@@ -184,4 +196,4 @@ class Closed:
         self.sasl_tokens = sasl_tokens  # raw ones; they give no exchanges
 
 
-Event = Exchange | Unanswered | AddressesHidden | Gap | Desync | Closed
+Event = Exchange | Unanswered | AddressesHidden | ClientNamed | Gap | Desync | Closed

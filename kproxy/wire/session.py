@@ -43,6 +43,7 @@ from kproxy.wire.events import (
     SIDES,
     UNANSWERED,
     AddressesHidden,
+    ClientNamed,
     Closed,
     Desync,
     Event,
@@ -394,7 +395,10 @@ class Session:
         if mechanism is not None:
             self._handshake = mechanism
         elif software_name is not None and software_version is not None:
-            self.software = software_name, software_version
+            software = software_name, software_version
+            if software != self.software:
+                self.software = software
+                self.events.append(ClientNamed(client_id, *software, exchange.request_start))
 
     def _await_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
         """The first fields of the request at `pos` are not all there: keep what is, if more can come."""
