@@ -55,10 +55,10 @@ class CapturedSession(Session):
         if self._client_prefix is not None and exchange is not None:
             self._client_prefix = None
             exchange.decoded = FAILED
+        self._client_body = None
         if self._client_walker is not None and exchange is not None:
-            self._client_walker = exchange.request_body = (
-                None  # what it does not name would look as if it were not there
-            )
+            # what it does not name would look as if it were not there
+            self._client_walker = exchange.request_body = None
         if self._handlers[CLIENT] == self._requests and 0 < count <= self._client_left:
             self._client_left -= count
             if not self._client_left:  # a hole in a body of known size costs that body only

@@ -17,9 +17,9 @@ Each side is in one state, and the state is the method that takes its bytes:
 A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session fails closed on it, a transparent one goes
 on blind; one over a capture looks for the next plausible frame, and knows of gaps (`captured.py`).
 
-Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), one copy of a small answer
-(64 KiB) or one held answer (64 MiB), and the pending requests, which the owner bounds by not reading the client.
-Refuses to know sockets and clocks.
+Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), a copy of a small request
+whose body is read (64 KiB), one of a small answer (64 KiB) or a held one (64 MiB), and the pending requests, which the
+owner bounds by not reading the client. Refuses to know sockets and clocks.
 """
 
 from collections.abc import Callable
@@ -96,6 +96,7 @@ class Session:
         "_broker_held",
         "_broker_keep",
         "_broker_left",
+        "_client_body",
         "_client_exchange",
         "_client_head",
         "_client_head_ns",
@@ -156,6 +157,7 @@ class Session:
         self._client_left = 0
         self._client_exchange: Exchange | None = None
         self._client_prefix: bytearray | None = None
+        self._client_body: bytearray | None = None
         self._client_walker: BodyWalker | None = None
         self._client_swallow = False
         self._usual: Usual = _NOTHING_USUAL
@@ -306,7 +308,9 @@ class Session:
         left = self._client_left
         take = left if left < size else size
         exchange = self._client_exchange
-        if self._client_walker is not None:
+        if self._client_body is not None:
+            self._client_body += view[:take]
+        elif self._client_walker is not None:
             self._walk_request(view, 0, take)
         if self._client_prefix is not None and exchange is not None:
             self._extend_prefix(exchange, view[: min(take, MAX_PREFIX)], left == take, now)
@@ -323,10 +327,13 @@ class Session:
     def _read_request(self, exchange: Exchange, view: Any, start: int, end: int, size: int, now: int) -> None:
         """Read what a request says of topic-partitions, of what is there of it."""
         plan = exchange.plan
-        if end > size:
+        if end - start > SMALL_ANSWER and end > size:
             self._client_walker = BodyWalker(plan.api_key, plan.api_version, "request", detail=self._interest.detail)
             exchange.request_body = self._client_walker
             self._walk_request(view, start, size)
+            return
+        if end > size:
+            self._client_body = bytearray(view[start:size])
             return
         assert plan.request_reader is not None
         found = Found()
@@ -439,7 +446,10 @@ class Session:
 
     def _whole_request(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
         """What a complete request sets off, besides waiting for its answer."""
-        if self._client_walker is not None:
+        if self._client_body is not None:
+            body, self._client_body = self._client_body, None
+            self._read_request(exchange, body, 0, len(body), len(body), now)
+        elif self._client_walker is not None:
             self._request_walked(exchange, now)
         if exchange.outcome is NO_ANSWER_EXPECTED:
             self.events.append(exchange)
@@ -516,7 +526,9 @@ class Session:
                     pieces.append((CLIENT, view[pos:] if pos else view))
                 return pieces
             scan = plan.scan
-            if scan is not None and (length <= keep_up_to or plan.response >= STREAM):
+            if plan.response_reader is not None and transform is None:
+                self._read_answer(exchange, view, pos + 8, end, now)
+            elif scan is not None and (length <= keep_up_to or plan.response >= STREAM):
                 try:
                     exchange.throttle_ms, exchange.error_code, exchange.errors, carries = scan(view, pos + 8, end)
                     exchange.decoded = FULL
@@ -530,8 +542,8 @@ class Session:
                 except ProtocolError as fault:
                     if not self._bad_answer(exchange, fault, now):
                         return self._rest(BROKER, view, pos, sent, pieces)
-            if plan.response_reader is not None:
-                self._read_answer(exchange, view, pos + 8, end)
+                if plan.response_reader is not None and exchange.decoded is FULL:
+                    self._read_answer(exchange, view, pos + 8, end, now)
             pos = end
             completed[1] += 1
             self._answered(exchange, now)
@@ -628,6 +640,9 @@ class Session:
         assert self._broker_keep is not None and exchange.plan.scan is not None
         frame = memoryview(self._broker_keep)
         self._broker_keep = None
+        if exchange.plan.response_reader is not None and self._transform is None:
+            self._read_answer(exchange, frame, 8, len(frame), now)
+            return True
         replacement = None
         try:
             exchange.throttle_ms, exchange.error_code, exchange.errors, carries = exchange.plan.scan(
@@ -639,20 +654,26 @@ class Session:
         except ProtocolError as fault:
             if not self._bad_answer(exchange, fault, now):
                 return False
-        if exchange.plan.response_reader is not None:
-            self._read_answer(exchange, frame, 8, len(frame))
+        if exchange.plan.response_reader is not None and exchange.decoded is FULL:
+            self._read_answer(exchange, frame, 8, len(frame), now)
         if self._broker_held:
             pieces.append((CLIENT, frame if replacement is None else replacement))
         return True
 
-    def _read_answer(self, exchange: Exchange, view: Any, start: int, end: int) -> None:
-        """Read what an answer that is wholly there says of topic-partitions; the scan has told of a fault in it."""
+    def _read_answer(self, exchange: Exchange, view: Any, start: int, end: int, now: int) -> None:
+        """Read an answer that is wholly there: its throttle and errors, and what it says of topic-partitions."""
         assert exchange.plan.response_reader is not None
         found = Found()
         try:
             exchange.plan.response_reader(found, view, start, end)
-        except Malformed:
+        except Malformed as fault:
+            self._bad_answer(exchange, fault, now)
             return
+        found.complete()
+        exchange.throttle_ms = found.throttle_ms
+        exchange.error_code = found.error_code
+        exchange.errors = found.errors
+        exchange.decoded = FULL
         exchange.response_body = found
 
     def _walk(
@@ -786,7 +807,7 @@ class Session:
         """A request whose end will not be seen: if nothing else will tell of it, do so now."""
         exchange, self._client_exchange = self._client_exchange, None
         self._client_left = 0
-        self._client_prefix = self._client_walker = None
+        self._client_prefix = self._client_body = self._client_walker = None
         if exchange is None:
             return
         exchange.request_body = None

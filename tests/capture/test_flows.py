@@ -159,8 +159,9 @@ def told(found):
     """Everything that was read of a body."""
     if found is None:
         return None
-    partitions = [tuple(getattr(partition, name) for name in partition.__slots__) for partition in found.partitions]
-    return partitions, [(batch.header, batch.partial) for batch in found.batches]
+    return [vars(partition) for partition in found.partitions], [
+        (batch.header, batch.partial) for batch in found.batches
+    ]
 
 
 @pytest.mark.parametrize("name", ("k41_tinyseg", "k41_reordered", "k41_retransmit", "k41_ipfrag"))
