@@ -33,6 +33,11 @@ def cli() -> None:
     "Default: the host of --listen and {port}; with route sidecar {host}:{port}.",
 )
 @click.option("--broker-port-base", metavar="PORT", help="Broker N is at PORT + N. Default: the port of --listen + 1.")
+@click.option(
+    "--detail",
+    metavar="headers|topics|batches",
+    help="How closely what passes is read: headers and errors (default), metrics by topic too, or every batch.",
+)
 @click.option("--config", "file", metavar="FILE.toml", help="Settings, and more than one [[cluster]].")
 @click.option("--record", metavar="DIR", help="Write what passes as tables too, those of kproxy convert.")
 @click.option("--max-connections", metavar="N", help="Then accepting waits. Default: 10000.")

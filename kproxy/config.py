@@ -119,6 +119,7 @@ class Cluster(_Frozen):
     route: Literal["ports", "sidecar"] = "ports"
     advertise: Annotated[str, BeforeValidator(_template)] | None = None
     broker_port_base: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
+    detail: Literal["headers", "topics", "batches"] = "headers"
     brokers: tuple[BrokerPorts, ...] = ()
 
     @property
@@ -144,7 +145,7 @@ class Config(_Frozen):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-CLUSTER_SETTINGS = ("listen", "bootstrap", "route", "advertise", "broker_port_base")
+CLUSTER_SETTINGS = ("listen", "bootstrap", "route", "advertise", "broker_port_base", "detail")
 PROCESS_SETTINGS = tuple(name for name in Config.model_fields if name != "clusters")
 
 

@@ -19,9 +19,10 @@ from threading import Thread
 from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.rows import DETAILS, OF_FLOWS, Job, Rows, Summary, captures_of, manifest, quality_batch
+from kproxy.rows import OF_FLOWS, Job, Rows, Summary, captures_of, manifest, quality_batch
 from kproxy.tables import schema, writer
 from kproxy.tables.partitions import TopicNames
+from kproxy.wire.bodies import DETAILS
 
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
 

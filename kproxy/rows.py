@@ -23,12 +23,11 @@ from kproxy.tables import schema
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, TopicNames
 from kproxy.tables.schema import Table
-from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS
+from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
 
 BATCH_ROWS = 16 * 1024
 CONNECTION_ROWS = 1024  # they are kept as dicts, which take ten times the space
-DETAILS = {"headers": ERRORS, "topics": TOPICS, "batches": BATCHES}  # how closely bodies are read
 OF_FLOWS = (
     "exchanges",
     "partitions",
@@ -46,7 +45,7 @@ class Job:
     cluster: str
     ports: tuple[int, ...]
     key_log: str | None = None  # SSLKEYLOGFILE of its TLS connections
-    detail: int = BATCHES  # one of DETAILS
+    detail: int = BATCHES  # one of bodies.DETAILS
 
 
 def captures_of(captures: Sequence[Path | str], cluster: str, ports: tuple[int, ...], rotated: bool) -> list[Job]:

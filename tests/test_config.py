@@ -104,6 +104,7 @@ def test_every_fault_at_once_with_its_place(tmp_path):
         ({"route": "sidecar", "bootstrap": "a:1,b:1"}, "one upstream"),
         ({"route": "sidecar", "broker_port_base": 5}, "binds no broker ports"),
         ({"broker_port_base": 70000}, "less than or equal to 65535"),
+        ({"detail": "bodies"}, "'headers', 'topics' or 'batches'"),
     ],
 )
 def test_what_cannot_work(cluster, fault):

@@ -21,6 +21,7 @@ from kproxy.proxy.relay import Relay
 from kproxy.proxy.rewrite import API_VERSIONS, cap_versions, rewrite_addresses
 from kproxy.proxy.routing import Routes
 from kproxy.proxy.upstream import ask_brokers, dial
+from kproxy.wire.bodies import DETAILS
 from kproxy.wire.connection import ConnectionInfo, Sink
 from kproxy.wire.events import SIDES, Desync, Exchange
 from kproxy.wire.interest import Interest
@@ -46,7 +47,6 @@ class Worker:
     clock_offset_ns: int  # monotonic time and this is the time of day, fixed at start
     connection: Callable[..., Any]  # Metrics.connection
     sinks: Sequence[Sink]
-    interest: Interest
     relays: set[Relay] = field(default_factory=set)
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last relay closes
 
@@ -60,6 +60,11 @@ class ClusterProxy:
         self.routes: Routes
         self.brokers: dict[int, Listener] = {}  # by node id
         self._worker = worker
+        self._interest = Interest(
+            rewrite=True,
+            details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only what carries records
+            detail=DETAILS[cluster.detail],
+        )
         self._bootstrap: Listener | None = None
         self._hosts: list[str] = []
         self._beside: int | None = None  # route sidecar: the node id of the upstream, once known
@@ -259,8 +264,14 @@ class ClusterProxy:
     def _relay(self, client: socket.socket, broker: socket.socket, info: ConnectionInfo) -> None:
         worker = self._worker
         rewriter = _Rewriter(self.tell)
-        session = Session(worker.interest, transform=rewriter)
-        counting = worker.connection(info, self.cluster.name, self._label(info.broker_id), session.pending)
+        session = Session(self._interest, transform=rewriter)
+        counting = worker.connection(
+            info,
+            self.cluster.name,
+            self._label(info.broker_id),
+            session.pending,
+            topics=bool(self._interest.detail),
+        )
         rewriter.counting = counting
         relay = Relay(
             asyncio.get_running_loop(),

@@ -27,7 +27,6 @@ from kproxy.proxy.listeners import Gate
 from kproxy.proxy.relay import READ_BYTES
 from kproxy.wire import pairing
 from kproxy.wire.connection import Sink
-from kproxy.wire.interest import Interest
 from kproxy.wire.session import MAX_HELD, MAX_PREFIX
 
 if TYPE_CHECKING:
@@ -104,7 +103,6 @@ class Server:
             time.time_ns() - time.monotonic_ns(),
             self.metrics.connection,
             sinks,
-            Interest(rewrite=True, details=bool(sinks)),  # metrics alone need no client ids and groups
         )
         log.info("kproxy %s: %s", __version__, _memory_bound(config.max_connections))
         for cluster in config.clusters:

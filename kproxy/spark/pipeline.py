@@ -43,12 +43,13 @@ from kproxy.capture.flows import Flows, Handlers
 from kproxy.capture.pcap import Window
 from kproxy.capture.quality import NONE, Quality
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.rows import BATCH_ROWS, DETAILS, OF_FLOWS, Job, Rows, Summary, captures_of, manifest, quality_batch
+from kproxy.rows import BATCH_ROWS, OF_FLOWS, Job, Rows, Summary, captures_of, manifest, quality_batch
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey, windows
 from kproxy.tables import schema, writer
 from kproxy.tables.partitions import TopicNames
 from kproxy.tables.schema import Table
+from kproxy.wire.bodies import DETAILS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -32,6 +32,7 @@ Walk = Generator[tuple[int, int], tuple[Buffer, int, int], int]
 ERRORS = 0  # the throttle and the error codes
 TOPICS = 1  # and every topic-partition, with the sums of its batches
 BATCHES = 2  # and every batch
+DETAILS = {"headers": ERRORS, "topics": TOPICS, "batches": BATCHES}  # as settings call them
 
 NONE = -1  # what is not there, or not known
 

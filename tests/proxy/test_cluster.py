@@ -57,6 +57,22 @@ def test_every_broker_is_behind_its_own_port():
     live(test())
 
 
+def test_bodies_are_read_as_the_settings_say():
+    async def test(detail: str, topics: set[str]) -> None:
+        async with kproxy(detail=detail) as here:
+            client, broker = await here.connect()
+            data = [{"name": "orders", "partitionData": [{"index": 0, "records": bytes(70)}]}]
+            await client.send(request(0, 9, 1, {"acks": -1, "topicData": data}))
+            await broker.frame()
+            await broker.send(response(0, 9, 1))
+            await client.frame()
+            metrics = here.server.metrics
+            assert {topic for each in metrics.topics.values() for topic in each.top.cells} == topics
+
+    for detail, topics in (("headers", set()), ("topics", {"orders"}), ("batches", {"orders"})):
+        live(test(detail, topics))
+
+
 def test_a_broker_that_moves_keeps_its_port():
     async def test():
         old, new = Broker(2), Broker(2)
