@@ -121,7 +121,7 @@ class Broker:
             )
         )
         tool(
-            *("kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", str(self.config)),
+            *("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config", str(self.config)),
             *("--add-scram", "SCRAM-SHA-256=[name=alice,password=secret]"),
             *("--feature", "share.version=1"),  # KIP-932, which 4.1 has but does not turn on by itself
         )

@@ -31,12 +31,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def kproxy(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kproxy]:
-    kproxy = Kproxy(cluster.bootstrap, tmp_path_factory.mktemp("kproxy"))
-    try:
-        kproxy.start()
+    with Kproxy(cluster.bootstrap, tmp_path_factory.mktemp("kproxy")) as kproxy:
         yield kproxy
-    finally:
-        kproxy.stop()
 
 
 @pytest.fixture

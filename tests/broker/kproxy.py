@@ -1,23 +1,15 @@
-"""kproxy before a cluster: `kproxy run` as a process that can be restarted on its ports, or its server in a thread."""
+"""kproxy before a cluster: `kproxy run` as a process that can be restarted on its ports."""
 
-import asyncio
 import re
 import signal
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
-import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
-from kproxy.config import load
-from kproxy.proxy.server import Server
-from kproxy.wire.connection import Sink
 from tests.broker.cluster import free_ports, wait_for
 
 KPROXY = Path(sys.executable).with_name("kproxy")
@@ -51,6 +43,13 @@ class Kproxy:
         self._process = None
         assert kill or status == 0, f"kproxy exited {status}\n{self.log_tail()}"
 
+    def __enter__(self) -> "Kproxy":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def _ready(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
@@ -82,31 +81,3 @@ class Kproxy:
 
     def log_tail(self, lines: int = 40) -> str:
         return "--- kproxy\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-
-
-class InProcess:
-    """The proxy's server in a thread of the test's process, so that its events can be kept."""
-
-    def __init__(self, bootstrap: str, sink: Sink) -> None:
-        port = free_ports("127.0.0.1", 5)
-        self.bootstrap = f"127.0.0.1:{port}"
-        self._server = Server(load(flags={"listen": self.bootstrap, "bootstrap": bootstrap}), [sink])
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-
-    def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
-
-    def __enter__(self) -> "InProcess":
-        self._thread.start()
-        self._call(self._server.start())
-        wait_for("kproxy to be ready", lambda: not self._server.not_ready())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._call(self._server.stop())
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()

@@ -1,16 +1,17 @@
 """What was live and what was captured agree: one decoder, two feeds.
 
-Traffic of real clients goes through kproxy; its live events are kept, and its leg to the brokers is captured. The
-capture, converted, tells the same exchanges.
+Traffic of real clients goes through kproxy, which records it; its leg to the brokers is captured. The capture,
+converted, gives the same rows.
 """
 
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,9 @@ import pyarrow.compute
 import pyarrow.parquet
 from confluent_kafka import Producer
 
-from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.schema import EXCHANGES
-from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import Event, Exchange, Unanswered
 from tests.broker.cluster import Cluster, tool, wait_for
-from tests.broker.kproxy import KPROXY, InProcess
+from tests.broker.kproxy import KPROXY, Kproxy
 from tests.broker.test_clients import consume, produce, sample
 from tests.broker.tools import CONSUMER, PRODUCER, create_topic
 
@@ -36,29 +34,10 @@ TIMES = {"time", "latency_ns", "queue_ns", "total_ns"} | {
 # How many requests wait is counted at another moment: an answer that is on the wire may not have been read yet.
 MOMENT = {"in_flight"}
 WHERE = {"source", "connection", "client_address", "client_port", "broker_address", "broker_port", "broker_id"}
+LAST = b"the last packet of this capture"
 OF_TCP = {"retransmissions"}
 COMPARED = [name for name in EXCHANGES.schema.names if name not in TIMES | MOMENT | WHERE | OF_TCP]
 NAMES = ["connection", "number", "api", "api_version", "correlation_id", "client_id"]
-
-
-class Recording:
-    """A sink that keeps the exchanges as rows of the table."""
-
-    def __init__(self) -> None:
-        self._columns = ExchangeColumns()
-
-    def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
-        def take(events: list[Event]) -> None:
-            for event in events:
-                if isinstance(event, Exchange):
-                    self._columns.append(info, event)
-                elif isinstance(event, Unanswered):
-                    self._columns.append(info, event.exchange)
-
-        return take
-
-    def table(self) -> pa.Table:
-        return pa.Table.from_batches([self._columns.batch()])
 
 
 @contextmanager
@@ -66,7 +45,7 @@ def captured(file: Path, cluster: Cluster) -> Iterator[None]:
     """Everything between kproxy and the brokers' CLIENT listeners, by tcpdump."""
     ports = " or ".join(f"(host {broker.host} and port {broker.port})" for broker in cluster.brokers)
     command = [shutil.which("tcpdump", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "tcpdump"]
-    command += ["-i", "lo", "-s", "0", "-U", "--immediate-mode", "-B", "65536", "-w", str(file), "-Z"]
+    command += ["-i", "lo", "-s", "0", "-U", "-B", "65536", "-w", str(file), "-Z"]
     command = [*command, "root", ports] if os.geteuid() == 0 else ["sudo", "-n", *command, os.environ["USER"], ports]
     errors = file.with_suffix(".err")
     with errors.open("wb") as stderr:
@@ -75,6 +54,10 @@ def captured(file: Path, cluster: Cluster) -> Iterator[None]:
         wait_for("tcpdump to listen", lambda: "listening on" in errors.read_text() or process.poll() is not None, 10)
         assert process.poll() is None, f"tcpdump ended: {errors.read_text()}"
         yield
+        # It hands packets on late and in lots: a last one of ours tells that it has written all before it.
+        with socket.socket(type=socket.SOCK_DGRAM) as sock:
+            sock.sendto(LAST, (cluster.brokers[0].host, cluster.brokers[0].port))
+        wait_for("tcpdump to write what it has seen", lambda: LAST in file.read_bytes(), 30)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(10)
@@ -128,9 +111,9 @@ def transact(bootstrap: str, topic: str) -> None:
 
 
 def test_live_events_and_capture_agree(cluster: Cluster, tmp_path: Path) -> None:
-    recording = Recording()
-    capture = tmp_path / "leg.pcap"
-    with captured(capture, cluster), InProcess(cluster.bootstrap, recording) as kproxy:
+    capture, recorded, converted = tmp_path / "leg.pcap", tmp_path / "recorded", tmp_path / "converted"
+    kproxy = Kproxy(cluster.bootstrap, tmp_path, "--record", str(recorded))
+    with captured(capture, cluster), kproxy:
         topic = create_topic(kproxy.bootstrap)
         records = sample(2000, "one core")
         small = {"batch_num_messages": 10, "compression_type": "lz4"}
@@ -145,11 +128,10 @@ def test_live_events_and_capture_agree(cluster: Cluster, tmp_path: Path) -> None
             *(CONSUMER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, "--from-beginning"),
             *("--group", "one-core", "--max-messages", "5000", "--timeout-ms", "30000"),
         )
-    tables = tmp_path / "tables"
-    convert = [KPROXY, "convert", str(capture), "--out", str(tables), "--detail", "headers"]
+    convert = [KPROXY, "convert", str(capture), "--out", str(converted), "--detail", "headers"]
     subprocess.run(convert, check=True, stdout=sys.stderr)
-    offline = pa.parquet.read_table(tables / "exchanges")
-    live = recording.table()
+    offline = pa.parquet.read_table(converted / "exchanges")
+    live = pa.parquet.read_table(recorded / "exchanges")
     # kproxy asks the cluster on connections of its own, which are nobody's exchange.
     own = pa.compute.starts_with(offline["client_id"].fill_null(""), "kproxy-")
     assert 0 < pa.compute.sum(own).as_py() < 10

@@ -31,11 +31,8 @@ def kproxy(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     file = folder / "kproxy.toml"
     kproxy = Kproxy(cluster.sasl_bootstrap, folder, "--config", str(file))
     file.write_text(DECLARED.format(port=int(kproxy.bootstrap.split(":")[1]) + 1))
-    try:
-        kproxy.start()
+    with kproxy:
         yield kproxy
-    finally:
-        kproxy.stop()
 
 
 def login(mechanism: str, password: str = "secret") -> dict[str, str]:
