@@ -9,12 +9,14 @@ Memory: see capture.flows, RUN_ROWS rows of each table, and while merging one ro
 """
 
 import os
+import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 
 from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
@@ -24,6 +26,7 @@ from kproxy.tables import schema, writer
 from kproxy.tables.partitions import TopicNames
 from kproxy.wire.bodies import DETAILS
 
+POLL_S = 0.2  # of a file that grows
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
 
 
@@ -92,8 +95,11 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
     elif not processes:
         processes = 1 if small else min(len(os.sched_getaffinity(0)), SHARDS)
     shares = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
-    if here or (small and processes == 1):
-        results = [_share(job, work, f".{number}.0", shares[0], True, follow, progress)]
+    if here:
+        with _Interrupt() as interrupt:
+            results = [_share(job, work, f".{number}.0", shares[0], True, interrupt if follow else None, progress)]
+    elif small and processes == 1:
+        results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)
     whole = _Share({name: [] for name in schema.TABLES}, Quality(), TopicNames())
@@ -108,6 +114,35 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
     sorter.spill()
     whole.runs["quality"] = sorter.runs
     return whole
+
+
+class _Interrupt:
+    """Ctrl-C, while a file is followed or a pipe is read, means that the capture is over: the tables are written.
+
+    Whatever feeds the pipe gets it too, and ends it. A second one breaks off.
+    """
+
+    def __enter__(self) -> "_Interrupt":
+        self._seen = False
+        self._before = signal.getsignal(signal.SIGINT)
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGINT, self._before)
+
+    def __call__(self) -> bool:
+        """Wait a little for more of a file; whether to go on."""
+        if not self._seen:
+            time.sleep(POLL_S)
+        return not self._seen
+
+    def _note(self, *_: object) -> None:
+        if self._seen:
+            raise KeyboardInterrupt
+        self._seen = True
 
 
 def _in_processes(
@@ -156,13 +191,19 @@ def _worker(pipe: Connection, job: Job, work: Path, prefix: str, shards: tuple[i
     Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
     try:
         report = (lambda *message: pipe.send(message)) if first else None
-        pipe.send(_share(job, work, prefix, shards, first, False, report))
+        pipe.send(_share(job, work, prefix, shards, first, None, report))
     except KproxyError as fault:
         pipe.send(fault)
 
 
 def _share(
-    job: Job, work: Path, prefix: str, shards: tuple[int, ...], first: bool, follow: bool, progress: Progress | None
+    job: Job,
+    work: Path,
+    prefix: str,
+    shards: tuple[int, ...],
+    first: bool,
+    follow: Callable[[], bool] | None,
+    progress: Progress | None,
 ) -> _Share:
     """Read a capture and decode the flows of some shards; `first`: count also what belongs to no flow."""
     quality = Quality()

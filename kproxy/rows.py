@@ -111,14 +111,14 @@ class Rows:
         *,
         shards: Collection[int] = range(SHARDS),
         first: bool = True,
-        follow: bool = False,
+        follow: Callable[[], bool] | None = None,
     ) -> Iterator[Capture]:
         """Read a whole capture and decode its flows, or those of some shards; stops after each window.
 
-        `first`: count also what belongs to no flow.
+        `first`: count also what belongs to no flow. `follow` is called where a file ends that still grows: whether to
+        go on.
         """
-        waiting = files.sleep_and_go_on if follow else None
-        capture = Capture(job.paths, quality if first else Quality(), follow=waiting)
+        capture = Capture(job.paths, quality if first else Quality(), follow=follow)
         flows = Flows(
             job.source,
             quality,
@@ -130,15 +130,11 @@ class Rows:
             detail=job.detail,
         )
         flows.keep_encrypted = job.key_log is not None
-        try:
-            for window in capture.windows():
-                flows.keep_encrypted |= bool(capture.secrets)
-                flows.window(window)
-                self.flush(BATCH_ROWS)
-                yield capture
-        except KeyboardInterrupt:
-            if not follow:  # the way to end a capture that still grows
-                raise
+        for window in capture.windows():
+            flows.keep_encrypted |= bool(capture.secrets)
+            flows.window(window)
+            self.flush(BATCH_ROWS)
+            yield capture
         flows.finish()
         if flows.encrypted:
             decrypt(flows, job.paths, job.key_log)

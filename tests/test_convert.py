@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -92,6 +93,32 @@ def test_standard_input_is_a_capture(tmp_path):
     with captures.capture("k41_gz").open("rb") as stream:
         subprocess.run([*KPROXY, "convert", "-", "--out", tmp_path], stdin=stream, check=True, capture_output=True)
     assert len(rows(tmp_path, "exchanges", "stdin")) == len(captures.expected("k41_BASE"))
+
+
+def test_a_file_that_grows_is_followed_until_interrupted(tmp_path):
+    path, out = tmp_path / "growing.pcap", tmp_path / "out"
+    whole = captures.capture("k41_BASE").read_bytes()
+    path.write_bytes(whole[:200_001])
+    process = subprocess.Popen([*KPROXY, "convert", path, "--out", out, "--follow"], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(out.glob(".unfinished-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with path.open("ab") as file:
+        file.write(whole[200_001:])
+    read = Path(f"/proc/{process.pid}/fdinfo")
+    while not any(at_end(info, len(whole)) for info in read.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 0
+    assert len(rows(out, "exchanges", "growing.pcap")) == len(captures.expected("k41_BASE"))
+
+
+def at_end(info, size):
+    """Whether the process stands at that position of the file."""
+    try:
+        return f"pos:\t{size}\n" in info.read_text()
+    except OSError:
+        return False
 
 
 def test_a_capture_that_cannot_be_read_stops_no_other(tmp_path):

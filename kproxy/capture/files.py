@@ -8,7 +8,6 @@ Refuses to know what the bytes mean.
 
 import io
 import sys
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import BinaryIO, Protocol, cast
 from kproxy.errors import CaptureError
 
 STDIN = "-"
-POLL_SECONDS = 0.2
 
 
 class _Counted(io.RawIOBase):
@@ -100,12 +98,6 @@ class Bytes:
 
     def close(self) -> None:
         self._counted.close()
-
-
-def sleep_and_go_on() -> bool:
-    """How --follow waits at a file's end: for ever, until the user interrupts."""
-    time.sleep(POLL_SECONDS)
-    return True
 
 
 def _decompress(head: bytes, raw: _Counted) -> BinaryIO:
