@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
+import pytest
 from confluent_kafka import Producer
 
 from kproxy.tables.schema import EXCHANGES
@@ -110,9 +111,17 @@ def transact(bootstrap: str, topic: str) -> None:
         end(30)
 
 
-def test_live_events_and_capture_agree(cluster: Cluster, tmp_path: Path) -> None:
+def of_bodies(folder: Path, table: str) -> Counter[Row]:
+    """The rows of a table about bodies, without what the observers see differently."""
+    rows = pa.parquet.read_table(folder / table)
+    names = [name for name in rows.column_names if name not in TIMES | WHERE | {"lag_ns"}]
+    return Counter(tuple(row[name] for name in names) for row in rows.select(names).to_pylist())
+
+
+@pytest.mark.parametrize("detail", ["headers", "batches"])
+def test_live_and_captured_agree(cluster: Cluster, detail: str, tmp_path: Path) -> None:
     capture, recorded, converted = tmp_path / "leg.pcap", tmp_path / "recorded", tmp_path / "converted"
-    kproxy = Kproxy(cluster.bootstrap, tmp_path, "--record", str(recorded))
+    kproxy = Kproxy(cluster.bootstrap, tmp_path, "--record", str(recorded), "--detail", detail)
     with captured(capture, cluster), kproxy:
         topic = create_topic(kproxy.bootstrap)
         records = sample(2000, "one core")
@@ -126,9 +135,9 @@ def test_live_events_and_capture_agree(cluster: Cluster, tmp_path: Path) -> None
         consume(kproxy.bootstrap, topic, 5004)
         tool(
             *(CONSUMER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, "--from-beginning"),
-            *("--group", "one-core", "--max-messages", "5000", "--timeout-ms", "30000"),
+            *("--group", f"one-core-{detail}", "--max-messages", "5000", "--timeout-ms", "30000"),
         )
-    convert = [KPROXY, "convert", str(capture), "--out", str(converted), "--detail", "headers"]
+    convert = [KPROXY, "convert", str(capture), "--out", str(converted), "--detail", detail]
     subprocess.run(convert, check=True, stdout=sys.stderr)
     offline = pa.parquet.read_table(converted / "exchanges")
     live = pa.parquet.read_table(recorded / "exchanges")
@@ -139,6 +148,12 @@ def test_live_events_and_capture_agree(cluster: Cluster, tmp_path: Path) -> None
 
     assert not differences(offline, live)
     assert pa.compute.sum(offline["in_flight"]).as_py() <= pa.compute.sum(live["in_flight"]).as_py()
+    if detail == "batches":
+        for table in ("partitions", "batches"):
+            rows = of_bodies(recorded, table)
+            assert not of_bodies(converted, table) - rows
+            assert not rows - of_bodies(converted, table)
+            assert rows.total() > 200
     # That was worth comparing.
     assert live.num_rows > 200
     assert {"Produce", "Fetch", "JoinGroup", "Metadata", "ApiVersions", "EndTxn"} <= set(live["api"].to_pylist())
