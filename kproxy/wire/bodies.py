@@ -22,7 +22,7 @@ from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol.codec import Plan, api_message, is_noted, paths_of
 from kproxy.protocol.plans import Length, join
 from kproxy.protocol.primitives import Buffer, write_uvarint
-from kproxy.protocol.records import HEADER_BYTES, BatchHeader, read_header
+from kproxy.protocol.records import HEADER_BYTES, V2_SUMS, BatchHeader, read_header
 from kproxy.protocol.schema import Field, address_path
 
 Edit = tuple[int, int, bytes]  # instead of the chunk's bytes [start, end) send these; they may be none
@@ -114,6 +114,22 @@ class Partition:
                 count = 0
         self.codecs |= 1 << (attributes & 7)
         self.records = self.records + count if count >= 0 <= self.records else NONE
+
+    def add_plain(
+        self, base_offset: int, codec: int, last_offset_delta: int, max_timestamp: int, producer_id: int, count: int
+    ) -> None:
+        """As `add`, for a batch v2 that is nothing special."""
+        if not self.batches:
+            self.first_offset = base_offset
+        self.batches += 1
+        self.magic = 2
+        self.producer_id = producer_id
+        self.last_offset = base_offset + last_offset_delta
+        if max_timestamp > self.max_timestamp:
+            self.max_timestamp = max_timestamp
+        self.codecs |= 1 << codec
+        if self.records >= 0:
+            self.records += count
 
 
 class Batch(NamedTuple):
@@ -384,6 +400,8 @@ class _Look(Plan):
             with self.block("while left:"):
                 self.line(f"size = left if left < {HEADER_BYTES} else {HEADER_BYTES}")
                 self.need("size")
+                if self.detail < BATCHES:
+                    self.plain_batch()
                 # What is no batch, or too little of one, is the partition's trailing bytes.
                 self.line("try: header = read_header(buffer, pos, pos + left)")
                 self.line("except ProtocolError: break")
@@ -398,6 +416,19 @@ class _Look(Plan):
             self.line("part.trailing_bytes = left")
             self.go_to("stop")
         return None
+
+
+    def plain_batch(self) -> None:
+        """The way of nearly all batches, without a header of their own; what is special falls through."""
+        with self.block(f"if size == {HEADER_BYTES}:"):
+            unpack = self.unpacker(V2_SUMS.format)
+            self.line(f"offset, length, magic, codec, delta, stamp, producer, count = {unpack}(buffer, pos)")
+            least = HEADER_BYTES - 12
+            with self.block(f"if magic == 2 and 0 <= codec < 8 and count >= 0 and {least} <= length <= left - 12:"):
+                self.line("part.add_plain(offset, codec, delta, stamp, producer, count)")
+                self.line("left -= length + 12")
+                self.line("pos += length + 12")
+                self.line("continue")
 
 
 class _Whole(_Look):
