@@ -29,8 +29,9 @@ GATEWAY = "kproxy run --listen"
 METRICS = "curl -s"
 CAPTURE = "tcpdump"
 CONVERT = "kproxy convert"
+SPARK = "kproxy spark"
 DECODE = "kproxy decode"
-TESTED = (DEMO, TEST, SIDECAR, GATEWAY, METRICS, CAPTURE, CONVERT, DECODE)
+TESTED = (DEMO, TEST, SIDECAR, GATEWAY, METRICS, CAPTURE, CONVERT, SPARK, DECODE)
 
 
 def command(start: str, **replaced: str) -> str:
@@ -160,6 +161,7 @@ def test_capture(cluster: Cluster, tmp_path: Path) -> None:
     rows = {row["api"]: row for row in literal_eval(done.stdout)}
     assert rows["Metadata"]["api_count"] >= 1
     assert rows["Metadata"]["latency_ns_max"] > 0
+    assert "Metadata" in output(command(SPARK), tmp_path)
 
 
 def test_decode(tmp_path: Path) -> None:
