@@ -38,6 +38,7 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("kproxy").config("spark.sql.session.timeZone", "UTC")
+    builder = builder.config("spark.sql.execution.arrow.maxBytesPerBatch", "16m")  # packets may be 64 KiB each
     if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
         master = "local[*]"
     if master is not None:

@@ -52,11 +52,12 @@ from kproxy.tables.schema import Table
 from kproxy.wire.bodies import DETAILS
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TASK_BYTES = 64 << 20  # of captures, to be decoded by one task
 WINDOW_BYTES = 1 << 20  # of packets given to the flows at once
 OPEN_FILES = 64
+ROUNDS = 8  # of tasks for each core: so that late ones are short
 
 # What the scan tells of a packet. In place of a file's number: a report of the scan itself, its text in `packet`; or a
 # capture that one task must decode as a whole.
@@ -109,7 +110,7 @@ def ingest(
     try:
         while True:
             parts = [(number, file, split) for number, of_job in splits.items() for file, split in of_job]
-            packets = spark.range(0, len(parts), 1, len(parts)).mapInArrow(_scan(jobs, parts), _PACKET_SCHEMA)
+            packets = _over(spark, parts).mapInArrow(_scan(jobs, parts), _PACKET_SCHEMA)
             decoded = (
                 packets.repartition(tasks or max(1, size // TASK_BYTES), "capture", "connection")
                 .sortWithinPartitions("capture", "connection", "file", "offset")
@@ -149,7 +150,7 @@ def _plan(
     """The splits of each capture, by the number of the file; and what is no capture."""
     files = [(number, file, path) for number, job in enumerate(jobs) for file, path in enumerate(job.paths)]
     pieces = [(number, file, piece) for number, file, path in files for piece in ranges(path, split_bytes)]
-    surveyed = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_survey(pieces), "number bigint, text string")
+    surveyed = _over(spark, pieces).mapInArrow(_survey(pieces), "number bigint, text string")
     surveys: dict[tuple[int, int], list[tuple[Range, Survey]]] = {}
     failed: dict[int, CaptureError] = {}
     for index, text in sorted(tuple(row) for row in surveyed.collect()):
@@ -188,6 +189,11 @@ def _survey(pieces: Sequence[tuple[int, int, Range]]) -> Callable[[Iterator[pa.R
             yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), "text": [text]})
 
     return run
+
+
+def _over(spark: "SparkSession", work: Sequence[Any]) -> "DataFrame":
+    """The numbers of pieces of work: a task each, or where they are many, a few to a task."""
+    return spark.range(0, len(work), 1, min(len(work), ROUNDS * spark.sparkContext.defaultParallelism))
 
 
 def _numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
@@ -508,7 +514,7 @@ def _files(
                 of_capture.add(identity, name)
     if unnamed:
         kept = [(table, files[place]) for table, place in unnamed]
-        named = spark.range(0, len(kept), 1, len(kept)).mapInArrow(_name(kept, names), "number bigint, text string")
+        named = _over(spark, kept).mapInArrow(_name(kept, names), "number bigint, text string")
         for index, text in named.collect():
             files[unnamed[index][1]] = Path(text)
     return files
@@ -562,7 +568,7 @@ def _quality(
             _add_back(quality, clock["back"])
         reached[capture] = max(before, clock["last_ns"])
     if late:
-        again = spark.range(0, len(late), 1, len(late)).mapInArrow(_clocks(parts, late), "number bigint, text string")
+        again = _over(spark, late).mapInArrow(_clocks(parts, late), "number bigint, text string")
         for index, text in again.collect():
             _add_back(qualities[parts[late[index][0]][0]], json.loads(text))
     for capture, kind, text in results:

@@ -45,7 +45,7 @@ def converted(tmp_path_factory):
 def ingested(spark, tmp_path_factory):
     """Cut so small that most captures have many splits, and connections span them."""
     place = tmp_path_factory.mktemp("ingested")
-    result = pipeline.ingest(spark, captures(), place, split_bytes=256 * 1024, tasks=4)
+    result = pipeline.ingest(spark, captures(), place, split_bytes=400_000, tasks=4)
     assert not result.failed
     return place
 
