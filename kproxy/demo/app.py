@@ -51,7 +51,8 @@ async def _run(seconds: float | None, record: Path | None) -> None:
 async def _play(port: int, over: asyncio.Event, seconds: float | None, record: Path | None) -> None:
     world = await _start_world()
     await world.begin()
-    cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers))
+    detail = "headers" if record is None else "batches"  # there is little traffic, and every table to be seen
+    cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers), detail=detail)
     admin = Address(_HOST, port + _PORTS - 1)
     server = Server(Config(clusters=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0, record=record))
     watch = asyncio.create_task(world.watch(over))
@@ -67,6 +68,8 @@ async def _play(port: int, over: asyncio.Event, seconds: float | None, record: P
             await world.end()  # first those who talk, then the one between them
         finally:
             await server.stop()
+    if record is not None:
+        print(f"kproxy demo: recorded into {record}")
 
 
 async def _show(server: Server, over: asyncio.Event, seconds: float | None) -> None:

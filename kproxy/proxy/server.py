@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kproxy import __version__
@@ -92,7 +91,7 @@ class Server:
         _raise_file_limit(config.max_connections)
         sinks = self._sinks
         if config.record is not None:
-            self._recorder = _recorder(config.record)
+            self._recorder = _recorder(config)
             self._recorder.start()
             self.metrics.recorder_dropped = self._recorder.dropped
             sinks += (self._recorder,)
@@ -194,13 +193,14 @@ class Server:
         ]
 
 
-def _recorder(folder: Path) -> "Recorder":
+def _recorder(config: Config) -> "Recorder":
     try:
         from kproxy.tables.recorder import Recorder
     except ModuleNotFoundError as fault:  # heavy, and not everybody's
         text = f"needs {fault.name}, which is not installed: pip install 'kproxy[offline]'"
         raise ConfigError([("record", text)]) from None
-    return Recorder(folder, {})
+    assert config.record is not None
+    return Recorder(config.record, {"detail": {cluster.name: cluster.detail for cluster in config.clusters}})
 
 
 def _raise_file_limit(max_connections: int) -> None:

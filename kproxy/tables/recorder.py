@@ -33,7 +33,18 @@ from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, 
 from kproxy.tables.schema import Table
 from kproxy.wire.bodies import Found
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import BROKER, CLIENT, NONE, REQUEST_NOT_SEEN, Closed, Desync, Event, Exchange, Unanswered
+from kproxy.wire.events import (
+    BROKER,
+    CLIENT,
+    NONE,
+    REQUEST_NOT_SEEN,
+    ClientNamed,
+    Closed,
+    Desync,
+    Event,
+    Exchange,
+    Unanswered,
+)
 from kproxy.wire.interest import DESCRIBE_TOPIC_PARTITIONS, METADATA
 
 QUEUE_BYTES = 64 << 20
@@ -41,7 +52,7 @@ ROLL_ROWS = 128 * 1024  # of any table
 ROLL_S = 60.0
 
 # What waits, as CPython keeps it, rounded up; texts come on top.
-_EXCHANGE_BYTES = 1000
+_EVENT_BYTES = 1000
 _PARTITION_BYTES = 800
 _BATCH_BYTES = 800
 
@@ -125,17 +136,20 @@ class Recorder:
         self._guarded(self._files.roll)
 
     def _take_all(self, stopping: bool) -> None:
+        """What waits now; what comes meanwhile waits for the next time, since each turn costs the relay a little."""
         queue, files = self._queue, self._files
-        while queue:
+        left = len(queue)
+        while left:
             events = 0
-            while queue and events < _TURN_EVENTS:
+            while left and events < _TURN_EVENTS:
                 tally, told, size = queue.popleft()
                 self._guarded(files.add, tally, told)
                 self._taken_bytes += size
                 events += len(told)
-            self._guarded(files.flush)
+                left -= 1
             if not stopping:
                 time.sleep(_PAUSE_S)
+            self._guarded(files.flush)
         self._behind = False
         self._guarded(files.flush)
 
@@ -386,7 +400,7 @@ def _weight(events: list[Event]) -> int:
     size = 0
     for event in events:
         exchange = event.exchange if isinstance(event, Unanswered) else event
-        size += _EXCHANGE_BYTES
+        size += _EVENT_BYTES
         if isinstance(exchange, Exchange):
             size += len(exchange.client_id or "") + len(exchange.group_id or "") + len(exchange.transactional_id or "")
             size += len(exchange.errors) * 8
@@ -394,6 +408,10 @@ def _weight(events: list[Event]) -> int:
                 size += _weight_of(exchange.request_body)
             if exchange.response_body is not None:
                 size += _weight_of(exchange.response_body)
+        elif isinstance(event, ClientNamed):
+            size += len(event.client_id or "") + len(event.name) + len(event.version)
+        elif isinstance(event, Closed) and event.software:
+            size += sum(map(len, event.software))
     return size
 
 

@@ -13,13 +13,14 @@ import termios
 import urllib.request
 
 import psutil
+import pyarrow.parquet
 from prometheus_client.parser import text_string_to_metric_families
 
 COMMAND = [sys.executable, "-c", "from kproxy.cli import main; main()", "demo"]
 
 
-def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c():
-    process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
+    process = subprocess.Popen([*COMMAND, "--record", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         url = re.search(r"metrics at (http://\S+/metrics)", process.stdout.readline())[1]
         for _ in range(2):
@@ -42,6 +43,9 @@ def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c():
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=30)
         assert (process.returncode, errors) == (0, ""), rest
+        assert rest.endswith(f"recorded into {tmp_path}\n")
+        for table in ("exchanges", "partitions", "batches", "connections"):
+            assert pyarrow.parquet.read_table(tmp_path / table).num_rows
         assert not children[0].is_running()
     finally:
         process.kill()

@@ -30,12 +30,12 @@ from kproxy.proxy.server import Server
 
 
 @asynccontextmanager
-async def proxied(cluster, *sinks, **settings):
+async def proxied(cluster, *sinks, detail="headers", **settings):
     """(the address clients bootstrap at, the server), ready."""
     await cluster.start()
     port, claim = claim_ports(random.randrange(20_000, 30_000), 5)
     brokers = tuple(Address(*address) for address in cluster.bootstrap)
-    listen = ClusterConfig(listen=Address("127.0.0.1", port), bootstrap=brokers)
+    listen = ClusterConfig(listen=Address("127.0.0.1", port), bootstrap=brokers, detail=detail)
     server = Server(Config(clusters=(listen,), max_connections=100, drain_timeout_s=0.5, **settings), sinks)
     await server.start()
     try:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +18,7 @@ from kproxy.demo.cluster import Cluster
 from kproxy.errors import KproxyError
 from kproxy.tables import recorder, writer
 from kproxy.tables.columns import ExchangeColumns
+from kproxy.tables.partitions import BatchColumns, PartitionColumns, TopicNames
 from kproxy.tables.recorder import Recorder
 from kproxy.tables.schema import EXCHANGES, TABLES
 from kproxy.wire.connection import ConnectionInfo
@@ -26,31 +28,43 @@ from tests.demo.test_cluster import consume, produce, proxied
 
 INFO = ConnectionInfo("east", "live:east", "10.0.0.1", 40000, "10.0.0.2", 9092, 3, 1_700_000_000_000_000_000)
 PLAN = ApiPlan(0, 9, "Produce", True)
+OF_EXCHANGES = ("exchanges", "partitions", "batches")
 
 
 class Rows:
     """A sink that keeps what it is told as rows."""
 
     def __init__(self):
-        self._columns = ExchangeColumns()
+        self._exchanges = ExchangeColumns()
+        self._partitions = PartitionColumns()
+        self._batches = BatchColumns()
+        self._names = TopicNames()
         self.closed = 0
 
     def connected(self, info):
+        positions = {}
+
         def take(events):
             for event in events:
-                if isinstance(event, Closed):
-                    self.closed += 1
-                elif isinstance(event, (Exchange, Unanswered)):
-                    self._columns.append(info, getattr(event, "exchange", event))
+                self.closed += isinstance(event, Closed)
+                exchange = event.exchange if isinstance(event, Unanswered) else event
+                if isinstance(exchange, Exchange):
+                    self._exchanges.append(info, exchange)
+                    self._partitions.append(info, exchange, positions)
+                    self._batches.append(info, exchange)
+                    self._names.learn(exchange.response_body)
 
         return take
 
-    def table(self):
-        return in_order(pa.Table.from_batches([self._columns.batch()]))
+    def tables(self):
+        """exchanges, partitions, batches"""
+        for columns in (self._exchanges, self._partitions, self._batches):
+            yield in_order(self._names.fill(pa.Table.from_batches([columns.batch()])))
 
 
 def in_order(table):
-    return table.sort_by([("connection", "ascending"), ("number", "ascending")])
+    names = ("connection", "number", "direction", "topic", "partition", "base_offset")
+    return table.sort_by([(name, "ascending") for name in names if name in table.schema.names])
 
 
 def exchange(number, client_id="me"):
@@ -80,7 +94,7 @@ def test_what_real_clients_did_is_in_the_tables(tmp_path):
     async def main():
         rows = Rows()
         cluster = Cluster(topics={"orders": 3})
-        async with proxied(cluster, rows, record=tmp_path) as (bootstrap, server):
+        async with proxied(cluster, rows, detail="batches", record=tmp_path) as (bootstrap, server):
             values = [b"%d" % number for number in range(500)]
             delivered = await asyncio.to_thread(produce, bootstrap, "orders", values, **{"batch.num.messages": 5})
             assert await asyncio.to_thread(consume, bootstrap, "orders", len(values)) == delivered
@@ -88,11 +102,15 @@ def test_what_real_clients_did_is_in_the_tables(tmp_path):
         return rows
 
     rows = asyncio.run(main())
-    (recorded,) = parts(tmp_path)
-    expected = rows.table()
+    expected, partitions, batches = rows.tables()
+    (recorded,), (of_partitions,), (of_batches,) = (parts(tmp_path, name) for name in TABLES if name in OF_EXCHANGES)
     assert in_order(recorded).equals(expected)
+    assert in_order(of_partitions).equals(partitions)
+    assert in_order(of_batches).equals(batches)
     assert set(expected["api"].to_pylist()) >= {"Produce", "Fetch", "Metadata", "ApiVersions"}
     assert None not in expected["client_id"].to_pylist()
+    produced = batches.filter(pc.equal(batches["direction"], "request"))
+    assert pc.sum(produced["records"]).as_py() == 500 and set(produced["topic"].to_pylist()) == {"orders"}
     assert recorded["time"].to_pylist() == sorted(recorded["time"].to_pylist())
     connections = pa.concat_tables(parts(tmp_path, "connections")).to_pylist()
     assert len(connections) == rows.closed > 3
@@ -106,7 +124,9 @@ def test_what_real_clients_did_is_in_the_tables(tmp_path):
         assert connection["start_ns"] <= min(row["request_start_ns"] for row in own)
         assert connection["end_ns"] >= max(row["response_end_ns"] or 0 for row in own)
         assert connection["close"] in ("fin", "reset", "drained", "drain_timeout")
-    assert json.loads((tmp_path / writer.MANIFEST).read_text())["sources"] == {"live:default": []}
+    manifest = json.loads((tmp_path / writer.MANIFEST).read_text())
+    assert manifest["sources"] == {"live:default": []}
+    assert manifest["settings"] == {"detail": {"default": "batches"}}
 
 
 def test_what_the_queue_has_no_room_for_is_counted(recording, monkeypatch, caplog):
@@ -212,10 +232,9 @@ def test_a_disk_that_fails_costs_the_rows_and_no_more(recording, monkeypatch, ca
     take = recording.connected(INFO)
     take([exchange(1), exchange(2)])
     deadline = time.monotonic() + 30
-    while not recording.dropped["live:east"] and time.monotonic() < deadline:
+    while "2 events are lost" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.01)
     assert recording.dropped == {"live:east": 2}
-    assert "2 events are lost" in caplog.text
     obstacle.unlink()
     take([exchange(3)])
     recording.close()
