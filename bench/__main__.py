@@ -21,10 +21,11 @@ _LEAST_WIDTH = 110  # also where the output is no terminal
     "--rounds", type=click.IntRange(1, 1000), help="Rounds per case and version.  [default: 15; with --quick: 5]"
 )
 @click.option("--quick", is_flag=True, help="A third of the requests, in fewer rounds: under a minute, and noisier.")
+@click.option("--detail", type=click.Choice(("headers", "topics")), default="headers", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
-def main(names: str, rounds: int | None, quick: bool, as_json: bool) -> None:
+def main(names: str, rounds: int | None, quick: bool, detail: str, as_json: bool) -> None:
     """CPU time and memory of kproxy beside HAProxy and nginx, with a broker and clients that cost next to nothing."""
-    wanted = [case for case in cases.CASES if case.name in names.split(",")]
+    wanted = [cases.limited(case, detail) for case in cases.CASES if case.name in names.split(",")]
     if unknown := set(names.split(",")) - set(_NAMES):
         raise click.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(_NAMES)}", param_hint="--cases")
     rounds = rounds or (5 if quick else 15)
@@ -38,7 +39,7 @@ def main(names: str, rounds: int | None, quick: bool, as_json: bool) -> None:
             progress.refresh()
 
         try:
-            run = measure.run(wanted, rounds, 1 / 3 if quick else 1.0, step)
+            run = measure.run(wanted, rounds, 1 / 3 if quick else 1.0, step, detail)
         except (BenchError, LoadError) as fault:
             raise click.ClickException(str(fault)) from fault
     if as_json:

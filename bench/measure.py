@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench import cases, processes
@@ -20,7 +21,6 @@ from bench.processes import BenchError, Proxy
 from kproxy.protocol.schema import api_name
 
 REFERENCE = "haproxy"
-_START = {"haproxy": processes.haproxy, "nginx": processes.nginx, "kproxy": processes.kproxy}
 
 Progress = Callable[[str], None]  # what comes next
 
@@ -65,8 +65,8 @@ def steps(wanted: Sequence[cases.Case], rounds: int) -> int:
     return sum(len(case.versions) for case in wanted) * (rounds + 1) + 1
 
 
-def run(wanted: Sequence[cases.Case], rounds: int, share: float, progress: Progress) -> Run:
-    """`share`: of a case's requests per round, for a quicker and noisier run."""
+def run(wanted: Sequence[cases.Case], rounds: int, share: float, progress: Progress, detail: str = "headers") -> Run:
+    """`share`: of a case's requests per round, for a quicker and noisier run. `detail`: of kproxy."""
     cores = sorted(os.sched_getaffinity(0))
     proxy_core, load_core = cores[:2] if len(cores) > 1 else (None, None)
     progress("kproxy --version")
@@ -74,7 +74,8 @@ def run(wanted: Sequence[cases.Case], rounds: int, share: float, progress: Progr
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
         upstream = stack.enter_context(processes.broker(folder, load_core))
-        proxies = [stack.enter_context(start(upstream, folder, proxy_core)) for start in _START.values()]
+        starts = (processes.haproxy, processes.nginx, partial(processes.kproxy, detail=detail))
+        proxies = [stack.enter_context(start(upstream, folder, proxy_core)) for start in starts]
         stack.enter_context(processes.pinned(load_core))
         results = [
             _measure(case, version, rounds, share, proxies, upstream, progress)

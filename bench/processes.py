@@ -161,12 +161,12 @@ def nginx(upstream: Address, folder: Path, core: int | None) -> Iterator[Proxy]:
 
 
 @contextmanager
-def kproxy(upstream: Address, folder: Path, core: int | None) -> Iterator[Proxy]:
-    """In its default form: route ports, rewriting, all metrics on. Clients go where its Metadata sends them."""
+def kproxy(upstream: Address, folder: Path, core: int | None, detail: str = "headers") -> Iterator[Proxy]:
+    """In its default form but for `detail`: ports, rewriting, all metrics. Clients go where its Metadata sends them."""
     listen, admin = (_HOST, _free_port()), (_HOST, _free_port())
     base = _free_port() - cases.NODE_ID
     settings = {"listen": _text(listen), "bootstrap": _text(upstream), "admin": _text(admin), "broker-port-base": base}
-    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    flags = [part for name, value in (settings | {"detail": detail}).items() for part in (f"--{name}", str(value))]
     with _running("kproxy", [KPROXY, "run", *flags], folder, core) as process:
         _until(process, "is not ready", lambda: _is_open(admin) and _get(admin, "/ready")[0] == 200)
         advertised = _advertised(listen)
