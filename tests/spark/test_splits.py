@@ -1,5 +1,6 @@
 """Splits of real captures against the same files read in one piece."""
 
+import random
 import shutil
 
 import pytest
@@ -74,3 +75,31 @@ def test_splits_that_do_not_meet_are_no_splits():
     assert len(splits.agree(pieces, surveys)) == 3
     wrong = [surveys[0], splits.Survey(True, surveys[1].first + 5, surveys[1].arrival), surveys[2]]
     assert splits.agree(pieces, wrong) == [splits.Split(path)]
+
+
+@pytest.mark.parametrize("name", ["k41_BASE", "k41_ng"])
+def test_harm_anywhere_loses_nothing_to_splitting(tmp_path, name):
+    """Bytes changed at random: the splits hold what one piece holds, or say that they are torn."""
+    data = capture(name).read_bytes()
+    chance = random.Random(7)
+    torn = split = 0
+    for _ in range(60):
+        harmed = bytearray(data)
+        for _ in range(chance.choice((1, 3, 30))):
+            place = chance.randrange(24, len(harmed))
+            size = chance.choice((1, 4, 40))
+            harmed[place : place + size] = chance.randbytes(len(harmed[place : place + size]))
+        if chance.random() < 0.3:
+            del harmed[chance.randrange(len(harmed) // 2, len(harmed)) :]
+        path = tmp_path / "harmed"
+        path.write_bytes(harmed)
+        parts = splits.plan(str(path), chance.randrange(30_000, 300_000))
+        split += len(parts) > 1
+        quality, seen = Quality(), Quality()
+        found = [record for part in parts for record in records(splits.windows(part, seen))]
+        if len(parts) > 1 and seen.count("damaged"):
+            torn += 1
+            continue
+        assert found == records(Capture([path], quality).windows())
+        assert list(seen) == list(quality)
+    assert split > 10 and torn < split / 2
