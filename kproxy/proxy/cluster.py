@@ -17,6 +17,7 @@ from typing import Any
 from kproxy.config import Address, Cluster, Config
 from kproxy.errors import ConfigError, UpstreamError
 from kproxy.proxy.listeners import Gate, Listener, resolve
+from kproxy.proxy.poller import Poller
 from kproxy.proxy.relay import Relay
 from kproxy.proxy.rewrite import API_VERSIONS, cap_versions, rewrite_addresses
 from kproxy.proxy.routing import Routes
@@ -43,6 +44,7 @@ class Worker:
 
     config: Config
     gate: Gate
+    poller: Poller
     buffer: bytearray  # every relay's reads land here
     clock_offset_ns: int  # monotonic time and this is the time of day, fixed at start
     connection: Callable[..., Any]  # Metrics.connection
@@ -275,6 +277,7 @@ class ClusterProxy:
         rewriter.counting = counting
         relay = Relay(
             asyncio.get_running_loop(),
+            worker.poller,
             worker.buffer,
             worker.clock_offset_ns,
             client,

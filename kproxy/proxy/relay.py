@@ -1,6 +1,6 @@
 """Two sockets and one Session: read, forward, and nothing else.
 
-Raw non-blocking sockets with `add_reader` and `add_writer`; `recv_into` one buffer that all connections of a worker
+Raw non-blocking sockets and readiness callbacks; `recv_into` one buffer that all connections of a worker
 share, and `send` of views of that same buffer at once. Nothing may await between a read and the last use of its view.
 What a send did not take is copied and kept, and reading of the side it came from stops until it has gone
 (back-pressure). One read per readiness event, so that no connection starves another.
@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any, Protocol
 
+from kproxy.proxy.poller import Poller
 from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event
@@ -52,6 +53,7 @@ class _Peer:
     __slots__ = (
         "dead",
         "ended",
+        "fd",
         "feeders",
         "frames",
         "readable",
@@ -65,6 +67,7 @@ class _Peer:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.fd = sock.fileno()
         self.send: Callable[[Any], int] = sock.send
         self.readable: Callable[[], None]
         self.reading = False
@@ -83,6 +86,7 @@ class Relay:
     def __init__(
         self,
         loop: AbstractEventLoop,
+        poller: Poller,
         buffer: bytearray,
         clock_offset_ns: int,
         client: socket.socket,
@@ -97,6 +101,7 @@ class Relay:
         self.info = info
         self.session = session
         self._loop = loop
+        self._poller = poller
         self._buffer = buffer
         self._clock_offset_ns = clock_offset_ns
         self._peers = (_Peer(client), _Peer(broker))
@@ -191,7 +196,7 @@ class Relay:
         if peer.unsent is None:
             peer.unsent = bytearray(rest)
             peer.since = since
-            self._loop.add_writer(peer.sock, self._writable, to)
+            self._poller.add_writer(peer.fd, self._writable, to)
         else:
             peer.unsent += rest
         peer.feeders.add(side)
@@ -220,7 +225,7 @@ class Relay:
         """Everything kept for a side has gone: go on where it was waited for."""
         peer = self._peers[to]
         peer.unsent = None
-        self._loop.remove_writer(peer.sock)
+        self._poller.remove_writer(peer.fd)
         if peer.frames:
             self._counting.forwarded(DIRECTIONS[1 - to], peer.frames, monotonic_ns() - peer.since)
             peer.frames = 0
@@ -243,7 +248,7 @@ class Relay:
         peer = self._peers[side]
         if peer.reading:
             peer.reading = False
-            self._loop.remove_reader(peer.sock)
+            self._poller.remove_reader(peer.fd)
             if counted:
                 self._counting.paused(SIDES[side])
 
@@ -257,7 +262,7 @@ class Relay:
         if side == CLIENT and (self._full or (self._draining and self.session.at_boundary(CLIENT))):
             return
         peer.reading = True
-        self._loop.add_reader(peer.sock, peer.readable)
+        self._poller.add_reader(peer.fd, peer.readable)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -325,9 +330,9 @@ class Relay:
         self.session.close(first, now_ns, cause)
         self.session.close(1 - first, now_ns, cause)
         for peer in self._peers:
-            self._loop.remove_reader(peer.sock)
+            self._poller.remove_reader(peer.fd)
             if peer.unsent is not None:
-                self._loop.remove_writer(peer.sock)
+                self._poller.remove_writer(peer.fd)
                 peer.unsent = None
             if reset:
                 peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -389,7 +394,7 @@ class Relay:
         except OSError:
             self.close("drained")
             return
-        self._loop.add_reader(client.sock, self._discard)
+        self._poller.add_reader(client.fd, self._discard)
 
     def _discard(self) -> None:
         try:

@@ -23,6 +23,7 @@ from kproxy.metrics.summary import summarise
 from kproxy.proxy.admin import Admin
 from kproxy.proxy.cluster import ClusterProxy, Worker
 from kproxy.proxy.listeners import Gate
+from kproxy.proxy.poller import Poller
 from kproxy.proxy.relay import READ_BYTES
 from kproxy.wire import pairing
 from kproxy.wire.connection import Sink
@@ -98,6 +99,7 @@ class Server:
         self._worker = Worker(
             config,
             Gate(config.max_connections),
+            Poller(asyncio.get_running_loop()),
             bytearray(READ_BYTES),
             time.time_ns() - time.monotonic_ns(),
             self.metrics.connection,
@@ -142,6 +144,7 @@ class Server:
         if self._worker is not None:
             await self._drain(self._worker, at_once or asyncio.Event())
             self._worker.gate.close()
+            self._worker.poller.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         if self._admin is not None:

@@ -2,8 +2,12 @@
 
 import asyncio
 import errno
+import gzip
+import json
 import random
 import socket
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +15,10 @@ from kproxy.protocol import codec
 from kproxy.proxy import listeners
 from kproxy.proxy.relay import READ_BYTES
 from kproxy.wire import pairing
-from tests.proxy.live import Wire, kproxy, live, request, response
+from tests.proxy.live import Live, Wire, kproxy, live, request, response
+from tests.wire.playbook import sized
 
+VECTORS = Path(__file__).parents[1] / "data" / "vectors-dev.jsonl.gz"
 PRODUCE = 0
 FETCH = 1
 HEARTBEAT = 12
@@ -198,6 +204,98 @@ def test_a_reset_is_passed_on_as_a_reset():
             await here.until(lambda: not here.relays)
             assert here.server.metrics.disconnects == {("default", "client_reset"): 1, ("default", "broker_reset"): 1}
             assert here.server.metrics.unanswered == {("Produce", "client_reset"): 1, ("Produce", "broker_reset"): 1}
+
+    live(test())
+
+
+def test_a_reset_right_behind_a_request_is_not_missed():
+    """Both are there when the client is read, once; the reset must be told again."""
+
+    async def test():
+        async with kproxy() as here:
+            for _ in range(20):
+                client, broker = await here.connect()
+                await here.until(lambda: here.relays == 1)
+                client.sock.send(produce(1))
+                client.reset()
+                with pytest.raises(ConnectionResetError):
+                    await broker.rest()
+                await here.until(lambda: not here.relays)
+
+    live(test())
+
+
+def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks():
+    """Frames of every API, cut, changed and repeated, from both sides; ends and resets at any time."""
+    dice = random.Random(11)
+    frames = {"request": [], "response": []}
+    with gzip.open(VECTORS) as lines:
+        for line in lines:
+            vector = json.loads(line)
+            if vector["dir"] in frames and len(vector["hex"]) < 20_000:
+                frames[vector["dir"]].append(sized(bytes.fromhex(vector["hex"])))
+
+    def hostile(frame: bytes) -> bytes:
+        for _ in range(dice.choice((0, 0, 0, 1, 3))):
+            at = dice.randrange(len(frame) + 1)
+            frame = dice.choice(
+                (
+                    frame[:at],
+                    frame[:at] + dice.randbytes(dice.randrange(20)) + frame[at:],
+                    frame[:at] + dice.randbytes(1) + frame[at + 1 :],
+                    frame + frame,
+                )
+            )
+        return frame
+
+    async def leave(wire: Wire) -> None:
+        match dice.randrange(3):
+            case 0:
+                wire.reset()
+            case 1:
+                wire.end()
+                async with asyncio.timeout(0.2):
+                    await wire.rest()
+        wire.close()
+
+    async def ask(here: Live) -> None:
+        with suppress(OSError, TimeoutError):
+            wire = await Wire.dial(here.port)
+            with closing(wire):
+                for _ in range(dice.randrange(1, 20)):
+                    await wire.send(hostile(dice.choice(frames["request"])))
+                    if dice.random() < 0.3:
+                        await asyncio.sleep(0)
+                await leave(wire)
+
+    async def answer(wire: Wire) -> None:
+        with suppress(OSError, TimeoutError), closing(wire):
+            while len(frame := await wire.read(12)) == 12:
+                length = int.from_bytes(frame[:4], "big") - 8
+                if not 0 <= length < 1_000_000 or dice.random() < 0.05:
+                    break
+                await wire.read(length)
+                reply = bytearray(dice.choice(frames["response"]))
+                reply[4:8] = frame[8:12]
+                await wire.send(hostile(bytes(reply)))
+            await leave(wire)
+
+    async def serve(here: Live) -> None:
+        async with asyncio.TaskGroup() as serving:
+            while True:
+                serving.create_task(answer(await here.broker.accept()))
+
+    async def test():
+        async with kproxy() as here:
+            serving = asyncio.create_task(serve(here))
+            for _ in range(10):
+                await asyncio.gather(*(ask(here) for _ in range(40)))
+            await here.until(lambda: not here.relays)
+            serving.cancel()
+            causes = {cause for _, cause in here.server.metrics.disconnects}
+            assert causes >= {"fault", "client_reset", "broker_reset", "client_closed"}
+            assert "defect" not in causes
+            assert sum(here.server.metrics.disconnects.values()) == sum(here.server.metrics.connects.values()) == 400
 
     live(test())
 
