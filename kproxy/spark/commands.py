@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 import click
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PythonException
 
 from kproxy.errors import KproxyError
 from kproxy.spark.jobs import JOBS, Job
@@ -120,7 +120,11 @@ def ingest(captures: tuple[str, ...], out: str, master: str | None, config: tupl
     from kproxy import rows_view
     from kproxy.spark import pipeline
 
-    summary = pipeline.ingest(_session(master, config), captures, out, **settings)
+    try:
+        summary = pipeline.ingest(_session(master, config), captures, out, **settings)
+    except PythonException as fault:  # of a task: its last line says what
+        lines = [line for line in str(fault).splitlines() if line.strip() and "SQLSTATE" not in line]
+        raise KproxyError(f"a task failed: {lines[-1].strip()}; nothing was written") from fault
     rows_view.tell(summary)
     if summary.failed:
         sys.exit(1)

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 from kproxy.convert import convert
 from kproxy.errors import KproxyError
@@ -126,3 +127,17 @@ def test_what_is_no_capture_is_told_and_the_rest_goes_on(spark, tmp_path):
     before = rows(tmp_path / "tables", schema.EXCHANGES)
     pipeline.ingest(spark, files[:1], tmp_path / "tables", overwrite=True, tasks=3)
     assert rows(tmp_path / "tables", schema.EXCHANGES).equals(before)
+
+
+def test_a_run_that_fails_leaves_nothing(spark, tmp_path, monkeypatch):
+    path = tmp_path / "gone.pcap"
+    path.write_bytes(capture("k41_BASE").read_bytes())
+
+    def agree(pieces, surveys):  # the last that the driver does before tasks read
+        path.write_bytes(b"")
+        return splits.agree(pieces, surveys)
+
+    monkeypatch.setattr(pipeline, "agree", agree)
+    with pytest.raises(PySparkException, match="the file is empty"):
+        pipeline.ingest(spark, [path], tmp_path / "tables", split_bytes=100_000)
+    assert list((tmp_path / "tables").iterdir()) == []
