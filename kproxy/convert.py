@@ -8,6 +8,7 @@ Each process reads the whole capture and decodes its own flows; the one that mer
 Memory: see capture.flows, RUN_ROWS rows of each table, and while merging one row group.
 """
 
+import gc
 import os
 import signal
 import time
@@ -98,10 +99,12 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
     if here:
         with _Interrupt() as interrupt:
             results = [_share(job, work, f".{number}.0", shares[0], True, interrupt if follow else None, progress)]
-    elif small and processes == 1:
+    elif processes == 1:
         results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)
+    gc.collect()  # flows and their sessions are cycles; merging needs the room
+    writer.release()
     whole = _Share({name: [] for name in schema.TABLES}, Quality(), TopicNames())
     for share in results:
         whole.quality.add(share.quality)

@@ -210,6 +210,11 @@ def _sorted(table: Table, rows: pa.Table) -> pa.Table:
     return rows.take(pc.sort_indices(rows, sort_keys=[(key, "ascending") for key in table.keys])).combine_chunks()
 
 
+def release() -> None:
+    """Give memory that Arrow keeps for later back to the system."""
+    pa.default_memory_pool().release_unused()
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,0 +1,230 @@
+"""`python -m bench.offline`: CPU time and memory of `kproxy convert` beside tshark, on the same generated captures.
+
+Two kinds of capture: segments of an Ethernet's MTU, and of 64 KB, as a host with segmentation offload sees its own.
+Half of the exchanges are Produce v9, half Fetch v12, which tshark knows by their headers too. Both programs run in one
+go, one after the other, so that what the machine does besides hits both; all figures are of the processes themselves.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from struct import Struct, pack
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from kproxy.protocol import codec, records
+
+CONNECTIONS = 48
+PORT = 9092
+_TIMESTAMP = 1_700_000_000_000
+_FIELDS = ("frame.time_epoch", "tcp.stream", "kafka.correlation_id", "kafka.api_key", "kafka.api_version", "kafka.len")
+_RECORD = Struct("<IIII")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of capture, and how many times tshark's packets per CPU second are asked for."""
+
+    name: str
+    title: str
+    segment_bytes: int
+    value_bytes: int
+    exchanges: int
+    limits: tuple[float, float]  # of exchanges and connections alone, and of all tables
+
+
+KINDS = (
+    Kind("mtu", "segments of 1448 bytes", 1448, 2500, 150_000, (4.0, 6.0)),
+    Kind("offload", "segments of 65000 bytes", 65_000, 60_000, 20_000, (10.0, 6.0)),
+)
+DETAILS = ("headers", "batches")  # without the tables of bodies, and with all tables but records
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a program took for a capture."""
+
+    program: str
+    cpu_s: float
+    rss_bytes: int
+    packets_per_s: float  # of CPU time
+    bytes_per_s: float
+    ratio: float  # to tshark's packets per second
+    limit: float | None
+
+    @property
+    def passed(self) -> bool:
+        return self.limit is None or self.ratio >= self.limit
+
+
+class Connection:
+    """One connection's packets; its frames come from the codec, its TCP is whole and in order."""
+
+    def __init__(self, number: int, segment_bytes: int) -> None:
+        client, broker = bytes((10, 0, number >> 8, number & 255)), bytes((10, 1, 0, 1))
+        self._ends = ((client, broker, 40_000 + number, PORT), (broker, client, PORT, 40_000 + number))
+        self._next = [number * 1_000_003 & 0xFFFFFFFF, number * 2_000_003 & 0xFFFFFFFF]
+        self._most = segment_bytes
+
+    def shake(self) -> Iterator[bytes]:
+        for side, flags in ((0, 0x02), (1, 0x12), (0, 0x10)):
+            yield self._packet(side, b"", flags)
+            self._next[side] += flags >> 1 & 1
+
+    def send(self, side: int, data: bytes) -> Iterator[bytes]:
+        """The segments of some bytes, with an acknowledgement after every second one."""
+        for count, start in enumerate(range(0, len(data), self._most), 1):
+            part = data[start : start + self._most]
+            yield self._packet(side, part, 0x18)
+            self._next[side] += len(part)
+            if count % 2 == 0:
+                yield self._packet(1 - side, b"", 0x10)
+
+    def _packet(self, side: int, payload: bytes, flags: int) -> bytes:
+        source, target, source_port, target_port = self._ends[side]
+        seq, ack = self._next[side] & 0xFFFFFFFF, self._next[1 - side] & 0xFFFFFFFF
+        tcp = pack(">HHIIHHHH", source_port, target_port, seq, ack, 0x5000 | flags, 0xFFFF, 0, 0)
+        ip = pack(">BBHHHBBH", 0x45, 0, 40 + len(payload), seq & 0xFFFF, 0x4000, 64, 6, 0) + source + target
+        return bytes(12) + b"\x08\x00" + ip + tcp + payload
+
+
+def generate(kind: Kind, file: BinaryIO, exchanges: int) -> int:
+    """Write a capture; returns its packets."""
+    file.write(pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 262_144, 1))
+    connections = [Connection(number, kind.segment_bytes) for number in range(CONNECTIONS)]
+    packets = 0
+    micros = _TIMESTAMP * 1000
+
+    def write(parts: Iterator[bytes]) -> None:
+        nonlocal packets, micros
+        for packet in parts:
+            micros += 3
+            packets += 1
+            file.write(_RECORD.pack(micros // 1_000_000, micros % 1_000_000, len(packet), len(packet)) + packet)
+
+    for connection in connections:
+        write(connection.shake())
+    frames = _Frames(kind.value_bytes)
+    for number in range(exchanges):
+        connection = connections[number % CONNECTIONS]
+        asked, answered = frames.exchange(number // CONNECTIONS)
+        write(connection.send(0, asked))
+        write(connection.send(1, answered))
+    return packets
+
+
+class _Frames:
+    """The frames of both APIs, made once; only the correlation id differs."""
+
+    def __init__(self, value_bytes: int) -> None:
+        value = bytes(i * i * 31 >> 3 & 0xFF for i in range(value_bytes // 5))
+        batch = records.write_batch([records.Record(offset, _TIMESTAMP, None, value) for offset in range(5)])
+        partition = {"index": 0, "records": batch}
+        asked = {"acks": -1, "timeoutMs": 30_000, "topicData": [{"name": "bench", "partitionData": [partition]}]}
+        answered = {"responses": [{"name": "bench", "partitionResponses": [{"index": 0, "baseOffset": 7}]}]}
+        fetch = {"maxWaitMs": 500, "topics": [{"topic": "bench", "partitions": [{"partition": 0, "fetchOffset": 7}]}]}
+        fetched = {"partitionIndex": 0, "highWatermark": 12, "lastStableOffset": 12, "records": batch}
+        self._frames = [
+            (_request(0, 9, asked), _answer(0, 9, answered)),
+            (_request(1, 12, fetch), _answer(1, 12, {"responses": [{"topic": "bench", "partitions": [fetched]}]})),
+        ]
+
+    def exchange(self, number: int) -> tuple[bytes, bytes]:
+        asked, answered = self._frames[number % 2]
+        correlation_id = number.to_bytes(4)
+        return asked[:8] + correlation_id + asked[12:], answered[:4] + correlation_id + answered[8:]
+
+
+def _request(key: int, version: int, body: dict[str, object]) -> bytes:
+    header = {"requestApiKey": key, "requestApiVersion": version, "correlationId": 0, "clientId": "load"}
+    frame = codec.encode_request(header, body)
+    return len(frame).to_bytes(4) + frame
+
+
+def _answer(key: int, version: int, body: dict[str, object]) -> bytes:
+    frame = codec.encode_response(key, version, {"correlationId": 0}, body)
+    return len(frame).to_bytes(4) + frame
+
+
+def measured(command: list[str]) -> tuple[float, int]:
+    """(CPU seconds, peak memory in bytes) of a command and its children."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise click.ClickException(f"{' '.join(command)} ended with status {process.returncode}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+def run(kind: Kind, folder: Path, scale: float) -> list[Cost]:
+    """tshark, then kproxy at each detail, over a fresh capture."""
+    tshark = shutil.which("tshark")
+    if tshark is None:
+        raise click.ClickException("tshark is not installed: apt install tshark, or ./dev bench offline, which does")
+    path = folder / f"{kind.name}.pcap"
+    with path.open("wb") as file:
+        packets = generate(kind, file, int(kind.exchanges * scale))
+    size = path.stat().st_size
+    kproxy = [sys.executable, "-c", "from kproxy.cli import main; main()", "convert", str(path), "--processes", "1"]
+    commands = [("tshark", None, [tshark, "-r", str(path), "-d", f"tcp.port=={PORT},kafka", "-T", "fields"])]
+    commands[0][2].extend(word for field in _FIELDS for word in ("-e", field))
+    for detail, limit in zip(DETAILS, kind.limits, strict=True):
+        commands.append((f"kproxy, {detail}", limit, [*kproxy, "--detail", detail, "--out", str(folder / detail)]))
+    costs: list[Cost] = []
+    for program, limit, command in commands:
+        cpu_s, rss_bytes = measured(command)
+        rate = packets / cpu_s
+        base = costs[0].packets_per_s if costs else rate
+        costs.append(Cost(program, cpu_s, rss_bytes, rate, size / cpu_s, rate / base, limit))
+    path.unlink()
+    return costs
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--scale", default=1.0, show_default=True, help="Of the captures' size; 1 is 450 MB and 1.2 GB.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
+def main(scale: float, as_json: bool) -> None:
+    """CPU time and memory of `kproxy convert` beside tshark."""
+    results = {}
+    with TemporaryDirectory(prefix="kproxy-bench-") as folder:
+        for kind in KINDS:
+            results[kind.name] = run(kind, Path(folder), scale)
+    if as_json:
+        print(json.dumps({name: [asdict(cost) for cost in costs] for name, costs in results.items()}, indent=2))
+    else:
+        show(results, Console(width=max(100, Console().width)))
+    sys.exit(0 if all(cost.passed for costs in results.values() for cost in costs) else 1)
+
+
+def show(results: dict[str, list[Cost]], console: Console) -> None:
+    table = Table(title="Packets per CPU second; ratios to tshark on the same capture", title_justify="left")
+    for name in ("capture", "program"):
+        table.add_column(name, no_wrap=True)
+    for name in ("packets/s", "MB/s", "memory", "ratio", "limit", ""):
+        table.add_column(name, justify="right", no_wrap=True)
+    for kind in KINDS:
+        for cost in results[kind.name]:
+            table.add_row(
+                kind.title,
+                cost.program,
+                f"{cost.packets_per_s:,.0f}",
+                f"{cost.bytes_per_s / 1e6:,.0f}",
+                f"{cost.rss_bytes / 1e6:,.0f} MB",
+                f"{cost.ratio:.1f}",
+                "" if cost.limit is None else f"{cost.limit:.0f}",
+                "" if cost.limit is None else "kept" if cost.passed else "[red]not kept[/]",
+            )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
