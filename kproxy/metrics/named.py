@@ -164,7 +164,7 @@ class Topics:
 
     def _count(self, body: Found, exchange: Exchange, is_response: bool) -> None:
         cells = self.top.cells
-        for partition in body.partitions:
+        for partition in body.sums or body.partitions:
             size = partition.bytes
             if not size:
                 continue

@@ -48,8 +48,8 @@ CONTROL_TYPES = (
 _PREFIX_BYTES = 12  # offset and length, which the length does not count
 _MAGIC_AT = 16
 _V2 = Struct(">qiibIhiqqqhii")
-# Of a batch v2: base offset, length, magic, attributes, last offset delta, max timestamp, producer id, record count.
-V2_SUMS = Struct(">qi4xb4xhi8xqq6xi")
+# Of a batch v2: length, magic, attributes and record count.
+V2_COUNTS = Struct(">8xi4xb4xh34xi")
 _MESSAGE = Struct(">qiIbb")  # offset, length, crc, magic, attributes; v1 goes on with a timestamp
 _INT64 = Struct(">q")
 _INT32 = Struct(">i")

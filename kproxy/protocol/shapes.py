@@ -20,7 +20,7 @@ LENGTHS = 64
 FIELDS = 48
 LEARN_EVERY = 64
 
-_ITEM = re.compile(r"(\d*)([xbBhHiIqQd?])")
+_ITEM = re.compile(r"(\d*)([xbBhHiIqQd?s])")
 
 Result = TypeVar("Result")
 Plan = Callable[[Any, int, int], Result]
@@ -63,15 +63,19 @@ class _Watched:
         self._end = end
         self.seen: dict[int, tuple[int, str]] = {}  # offset from the start -> (size, format)
 
-    def __getitem__(self, pos: int) -> int:
-        if not isinstance(pos, int):
-            raise _Unwatchable
+    def __getitem__(self, pos: int | slice) -> Any:
+        if isinstance(pos, slice):
+            size = pos.stop - pos.start
+            self._note(pos.start, size, f"{size}s")
+            return self._buffer[pos]
         self._note(pos, 1, "B")
         return self._buffer[pos]
 
     def unpack(self, layout: struct.Struct, pos: int) -> tuple[Any, ...]:
         at = pos
         for count, code in _ITEM.findall(layout.format.lstrip(">")):
+            if code == "s":
+                count, code = 1, f"{count}s"
             size = struct.calcsize(f">{code}")
             for _ in range(int(count or 1)):
                 if code != "x":

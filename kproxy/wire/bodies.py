@@ -22,16 +22,18 @@ from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol.codec import Plan, api_message, is_noted, paths_of
 from kproxy.protocol.plans import Length, join
 from kproxy.protocol.primitives import Buffer, write_uvarint
-from kproxy.protocol.records import HEADER_BYTES, V2_SUMS, BatchHeader, read_header
+from kproxy.protocol.records import HEADER_BYTES, V2_COUNTS, BatchHeader, read_header
 from kproxy.protocol.schema import Field, address_path
+from kproxy.protocol.shapes import remembered
 
 Edit = tuple[int, int, bytes]  # instead of the chunk's bytes [start, end) send these; they may be none
 Walk = Generator[tuple[int, int], tuple[Buffer, int, int], int]
 
 # How closely a body is looked at.
 ERRORS = 0  # the throttle and the error codes
-TOPICS = 1  # and every topic-partition, with the sums of its batches
-BATCHES = 2  # and every batch
+SUMS = 1  # and what each topic-partition carries, no more: half the work
+TOPICS = 2  # and every topic-partition
+BATCHES = 3  # and every batch
 DETAILS = {"headers": ERRORS, "topics": TOPICS, "batches": BATCHES}  # as settings call them
 
 NONE = -1  # what is not there, or not known
@@ -115,21 +117,16 @@ class Partition:
         self.codecs |= 1 << (attributes & 7)
         self.records = self.records + count if count >= 0 <= self.records else NONE
 
-    def add_plain(
-        self, base_offset: int, codec: int, last_offset_delta: int, max_timestamp: int, producer_id: int, count: int
-    ) -> None:
-        """As `add`, for a batch v2 that is nothing special."""
-        if not self.batches:
-            self.first_offset = base_offset
-        self.batches += 1
-        self.magic = 2
-        self.producer_id = producer_id
-        self.last_offset = base_offset + last_offset_delta
-        if max_timestamp > self.max_timestamp:
-            self.max_timestamp = max_timestamp
-        self.codecs |= 1 << codec
-        if self.records >= 0:
-            self.records += count
+
+class Sums(NamedTuple):
+    """Of a topic-partition no more than what it carries."""
+
+    topic: str | None
+    topic_id: UUID | None
+    bytes: int  # as a Partition's, and so are the others
+    batches: int
+    records: int
+    codecs: int
 
 
 class Batch(NamedTuple):
@@ -141,12 +138,13 @@ class Batch(NamedTuple):
 class Found:
     """What was read of a body; the compiled walks write here."""
 
-    __slots__ = ("_errors", "batches", "error_code", "names", "partitions", "throttle_ms")
+    __slots__ = ("_errors", "batches", "error_code", "names", "partitions", "sums", "throttle_ms")
 
     def __init__(self) -> None:
         self.throttle_ms = NONE
         self.error_code: int | None = None  # the top level's, or in the end the first of the errors: see codec's scan
         self.partitions: list[Partition] = []
+        self.sums: list[Sums] = []  # instead, with SUMS
         self.batches: list[Batch] = []
         self.names: dict[UUID, str] = {}  # of topics, where a body has both the name and the id
         self._errors: list[int] = []
@@ -170,19 +168,20 @@ class Found:
 
 
 @cache
-def body_reader(api_key: int, version: int, side: str, detail: int) -> Callable[[Found, Buffer, int, int], None]:
-    """read(found, buffer, start, end): a body that is wholly there, in a buffer that may go on behind it.
+def body_reader(api_key: int, version: int, side: str, detail: int) -> Callable[[Buffer, int, int], Found]:
+    """read(buffer, start, end) -> what is found: a body that is wholly there, in a buffer that may go on behind it.
 
     It finds what a BodyWalker finds, at half the cost. Trailing bytes are allowed. Raises Malformed.
     """
-    return _Whole(api_key, version, side, detail).plan()
+    read = _Whole(api_key, version, side, detail).plan()
+    return remembered(read) if detail == SUMS and side == "request" else read
 
 
 class BodyWalker(Found):
     """Reads one body, of a "request" or a "response"; `feed` gets its bytes in order, from behind the correlation id.
 
-    detail: TOPICS fills `partitions`, BATCHES also `batches`, each in the order of the wire; they are the owner's to
-    take and to clear after each feed, if the body's size should not be memory's.
+    detail: SUMS fills `sums`, TOPICS `partitions`, BATCHES also `batches`, each in the order of the wire; they are the
+    owner's to take and to clear after each feed, if the body's size should not be memory's.
 
     neutralise: the client must not see the addresses of a streamed answer. Fetch's are a tagged field, whose number is
     changed when it passes, at once. ShareFetch's are an array, which is emptied; since what fills its place must open
@@ -341,6 +340,8 @@ class _Look(Plan):
         # What tells names is asked for them: the partitions of Metadata carry nothing, and are many.
         arrays = set(_partition_arrays(message.fields, version)) if detail and not named else set()
         attributes = dict(_attributes(message.fields, version, arrays))
+        if detail == SUMS:
+            attributes = {path: var for path, var in attributes.items() if var in ("topic", "topic_id")}
         ids = [join(array, "topicId") for array in named]
         super().__init__(message, version, (*noted, *attributes, *ids, *named.values()))
         self.side = side
@@ -355,6 +356,9 @@ class _Look(Plan):
             "Batch": Batch,
             "ProtocolError": ProtocolError,
             "read_header": read_header,
+            "Sums": Sums,
+            "new": tuple.__new__,
+            "Found": Found,
         }
 
     def body(self) -> None:
@@ -380,11 +384,16 @@ class _Look(Plan):
         super().content(var, type_, length, nullable)
 
     def before(self, path: str) -> None:
-        if path in self.partitions:
+        if path in self.partitions and self.detail == SUMS:
+            self.line("total = batches = records = codecs = 0")
+        elif path in self.partitions:
             self.line("part = Partition(topic, topic_id, group_id)")
 
     def behind(self, path: str) -> None:
-        if path in self.partitions:
+        if path in self.partitions and self.detail == SUMS:
+            carried = "new(Sums, (topic, topic_id, total, batches, records, codecs))"
+            self.line(f"if total: found.sums.append({carried})")
+        elif path in self.partitions:
             self.line("found.partitions.append(part)")
         elif path in self.named:
             self.line("found.note_name(topic_id, topic)")
@@ -394,14 +403,14 @@ class _Look(Plan):
             return super().primitive(field, type_, path, compact, nullable)
         length = self.length(compact, "i", nullable, path)
         with self.block(f"if {length.is_some}:"):
-            self.line(f"part.bytes = left = {length.real}")
+            self.line(f"{'total' if self.detail == SUMS else 'part.bytes'} = left = {length.real}")
             self.line(f"stop = {self.here} + left")
             self.short("stop > end")
             with self.block("while left:"):
                 self.line(f"size = left if left < {HEADER_BYTES} else {HEADER_BYTES}")
                 self.need("size")
-                if self.detail < BATCHES:
-                    self.plain_batch()
+                if self.detail == SUMS:
+                    self.sum_up()
                 # What is no batch, or too little of one, is the partition's trailing bytes.
                 self.line("try: header = read_header(buffer, pos, pos + left)")
                 self.line("except ProtocolError: break")
@@ -410,36 +419,46 @@ class _Look(Plan):
                 if self.detail >= BATCHES:
                     self.line("found.batches.append(Batch(part, header, size > left))")
                 self.line("if size > left: break")
-                self.line("part.add(header)")
+                if self.detail == SUMS:
+                    self.line("batches += 1")
+                    self.line("codecs |= 1 << header.codec")
+                    self.line("count = 0 if header.is_control else header.record_count")
+                    self.line(f"records = records + count if count >= 0 <= records else {NONE}")
+                else:
+                    self.line("part.add(header)")
                 self.line("left -= size")
                 self.line("pos += size")
-            self.line("part.trailing_bytes = left")
+            if self.detail != SUMS:
+                self.line("part.trailing_bytes = left")
             self.go_to("stop")
         return None
 
 
-    def plain_batch(self) -> None:
+    def sum_up(self) -> None:
         """The way of nearly all batches, without a header of their own; what is special falls through."""
         with self.block(f"if size == {HEADER_BYTES}:"):
-            unpack = self.unpacker(V2_SUMS.format)
-            self.line(f"offset, length, magic, codec, delta, stamp, producer, count = {unpack}(buffer, pos)")
+            self.line(f"length, magic, codec, count = {self.unpacker(V2_COUNTS.format)}(buffer, pos)")
             least = HEADER_BYTES - 12
             with self.block(f"if magic == 2 and 0 <= codec < 8 and count >= 0 and {least} <= length <= left - 12:"):
-                self.line("part.add_plain(offset, codec, delta, stamp, producer, count)")
+                self.line("batches += 1")
+                self.line("codecs |= 1 << codec")
+                self.line("if records >= 0: records += count")
                 self.line("left -= length + 12")
                 self.line("pos += length + 12")
                 self.line("continue")
 
 
 class _Whole(_Look):
-    """plan(found, buffer, start, end)"""
+    """plan(buffer, start, end) -> Found"""
 
-    def plan(self) -> Callable[[Found, Buffer, int, int], None]:
+    def plan(self) -> Callable[[Buffer, int, int], Found]:
+        self.line("found = Found()")
         with self.translated():
             self.body()
         self.short("pos > end")
         self.line("found.complete()")
-        return self.function("found, buffer, start, end")
+        self.line("return found")
+        return self.function("buffer, start, end")
 
 
 class _Stream(_Look):

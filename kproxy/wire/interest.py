@@ -37,7 +37,7 @@ SHARE_FETCH = 78
 
 UNSUPPORTED_VERSION = 35
 
-Reader = Callable[[bodies.Found, Any, int, int], None]
+Reader = Callable[[Any, int, int], bodies.Found]
 Scan = Callable[[Any, int, int], tuple[int, int | None, tuple[int, ...], bool]]
 Prefix = Callable[[Any, int, int], tuple[tuple[Any, ...], int] | None]
 
@@ -108,13 +108,13 @@ class Interest:
         ApiVersions, which names the client's software.
     detail: how closely bodies that name topic-partitions are read (bodies.TOPICS, bodies.BATCHES): what is found is in
         the exchange's request_body and response_body, as are the names of topics that others call by their ids. Without
-        `details` only of what carries records. bodies.ERRORS: they are not.
+        `details` only sums (bodies.SUMS), and only of what carries records. bodies.ERRORS: they are not.
     """
 
     def __init__(self, *, rewrite: bool = False, details: bool = False, detail: int = bodies.ERRORS) -> None:
         self.rewrite = rewrite
         self.details = details
-        self.detail = detail
+        self.detail = detail if details else min(detail, bodies.SUMS)
         # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
         self._unknown = 0

@@ -28,7 +28,7 @@ from typing import Any
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol import codec, schema
 from kproxy.wire import frames, sasl
-from kproxy.wire.bodies import ERRORS, BodyWalker, Found
+from kproxy.wire.bodies import ERRORS, BodyWalker
 from kproxy.wire.events import (
     ANSWERED,
     BROKER,
@@ -336,9 +336,8 @@ class Session:
             self._client_body = bytearray(view[start:size])
             return
         assert plan.request_reader is not None
-        found = Found()
         try:
-            plan.request_reader(found, view, start, end)
+            found = plan.request_reader(view, start, end)
         except Malformed as fault:
             self._bad_prefix(exchange, str(fault), now)
         else:
@@ -663,13 +662,11 @@ class Session:
     def _read_answer(self, exchange: Exchange, view: Any, start: int, end: int, now: int) -> None:
         """Read an answer that is wholly there: its throttle and errors, and what it says of topic-partitions."""
         assert exchange.plan.response_reader is not None
-        found = Found()
         try:
-            exchange.plan.response_reader(found, view, start, end)
+            found = exchange.plan.response_reader(view, start, end)
         except Malformed as fault:
             self._bad_answer(exchange, fault, now)
             return
-        found.complete()
         exchange.throttle_ms = found.throttle_ms
         exchange.error_code = found.error_code
         exchange.errors = found.errors
@@ -976,7 +973,7 @@ class Session:
 
 def _bound(walker: BodyWalker) -> None:
     """What a body names must not outgrow what a connection may hold; a broker's own limits lie far below."""
-    del walker.partitions[MAX_NAMED:], walker.batches[MAX_NAMED:]
+    del walker.partitions[MAX_NAMED:], walker.sums[MAX_NAMED:], walker.batches[MAX_NAMED:]
 
 
 def _size(view: Any, pos: int) -> int:

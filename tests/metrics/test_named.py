@@ -10,7 +10,7 @@ from kproxy.metrics import Metrics
 from kproxy.metrics.named import EXPIRY_NS, MAX_CLIENTS, OTHER, Top, TopicCells, Topics
 from kproxy.protocol.compression import GZIP, ZSTD
 from kproxy.protocol.records import Record, write_batch, write_message_set
-from kproxy.wire.bodies import Found, Partition
+from kproxy.wire.bodies import TOPICS, Found, Partition
 from kproxy.wire.events import BROKER, CLIENT, ClientNamed, Exchange
 from kproxy.wire.interest import ApiPlan, Interest
 from tests.metrics.test_metrics import info, labels, scrape
@@ -53,7 +53,7 @@ def conversation(interest):
 
 
 def test_topics_are_counted_under_their_names_whenever_those_are_told():
-    _, metrics, _ = conversation(Interest(detail=1))
+    _, metrics, _ = conversation(Interest(detail=TOPICS))
     found = scrape(metrics)
     unnamed = urlsafe_b64encode(INVOICES.bytes).decode().rstrip("=")
 
@@ -85,7 +85,7 @@ def test_bodies_are_looked_at_only_where_that_is_asked_for():
     talk, metrics, _ = conversation(Interest())
     assert not any("topic" in name for name in scrape(metrics))
     assert {(e.request_body, e.response_body) for e in talk.exchanges} == {(None, None)}
-    talk, _, _ = conversation(Interest(detail=1))  # metrics: only what carries records, and names
+    talk, _, _ = conversation(Interest(detail=TOPICS))  # metrics: only what carries records, and names
     told = Counter(
         (e.plan.api, side)
         for e in talk.exchanges

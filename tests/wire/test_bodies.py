@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.errors import Malformed, ProtocolError
-from kproxy.protocol import codec
-from kproxy.protocol.records import iterate_headers
+from kproxy.protocol import codec, shapes
+from kproxy.protocol.records import Record, iterate_headers, write_batch, write_message_set
 from kproxy.protocol.schema import schema
 from kproxy.wire import bodies
 from kproxy.wire.bodies import BodyWalker
@@ -321,15 +321,24 @@ def check_details(layout: Layout, frame: bytes, body: dict, seeds) -> int:
             whole = [batch.header for batch in got_batches if not batch.partial]
             assert whole == (batches if detail == bodies.BATCHES else [])
             check_whole(layout, frame, walker, got, got_batches, detail)
+        check_sums(layout, frame, got, random_sizes(seed))
     return len(partitions)
+
+
+def check_sums(layout: Layout, frame: bytes, partitions: list, sizes) -> None:
+    names = bodies.Sums._fields
+    expected = [tuple(getattr(one, name) for name in names) for one in partitions if one.bytes]
+    walker = details(layout, frame, sizes, bodies.SUMS)[0]
+    assert (walker.fault, walker.sums) == (None, expected)
+    read = bodies.body_reader(layout.api_key, layout.version, layout.side, bodies.SUMS)
+    assert read(memoryview(frame), layout.start, len(frame)).sums == expected
 
 
 def check_whole(layout: Layout, frame: bytes, walker: BodyWalker, partitions: list, batches: list, detail: int) -> None:
     """A body that is wholly there gives what its pieces give."""
-    found = bodies.Found()
     read = bodies.body_reader(layout.api_key, layout.version, layout.side, detail)
     try:
-        read(found, memoryview(b"\xff" + frame + b"\xff\x00"), 1 + layout.start, 1 + len(frame))
+        found = read(memoryview(b"\xff" + frame + b"\xff\x00"), 1 + layout.start, 1 + len(frame))
     except Malformed:
         assert walker.fault is not None
         return
@@ -375,6 +384,40 @@ def test_details_of_every_kind_of_records() -> None:
                 key, inner = ("topicData", "partitionData") if layout.side == "request" else ("responses", "partitions")
                 frame = layout.encode({key: [{inner: [one, {"records": None}, one]}]})
                 assert check_details(layout, frame, layout.decode(frame)[1], [len(name)]) == 3
+
+
+def test_every_change_of_a_remembered_body_is_noticed() -> None:
+    """Requests of one size and one shape are read once; what is counted is never that of another."""
+    dice = random.Random(3)
+    noticed = same = 0
+    for version in schema().apis[0].request.versions:
+        records = (
+            write_batch([Record(0, 1, None, b"v")])
+            if version > 2
+            else write_message_set([Record(0, 1, None, b"v" * 80)], magic=1)
+        )
+        topic = {"name": "orders", "topicId": UUID(int=7), "partitionData": [{"index": 1, "records": records * 2}]}
+        header = {"requestApiKey": 0, "requestApiVersion": version, "correlationId": 1, "clientId": "c"}
+        frame = codec.encode_request(header, {"acks": 1, "timeoutMs": 9, "topicData": [topic]})
+        alike = bodies.body_reader(0, version, "request", bodies.SUMS)
+        plan = bodies._Whole(0, version, "request", bodies.SUMS).plan()
+
+        def said(read, data: bytearray):
+            try:
+                return read(memoryview(data), 8, len(data)).sums
+            except Malformed as fault:
+                return str(fault)
+
+        for _ in range(2 * shapes.LEARN_EVERY):
+            assert said(alike, frame) == said(plan, frame)
+        for pos in range(8, len(frame)):
+            changed = bytearray(frame)
+            changed[pos] ^= dice.choice((1, 2, 0x80, 0xFF))
+            expected = said(plan, changed)
+            assert said(alike, changed) == expected
+            noticed += expected != said(plan, frame)
+            same += expected == said(plan, frame)
+    assert noticed > 500 and same > 500
 
 
 def test_a_cut_batch_is_told_as_partial() -> None:
