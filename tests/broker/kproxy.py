@@ -33,7 +33,12 @@ class Kproxy:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        wait_for("/ready of kproxy", self._ready, 30)
+        try:
+            wait_for("/ready of kproxy", self._ready, 30)
+        except AssertionError as fault:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError(f"{fault}\n{self.log_tail()}") from None
 
     def stop(self, *, kill: bool = False) -> None:
         if self._process is None:
@@ -53,7 +58,7 @@ class Kproxy:
     def _ready(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise AssertionError(f"kproxy exited {self._process.returncode}\n{self.log_tail()}")
+            raise AssertionError(f"kproxy exited {self._process.returncode}")
         try:
             self.get("/ready")
         except OSError:
