@@ -323,7 +323,8 @@ class Flows:
         self._last_ns = last_ns
         self._before = window
         if window.records:
-            self._note("packets", window.records[0][0], count=len(window.records), last_ns=last_ns)
+            first_ns = min(record[0] for record in window.records)
+            self._note("packets", first_ns, count=len(window.records), last_ns=last_ns)
 
     def finish(self) -> None:
         """The capture is over: every flow ends, in the order of their beginning."""

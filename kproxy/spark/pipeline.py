@@ -281,7 +281,7 @@ class _Clock:
         self.first_ns = earliest if self.first_ns == NONE else min(self.first_ns, earliest)
         self.last_ns = int(reached[-1])
         if quality is not None:
-            quality.note("packets", records[0][0], count=len(records), last_ns=self.last_ns)
+            quality.note("packets", earliest, count=len(records), last_ns=self.last_ns)
 
 
 def _connection(key: bytes, ports: frozenset[bytes]) -> int:
