@@ -19,6 +19,7 @@ from kproxy.wire.events import (
     CLIENT,
     NO_ANSWER_EXPECTED,
     REQUEST_NOT_SEEN,
+    ClientNamed,
     Closed,
     Desync,
     Exchange,
@@ -86,8 +87,10 @@ def busy_metrics():
     connection.rewritten("Metadata", 3)
     connection.leaked("Metadata", 1)
     connection.neutralised("Fetch", 2)
+    other.events([ClientNamed("shop", "a-client", "1.2", 0)])
     other.closed("client")
     other.closed("again")
+    metrics.recorder_dropped["live:main"] = 4
     return metrics
 
 
