@@ -20,6 +20,8 @@ from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import NONE, Exchange
 from kproxy.wire.interest import FETCH, PRODUCE, SHARE_FETCH
 
+_INFO_BYTES = 600  # about
+
 NULL = -(1 << 63)  # in a packed row; NONE (-1) is a value that some columns have
 
 
@@ -28,8 +30,10 @@ class Words(dict[str | None, int]):
 
     def __init__(self) -> None:
         super().__init__({None: 0})
+        self.size = 0  # characters
 
-    def __missing__(self, word: str | None) -> int:
+    def __missing__(self, word: str) -> int:
+        self.size += len(word)
         index = self[word] = len(self)
         return index
 
@@ -101,6 +105,11 @@ class ExchangeColumns:
         self._plans: list[Any] = []
         self._infos: list[ConnectionInfo] = []
         self._connections: dict[int, int] = {}
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the rows take."""
+        return len(self._packed) + self._words.size + len(self._infos) * _INFO_BYTES
 
     def append(self, info: ConnectionInfo, exchange: Exchange, retransmissions: int = NONE) -> None:
         """A row for an exchange, answered or not. `retransmissions`: NONE where TCP is not seen."""

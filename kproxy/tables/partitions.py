@@ -82,6 +82,7 @@ class _Rows:
         self._packed = bytearray()
         self.words = Words()
         self._topics: dict[tuple[str | None, UUID | None], int] = {}
+        self._topics_size = 0  # characters
         self._exchanges = bytearray()
         self._count = 0
 
@@ -100,7 +101,16 @@ class _Rows:
         return self._count - 1
 
     def topic(self, partition: Partition) -> int:
-        return self._topics.setdefault((partition.topic, partition.topic_id), len(self._topics))
+        count = len(self._topics)
+        index = self._topics.setdefault((partition.topic, partition.topic_id), count)
+        if index == count:
+            self._topics_size += len(partition.topic or "")
+        return index
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the rows take."""
+        return len(self._packed) + len(self._exchanges) + self.words.size + self._topics_size
 
     def batch(self) -> pa.RecordBatch:
         """The rows so far, in the order of their arrival; they are forgotten here."""

@@ -1,13 +1,14 @@
-"""Live events -> files of a dataset, on a thread of its own: what `--record` does.
+"""Live events -> files of a dataset: what `--record` does.
 
-Duty: take what sessions tell without keeping a relay waiting, and make of it the tables that captures become. A relay
-only appends to a queue; where the queue is full its events are dropped, counted, and told in `quality`. The thread
-turns events into rows a few at a time and lets go of the interpreter in between; sorting, compressing and syncing need
-no interpreter. Files appear whole, after ROLL_S or ROLL_ROWS: a killed kproxy loses what no file has yet, nothing else.
+Duty: what sessions tell, as the tables that captures become. A relay packs what its events say into rows: that costs it
+hardly more than to keep them, and far less than two threads that take turns at Python. The rest, columns, sorting,
+compressing and syncing, is a thread's, and nearly all of it outside the interpreter. Where the thread falls behind,
+events are dropped, counted, and told in `quality`. Files appear whole, after ROLL_S or ROLL_ROWS: a killed kproxy loses
+what no file has yet, and nothing else.
 
-Bounded by: QUEUE_BYTES of events that wait (as estimated here), `writer.RUN_ROWS` rows per table in memory, the rest of
-a file's rows on the disk, and ROLL_ROWS rows of one table while its file is written. The disk is its owner's: nothing
-here removes old files. Refuses to know sockets, and what a proxy is.
+Bounded by: QUEUE_BYTES of packed rows that wait, `writer.RUN_ROWS` rows per table in memory, the rest of a file's rows
+on the disk, and ROLL_ROWS rows of one table while its file is written. The disk is its owner's: nothing here removes
+old files. Refuses to know sockets, and what a proxy is.
 """
 
 import fcntl
@@ -31,37 +32,31 @@ from kproxy.tables import schema, writer
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, TopicNames
 from kproxy.tables.schema import Table
-from kproxy.wire.bodies import Found
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
     BROKER,
     CLIENT,
     NONE,
     REQUEST_NOT_SEEN,
-    ClientNamed,
     Closed,
     Desync,
     Event,
     Exchange,
     Unanswered,
 )
-from kproxy.wire.interest import DESCRIBE_TOPIC_PARTITIONS, METADATA
 
 QUEUE_BYTES = 64 << 20
 ROLL_ROWS = 128 * 1024  # of any table
 ROLL_S = 60.0
 
-# What waits, as CPython keeps it, rounded up; texts come on top.
-_EVENT_BYTES = 1000
-_PARTITION_BYTES = 800
-_BATCH_BYTES = 800
-
-# The thread competes with the relays for the interpreter: it works for about a tenth of a millisecond, then lets go.
-_TURN_EVENTS = 32
-_PAUSE_S = 0.0005
-_SWITCH_S = 0.0002  # how long one thread may keep the interpreter from another that asks
+# The thread works in portions, so that a relay never waits long for the interpreter.
+PORTION_ROWS = 4 * 1024
+PORTION_BYTES = 4 << 20
 _IDLE_S = 0.05
-_BATCH_ROWS = 4 * 1024
+_SWITCH_S = 0.0002  # how long one thread may keep the interpreter from another that asks
+
+_CONNECTION_BYTES = 2000  # of a row that is not packed, about
+_NAME_BYTES = 300  # of a topic
 
 _DROPPED = "events that are in no table: the recorder fell behind, or the disk failed"
 _FAULT = "bytes of a Kafka connection that are not what the protocol says"
@@ -79,10 +74,10 @@ class Recorder:
         self._files = _Files(folder, settings, self._quality)
         self._thread = Thread(target=self._run, name="recorder", daemon=True)
         self._stopping = Signal()
-        self._queue: deque[tuple[_Tally, list[Event], int]] = deque()
-        self._put_bytes = 0  # written by the loop's thread only, and
-        self._taken_bytes = 0  # by the recorder's
-        self._behind = False
+        self._lock = Lock()  # of the following
+        self._open: _Portion | None = _Portion()  # None: there is no room
+        self._waiting: deque[_Portion] = deque()
+        self._waiting_bytes = 0
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -98,16 +93,22 @@ class Recorder:
 
     def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
         tally = _Tally(info)
-        queue = self._queue
+        lock = self._lock
         self.dropped.setdefault(info.source, 0)
 
         def take(events: list[Event]) -> None:
-            size = _weight(events)
-            if self._put_bytes - self._taken_bytes + size > QUEUE_BYTES:
-                self._overrun(info.source, len(events))
-                return
-            self._put_bytes += size
-            queue.append((tally, events.copy(), size))
+            with lock:
+                portion = self._open
+                if portion is None:
+                    self._quality.drop(info.source, len(events))
+                    return
+                try:
+                    portion.add(tally, events)
+                except Exception:  # a defect of ours must not cost a connection
+                    self._quality.drop(info.source, len(events))
+                    log.exception("a defect of kproxy's recorder: %d events are lost", len(events))
+                if portion.full:
+                    self._hand_over(portion)
 
         return take
 
@@ -120,38 +121,39 @@ class Recorder:
             log.info("recorded %d exchanges into %s; %d events dropped", self._files.exchanges, self.folder, lost)
         self._files.release()
 
-    def _overrun(self, source: str, events: int) -> None:
-        self._quality.drop(source, events)
-        if not self._behind:  # one line per burst
-            self._behind = True
+    def _hand_over(self, portion: "_Portion") -> None:
+        self._waiting.append(portion)
+        self._waiting_bytes += portion.size
+        self._open = _Portion() if self._waiting_bytes < QUEUE_BYTES else None
+        if self._open is None:  # one line per burst
             log.warning("recording falls behind: events are dropped, and kproxy_recorder_dropped_total counts them")
 
     # --- the recorder's thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        files = self._files
         stopping = False
         while not stopping:
-            stopping = self._stopping.wait(_IDLE_S)  # looked at before the queue is, so that the last look sees all
-            self._take_all(stopping)
-        self._guarded(self._files.roll)
+            stopping = self._stopping.wait(_IDLE_S)  # looked at before the rows are, so that the last look sees all
+            if stopping or files.due:
+                with self._lock:
+                    if self._open is not None and self._open.events:
+                        self._hand_over(self._open)
+            while self._waiting:
+                self._take(self._waiting.popleft())
+            if files.due:
+                self._guarded(files.roll)
+        self._guarded(files.roll)
 
-    def _take_all(self, stopping: bool) -> None:
-        """What waits now; what comes meanwhile waits for the next time, since each turn costs the relay a little."""
-        queue, files = self._queue, self._files
-        left = len(queue)
-        while left:
-            events = 0
-            while left and events < _TURN_EVENTS:
-                tally, told, size = queue.popleft()
-                self._guarded(files.add, tally, told)
-                self._taken_bytes += size
-                events += len(told)
-                left -= 1
-            if not stopping:
-                time.sleep(_PAUSE_S)
-            self._guarded(files.flush)
-        self._behind = False
-        self._guarded(files.flush)
+    def _take(self, portion: "_Portion") -> None:
+        size = portion.size
+        self._guarded(self._files.add, portion)
+        with self._lock:
+            self._waiting_bytes -= size
+            if self._open is None and not self._waiting:
+                self._open = _Portion()
+        if self._files.full:
+            self._guarded(self._files.roll)
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         """What fails costs the rows that are in no file yet; the proxy goes on, and so does the next file."""
@@ -161,6 +163,52 @@ class Recorder:
             log.error("%d events are lost: %s", self._files.give_up(), fault)
         except Exception:
             log.exception("a defect of kproxy's recorder: %d events are lost", self._files.give_up())
+
+
+class _Portion:
+    """Packed rows of all tables, as their events come."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, int] = {}  # by source
+        self.exchanges = ExchangeColumns()
+        self.partitions = PartitionColumns()
+        self.batches = BatchColumns()
+        self.connections: list[dict[str, Any]] = []
+        self.faults: list[tuple[str, int]] = []  # source and time
+        self.names = TopicNames()
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        packed = self.exchanges.size + self.partitions.size + self.batches.size
+        return packed + len(self.connections) * _CONNECTION_BYTES + len(self.names.names) * _NAME_BYTES
+
+    @property
+    def full(self) -> bool:
+        rows = self.exchanges.rows + self.partitions.rows + self.batches.rows
+        return rows >= PORTION_ROWS or self.size >= PORTION_BYTES
+
+    def add(self, tally: "_Tally", events: list[Event]) -> None:
+        source = tally.info.source
+        self.events[source] = self.events.get(source, 0) + len(events)
+        for event in events:
+            if isinstance(event, Exchange):
+                self._exchange(tally, event)
+            elif isinstance(event, Unanswered):
+                self._exchange(tally, event.exchange)
+            elif isinstance(event, Desync):
+                tally.faults += 1
+                self.faults.append((source, event.now_ns))
+            elif isinstance(event, Closed):
+                self.connections.append(tally.row(event))
+
+    def _exchange(self, tally: "_Tally", exchange: Exchange) -> None:
+        tally.count(exchange)
+        self.exchanges.append(tally.info, exchange)
+        if exchange.request_body is not None or exchange.response_body is not None:
+            self.partitions.append(tally.info, exchange, tally.positions)
+            self.batches.append(tally.info, exchange)
+            self.names.learn(exchange.response_body)
 
 
 class _Quality:
@@ -216,15 +264,11 @@ class _Files:
 
     def _clear(self) -> None:
         """Begin new files."""
-        self._exchanges = ExchangeColumns()
-        self._partitions = PartitionColumns()
-        self._batches = BatchColumns()
-        self._connections: list[dict[str, Any]] = []
         self._told: list[dict[str, Any]] = []  # of quality
         self._work: Path | None = None  # where the files are made, once there are rows for them
         self._sorters: dict[str, writer.Sorter] = {}
-        self._since: float | None = None  # monotonic, of the first event
-        self._counts: dict[str, int] = {}  # rows handed to the sorters, by table
+        self._begun_s = time.monotonic()
+        self._counts: dict[str, int] = {}  # rows, by table
         self._events: dict[str, int] = {}  # by source
 
     def claim(self) -> None:
@@ -245,51 +289,32 @@ class _Files:
             os.close(self._claim)
             self._claim = None
 
-    def add(self, tally: "_Tally", events: list[Event]) -> None:
-        if self._since is None:
-            self._since = time.monotonic()
-        source = tally.info.source
-        self._events[source] = self._events.get(source, 0) + len(events)
-        for event in events:
-            if isinstance(event, Exchange):
-                self._exchange(tally, event)
-            elif isinstance(event, Unanswered):
-                self._exchange(tally, event.exchange)
-            elif isinstance(event, Desync):
-                tally.faults += 1
-                self._quality.note(source, "fault", event.now_ns, _FAULT)
-            elif isinstance(event, Closed):
-                self._connections.append(tally.row(event))
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._begun_s >= ROLL_S
 
-    def _exchange(self, tally: "_Tally", exchange: Exchange) -> None:
-        tally.count(exchange)
-        self._exchanges.append(tally.info, exchange)
-        if exchange.request_body is not None or exchange.response_body is not None:
-            self._partitions.append(tally.info, exchange, tally.positions)
-            self._batches.append(tally.info, exchange)
-            if exchange.plan.api_key in (METADATA, DESCRIBE_TOPIC_PARTITIONS):
-                self._names.learn(exchange.response_body)
+    @property
+    def full(self) -> bool:
+        return max(self._counts.values(), default=0) >= ROLL_ROWS
 
-    def flush(self) -> None:
-        """Hand full batches of rows on, and write the files if it is time."""
-        self._sort(_BATCH_ROWS)
-        late = self._since is not None and time.monotonic() - self._since >= ROLL_S
-        if late or max(self._counts.values(), default=0) >= ROLL_ROWS:
-            self.roll()
-
-    def _sort(self, least: int) -> None:
+    def add(self, portion: _Portion) -> None:
+        for source, events in portion.events.items():
+            self._events[source] = self._events.get(source, 0) + events
+        for source, now_ns in portion.faults:
+            self._quality.note(source, "fault", now_ns, _FAULT)
+        for identity, name in portion.names.names.items():
+            self._names.add(identity, name)
         for table, columns in (
-            (schema.EXCHANGES, self._exchanges),
-            (schema.PARTITIONS, self._partitions),
-            (schema.BATCHES, self._batches),
+            (schema.EXCHANGES, portion.exchanges),
+            (schema.PARTITIONS, portion.partitions),
+            (schema.BATCHES, portion.batches),
         ):
-            if columns.rows >= least:
-                self._to_sorter(table, columns.batch())
-        if len(self._connections) >= least:
-            rows, self._connections = self._connections, []
-            self._to_sorter(schema.CONNECTIONS, pa.RecordBatch.from_pylist(rows, schema.CONNECTIONS.schema))
+            if columns.rows:
+                self._sort(table, columns.batch())
+        if portion.connections:
+            self._sort(schema.CONNECTIONS, pa.RecordBatch.from_pylist(portion.connections, schema.CONNECTIONS.schema))
 
-    def _to_sorter(self, table: Table, batch: pa.RecordBatch) -> None:
+    def _sort(self, table: Table, batch: pa.RecordBatch) -> None:
         if self._work is None:
             work = self._work = self._dataset.begin("record")
             self._sorters = {name: writer.Sorter(each, work) for name, each in schema.TABLES.items()}
@@ -297,12 +322,12 @@ class _Files:
         self._counts[table.name] = self._counts.get(table.name, 0) + batch.num_rows
 
     def roll(self) -> None:
-        """Make files of all rows so far."""
-        self._sort(1)
-        self._told += self._quality.take()
+        """Make files of all rows so far, if there are any."""
+        self._told = self._quality.take()
         if self._told:
-            self._to_sorter(schema.QUALITY, pa.RecordBatch.from_pylist(self._told, schema.QUALITY.schema))
+            self._sort(schema.QUALITY, pa.RecordBatch.from_pylist(self._told, schema.QUALITY.schema))
         if self._work is None:
+            self._clear()
             return
         files = {}
         for name, sorter in self._sorters.items():
@@ -393,30 +418,3 @@ class _Tally:
 def _close(cause: str) -> str:
     """As captures tell it, where they could: an end of ours (a drain, a fault) has our name."""
     return {"closed": "fin", "reset": "reset"}.get(cause.partition("_")[2], cause)
-
-
-def _weight(events: list[Event]) -> int:
-    """About how much memory events hold. On the relay's path: kept short."""
-    size = 0
-    for event in events:
-        exchange = event.exchange if isinstance(event, Unanswered) else event
-        size += _EVENT_BYTES
-        if isinstance(exchange, Exchange):
-            size += len(exchange.client_id or "") + len(exchange.group_id or "") + len(exchange.transactional_id or "")
-            size += len(exchange.errors) * 8
-            if exchange.request_body is not None:
-                size += _weight_of(exchange.request_body)
-            if exchange.response_body is not None:
-                size += _weight_of(exchange.response_body)
-        elif isinstance(event, ClientNamed):
-            size += len(event.client_id or "") + len(event.name) + len(event.version)
-        elif isinstance(event, Closed) and event.software:
-            size += sum(map(len, event.software))
-    return size
-
-
-def _weight_of(body: Found) -> int:
-    size = len(body.partitions) * _PARTITION_BYTES + len(body.batches) * _BATCH_BYTES
-    for partition in body.partitions:
-        size += len(partition.topic or "") + len(partition.group_id or "") + len(partition.metadata or "")
-    return size

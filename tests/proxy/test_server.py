@@ -6,9 +6,10 @@ import signal
 import sys
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
-from tests.proxy.live import HOST, Broker, Wire, free_ports, live, request
+from tests.proxy.live import HOST, Broker, Wire, free_ports, live, request, response
 
 KPROXY = Path(sys.executable).with_name("kproxy")
 
@@ -66,5 +67,56 @@ def test_sigterm_drains_and_a_second_one_does_not_wait(again):
         assert await client.rest() == b""
         client.close()
         assert await process.wait() == 0
+
+    live(test())
+
+
+def test_sigterm_writes_what_was_recorded(tmp_path):
+    async def test():
+        broker = Broker()
+        port = free_ports(3)
+        process = await run("--listen", f"{HOST}:{port}", "--bootstrap", f"{HOST}:{broker.port}", "--record", tmp_path)
+        await broker.answer_kproxy()
+        await said(process, "ready cluster=default")
+        client = await Wire.dial(port)
+        await client.send(request(12, 4, 1))
+        wire = await broker.accept()
+        await wire.frame()
+        await wire.send(response(12, 4, 1))
+        await client.frame()
+        await client.send(request(12, 4, 2))
+        await wire.frame()
+        process.send_signal(signal.SIGTERM)
+        await said(process, "SIGTERM: draining")
+        wire.close()
+        assert "recorded 2 exchanges" in await said(process, "recorded")
+        assert await process.wait() == 0
+        client.close()
+        rows = pyarrow.parquet.read_table(tmp_path / "exchanges").to_pylist()
+        assert [(row["api"], row["correlation_id"], row["outcome"]) for row in rows] == [
+            ("Heartbeat", 1, "answered"),
+            ("Heartbeat", 2, "unanswered"),
+        ]
+        (connection,) = pyarrow.parquet.read_table(tmp_path / "connections").to_pylist()
+        assert (connection["requests"], connection["answers"]) == (2, 1)
+
+    live(test())
+
+
+def test_where_nothing_can_be_recorded_nothing_runs(tmp_path):
+    async def test():
+        (tmp_path / "file").touch()
+        addresses = ("--listen", f"{HOST}:{free_ports(3)}", "--bootstrap", f"{HOST}:9092")
+        process = await run(*addresses, "--record", tmp_path / "file")
+        _, stderr = await process.communicate()
+        assert process.returncode == 2
+        assert stderr.decode().endswith(f"kproxy: {tmp_path}/file: cannot be written to: File exists\n")
+        without = "import sys; sys.modules['pyarrow'] = None; from kproxy.cli import main; main()"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", without, "run", *addresses, "--record", tmp_path), stderr=asyncio.subprocess.PIPE
+        )
+        _, stderr = await process.communicate()
+        assert process.returncode == 2
+        assert "needs pyarrow, which is not installed: pip install 'kproxy[offline]'" in stderr.decode()
 
     live(test())
