@@ -1,8 +1,10 @@
 """Captures at any size on Spark: source.py reads them, pipeline.py makes tables of them, jobs.py asks the tables.
 
-    spark = kproxy.spark.session()          # or any session of yours, with kproxy.spark.register(spark)
+    from kproxy.spark import jobs, session, table
+
+    spark = session()          # or register(spark) with any session of yours
     spark.read.format("kafka-pcap").option("table", "exchanges").load("captures/*.pcap")
-    kproxy.spark.jobs.latency(kproxy.spark.table(spark, "tables/", "exchanges"))
+    jobs.latency(table(spark, "tables/", "exchanges"), by=["api", "client"]).show()
 
 Heavy imports wait until something is called.
 """
