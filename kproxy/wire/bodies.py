@@ -201,6 +201,7 @@ class BodyWalker(Found):
         "_skip",
         "_walk",
         "fault",
+        "left_out",
         "neutralised",
     )
 
@@ -210,6 +211,7 @@ class BodyWalker(Found):
         super().__init__()
         self.neutralised = False  # addresses were hidden
         self.fault: Malformed | None = None
+        self.left_out = 0  # the owner's count of what it did not keep
 
         self._carry = b""  # bytes of earlier chunks, already sent, that the next read begins with
         self._skip = 0  # bytes that nobody needs to see
@@ -432,7 +434,6 @@ class _Look(Plan):
                 self.line("part.trailing_bytes = left")
             self.go_to("stop")
         return None
-
 
     def sum_up(self) -> None:
         """The way of nearly all batches, without a header of their own; what is special falls through."""

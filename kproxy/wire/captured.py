@@ -5,8 +5,8 @@ body only; anything else ends the framing of that side, which is then in a state
 
     client side   seeking   _seek_request        broker side   seeking   _seek_answer
 
-Adds to a session's memory: an answer in parts is kept to 64 MiB, since there is no other chance to read it, and what
-was searched in vain to resync.WINDOW. The pending requests are bounded here, by giving up the oldest.
+Adds to a session's memory what was searched in vain, to resync.WINDOW. The pending requests are bounded here, by giving
+up the oldest.
 """
 
 from itertools import islice
@@ -15,15 +15,13 @@ from typing import Any
 from kproxy.wire import resync
 from kproxy.wire.events import BROKER, CLIENT, FAILED, Gap
 from kproxy.wire.interest import Interest
-from kproxy.wire.session import MAX_HELD, Piece, Session
+from kproxy.wire.session import Piece, Session
 
 
 class CapturedSession(Session):
     """As a session, and `gap` is input too. `midstream`: the connection was open before its first byte here."""
 
     __slots__ = ()
-
-    KEEPS = MAX_HELD
 
     def __init__(self, interest: Interest, *, midstream: bool = False) -> None:
         super().__init__(interest)

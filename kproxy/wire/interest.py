@@ -15,8 +15,8 @@ from kproxy.wire import bodies
 
 # What is done with an answer.
 PASS = 0  # forwarded as it arrives, header only
-SCAN = 1  # forwarded as it arrives; a small one is read for its throttle and its errors
-STREAM = 2  # as SCAN, but a large one is walked as it streams past
+SCAN = 1  # forwarded as it arrives, and read for its throttle and its errors; a large one as it streams past
+STREAM = 2  # so even where it carries addresses that are rewritten: in a large one they are hidden
 HOLD = 3  # kept until it is whole, then given to the owner's transform
 
 # What is done with a request.

@@ -19,7 +19,8 @@ on blind; one over a capture looks for the next plausible frame, and knows of ga
 
 Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), a copy of a small request
 whose body is read (64 KiB), one of a small answer (64 KiB) or a held one (64 MiB), and the pending requests, which the
-owner bounds by not reading the client. Refuses to know sockets and clocks.
+owner bounds by not reading the client; where bodies are read, what the requests that wait name (MAX_NAMED, and
+FEW_NAMED of each). Refuses to know sockets and clocks.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from typing import Any
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol import codec, schema
 from kproxy.wire import frames, sasl
-from kproxy.wire.bodies import ERRORS, BodyWalker
+from kproxy.wire.bodies import ERRORS, BodyWalker, Found
 from kproxy.wire.events import (
     ANSWERED,
     BROKER,
@@ -69,7 +70,8 @@ Transform = Callable[[Exchange, memoryview], bytes | None]
 SMALL_ANSWER = 64 * 1024  # up to here an answer is copied to be read if it comes in parts
 MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
 MAX_USUAL_PREFIX = 512  # what is longer is read each time
-MAX_NAMED = 64 * 1024  # topic-partitions, and batches, of one body
+MAX_NAMED = 64 * 1024  # topic-partitions, and batches, of one body, and of all requests that wait
+FEW_NAMED = 16  # so few of one request are not worth counting
 MAX_HELD = 64 * 1024 * 1024
 
 _UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
@@ -86,8 +88,6 @@ class Session:
     `transform(exchange, frame)` gets a held answer, its 4-byte size included, and returns what to send instead, or
     None; a ProtocolError from it is a fatal Desync.
     """
-
-    KEEPS = SMALL_ANSWER  # bytes of an answer in parts that are kept to be read
 
     __slots__ = (
         "_broker_exchange",
@@ -340,8 +340,10 @@ class Session:
             found = plan.request_reader(view, start, end)
         except Malformed as fault:
             self._bad_prefix(exchange, str(fault), now)
-        else:
-            exchange.request_body = found
+            return
+        exchange.request_body = found
+        if len(found.sums) > FEW_NAMED or len(found.partitions) > FEW_NAMED:
+            self._bound_waiting(exchange, found, now)
 
     def _walk_request(self, view: Any, start: int, end: int) -> None:
         walker = self._client_walker
@@ -356,6 +358,23 @@ class Session:
         if walker.fault is not None:
             exchange.request_body = None
             self._bad_prefix(exchange, str(walker.fault), now)
+        elif len(walker.sums) > FEW_NAMED or len(walker.partitions) > FEW_NAMED:
+            self._bound_waiting(exchange, walker, now)
+        if walker.left_out:
+            self._too_much_named(CLIENT, exchange, f"{walker.left_out} more than {MAX_NAMED}", now)
+
+    def _bound_waiting(self, exchange: Exchange, body: Found, now: int) -> None:
+        """What the requests that wait name, all together, must not outgrow what one body may."""
+        waiting = {id(each.request_body): each.request_body for each in self.pending if each.request_body is not None}
+        waiting[id(body)] = body
+        if sum(len(each.sums) + len(each.partitions) + len(each.batches) for each in waiting.values()) > MAX_NAMED:
+            exchange.request_body = None
+            self._too_much_named(CLIENT, exchange, f"with those that wait it names more than {MAX_NAMED}", now)
+
+    def _too_much_named(self, side: int, exchange: Exchange, why: str, now: int) -> None:
+        plan = exchange.plan
+        what = f"not all that a {plan.api} v{plan.api_version} {('request', 'answer')[side]} says of topic-partitions"
+        self._fault(side, "too_much_named", f"{what} is told, and it was passed on: {why}", plan, now)
 
     def _read_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
         """Read the first fields of the request at `pos`; most requests of a connection then repeat those bytes."""
@@ -499,7 +518,6 @@ class Session:
             start = self._broker_head_ns
         pending = self.pending
         completed = self.completed
-        keep_up_to = self.KEEPS
         unpack = frames.RESPONSE_HEAD.unpack_from
         transform = self._transform
         while size - pos >= 8:
@@ -527,7 +545,7 @@ class Session:
             scan = plan.scan
             if plan.response_reader is not None and transform is None:
                 self._read_answer(exchange, view, pos + 8, end, now)
-            elif scan is not None and (length <= keep_up_to or plan.response >= STREAM):
+            elif scan is not None:
                 try:
                     exchange.throttle_ms, exchange.error_code, exchange.errors, carries = scan(view, pos + 8, end)
                     exchange.decoded = FULL
@@ -573,15 +591,15 @@ class Session:
         self._broker_exchange = exchange
         length = end - pos
         streams = plan.response == STREAM
-        rewrites = self._transform is not None and plan.carries_addresses
-        if length > SMALL_ANSWER and (streams or (plan.response_reader is not None and not rewrites)):
+        holds = plan.response == HOLD or (self._transform is not None and plan.carries_addresses)
+        if length > SMALL_ANSWER and plan.scan is not None and (streams or not holds):
             detail = ERRORS if plan.response_reader is None else self._interest.detail
             self._walker = BodyWalker(
                 plan.api_key, plan.api_version, detail=detail, neutralise=streams and self._transform is not None
             )
             self._walk(exchange, view, pos, pos + 8, size, pieces, now)
             return False
-        self._broker_held = plan.response == HOLD or rewrites
+        self._broker_held = holds
         if self._broker_held and length > MAX_HELD:
             self._fatal(
                 BROKER,
@@ -592,7 +610,7 @@ class Session:
                 now,
             )
             return False
-        if self._broker_held or (plan.scan is not None and length <= self.KEEPS):
+        if holds or plan.scan is not None:
             self._broker_keep = bytearray(view[pos:size])
         return not self._broker_held
 
@@ -707,6 +725,8 @@ class Session:
             exchange.decoded = FULL
             if exchange.plan.response_reader is not None:
                 exchange.response_body = walker
+                if walker.left_out:
+                    self._too_much_named(BROKER, exchange, f"{walker.left_out} more than {MAX_NAMED}", now)
         else:
             self._bad_answer(exchange, walker.fault, now)
 
@@ -972,8 +992,11 @@ class Session:
 
 
 def _bound(walker: BodyWalker) -> None:
-    """What a body names must not outgrow what a connection may hold; a broker's own limits lie far below."""
-    del walker.partitions[MAX_NAMED:], walker.sums[MAX_NAMED:], walker.batches[MAX_NAMED:]
+    """What a body names must not outgrow what a connection may hold."""
+    for named in (walker.sums, walker.partitions, walker.batches):
+        if len(named) > MAX_NAMED:
+            walker.left_out += len(named) - MAX_NAMED
+            del named[MAX_NAMED:]
 
 
 def _size(view: Any, pos: int) -> int:

@@ -2,12 +2,15 @@
 
 import random
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.errors import Malformed
+from kproxy.protocol.records import Record, write_batch
+from kproxy.wire.bodies import BATCHES, SUMS, TOPICS, Found
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import (
     ANSWERED,
@@ -23,11 +26,12 @@ from kproxy.wire.events import (
     Unanswered,
 )
 from kproxy.wire.interest import Interest
+from kproxy.wire.session import MAX_NAMED
 from tests.wire.playbook import MS, Dialogue, foreign_request, request, response, sized
 
 PRODUCE, FETCH, METADATA, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 1, 3, 17, 18, 36
 REWRITE = Interest(rewrite=True)
-TRANSPARENT = Interest(details=True)
+TRANSPARENT = Interest(details=True, detail=BATCHES)
 
 
 def untouched(exchange: Exchange, frame: memoryview) -> None:
@@ -387,6 +391,93 @@ def test_sasl_authenticate_and_re_authentication_are_ordinary_frames() -> None:
     assert talk.session.sasl_mechanism == "PLAIN" and talk.session.sasl_tokens == 0
 
 
+# --- what bodies say -------------------------------------------------------------------------------------------------
+
+
+def produce(version: int, number: int, records: bytes, acks: int = -1, partitions: int = 2) -> bytes:
+    data = [{"index": index, "records": records} for index in range(partitions)]
+    return request(
+        PRODUCE,
+        version,
+        number,
+        {"acks": acks, "topicData": [{"name": "t", "topicId": UUID(int=1), "partitionData": data}]},
+    )
+
+
+def told(body: Found | None) -> Any:
+    if body is None:
+        return None
+    batches = [(batch.header, batch.partial) for batch in body.batches]
+    return body.sums, [vars(one) for one in body.partitions], batches, body.names
+
+
+@pytest.mark.parametrize("detail", [SUMS, TOPICS, BATCHES])
+@pytest.mark.parametrize("most", [1, 13, 700, 40_000])
+def test_any_split_tells_the_same_of_topic_partitions(detail: int, most: int) -> None:
+    small, large = write_batch([Record(0, 1, None, b"v" * 50)]), write_batch([Record(0, 1, None, b"v" * 100_000)])
+    if most == 1:
+        large = small
+    fetched = [
+        {"topic": "t", "topicId": UUID(int=1), "partitions": [{"partitionIndex": 0, "errorCode": 3, "records": each}]}
+        for each in (small * 3 + small[:70], large + small)
+    ]
+    topics = {"topics": [{"name": "t", "topicId": UUID(int=1), "partitions": [{"partitionIndex": 0}]}]}
+    talks = []
+    for cut in (False, True):
+        random_ = random.Random(most)
+        talk = Dialogue(Interest(details=detail > SUMS, detail=detail, rewrite=detail == TOPICS), transform=untouched)
+        for side, data in (
+            (
+                CLIENT,
+                produce(9, 0, small) + produce(13, 1, large) + produce(9, 2, small, acks=0) + request(METADATA, 12, 3),
+            ),
+            (BROKER, response(PRODUCE, 9, 0) + response(PRODUCE, 13, 1) + response(METADATA, 12, 3, topics)),
+            (CLIENT, request(FETCH, 12, 4) + request(FETCH, 16, 5)),
+            (BROKER, response(FETCH, 12, 4, {"responses": fetched}) + response(FETCH, 16, 5, {"responses": fetched})),
+        ):
+            cuts, at = [], 0
+            while cut and (at := at + random_.randint(1, most)) < len(data):
+                cuts.append(at)
+            talk.says(side, data, cuts)
+        assert not talk.faults
+        talks.append([(told(e.request_body), told(e.response_body), *facts_of(e)) for e in talk.exchanges])
+    assert talks[0] == talks[1] and len(talks[0]) == 6
+    bodies = [body for exchange in talks[0] for body in exchange[:2] if body is not None]
+    assert sum(len(body[0]) + len(body[1]) for body in bodies) >= 10
+    assert any(body[3] == {UUID(int=1): "t"} for body in bodies)
+
+
+def test_the_errors_of_a_large_answer_are_told_though_it_is_not_kept() -> None:
+    partitions = [{"partitionIndex": index, "errorCode": 3 * (index % 2)} for index in range(20_000)]
+    answer = response(8, 8, 1, {"topics": [{"name": "t", "partitions": partitions}]})
+    talk = rewriting().client(request(8, 8, 1))
+    talk.broker(answer, range(50_000, len(answer), 1_000))
+    (exchange,) = talk.exchanges
+    assert exchange.errors == (3,) * 10_000 and exchange.decoded == "full" and talk.sent[CLIENT] == answer
+
+
+def test_what_waiting_requests_name_is_bounded_and_said() -> None:
+    ask = produce(9, 1, b"", partitions=MAX_NAMED // 4)
+    assert len(ask) > 64 * 1024
+    for cuts in ((), (70_000,)):
+        talk = Dialogue(Interest(details=True, detail=TOPICS))
+        for _ in range(6):
+            talk.client(ask, cuts)
+        kept = [len(each.request_body.partitions) for each in talk.session.pending if each.request_body is not None]
+        assert sum(kept) == MAX_NAMED and [fault.kind for fault in talk.faults] == ["too_much_named"] * 2
+        talk.broker(response(PRODUCE, 9, 1) * 6)
+        assert len(talk.exchanges) == 6 and talk.sent[BROKER] == ask * 6
+        assert not talk.client(ask, cuts).session.events and len(talk.faults) == 2  # there is room again
+
+
+def test_a_body_that_names_more_than_is_kept_is_cut_and_says_so() -> None:
+    ask = produce(9, 1, b"", partitions=MAX_NAMED + 5)
+    talk = Dialogue(Interest(details=True, detail=TOPICS)).client(ask, range(100_000, len(ask), 100_000))
+    (exchange,) = talk.session.pending
+    assert exchange.request_body is not None and len(exchange.request_body.partitions) == MAX_NAMED
+    assert "5 more than" in talk.faults[0].text
+
+
 # --- any split, any bytes --------------------------------------------------------------------------------------------
 
 
@@ -395,13 +486,17 @@ def facts(talk: Dialogue) -> list[Any]:
     for event in talk.events:
         if isinstance(event, Exchange | Unanswered):
             e = event.exchange if isinstance(event, Unanswered) else event
-            told += [
-                (e.plan.api, e.api_version, e.correlation_id, e.number, e.outcome, e.client_id, e.acks, e.max_wait_ms),
-                (e.request_bytes, e.response_bytes, e.throttle_ms, e.error_code, e.errors, e.decoded, e.group_id),
-            ]
+            told += facts_of(e)
         elif isinstance(event, Desync):
             told.append((event.kind, event.fatal, event.side))
     return told
+
+
+def facts_of(e: Exchange) -> list[Any]:
+    return [
+        (e.plan.api, e.api_version, e.correlation_id, e.number, e.outcome, e.client_id, e.acks, e.max_wait_ms),
+        (e.request_bytes, e.response_bytes, e.throttle_ms, e.error_code, e.errors, e.decoded, e.group_id),
+    ]
 
 
 def conversation() -> list[tuple[int, bytes]]:
