@@ -20,7 +20,9 @@ COMMAND = [sys.executable, "-c", "from kproxy.cli import main; main()", "demo"]
 
 
 def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
-    process = subprocess.Popen([*COMMAND, "--record", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, "--record", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         url = re.search(r"metrics at (http://\S+/metrics)", process.stdout.readline())[1]
         for _ in range(2):
