@@ -27,13 +27,14 @@ from kproxy.proxy.poller import Poller
 from kproxy.proxy.relay import READ_BYTES
 from kproxy.wire import pairing
 from kproxy.wire.connection import Sink
-from kproxy.wire.session import MAX_HELD, MAX_PREFIX
+from kproxy.wire.session import MAX_HELD, MAX_NAMED, MAX_PREFIX
 
 if TYPE_CHECKING:
     from kproxy.tables.recorder import Recorder
 
 _FILES_PER_CONNECTION = 2
 _PENDING_BYTES = 600  # about, of one request that waits for its answer
+_NAMED_BYTES = 700  # about, of one topic-partition or batch that a body names
 _FILES_BESIDE = 256  # listeners, admin, the interpreter's own
 
 log = logging.getLogger("kproxy.server")
@@ -105,7 +106,7 @@ class Server:
             self.metrics.connection,
             sinks,
         )
-        log.info("kproxy %s: %s", __version__, _memory_bound(config.max_connections))
+        log.info("kproxy %s: %s", __version__, _memory_bound(config))
         for cluster in config.clusters:
             proxy = ClusterProxy(self._worker, cluster)
             self.clusters.append(proxy)
@@ -223,13 +224,18 @@ def _raise_file_limit(max_connections: int) -> None:
         )
 
 
-def _memory_bound(max_connections: int) -> str:
+def _memory_bound(config: Config) -> str:
     """The bounds of one connection, and their sum."""
     mib = 1 << 20
+    max_connections = config.max_connections
     each = 2 * READ_BYTES + MAX_PREFIX + pairing.LIMIT * _PENDING_BYTES
+    named = ""
+    if any(cluster.detail != "headers" for cluster in config.clusters):
+        each += 2 * MAX_NAMED * _NAMED_BYTES
+        named = f"{MAX_NAMED} topic-partitions or batches named each way, "
     return (
         f"memory per connection at most {READ_BYTES >> 10} KiB unsent each way, {pairing.LIMIT} pending requests, "
-        f"a prefix of {MAX_PREFIX >> 10} KiB: {each / mib:.1f} MiB, and an answer while it is held to be rewritten "
+        f"{named}a prefix of {MAX_PREFIX >> 10} KiB: {each / mib:.1f} MiB, and an answer while it is held to be rewritten "
         f"(at most {MAX_HELD // mib} MiB); all of max_connections={max_connections} at every bound at once: "
         f"{max_connections * each // mib} MiB and the answers held"
     )
