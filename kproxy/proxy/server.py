@@ -235,7 +235,7 @@ def _memory_bound(config: Config) -> str:
         named = f"{MAX_NAMED} topic-partitions or batches named each way, "
     return (
         f"memory per connection at most {READ_BYTES >> 10} KiB unsent each way, {pairing.LIMIT} pending requests, "
-        f"{named}a prefix of {MAX_PREFIX >> 10} KiB: {each / mib:.1f} MiB, and an answer while it is held to be rewritten "
-        f"(at most {MAX_HELD // mib} MiB); all of max_connections={max_connections} at every bound at once: "
+        f"{named}a prefix of {MAX_PREFIX >> 10} KiB: {each / mib:.1f} MiB, and an answer while it is held to be "
+        f"rewritten (at most {MAX_HELD // mib} MiB); all of max_connections={max_connections} at every bound at once: "
         f"{max_connections * each // mib} MiB and the answers held"
     )
