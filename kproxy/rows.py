@@ -20,6 +20,7 @@ from kproxy.capture.pcap import Capture
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema
+from kproxy.tables.arrays import batch
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, TopicNames
 from kproxy.tables.schema import Table
@@ -158,7 +159,7 @@ class Rows:
                 self._add(table, columns.batch())
         if len(self._connection_rows) >= min(least, CONNECTION_ROWS):
             connections = schema.CONNECTIONS
-            self._add(connections, pa.RecordBatch.from_pylist(self._connection_rows, connections.schema))
+            self._add(connections, batch(connections.schema, self._connection_rows))
             self._connection_rows.clear()
 
 
@@ -261,4 +262,4 @@ def quality_batch(source: str, quality: Quality) -> pa.RecordBatch:
         }
         for row in quality
     ]
-    return pa.RecordBatch.from_pylist(rows, schema.QUALITY.schema)
+    return batch(schema.QUALITY.schema, rows)

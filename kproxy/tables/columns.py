@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from kproxy.protocol.error_codes import error_name
-from kproxy.tables.schema import EXCHANGES
+from kproxy.tables.arrays import array, listed
+from kproxy.tables.schema import EXCHANGES, I16, I64, TEXT, TIME
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import NONE, Exchange
 from kproxy.wire.interest import FETCH, PRODUCE, SHARE_FETCH
@@ -38,7 +39,7 @@ class Words(dict[str | None, int]):
         return index
 
     def column(self, indices: np.ndarray) -> pa.Array:
-        return pa.array(list(self), pa.string()).take(pa.array(indices))
+        return listed(TEXT, list(self)).take(array(I64, indices))
 
 
 # Columns of a packed row, in order. The first index is the connection's, the second the API's.
@@ -168,19 +169,19 @@ class ExchangeColumns:
             elif name in EXCHANGES.schema.names and name not in ("connection", "api"):
                 columns[name] = numbers(EXCHANGES.schema.field(name).type, values, name in _NONE_IS_NULL)
         first = np.where(raw["request_start_ns"] != NONE, raw["request_start_ns"], raw["response_start_ns"])
-        columns["time"] = pa.array(first // 1000, EXCHANGES.schema.field("time").type)
+        columns["time"] = array(TIME, first // 1000)
         columns["latency_ns"] = _difference(raw["response_start_ns"], raw["request_end_ns"])
         columns["total_ns"] = _difference(raw["response_end_ns"], raw["request_start_ns"])
         columns["error"] = named(raw["error_code"], error_name)
-        self._of_connections(columns, pa.array(raw["connection"]))
-        self._of_apis(columns, pa.array(raw["api"]))
+        self._of_connections(columns, array(I64, raw["connection"]))
+        self._of_apis(columns, array(I64, raw["api"]))
         self._clear()
         return pa.RecordBatch.from_arrays(
             [columns[field.name].cast(field.type) for field in EXCHANGES.schema], schema=EXCHANGES.schema
         )
 
     def _of_connections(self, columns: dict[str, pa.Array], indices: pa.Array) -> None:
-        columns["connection"] = pa.array([info.id for info in self._infos], pa.int64()).take(indices)
+        columns["connection"] = listed(I64, [info.id for info in self._infos]).take(indices)
         for name in (
             "source",
             "cluster",
@@ -191,16 +192,16 @@ class ExchangeColumns:
             "broker_id",
         ):
             kind = EXCHANGES.schema.field(name).type
-            columns[name] = pa.array([getattr(info, name) for info in self._infos], kind).take(indices)
+            columns[name] = listed(kind, [getattr(info, name) for info in self._infos]).take(indices)
 
     def _of_apis(self, columns: dict[str, pa.Array], indices: pa.Array) -> None:
         plans = self._plans
         seen = [plan.api_key != NONE for plan in plans]
         keys = [plan.api_key if there else None for plan, there in zip(plans, seen, strict=True)]
         versions = [plan.api_version if there else None for plan, there in zip(plans, seen, strict=True)]
-        columns["api_key"] = pa.array(keys, pa.int16()).take(indices)
-        columns["api"] = pa.array([plan.api for plan in plans], pa.string()).take(indices)
-        columns["api_version"] = pa.array(versions, pa.int16()).take(indices)
+        columns["api_key"] = listed(I16, keys).take(indices)
+        columns["api"] = listed(TEXT, [plan.api for plan in plans]).take(indices)
+        columns["api_version"] = listed(I16, versions).take(indices)
 
 
 def carried(exchange: Exchange) -> tuple[int, int, int]:
@@ -220,17 +221,16 @@ def carried(exchange: Exchange) -> tuple[int, int, int]:
 def numbers(kind: pa.DataType, values: np.ndarray, none_is_null: bool = False) -> pa.Array:
     """A column of numbers, or of flags; null is NULL, or NONE."""
     missing = values == (NONE if none_is_null else NULL)
-    values = np.where(missing, 0, values)
-    return pa.array(values.astype(bool) if pa.types.is_boolean(kind) else values, kind, mask=missing)
+    return array(kind, np.where(missing, 0, values), missing)
 
 
 def _difference(later: np.ndarray, earlier: np.ndarray) -> pa.Array:
     missing = (later == NONE) | (earlier == NONE)
-    return pa.array(np.where(missing, 0, later - earlier), pa.int64(), mask=missing)
+    return array(I64, np.where(missing, 0, later - earlier), missing)
 
 
 def named(codes: np.ndarray, name: Callable[[int], str]) -> pa.Array:
     """A column of names for the codes of another."""
     distinct, inverse = np.unique(codes, return_inverse=True)
-    names = pa.array([None if code == NULL else name(int(code)) for code in distinct], pa.string())
-    return names.take(pa.array(inverse))
+    names = listed(TEXT, [None if code == NULL else name(int(code)) for code in distinct])
+    return names.take(array(I64, inverse))

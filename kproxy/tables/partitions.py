@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.records import BatchHeader
+from kproxy.tables.arrays import array, listed
 from kproxy.tables.columns import NULL, Words, named, numbers
 from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
 from kproxy.wire.bodies import Found, Partition
@@ -62,8 +63,8 @@ class TopicNames:
         """Rows with a topic's name wherever only its id was there."""
         if not self.names or "topic_id" not in rows.schema.names:
             return rows
-        known = pa.array(sorted(self.names), pa.string())
-        names = pa.array([self.names[identity] for identity in sorted(self.names)], pa.string())
+        known = listed(TEXT, sorted(self.names))
+        names = listed(TEXT, [self.names[identity] for identity in sorted(self.names)])
         told = names.take(pc.index_in(rows["topic_id"], value_set=known))
         return rows.set_column(rows.schema.get_field_index("topic"), "topic", pc.coalesce(rows["topic"], told))
 
@@ -125,16 +126,16 @@ class _Rows:
         common = {name: values[raw["exchange"]] for name, values in _unpacked(self._exchanges, _OF_EXCHANGE).items()}
         answered = raw["direction"] == BROKER
         start = np.where(answered, common["response_start"], common["request_start"])
-        topics = pa.array([topic for topic, _ in self._topics], TEXT)
-        ids = pa.array([None if id_ is None else topic_id(id_) for _, id_ in self._topics], TEXT)
-        names = pa.array(raw["name"])
+        topics = listed(TEXT, [topic for topic, _ in self._topics])
+        ids = listed(TEXT, [None if id_ is None else topic_id(id_) for _, id_ in self._topics])
+        names = array(I64, raw["name"])
         columns = {
             "source": self.words.column(common["source"]),
             "connection": numbers(I64, common["connection"]),
             "number": numbers(I64, common["number"], True),
             "time": numbers(TIME, start // 1000),
             "api": self.words.column(common["api"]),
-            "direction": pa.array(["request", "response"], TEXT).take(pa.array(raw["direction"])),
+            "direction": listed(TEXT, ["request", "response"]).take(array(I64, raw["direction"])),
             "topic": topics.take(names),
             "topic_id": ids.take(names),
         }
@@ -236,7 +237,7 @@ class PartitionColumns(_Rows):
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         columns = super()._columns(raw)
         codecs, inverse = np.unique(raw["codecs"], return_inverse=True)
-        columns["codec"] = pa.array([_codecs(int(bits)) for bits in codecs], TEXT).take(pa.array(inverse))
+        columns["codec"] = listed(TEXT, [_codecs(int(bits)) for bits in codecs]).take(array(I64, inverse))
         columns["error"] = named(raw["error_code"], error_name)
         return columns
 
@@ -264,7 +265,7 @@ class BatchColumns(_Rows):
         attributes = raw["attributes"]
         distinct, inverse = np.unique(raw["magic"] << 16 | attributes & 0xFFFF, return_inverse=True)
         headers = [_EMPTY._replace(magic=int(value) >> 16, attributes=int(value) & 0xFFFF) for value in distinct]
-        inverse = pa.array(inverse)
+        inverse = array(I64, inverse)
         raw |= {
             "last_offset": raw["base_offset"] + raw["last_offset_delta"],
             "records": raw["record_count"],
@@ -272,10 +273,10 @@ class BatchColumns(_Rows):
             "crc_valid": np.full(len(attributes), NULL),  # it is over bytes that are not looked at
         }
         columns = super()._columns(raw)
-        columns["codec"] = pa.array([codec_name(header.codec) for header in headers], TEXT).take(inverse)
-        columns["timestamp_type"] = pa.array([header.timestamp_type for header in headers], TEXT).take(inverse)
-        columns["transactional"] = pa.array([header.is_transactional for header in headers], FLAG).take(inverse)
-        columns["control"] = pa.array([header.is_control for header in headers], FLAG).take(inverse)
+        columns["codec"] = listed(TEXT, [codec_name(header.codec) for header in headers]).take(inverse)
+        columns["timestamp_type"] = listed(TEXT, [header.timestamp_type for header in headers]).take(inverse)
+        columns["transactional"] = listed(FLAG, [header.is_transactional for header in headers]).take(inverse)
+        columns["control"] = listed(FLAG, [header.is_control for header in headers]).take(inverse)
         return columns
 
 

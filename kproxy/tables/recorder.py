@@ -7,8 +7,9 @@ events are dropped, counted, and told in `quality`. Files appear whole, after RO
 what no file has yet, and nothing else.
 
 Bounded by: QUEUE_BYTES of packed rows that wait, `writer.RUN_ROWS` rows per table in memory, the rest of a file's rows
-on the disk, and ROLL_ROWS rows of one table while its file is written. The disk is its owner's: nothing here removes
-old files. Refuses to know sockets, and what a proxy is.
+on the disk, and ROLL_ROWS rows of one table while its file is written; where bodies are read, `partitions.MAX_NAMES`
+topics, and `partitions.MAX_POSITIONS` partitions per connection. The disk is its owner's: nothing here removes old
+files. Refuses to know sockets, and what a proxy is.
 """
 
 import fcntl
@@ -29,6 +30,7 @@ import pyarrow as pa
 from kproxy import __version__
 from kproxy.errors import KproxyError
 from kproxy.tables import schema, writer
+from kproxy.tables.arrays import batch
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, TopicNames
 from kproxy.tables.schema import Table
@@ -78,6 +80,7 @@ class Recorder:
         self._open: _Portion | None = _Portion()  # None: there is no room
         self._waiting: deque[_Portion] = deque()
         self._waiting_bytes = 0
+        self._failed = False
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -104,9 +107,11 @@ class Recorder:
                     return
                 try:
                     portion.add(tally, events)
-                except Exception:  # a defect of ours must not cost a connection
+                except Exception:  # a defect of ours must not cost a connection, nor fill the log
                     self._quality.drop(info.source, len(events))
-                    log.exception("a defect of kproxy's recorder: %d events are lost", len(events))
+                    if not self._failed:
+                        self._failed = True
+                        log.exception("a defect of kproxy's recorder: this event is lost, and each like it")
                 if portion.full:
                     self._hand_over(portion)
 
@@ -312,7 +317,7 @@ class _Files:
             if columns.rows:
                 self._sort(table, columns.batch())
         if portion.connections:
-            self._sort(schema.CONNECTIONS, pa.RecordBatch.from_pylist(portion.connections, schema.CONNECTIONS.schema))
+            self._sort(schema.CONNECTIONS, batch(schema.CONNECTIONS.schema, portion.connections))
 
     def _sort(self, table: Table, batch: pa.RecordBatch) -> None:
         if self._work is None:
@@ -325,7 +330,7 @@ class _Files:
         """Make files of all rows so far, if there are any."""
         self._told = self._quality.take()
         if self._told:
-            self._sort(schema.QUALITY, pa.RecordBatch.from_pylist(self._told, schema.QUALITY.schema))
+            self._sort(schema.QUALITY, batch(schema.QUALITY.schema, self._told))
         if self._work is None:
             self._clear()
             return
@@ -356,7 +361,7 @@ class _Files:
         """Earlier recordings and conversions into the folder stay named."""
         try:
             before = json.loads((self._dataset.folder / writer.MANIFEST).read_text())["sources"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError, TypeError):  # none, or not ours
             before = {}
         return {
             "kproxy": __version__,

@@ -1,0 +1,49 @@
+"""Arrow arrays from their buffers.
+
+Duty: what `pa.array` does for the few types that the tables have. It imports pandas, where that is installed, to see
+whether it was given a series: a quarter of a second and 50 MB for every process that converts or records.
+
+Refuses to know tables.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def array(kind: pa.DataType, values: np.ndarray, missing: np.ndarray | None = None) -> pa.Array:
+    """Numbers, times or flags; null where `missing` says so."""
+    if pa.types.is_boolean(kind):
+        data = _bits(values.astype(bool))
+    elif pa.types.is_timestamp(kind):
+        data = pa.py_buffer(np.ascontiguousarray(values, np.int64))
+    else:
+        data = pa.py_buffer(np.ascontiguousarray(values, kind.to_pandas_dtype()))
+    validity = None if missing is None or not missing.any() else _bits(~missing)
+    return pa.Array.from_buffers(kind, len(values), [validity, data])
+
+
+def listed(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    """Strings, numbers, times or flags as a list, with None for null."""
+    missing = np.fromiter((value is None for value in values), bool, len(values))
+    if not pa.types.is_string(kind):
+        numbers = np.fromiter((0 if value is None else value for value in values), np.int64, len(values))
+        return array(kind, numbers, missing)
+    texts = [b"" if value is None else value.encode(errors="replace") for value in values]
+    offsets = np.zeros(len(texts) + 1, np.int32)
+    np.cumsum([len(text) for text in texts], out=offsets[1:])
+    validity = _bits(~missing) if missing.any() else None
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts)), validity)
+
+
+def batch(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    """Rows as a batch; what a row does not name is null."""
+    return pa.RecordBatch.from_arrays(
+        [listed(field.type, [row.get(field.name) for row in rows]) for field in schema], schema=schema
+    )
+
+
+def _bits(flags: np.ndarray) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
