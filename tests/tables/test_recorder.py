@@ -246,6 +246,19 @@ def test_a_disk_that_fails_costs_the_rows_and_no_more(recording, monkeypatch, ca
     assert [(row["kind"], row["count"]) for row in kinds] == [("recorder_dropped", 2)]
 
 
+def test_a_defect_costs_the_event_and_not_the_connection(recording, caplog):
+    recording.start()
+    take = recording.connected(INFO)
+    broken = exchange(1)
+    broken.correlation_id = 1 << 70
+    for event in (exchange(0), broken, broken, exchange(2)):
+        take([event])
+    recording.close()
+    assert numbers(recording.folder) == [0, 2]
+    assert recording.dropped == {"live:east": 2}
+    assert [entry.levelname for entry in caplog.records] == ["ERROR"]
+
+
 RECORD_FOR_EVER = """
 import sys, time
 from pathlib import Path
