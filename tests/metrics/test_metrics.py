@@ -4,6 +4,7 @@ import subprocess
 from bisect import bisect_left
 from itertools import pairwise
 from math import ceil
+from time import time_ns
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from kproxy.metrics import Metrics, bounds
 from kproxy.metrics.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
 from kproxy.metrics.exposition import render
+from kproxy.metrics.named import Topics
+from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
     ANSWERED,
@@ -91,6 +94,12 @@ def busy_metrics():
     other.closed("client")
     other.closed("again")
     metrics.recorder_dropped["live:main"] = 4
+    produced = exchange(PRODUCE)
+    produced.request_start = time_ns()  # a topic that was last seen long ago is not shown
+    produced.request_body = Found()
+    produced.request_body.sums.append(Sums("orders", None, 700, 2, 9, 1))
+    metrics.topics["default"] = Topics()
+    metrics.topics["default"].events([produced])
     return metrics
 
 
