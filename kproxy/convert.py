@@ -103,7 +103,8 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
         results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)
-    gc.collect()  # flows and their sessions are cycles; merging needs the room
+    if not small:
+        gc.collect()  # flows and their sessions are cycles; merging needs the room
     writer.release()
     whole = _Share({name: [] for name in schema.TABLES}, Quality(), TopicNames())
     for share in results:
