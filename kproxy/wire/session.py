@@ -176,13 +176,14 @@ class Session:
         self._waiting = bytearray()
         self._unread: Any = None  # of this receive, for the state that is now
         self._raw = sasl.RawSasl("")
-        self._handlers: list[Callable[[Any, int], list[Piece]]] = [self._requests, self._answers]
+        # Functions, not bound methods: a session must not hold itself, or only the garbage collector would free it.
+        self._handlers: list[Callable[[Any, Any, int], list[Piece]]] = [Session._requests, Session._answers]
 
     # --- the owner's calls -------------------------------------------------------------------------------------------
 
     def receive(self, side: int, view: Any, now_ns: int) -> list[Piece]:
         """Bytes of a side arrived; returns the pieces to send, in order."""
-        pieces = self._handlers[side](view, now_ns)
+        pieces = self._handlers[side](self, view, now_ns)
         if self._unread is not None:
             pieces += self._go_on(side, now_ns)
         self._received[side] += len(view)
@@ -193,7 +194,7 @@ class Session:
         if side in self._ended:
             return
         self._ended.append(side)
-        self._handlers[side] = self._closed
+        self._handlers[side] = Session._closed
         cause = cause or f"{SIDES[self._ended[0]]}_closed"
         if side == BROKER or len(self._ended) == 2:
             self._settle(cause, now_ns)
@@ -226,7 +227,7 @@ class Session:
         start = now
         if self._client_left:
             pos, sent = self._continue_request(view, size, now, pieces)
-            if self._handshake is not None and self._handlers[CLIENT] != self._requests:
+            if self._handshake is not None and self._handlers[CLIENT] is not Session._requests:
                 return self._rest(CLIENT, view, pos, sent, pieces)
         elif self._client_head:
             view = memoryview(self._client_head + bytes(view))
@@ -292,7 +293,7 @@ class Session:
                 self.events.append(exchange)
             elif self._client_swallow or self._handshake is not None:
                 self._whole_request(exchange, pieces, now)
-                if self._handlers[CLIENT] != self._requests:
+                if self._handlers[CLIENT] is not Session._requests:
                     return self._rest(CLIENT, view, pos, sent, pieces)
         if pos < size:  # an incomplete header stays until it is whole
             self._client_head = bytes(view[pos:])
@@ -479,7 +480,7 @@ class Session:
         elif self._handshake is not None and exchange.plan.api_key == SASL_HANDSHAKE:
             self.sasl_mechanism = self._handshake
             if exchange.plan.api_version == 0:
-                self._handlers[CLIENT] = self._wait
+                self._handlers[CLIENT] = Session._wait
             else:
                 self._handshake = None
 
@@ -509,7 +510,7 @@ class Session:
         start = now
         if self._broker_left:
             pos, sent = self._continue_answer(view, size, now, pieces)
-            if self._handlers[BROKER] != self._answers:
+            if self._handlers[BROKER] is not Session._answers:
                 return self._rest(BROKER, view, pos, sent, pieces)
         elif self._broker_head:
             view = memoryview(self._broker_head + bytes(view))
@@ -571,7 +572,7 @@ class Session:
                 self._send_own_answers(pieces, now)
             if self._handshake is not None and plan.api_key == SASL_HANDSHAKE:
                 self._handshake_answered(exchange, pieces, now)
-                if self._handlers[BROKER] != self._answers:
+                if self._handlers[BROKER] is not Session._answers:
                     return self._rest(BROKER, view, pos, sent, pieces)
         if pos < size:
             self._broker_head = bytes(view[pos:])
@@ -682,8 +683,8 @@ class Session:
         assert exchange.plan.response_reader is not None
         try:
             found = exchange.plan.response_reader(view, start, end)
-        except Malformed as fault:
-            self._bad_answer(exchange, fault, now)
+        except Malformed as fault:  # its addresses, if it has any, have been read by the scan
+            self._unread_answer(exchange, fault, now)
             return
         exchange.throttle_ms = found.throttle_ms
         exchange.error_code = found.error_code
@@ -733,15 +734,21 @@ class Session:
     def _bad_answer(self, exchange: Exchange, fault: ProtocolError, now: int) -> bool:
         """An answer does not decode. False: it could carry addresses that we must rewrite, so nothing of it leaves."""
         plan = exchange.plan
-        exchange.decoded = FAILED
-        text = f"a {plan.api} v{plan.api_version} answer does not decode ({fault})"
         if self._transform is not None and (plan.carries_addresses or plan.transforms_always):
+            exchange.decoded = FAILED
             if self._broker_exchange is not exchange:
                 self._give_up(exchange, "desync")
+            text = f"a {plan.api} v{plan.api_version} answer does not decode ({fault})"
             self._fatal(BROKER, "malformed_answer", f"{text}; it may name brokers, so it is not passed on", plan, now)
             return False
-        self._fault(BROKER, "malformed_answer", f"{text}; it was passed on as it came", plan, now)
+        self._unread_answer(exchange, fault, now)
         return True
+
+    def _unread_answer(self, exchange: Exchange, fault: ProtocolError, now: int) -> None:
+        plan = exchange.plan
+        exchange.decoded = FAILED
+        text = f"a {plan.api} v{plan.api_version} answer does not decode ({fault}); it was passed on"
+        self._fault(BROKER, "malformed_answer", text, plan, now)
 
     def _unpaired(self, correlation_id: int, pos: int, now: int) -> Exchange | None:
         """The head of the queue is not the request of this answer: find it, or say that nobody asked."""
@@ -852,7 +859,7 @@ class Session:
         if exchange.error_code == 0:
             self._start_raw(mechanism)
         else:
-            self._handlers[CLIENT] = self._requests
+            self._handlers[CLIENT] = Session._requests
         if waiting:
             unread = self._unread
             self._unread = memoryview(waiting)
@@ -862,8 +869,8 @@ class Session:
     def _start_raw(self, mechanism: str) -> None:
         self.sasl_mechanism = mechanism
         self._raw = sasl.RawSasl(mechanism)
-        self._handlers[CLIENT] = self._client_tokens
-        self._handlers[BROKER] = self._broker_tokens
+        self._handlers[CLIENT] = Session._client_tokens
+        self._handlers[BROKER] = Session._broker_tokens
 
     def _client_tokens(self, view: Any, now: int) -> list[Piece]:
         size = len(view)
@@ -879,8 +886,8 @@ class Session:
             if self._raw.open_ended and self._raw.tokens and size - pos < 14 and size - pos != 4 + _size(view, pos):
                 break  # too little to tell a token from a frame
             if self._raw.ends_with(view, pos, size):
-                self._handlers[CLIENT] = self._requests
-                self._handlers[BROKER] = self._answers
+                self._handlers[CLIENT] = Session._requests
+                self._handlers[BROKER] = Session._answers
                 return self._rest(CLIENT, view, pos, sent, pieces)
             length = _size(view, pos)
             if not 0 <= length <= sasl.MAX_TOKEN:
@@ -915,8 +922,8 @@ class Session:
             if pos <= size:
                 done = self._raw.replied(length)
         if done:
-            self._handlers[CLIENT] = self._requests
-            self._handlers[BROKER] = self._answers
+            self._handlers[CLIENT] = Session._requests
+            self._handlers[BROKER] = Session._answers
             return self._rest(BROKER, view, pos, 0, pieces)
         if pos > size:
             self._broker_left = pos - size
@@ -940,7 +947,7 @@ class Session:
         pieces: list[Piece] = []
         while self._unread is not None:
             view, self._unread = self._unread, None
-            pieces += self._handlers[side](view, now)
+            pieces += self._handlers[side](self, view, now)
         return pieces
 
     def _not_kafka(self, side: int, view: Any, pos: int, sent: int, pieces: list[Piece], now: int) -> list[Piece]:
@@ -955,7 +962,7 @@ class Session:
             self._fatal(side, kind, text, None, now)
             return
         self._fault(side, kind, f"{text}; from here on this connection is passed on unread", None, now)
-        self._handlers = [self._blind, self._blind_broker]
+        self._handlers = [Session._blind, Session._blind_broker]
         self._settle("desync", now)
 
     def _overfull(self) -> None:
@@ -974,7 +981,7 @@ class Session:
 
     def _fatal(self, side: int, kind: str, text: str, plan: ApiPlan | None, now: int) -> None:
         self._fault(side, kind, text, plan, now, fatal=True)
-        self._handlers = [self._closed, self._closed]
+        self._handlers = [Session._closed, Session._closed]
         self._settle("desync", now)
 
     def _fault(self, side: int, kind: str, text: str, plan: ApiPlan | None, now: int, fatal: bool = False) -> None:

@@ -447,6 +447,16 @@ def test_any_split_tells_the_same_of_topic_partitions(detail: int, most: int) ->
     assert any(body[3] == {UUID(int=1): "t"} for body in bodies)
 
 
+def test_a_name_that_cannot_be_one_ends_the_looking_and_not_the_connection() -> None:
+    named = {"topics": [{"name": "n" * 40_000, "topicId": UUID(int=1)}]}
+    answer = response(METADATA, 12, 1, {**named, "brokers": [{"nodeId": 1, "host": "h", "port": 9}]})
+    for cuts in ((), (100,)):
+        talk = Dialogue(Interest(rewrite=True, detail=TOPICS), transform=untouched)
+        talk.client(request(METADATA, 12, 1)).broker(answer, cuts)
+        assert [e.response_body for e in talk.exchanges] == [None] and talk.sent[CLIENT] == answer
+        assert [(fault.kind, fault.fatal) for fault in talk.faults] == [("malformed_answer", False)]
+
+
 def test_the_errors_of_a_large_answer_are_told_though_it_is_not_kept() -> None:
     partitions = [{"partitionIndex": index, "errorCode": 3 * (index % 2)} for index in range(20_000)]
     answer = response(8, 8, 1, {"topics": [{"name": "t", "partitions": partitions}]})
