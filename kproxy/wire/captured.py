@@ -27,7 +27,7 @@ class CapturedSession(Session):
         super().__init__(interest)
         if midstream:
             self._seen_gap = True
-            self._handlers = [self._seek_request, self._seek_answer]
+            self._handlers = [CapturedSession._seek_request, CapturedSession._seek_answer]
 
     def gap(self, side: int, count: int, now_ns: int) -> None:
         """The capture does not hold the next `count` bytes of a side."""
@@ -57,7 +57,7 @@ class CapturedSession(Session):
         if self._client_walker is not None and exchange is not None:
             # what it does not name would look as if it were not there
             self._client_walker = exchange.request_body = None
-        if self._handlers[CLIENT] == self._requests and 0 < count <= self._client_left:
+        if self._handlers[CLIENT] is Session._requests and 0 < count <= self._client_left:
             self._client_left -= count
             if not self._client_left:  # a hole in a body of known size costs that body only
                 self._client_exchange = None
@@ -66,14 +66,14 @@ class CapturedSession(Session):
                     exchange.request_end = now
                     self._whole_request(exchange, [], now)
             return
-        if self._handlers[CLIENT] != self._closed:
+        if self._handlers[CLIENT] is not Session._closed:
             self._lose(CLIENT)
 
     def _gap_in_answers(self, count: int, now: int) -> None:
         exchange = self._broker_exchange
         self._broker_keep = None
         self._walker = None
-        if self._handlers[BROKER] == self._answers and 0 < count <= self._broker_left:
+        if self._handlers[BROKER] is Session._answers and 0 < count <= self._broker_left:
             self._broker_left -= count
             if not self._broker_left:
                 self._broker_exchange = None
@@ -81,7 +81,7 @@ class CapturedSession(Session):
                 if exchange is not None:
                     self._answered(exchange, now)
             return
-        if self._handlers[BROKER] != self._closed:
+        if self._handlers[BROKER] is not Session._closed:
             self._lose(BROKER)
 
     def _lose(self, side: int) -> None:
@@ -89,7 +89,7 @@ class CapturedSession(Session):
         if side == CLIENT:
             self._drop_request("gap")
             self._client_head = b""
-            self._handlers[CLIENT] = self._seek_request
+            self._handlers[CLIENT] = CapturedSession._seek_request
         else:
             exchange, self._broker_exchange = self._broker_exchange, None
             self._broker_head = b""
@@ -98,7 +98,7 @@ class CapturedSession(Session):
             self._walker = None
             if exchange is not None:
                 self._give_up(exchange, "gap")
-            self._handlers[BROKER] = self._seek_answer
+            self._handlers[BROKER] = CapturedSession._seek_answer
         self._seen_gap = True
 
     def _seek_request(self, view: Any, now: int) -> list[Piece]:
@@ -122,7 +122,7 @@ class CapturedSession(Session):
             head = data[-resync.WINDOW :]
             skipped = len(data) - len(head)
         else:
-            self._handlers[side] = self._requests if side == CLIENT else self._answers
+            self._handlers[side] = Session._requests if side == CLIENT else Session._answers
             self._unread = memoryview(data)[found:]
         if side == CLIENT:
             self._client_head = head

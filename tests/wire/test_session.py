@@ -1,5 +1,6 @@
 """Playbooks for the session: each rule of pairing, versions, SASL and faults, and any split of the bytes."""
 
+import gc
 import random
 from typing import Any
 from uuid import UUID
@@ -88,6 +89,13 @@ def test_trailing_bytes_after_a_body_pass_and_are_no_fault() -> None:
     talk = rewriting().client(ask).broker(response(METADATA, 13, 5))
     assert talk.sent[BROKER] == ask
     assert not talk.faults and len(talk.exchanges) == 1
+
+
+def test_a_session_is_gone_when_its_owner_lets_go() -> None:
+    gc.collect()
+    talk = rewriting().client(request(METADATA, 12, 7)).broker(response(METADATA, 12, 7))
+    del talk
+    assert gc.collect() == 0  # nothing was left to the garbage collector
 
 
 # --- pairing ---------------------------------------------------------------------------------------------------------
