@@ -136,6 +136,28 @@ def test_java_with_every_codec_and_acks(bootstrap: str) -> None:
     assert sorted(value.decode() for _, value in consume(bootstrap, topic, len(sent))) == sorted(sent)
 
 
+def test_topics_are_counted_as_clients_wrote_them(cluster: Cluster, tmp_path: Path) -> None:
+    """By name with librdkafka, by id with Java (KIP-516); and both say who they are (KIP-511)."""
+    with Kproxy(cluster.bootstrap, tmp_path, "--detail", "topics") as kproxy:
+        topic = create_topic(kproxy.bootstrap)
+        for codec in CODECS:
+            produce(kproxy.bootstrap, topic, sample(100, codec), compression_type=codec, acks="all")
+        sent = "".join(f"line {number}\n" for number in range(100))
+        tool(PRODUCER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, stdin=sent.encode())
+        consume(kproxy.bootstrap, topic, 600)
+        tool(
+            *(CONSUMER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, "--from-beginning"),
+            *("--max-messages", "600", "--timeout-ms", "30000"),
+        )
+        assert kproxy.metric("kproxy_topic_records_total", topic=topic, direction="request") == 600
+        assert kproxy.metric("kproxy_topic_records_total", topic=topic, direction="response") == 1200
+        for codec in CODECS:
+            assert kproxy.metric("kproxy_topic_batches_total", topic=topic, direction="request", codec=codec)
+        for software in ("confluent-kafka-python", "apache-kafka-java"):
+            assert kproxy.metric("kproxy_client_info", software_name=software)
+        assert kproxy.metric("kproxy_protocol_faults_total") == 0
+
+
 def test_ten_megabytes_byte_for_byte_with_librdkafka(bootstrap: str) -> None:
     topic = create_topic(bootstrap, partitions=1)
     noise = random.Random(10)
