@@ -24,23 +24,30 @@ class _Counted(io.RawIOBase):
     def __init__(self, file: BinaryIO, head: bytes, waiting: Callable[[], bool] | None) -> None:
         self.consumed = 0
         self._file = file
+        self._read: Callable[[int], bytes] = getattr(
+            file, "read1", file.read
+        )  # what a pipe has, without waiting for more
         self._head = head
         self._waiting = waiting
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def read(self, size: int = -1, /) -> bytes:
+        """The plain way, without the copies that io's own makes of readinto."""
         if self._head:
-            count = min(len(self._head), len(buffer))
-            buffer[:count] = self._head[:count]
-            self._head = self._head[count:]
+            data, self._head = self._head[:size], self._head[size:]
         else:
-            count = cast(io.RawIOBase, self._file).readinto(buffer) or 0
-            while not count and self._waiting is not None and self._waiting():
-                count = cast(io.RawIOBase, self._file).readinto(buffer) or 0
-        self.consumed += count
-        return count
+            data = self._read(size)
+            while not data and self._waiting is not None and self._waiting():
+                data = self._read(size)
+        self.consumed += len(data)
+        return data
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         self._file.close()

@@ -3,7 +3,7 @@
 Duty: classic pcap (both byte orders, micro- and nanoseconds) and pcapng, read in windows: a `Window` is a piece of the
 file with the records that lie whole in it. A record is a plain tuple (time_ns, link type, start, end, original length);
 start and end are offsets of its captured bytes in the window's data, and `window.offset + start` is where they lie in
-the (decompressed) file. Memory: one window of 1 MiB and the records in it, or one record if that is larger.
+the (decompressed) file. Memory: one window of 512 KiB and the records in it, or one record if that is larger.
 
 A file that ends inside a record, and a record's header that makes no sense, are flaws of the capture, not errors: they
 are counted, and reading goes on at the next place where records follow each other. Only a file that is no capture at
@@ -23,7 +23,7 @@ from kproxy.errors import CaptureError
 
 Record = tuple[int, int, int, int, int]  # time_ns, link type, start, end, original length
 
-WINDOW = 1 << 20
+WINDOW = 1 << 19  # larger ones cost page faults
 MAX_RECORD = 1 << 24  # libpcap allows 256 KiB for all but USB; a broken length must not become an allocation
 SECOND = 1_000_000_000
 
