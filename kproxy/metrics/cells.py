@@ -69,7 +69,6 @@ class ApiCells:
         "excess_wait_ns",
         "request_bytes",
         "request_size",
-        "requests",
         "response_bytes",
         "response_size",
         "throttle",
@@ -77,7 +76,6 @@ class ApiCells:
     )
 
     def __init__(self) -> None:
-        self.requests = 0
         self.duration = cell(DURATION_NS)
         self.duration_ns = 0
         self.request_size = cell(SIZE_BYTES)
@@ -89,6 +87,11 @@ class ApiCells:
         self.throttle = cell(THROTTLE_NS)
         self.throttle_ns = 0
         self.errors: dict[int, int] = {}
+
+    @property
+    def requests(self) -> int:
+        """Each has a size, so they need no count of their own."""
+        return sum(self.request_size)
 
 
 class BrokerCells:
@@ -155,16 +158,15 @@ class ConnectionMetrics:
         """Count these events; nothing of them is kept."""
         if self._topics is not None:
             self._topics.events(events)
+        plan = None
         for event in events:
-            if event.__class__ is not Exchange or event.outcome != ANSWERED:
+            if event.__class__ is not Exchange or event.outcome is not ANSWERED:
                 self._unusual(event)
                 continue
-            try:
-                cells = self._by_plan[event.plan]
-            except KeyError:
-                cells = self._metrics.api_cells(self._cells, event.plan)
+            if event.plan is not plan:
+                plan = event.plan
+                cells = self._by_plan.get(plan) or self._metrics.api_cells(self._cells, plan)
             size = event.request_bytes
-            cells.requests += 1
             cells.request_bytes += size
             cells.request_size[bisect_left(SIZE_BYTES, size)] += 1
             size = event.response_bytes
@@ -217,7 +219,6 @@ class ConnectionMetrics:
 
     def _request_only(self, exchange: Exchange) -> None:
         cells = self._by_plan.get(exchange.plan) or self._metrics.api_cells(self._cells, exchange.plan)
-        cells.requests += 1
         cells.request_bytes += exchange.request_bytes
         cells.request_size[bisect_left(SIZE_BYTES, exchange.request_bytes)] += 1
 

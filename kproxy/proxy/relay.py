@@ -109,6 +109,7 @@ class Relay:
         self._sinks = tuple(sinks)
         self._on_fault = on_fault
         self._on_closed = on_closed
+        self._faults = 0  # told so far
         self._full = False  # too many requests pending: the client is not read
         self._first_end = CLIENT
         self._draining = False
@@ -414,10 +415,12 @@ class Relay:
         for sink in self._sinks:
             sink(events)
         fatal = False
-        for event in events:
-            if event.__class__ is Desync:
-                self._on_fault(self, event)
-                fatal |= event.fatal
+        if self.session.faults != self._faults:
+            self._faults = self.session.faults
+            for event in events:
+                if isinstance(event, Desync):
+                    self._on_fault(self, event)
+                    fatal |= event.fatal
         events.clear()
         if fatal:
             self.close("fault")

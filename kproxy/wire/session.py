@@ -123,6 +123,7 @@ class Session:
         "_walker",
         "completed",
         "events",
+        "faults",
         "pending",
         "sasl_mechanism",
         "sasl_tokens",
@@ -139,6 +140,7 @@ class Session:
         self.events: list[Event] = []  # the owner's to take and to clear after each call
         self.pending = Pending()
         self.completed = [0, 0]  # frames whose last byte has arrived, per side
+        self.faults = 0  # Desync events so far
         self.sasl_mechanism: str | None = None
         self.sasl_tokens = 0  # raw ones; they give no events
         self.software: tuple[str, str] | None = None  # name and version, as ApiVersions tells (KIP-511)
@@ -986,6 +988,7 @@ class Session:
 
     def _fault(self, side: int, kind: str, text: str, plan: ApiPlan | None, now: int, fatal: bool = False) -> None:
         api_key, api_version = (plan.api_key, plan.api_version) if plan is not None else (NONE, NONE)
+        self.faults += 1
         self.events.append(Desync(side, kind, text, self._received[side], api_key, api_version, fatal, now))
 
     def _blind(self, view: Any, now: int) -> list[Piece]:
