@@ -8,7 +8,8 @@ Kafka.
 A flow depends on its own packets only, so that flows can be shared out among processes by `shard`.
 
 Memory: MAX_FLOWS open flows, of which the longest idle go first, and as many ended ones remembered by their keys;
-QUEUED_BYTES of segments out of order, HEAD bytes per side of a flow not decided yet, MAX_PENDING requests waiting.
+QUEUED_BYTES of segments out of order, HEAD bytes per side of a flow not decided yet, MAX_PENDING requests waiting; the
+windows of the last SAME_PACKET_NS, RECENT of them at most.
 Refuses to know files, tables and progress.
 """
 
@@ -34,9 +35,10 @@ SHARDS = 16  # fixed: which flows are together must not depend on the number of 
 MAX_FLOWS = 1024  # per shard
 MAX_ENDED = 256
 MAX_FOREIGN = 1 << 16
-NEAR = 64
+SAME_PACKET_NS = 1_000_000  # between two captures of one packet; what is sent again takes a round trip at least
 QUEUED_BYTES = 4 << 20  # per shard
 MAX_PENDING = 65536
+RECENT = 16
 
 _EMPTY = memoryview(b"")
 
@@ -273,7 +275,7 @@ class Flows:
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}
         self._last_ns = -1
-        self._before: Window | None = None
+        self._recent: deque[Window] = deque(maxlen=RECENT)  # the last is the one in hand
 
     def window(self, window: Window) -> None:
         """Take the packets of a window."""
@@ -284,6 +286,7 @@ class Flows:
         foreign = self._foreign
         flow: Flow | None
         last_ns = self._last_ns
+        self._recent.append(window)
         for index, (time_ns, link, start, end, _) in enumerate(window.records):
             if time_ns < last_ns:
                 self._note("clock_back", time_ns)
@@ -301,7 +304,7 @@ class Flows:
             else:
                 flow, side = way
                 if flags & (SYN | RST) or not flow.plain:
-                    flow = self._turn(flow, side, segment, time_ns, window, index)
+                    flow = self._turn(flow, side, segment, time_ns, index)
                     if flow is None:
                         continue
                     side = ways[key][1]
@@ -314,14 +317,13 @@ class Flows:
             else:
                 view = _EMPTY
             talk = flow.talk
-            if talk.segment(side, seq, ack, flags, size, view, length, time_ns) and _captured_twice(
-                self._before, window, index, segment
-            ):
+            if talk.segment(side, seq, ack, flags, size, view, length, time_ns) and self._is_copy(index, segment):
                 talk.same_packet(side)
             if not talk.open_sides:
                 self._end(flow, "fin")
         self._last_ns = last_ns
-        self._before = window
+        while self._recent and (not (kept := self._recent[0].records) or kept[-1][0] < last_ns - SAME_PACKET_NS):
+            self._recent.popleft()
         if window.records:
             first_ns = min(record[0] for record in window.records)
             self._note("packets", first_ns, count=len(window.records), last_ns=last_ns)
@@ -399,7 +401,7 @@ class Flows:
                     self._end(old, "idle")
         return flow
 
-    def _turn(self, flow: Flow, side: int, segment: Segment, time_ns: int, window: Window, index: int) -> Flow | None:
+    def _turn(self, flow: Flow, side: int, segment: Segment, time_ns: int, index: int) -> Flow | None:
         """A segment that begins or ends something; returns the flow it belongs to, None if there is no more to do."""
         _, key, seq, ack, flags, _, _, _, length = segment
         half = flow.talk.halves[side]
@@ -412,7 +414,7 @@ class Flows:
         if flags & SYN:
             if half.seen and not (seq - half.first) & MASK:
                 if is_open:
-                    twice = _captured_twice(self._before, window, index, segment)
+                    twice = self._is_copy(index, segment)
                     half.duplicates += twice
                     half.retransmissions += not twice
                 return None
@@ -481,6 +483,31 @@ class Flows:
         flow.session = None
         flow.talk.receiver = _DEAF
 
+    def _is_copy(self, index: int, segment: Segment) -> bool:
+        """Whether a packet shortly before this one, the `index`th in hand, is the same: seen on two interfaces.
+
+        A segment that was sent again is another packet: its IP identity or its TCP timestamp differs.
+        """
+        held, _, _, _, bits, _, start, _, _ = segment
+        header = start - (bits >> 12 << 2)
+        fixed, options = held[header : header + 16], held[header + 20 : start]
+        identity = held[header - 16 : header - 14] if header >= 20 and held[header - 20] == 0x45 else b""
+        since_ns = self._recent[-1].records[index][0] - SAME_PACKET_NS
+        for age, (data, _, records) in enumerate(reversed(self._recent)):
+            first = stop = len(records) if age else index
+            while first and records[first - 1][0] >= since_ns:
+                first -= 1
+            if first < stop:
+                oldest, place = records[first][2], records[stop - 1][3]
+                while (place := data.rfind(fixed, oldest, place)) >= 0:
+                    if data[place + 20 : place + 20 + len(options)] == options and (
+                        not identity or data[place - 16 : place - 14] == identity
+                    ):
+                        return True
+            if first:
+                return False
+        return False
+
     def decide(self, flow: Flow, speaks: str) -> "_Kafka | _Deaf":
         """It is clear what a flow speaks, or that it never will be."""
         flow.speaks = speaks
@@ -528,27 +555,6 @@ _COUNTED = {
     "out_of_order": "out_of_order",
     "zero_windows": "zero_windows",
 }
-
-
-def _captured_twice(before: Window | None, window: Window, index: int, segment: Segment) -> bool:
-    """Whether one of the NEAR packets before is this very packet, captured on another interface or port of a switch.
-
-    A segment that was sent again is another packet: its IP identity or its TCP timestamp differs.
-    """
-    held, start, bits = segment[0], segment[6], segment[4]
-    header = start - (bits >> 12 << 2)
-    fixed, options = held[header : header + 16], held[header + 20 : start]
-    identity = held[header - 16 : header - 14] if held[header - 20] == 0x45 else b""
-    places = [(window.data, window.records[max(0, index - NEAR)][2], window.records[index][2])]
-    if before is not None and index < NEAR:
-        places.append((before.data, before.records[max(0, len(before.records) + index - NEAR)][2], len(before.data)))
-    for data, oldest, place in places:
-        while (place := data.rfind(fixed, oldest, place)) >= 0:
-            if data[place + 20 : place + 20 + len(options)] == options and (
-                not identity or data[place - 16 : place - 14] == identity
-            ):
-                return True
-    return False
 
 
 def shard_of(key: bytes) -> int:

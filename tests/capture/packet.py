@@ -1,6 +1,6 @@
 """Packets and captures built by hand, for what no capture of tests/data holds."""
 
-from struct import pack
+from struct import pack, unpack_from
 
 from kproxy.capture.packets import ACK
 
@@ -71,3 +71,13 @@ def interface(link=1, snap=0, options=b"", order="<"):
 def enhanced(data, ticks, *, name=0, original=None, order="<"):
     head = pack(order + "IIIII", name, ticks >> 32, ticks & 0xFFFFFFFF, len(data), original or len(data))
     return block(6, head + data, order)
+
+
+def records(whole):
+    """(time_ns, bytes, length on the wire) of each record of a little-endian microsecond capture."""
+    position = 24
+    while position < len(whole):
+        seconds, micros, size, length = unpack_from("<IIII", whole, position)
+        position += 16
+        yield seconds * 1_000_000_000 + micros * 1000, whole[position : position + size], length
+        position += size
