@@ -15,9 +15,8 @@ Refuses to know labels' text, sockets and how a scrape comes.
 
 from bisect import bisect_left
 from collections.abc import Sized
-from functools import cached_property
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kproxy.metrics.bounds import (
     DURATION_NS,
@@ -43,12 +42,7 @@ from kproxy.wire.events import (
     Exchange,
     Unanswered,
 )
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.registry import Collector
-
-    from kproxy.wire.interest import ApiPlan
+from kproxy.wire.interest import ApiPlan
 
 UNKNOWN_APIS = 16
 UNKNOWN_ERRORS = 16
@@ -296,23 +290,7 @@ class Metrics:
         _add(self.connects, (listener, cause), 1)
         return connection
 
-    def collector(self) -> "Collector":
-        """Reads these cells whenever a scrape asks."""
-        from kproxy.metrics.collector import CellCollector  # not every owner of cells is scraped
-
-        return CellCollector(self)
-
-    @cached_property
-    def registry(self) -> "CollectorRegistry":
-        """These cells and the process's own figures; never the global registry."""
-        from prometheus_client import CollectorRegistry, ProcessCollector
-
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self.collector())
-        ProcessCollector(registry=registry)
-        return registry
-
-    def api_label(self, plan: "ApiPlan") -> str:
+    def api_label(self, plan: ApiPlan) -> str:
         """Kafka's name of the API; unknown ones beyond the cap share one."""
         if plan.known or not plan.api.startswith("unknown_"):
             return plan.api
@@ -322,7 +300,7 @@ class Metrics:
             self._unknown_apis.add(plan.api_key)
         return plan.api
 
-    def api_cells(self, broker: BrokerCells, plan: "ApiPlan") -> ApiCells:
+    def api_cells(self, broker: BrokerCells, plan: ApiPlan) -> ApiCells:
         """The cells of a plan that is met for the first time, or whose API or version is unknown."""
         key = (self.api_label(plan), str(plan.api_version) if plan.known else "unknown")
         cells = broker.apis.get(key)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from time import time_ns
 
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -28,6 +28,14 @@ from kproxy.protocol.compression import codec_name
 
 _BROKER = ("cluster", "broker")
 _API_BROKER = ("cluster", "api", "broker")
+
+
+def registry_of(metrics: Metrics) -> CollectorRegistry:
+    """These cells and the process's own figures; never the global registry."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(CellCollector(metrics))
+    ProcessCollector(registry=registry)
+    return registry
 
 
 class CellCollector(Collector):

@@ -18,6 +18,7 @@ from kproxy import __version__
 from kproxy.config import Address, Config
 from kproxy.errors import ConfigError
 from kproxy.metrics import Metrics
+from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.metrics.summary import summarise
 from kproxy.proxy.admin import Admin
@@ -112,7 +113,7 @@ class Server:
             self.clusters.append(proxy)
             proxy.start()
         if config.admin is not None:
-            registry = self.metrics.registry
+            registry = registry_of(self.metrics)
             admin = Admin(
                 *config.admin,
                 scrape=lambda accept: render(registry, accept),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from tests.metrics.test_metrics import busy_metrics
 
@@ -61,7 +62,7 @@ def test_the_queries_of_the_dashboard_are_valid(tmp_path):
 @pytest.mark.parametrize("query", [*dashboard_queries(), *("".join(found) for found in rules())])
 def test_metrics_and_labels_that_are_asked_for_exist(query):
     exposed = {}
-    for family in text_string_to_metric_families(render(busy_metrics().registry)[0].decode()):
+    for family in text_string_to_metric_families(render(registry_of(busy_metrics()))[0].decode()):
         for sample in family.samples:
             exposed.setdefault(sample.name, set()).update(sample.labels)
     plain = re.sub(r'"[^"]*"', '""', without_variables(query))
@@ -83,7 +84,7 @@ def test_the_dashboard_shows_every_metric():
     shown = " ".join(dashboard_queries())
     names = {
         family.name
-        for family in text_string_to_metric_families(render(busy_metrics().registry)[0].decode())
+        for family in text_string_to_metric_families(render(registry_of(busy_metrics()))[0].decode())
         if family.name.startswith("kproxy_")
     }
     left_out = {name for name in names if name not in shown}

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.proxy.admin import Admin
 from tests.metrics.test_metrics import busy_metrics
@@ -32,9 +33,9 @@ def samples(families):
 
 def test_both_text_formats_hold_the_same_samples():
     metrics = busy_metrics()
-    text, content_type = render(metrics.registry, OPENMETRICS)
+    text, content_type = render(registry_of(metrics), OPENMETRICS)
     assert content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    classic, content_type = render(metrics.registry, "text/html")
+    classic, content_type = render(registry_of(metrics), "text/html")
     assert content_type == "text/plain; version=0.0.4; charset=utf-8"
     found = samples(openmetrics.text_string_to_metric_families(text.decode()))
     assert found == samples(text_string_to_metric_families(classic.decode()))
@@ -90,7 +91,7 @@ def test_prometheus_takes_every_sample(tmp_path):
 
     def scrape(accept):
         asked.append(accept)
-        return render(metrics.registry, accept)
+        return render(registry_of(metrics), accept)
 
     def watch(target):
         with prometheus(target, tmp_path) as ask:
@@ -111,5 +112,5 @@ def test_prometheus_takes_every_sample(tmp_path):
             await admin.stop()
 
     found = asyncio.run(main())
-    assert found == samples(text_string_to_metric_families(render(metrics.registry)[0].decode()))
+    assert found == samples(text_string_to_metric_families(render(registry_of(metrics))[0].decode()))
     assert asked[0].startswith("application/openmetrics-text")

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kproxy.metrics import Metrics, bounds
 from kproxy.metrics.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
+from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.metrics.named import Topics
 from kproxy.wire.bodies import Found, Sums
@@ -56,7 +57,7 @@ def exchange(plan, *, duration_ns=2 * MS, request_bytes=1000, response_bytes=100
 def scrape(metrics):
     """{sample name: {sorted labels: value}} of the classic text format."""
     samples = {}
-    for family in text_string_to_metric_families(render(metrics.registry)[0].decode()):
+    for family in text_string_to_metric_families(render(registry_of(metrics))[0].decode()):
         for sample in family.samples:
             samples.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
     return samples
@@ -243,7 +244,7 @@ def test_labels_are_escaped():
 
 def test_promtool_accepts_the_exposition():
     done = subprocess.run(
-        ["promtool", "check", "metrics"], input=render(busy_metrics().registry)[0], capture_output=True, check=False
+        ["promtool", "check", "metrics"], input=render(registry_of(busy_metrics()))[0], capture_output=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
