@@ -153,25 +153,33 @@ class ConnectionMetrics:
         if self._topics is not None:
             self._topics.events(events)
         plan = None
+        request_bytes = response_bytes = -1
+        of_broker = self._cells
         for event in events:
             if event.__class__ is not Exchange or event.outcome is not ANSWERED:
                 self._unusual(event)
                 continue
             if event.plan is not plan:
                 plan = event.plan
-                cells = self._by_plan.get(plan) or self._metrics.api_cells(self._cells, plan)
+                cells = self._by_plan.get(plan) or self._metrics.api_cells(of_broker, plan)
             size = event.request_bytes
+            if size != request_bytes:  # those of one read are often alike
+                request_bytes = size
+                request_bucket = bisect_left(SIZE_BYTES, size)
             cells.request_bytes += size
-            cells.request_size[bisect_left(SIZE_BYTES, size)] += 1
+            cells.request_size[request_bucket] += 1
             size = event.response_bytes
+            if size != response_bytes:
+                response_bytes = size
+                response_bucket = bisect_left(SIZE_BYTES, size)
             cells.response_bytes += size
-            cells.response_size[bisect_left(SIZE_BYTES, size)] += 1
+            cells.response_size[response_bucket] += 1
             duration = event.response_start - event.request_end
             queue = event.queue_ns
             if queue > 0:
                 duration -= queue
-                self._cells.queue[bisect_left(QUEUE_NS, queue)] += 1
-                self._cells.queue_ns += queue
+                of_broker.queue[bisect_left(QUEUE_NS, queue)] += 1
+                of_broker.queue_ns += queue
             if duration > 0:
                 cells.duration_ns += duration
             cells.duration[bisect_left(DURATION_NS, duration)] += 1

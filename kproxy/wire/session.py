@@ -237,8 +237,8 @@ class Session:
             self._client_head = b""
             start = self._client_head_ns
         pending = self.pending
-        plans = self._interest.plans
         completed = self.completed
+        max_request = self._max_request
         unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
         while size - pos >= 12:
             if size - pos >= usual_bytes:
@@ -246,17 +246,33 @@ class Session:
             else:
                 length, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(view, pos)
                 prefix = None
-            if length < 8 or length > self._max_request:
+            if length < 8 or length > max_request:
                 return self._not_kafka(CLIENT, view, pos, sent, pieces, now)
             end = pos + 4 + length
             in_flight = len(pending)
+            is_usual = prefix == usual_prefix and key_version == usual_key_version and length + 4 >= usual_bytes
+            if is_usual and end <= size and in_flight < LIMIT and usual_plan.request_reader is None:
+                # As those before it, and whole: it is noted, and there is nothing to decide.
+                exchange = Exchange(usual_plan, correlation_id, self._number, in_flight, length + 4, start)
+                exchange.request_end = start = now
+                (
+                    exchange.client_id,
+                    exchange.acks,
+                    exchange.max_wait_ms,
+                    exchange.group_id,
+                    exchange.transactional_id,
+                ) = usual_values
+                pending.append(exchange)
+                self._number += 1
+                completed[0] += 1
+                pos = end
+                continue
             if in_flight >= LIMIT:
                 self._overfull()
-            is_usual = prefix == usual_prefix and key_version == usual_key_version and length + 4 >= usual_bytes
-            plan = usual_plan if is_usual else plans.get(key_version) or self._interest.plan(key_version)
+            plan = self._interest.plans.get(key_version) or self._interest.plan(key_version)
             exchange = Exchange(plan, correlation_id, self._number, in_flight, length + 4, start)
             start = now
-            if not is_usual and (plan.request or (not plan.known and self._number == 0)):
+            if plan.request or (not plan.known and self._number == 0):
                 if sasl.is_bare_gssapi(key_version) and self._number == 0:
                     self._start_raw("GSSAPI")
                     return self._rest(CLIENT, view, pos, sent, pieces)
@@ -271,13 +287,7 @@ class Session:
             self._number += 1
             pending.append(exchange)
             if is_usual:
-                (
-                    exchange.client_id,
-                    exchange.acks,
-                    exchange.max_wait_ms,
-                    exchange.group_id,
-                    exchange.transactional_id,
-                ) = usual_values
+                self._take_prefix(exchange, *usual_values)
             elif plan.prefix is not None:
                 self._read_prefix(exchange, view, pos, end, size, now)
                 unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
@@ -406,9 +416,9 @@ class Session:
         max_wait_ms: int | None,
         group_id: str | None,
         transactional_id: str | None,
-        mechanism: str | None,
-        software_name: str | None,
-        software_version: str | None,
+        mechanism: str | None = None,
+        software_name: str | None = None,
+        software_version: str | None = None,
     ) -> None:
         exchange.client_id = client_id
         exchange.transactional_id = transactional_id
