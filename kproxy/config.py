@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from kproxy.errors import ConfigError
 
 MAX_PORT = 65535
+MAX_REQUEST_BYTES = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
 WILDCARDS = frozenset(("", "0.0.0.0", "::"))
 PLACEHOLDERS = frozenset(("id", "host", "port"))
 
@@ -120,6 +121,7 @@ class Cluster(_Frozen):
     advertise: Annotated[str, BeforeValidator(_template)] | None = None
     broker_port_base: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
     detail: Literal["headers", "topics", "batches"] = "headers"
+    max_request_bytes: Annotated[int, Field(ge=1024, le=(1 << 31) - 1)] = MAX_REQUEST_BYTES
     brokers: tuple[BrokerPorts, ...] = ()
 
     @property
@@ -145,7 +147,7 @@ class Config(_Frozen):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-CLUSTER_SETTINGS = ("listen", "bootstrap", "route", "advertise", "broker_port_base", "detail")
+CLUSTER_SETTINGS = ("listen", "bootstrap", "route", "advertise", "broker_port_base", "detail", "max_request_bytes")
 PROCESS_SETTINGS = tuple(name for name in Config.model_fields if name != "clusters")
 
 

@@ -266,7 +266,7 @@ class ClusterProxy:
     def _relay(self, client: socket.socket, broker: socket.socket, info: ConnectionInfo) -> None:
         worker = self._worker
         rewriter = _Rewriter(self.tell)
-        session = Session(self._interest, transform=rewriter)
+        session = Session(self._interest, transform=rewriter, max_request_bytes=self.cluster.max_request_bytes)
         counting = worker.connection(
             info,
             self.cluster.name,

@@ -50,8 +50,8 @@ def sniff(head: bytes) -> tuple[str, str]:
         )
     size = int.from_bytes(head[:4], "big", signed=True)
     return "size", (
-        f"a frame size of {size} cannot be: the peer does not speak the Kafka protocol here, "
-        "or bytes were lost on the way"
+        f"a frame size of {size} cannot be: the peer does not speak the Kafka protocol here, or bytes were lost "
+        "on the way" + ("; if brokers do take requests so large, raise max_request_bytes" if size > MIN_REQUEST else "")
     )
 
 

@@ -163,6 +163,16 @@ def test_first_fields_that_repeat_are_told_of_each_request_and_a_change_is_seen(
     assert talk.sent == {BROKER: b"".join(asked), CLIENT: b"".join(answers)} and not talk.faults
 
 
+def test_a_request_over_the_limit_is_refused_though_those_before_it_were_alike() -> None:
+    asked = [request(PRODUCE, 9, n, {"acks": -1, "transactionalId": None, "topicData": []}) for n in range(2)]
+    large = request(PRODUCE, 9, 2, {"acks": -1, "topicData": [{"name": "t" * 2000}]})
+    talk = rewriting(max_request_bytes=len(large) - 5).client(b"".join((*asked, large)))
+    assert [fault.kind for fault in talk.faults] == ["size"] and "max_request_bytes" in talk.faults[0].text
+    assert talk.sent[BROKER] == b"".join(asked)
+    talk = rewriting(max_request_bytes=len(large) - 4).client(b"".join((*asked, large)))
+    assert not talk.faults and talk.sent[BROKER] == b"".join((*asked, large))
+
+
 def test_a_request_that_ends_inside_its_first_fields_is_one_even_if_the_bytes_behind_it_look_right() -> None:
     whole = request(PRODUCE, 9, 1, {"acks": -1})
     cut = sized(whole[4:16])  # of ten bytes of first fields; what they usually are goes on behind the frame
