@@ -5,7 +5,7 @@ additions to integers; labels, floats and text are made by the collector, at a s
 
 Bounded by what the schema knows: cells exist per (cluster, broker, api, version) of known APIs. What a peer can invent
 is capped: unknown api keys at UNKNOWN_APIS names, unknown error codes at UNKNOWN_ERRORS, unknown versions at one;
-names of topics and clients as `named` says.
+names of topics and clients as `named` says, consumers as `lag` does.
 
 Everything here runs on the thread of the event loop. A scrape reads from another one, so the containers it walks are
 copied in one step first, and a histogram's count is the sum of its buckets: whatever the moment, it agrees with itself.
@@ -27,6 +27,7 @@ from kproxy.metrics.bounds import (
     THROTTLE_NS,
     cell,
 )
+from kproxy.metrics.lag import Fetching, Lags
 from kproxy.metrics.named import ClientCells, Clients, Topics
 from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.wire.connection import ConnectionInfo
@@ -125,6 +126,7 @@ class ConnectionMetrics:
         "_by_plan",
         "_cells",
         "_client",
+        "_fetching",
         "_listener",
         "_metrics",
         "_open",
@@ -135,13 +137,20 @@ class ConnectionMetrics:
     )
 
     def __init__(
-        self, metrics: "Metrics", cells: BrokerCells, listener: str, pending: Sized, topics: Topics | None
+        self,
+        metrics: "Metrics",
+        cells: BrokerCells,
+        listener: str,
+        pending: Sized,
+        topics: Topics | None,
+        lags: Lags | None,
     ) -> None:
         self._metrics = metrics
         self._cells = cells
         self._by_plan = cells.by_plan
         self._listener = listener
         self._topics = topics
+        self._fetching = Fetching(lags) if lags is not None else None
         self._client: ClientCells | None = None
         self._open = True
         self._request = metrics.directions["request"]
@@ -152,6 +161,8 @@ class ConnectionMetrics:
         """Count these events; nothing of them is kept."""
         if self._topics is not None:
             self._topics.events(events)
+        if self._fetching is not None:
+            self._fetching.events(events)
         plan = None
         request_bytes = response_bytes = -1
         of_broker = self._cells
@@ -250,6 +261,8 @@ class ConnectionMetrics:
         """The connection is gone; only the first call counts."""
         if self._open:
             self._open = False
+            if self._fetching is not None:
+                self._fetching.closed()
             self._cells.live.discard(self)
             _add(self._cells.connections, self._listener, -1)
             _add(self._metrics.disconnects, (self._listener, cause), 1)
@@ -261,7 +274,8 @@ class Metrics:
     def __init__(self) -> None:
         self.started_ns = time_ns()
         self.brokers: dict[tuple[str, str], BrokerCells] = {}
-        self.topics: dict[str, Topics] = {}  # by cluster
+        self.topics: dict[str, Topics] = {}  # by cluster, and so are:
+        self.lags: dict[str, Lags] = {}
         self.clients = Clients()
         self.directions = {"request": DirectionCells(), "response": DirectionCells()}
         self.connects: dict[tuple[str, str], int] = {}  # by listener and cause
@@ -291,8 +305,11 @@ class Metrics:
         cells = self.brokers.get(key)
         if cells is None:
             cells = self.brokers[key] = BrokerCells(*key)
-        of_cluster = self.topics.setdefault(info.cluster, Topics()) if topics else None
-        connection = ConnectionMetrics(self, cells, listener, pending, of_cluster)
+        of_bodies: tuple[Topics | None, Lags | None] = (None, None)
+        if topics:
+            of_cluster = self.topics.setdefault(info.cluster, Topics())
+            of_bodies = of_cluster, self.lags.setdefault(info.cluster, Lags(of_cluster))
+        connection = ConnectionMetrics(self, cells, listener, pending, *of_bodies)
         cells.live.add(connection)
         _add(cells.connections, listener, 1)
         _add(self.connects, (listener, cause), 1)

@@ -23,6 +23,7 @@ from prometheus_client.utils import floatToGoString
 from kproxy import __version__
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
 from kproxy.metrics.cells import ApiCells, BrokerCells, Metrics, error_label
+from kproxy.metrics.lag import Lags
 from kproxy.metrics.named import OTHER, Clients, Topics
 from kproxy.protocol.compression import codec_name
 
@@ -59,6 +60,7 @@ class CellCollector(Collector):
         yield from _brokers(brokers)
         yield from self._proxy()
         yield from _topics(self._metrics.topics.copy())
+        yield from _lags(self._metrics.lags.copy())
         yield from _clients(self._metrics.clients)
 
     def _proxy(self) -> Iterator[Metric]:
@@ -199,6 +201,27 @@ def _topics(clusters: dict[str, Topics]) -> Iterator[Metric]:
                     sums["batches"].add((*labels, _codec(codecs)), count)
     if clusters:
         yield from (family.family() for family in sums.values())
+
+
+def _lags(clusters: dict[str, Lags]) -> Iterator[Metric]:
+    records = GaugeMetricFamily(
+        "kproxy_consumer_lag_records",
+        "Records between a consumer and the high watermark: what a client has fetched, what a group has committed.",
+    )
+    seconds = GaugeMetricFamily(
+        "kproxy_consumer_lag_seconds",
+        "Age of the newest record that a consumer has, where there are newer ones; of the oldest of its partitions.",
+    )
+    for cluster, lags in clusters.items():
+        for by, consumers in lags.shown(time_ns()):
+            for name, topic, lag in consumers:
+                labels = {"cluster": cluster, by: name, "topic": topic}
+                records.add_sample(records.name, labels, lag.records)
+                if lag.seconds is not None:
+                    seconds.add_sample(seconds.name, labels, lag.seconds)
+    if clusters:
+        yield records
+        yield seconds
 
 
 def _codec(codecs: int) -> str:

@@ -20,6 +20,7 @@ from kproxy.errors import ConfigError
 from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
+from kproxy.metrics.lag import MAX_POSITIONS
 from kproxy.metrics.summary import summarise
 from kproxy.proxy.admin import Admin
 from kproxy.proxy.cluster import ClusterProxy, Worker
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _FILES_PER_CONNECTION = 2
 _PENDING_BYTES = 600  # about, of one request that waits for its answer
 _NAMED_BYTES = 700  # about, of one topic-partition or batch that a body names
+_POSITION_BYTES = 400  # about, of one topic-partition that a client fetches or has fetched
 _FILES_BESIDE = 256  # listeners, admin, the interpreter's own
 
 log = logging.getLogger("kproxy.server")
@@ -232,7 +234,7 @@ def _memory_bound(config: Config) -> str:
     each = 2 * READ_BYTES + MAX_PREFIX + pairing.LIMIT * _PENDING_BYTES
     named = ""
     if any(cluster.detail != "headers" for cluster in config.clusters):
-        each += 2 * MAX_NAMED * _NAMED_BYTES
+        each += 2 * (MAX_NAMED * _NAMED_BYTES + MAX_POSITIONS * _POSITION_BYTES)
         named = f"{MAX_NAMED} topic-partitions or batches named each way, "
     return (
         f"memory per connection at most {READ_BYTES >> 10} KiB unsent each way, {pairing.LIMIT} pending requests, "

@@ -31,7 +31,7 @@ Walk = Generator[tuple[int, int], tuple[Buffer, int, int], int]
 
 # How closely a body is looked at.
 ERRORS = 0  # the throttle and the error codes
-SUMS = 1  # and what each topic-partition carries, no more: half the work
+SUMS = 1  # and what each topic-partition carries, no more: half the work; where consumers are needs more: as TOPICS
 TOPICS = 2  # and every topic-partition
 BATCHES = 3  # and every batch
 DETAILS = {"headers": ERRORS, "topics": TOPICS, "batches": BATCHES}  # as settings call them
@@ -41,7 +41,13 @@ NONE = -1  # what is not there, or not known
 MAX_TAIL = 64 * 1024  # a thousand brokers or so
 MAX_ERRORS = 64 * 1024  # more are not kept
 MAX_NAMES = 64 * 1024
+MAX_FORGOTTEN = 64 * 1024
 MAX_TEXT = 0x7FFF  # Kafka's own limit
+
+# What tells where consumers are. A request of a fetch session (KIP-227) names only what is new and what leaves.
+_OF_CONSUMERS = frozenset((1, 8))  # Fetch, OffsetCommit
+_SESSION_EPOCH = "sessionEpoch"
+_FORGOTTEN = "forgottenTopicsData"
 
 # What addresses are hidden under: an unknown tag is skipped by every client. The highest of one byte is the last that
 # Kafka, which counts from 0, will ever use; so nobody mistakes the content, even if tags behind it are lower.
@@ -138,7 +144,7 @@ class Batch(NamedTuple):
 class Found:
     """What was read of a body; the compiled walks write here."""
 
-    __slots__ = ("_errors", "batches", "error_code", "names", "partitions", "sums", "throttle_ms")
+    __slots__ = ("_errors", "batches", "error_code", "forgotten", "names", "partitions", "sums", "throttle_ms")
 
     def __init__(self) -> None:
         self.throttle_ms = NONE
@@ -147,6 +153,8 @@ class Found:
         self.sums: list[Sums] = []  # instead, with SUMS
         self.batches: list[Batch] = []
         self.names: dict[UUID, str] = {}  # of topics, where a body has both the name and the id
+        # (topic, partition): what leaves a fetch session, of which `partitions` says what is new. None: it says all.
+        self.forgotten: list[tuple[str | UUID | None, int]] | None = None
         self._errors: list[int] = []
 
     @property
@@ -157,6 +165,10 @@ class Found:
     def note_error(self, code: int) -> None:
         if len(self._errors) < MAX_ERRORS:
             self._errors.append(code)
+
+    def note_forgotten(self, topic: str | UUID | None, partition: int) -> None:
+        if self.forgotten is not None and len(self.forgotten) < MAX_FORGOTTEN:
+            self.forgotten.append((topic, partition))
 
     def note_name(self, identity: UUID, name: str | None) -> None:
         if name and identity.int and len(self.names) < MAX_NAMES:
@@ -173,8 +185,8 @@ def body_reader(api_key: int, version: int, side: str, detail: int) -> Callable[
 
     It finds what a BodyWalker finds, at half the cost. Trailing bytes are allowed. Raises Malformed.
     """
-    read = _Whole(api_key, version, side, detail).plan()
-    return remembered(read) if detail == SUMS and side == "request" else read
+    read = _Whole(api_key, version, side, detail)
+    return remembered(read.plan()) if read.detail == SUMS and side == "request" else read.plan()
 
 
 class BodyWalker(Found):
@@ -336,6 +348,8 @@ class _Look(Plan):
     walks_all_tags = True
 
     def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
+        if detail == SUMS and api_key in _OF_CONSUMERS:
+            detail = TOPICS
         message = api_message(api_key, version, side)
         noted = [path for path in paths_of(message.fields, version) if side == "response" and is_noted(path)]
         named = dict(_named_topics(message.fields, version)) if detail and side == "response" else {}
@@ -344,15 +358,17 @@ class _Look(Plan):
         attributes = dict(_attributes(message.fields, version, arrays))
         if detail == SUMS:
             attributes = {path: var for path, var in attributes.items() if var in ("topic", "topic_id")}
-        ids = [join(array, "topicId") for array in named]
-        super().__init__(message, version, (*noted, *attributes, *ids, *named.values()))
+        topics = dict.fromkeys(named.values(), "topic") | {join(array, "topicId"): "topic_id" for array in named}
+        session = _session(message.fields, version) if detail and side == "request" else {}
+        super().__init__(message, version, (*noted, *attributes, *topics, *session))
         self.side = side
         self.detail = detail
         self.noted = noted
         self.partitions = {f"{array}[]" for array in arrays}
         self.attributes = attributes
         self.named = {f"{array}[]" for array in named}
-        self.topics = dict.fromkeys(named.values(), "topic") | dict.fromkeys(ids, "topic_id")
+        self.topics = topics
+        self.session = session
         self.names |= {
             "Partition": Partition,
             "Batch": Batch,
@@ -374,6 +390,8 @@ class _Look(Plan):
             self.after(f"{self.attributes[path]} = {var}")
         elif path in self.topics:
             self.after(f"{self.topics[path]} = {var}")
+        elif path in self.session:
+            self.after(self.session[path].format(var))
         if path == "throttleTimeMs":
             self.after(f"found.throttle_ms = {var}")
         elif path in self.noted:
@@ -554,6 +572,20 @@ def _named_topics(fields: tuple[Field, ...], version: int, above: str = "") -> I
                 if field.is_array and {name, "topicId"} <= members:
                     yield path, join(path, name)
             yield from _named_topics(field.fields, version, path)
+
+
+def _session(fields: tuple[Field, ...], version: int) -> dict[str, str]:
+    """What a fetch request says of its session: paths, and what to do with each value."""
+    if not any(field.name == _SESSION_EPOCH and version in field.versions for field in fields):
+        return {}
+    kept = {
+        _SESSION_EPOCH: "if {} > 0: found.forgotten = []",
+        join(_FORGOTTEN, "topic"): "topic = {}",
+        join(_FORGOTTEN, "topicId"): "topic_id = {}",
+        join(_FORGOTTEN, "partitions[]"): "found.note_forgotten(topic or topic_id, {})",
+    }
+    present = {*paths_of(fields, version), join(_FORGOTTEN, "partitions[]")}
+    return {path: line for path, line in kept.items() if path in present}
 
 
 def _partition_arrays(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[str]:

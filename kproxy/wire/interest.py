@@ -50,10 +50,10 @@ PREFIX_FIELDS = (
     "clientSoftwareVersion",
 )
 
-# Whose requests and answers name topic-partitions that an owner may want to know; and which of them carry records.
+# Whose requests and answers name topic-partitions that an owner may want to know; and which of them metrics look at.
 _TELLING = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH))
-_CARRYING_REQUESTS = frozenset((PRODUCE,))
-_CARRYING_ANSWERS = frozenset((FETCH, SHARE_FETCH))
+_COUNTED_REQUESTS = frozenset((PRODUCE, FETCH, OFFSET_COMMIT))
+_COUNTED_ANSWERS = frozenset((FETCH, SHARE_FETCH))
 
 _UNKNOWN_PLANS = 64
 
@@ -106,7 +106,8 @@ class Interest:
         ApiVersions, which names the client's software.
     detail: how closely bodies that name topic-partitions are read (bodies.TOPICS, bodies.BATCHES): what is found is in
         the exchange's request_body and response_body, as are the names of topics that others call by their ids. Without
-        `details` only sums (bodies.SUMS), and only of what carries records. bodies.ERRORS: they are not.
+        `details` only sums (bodies.SUMS), of what carries records or tells where consumers are. bodies.ERRORS: they
+        are not.
     """
 
     def __init__(self, *, rewrite: bool = False, details: bool = False, detail: int = bodies.ERRORS) -> None:
@@ -142,9 +143,9 @@ class Interest:
         plan.scan = shapes.remembered(codec.response_scan(api.key, version))
         plan.carries_addresses = schema.address_path(api.key, version) is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
-        if self.detail and api.key in (_TELLING if self.details else _CARRYING_REQUESTS):
+        if self.detail and api.key in (_TELLING if self.details else _COUNTED_REQUESTS):
             plan.request_reader = bodies.body_reader(api.key, version, "request", self.detail)
-        telling = api.key in (_TELLING if self.details else _CARRYING_ANSWERS)
+        telling = api.key in (_TELLING if self.details else _COUNTED_ANSWERS)
         if self.detail and (telling or bodies.tells_names(api.key, version)):
             plan.response_reader = bodies.body_reader(api.key, version, "response", self.detail)
         if self.rewrite:

@@ -73,6 +73,15 @@ def consume(bootstrap: str, topic: str, count: int, partitions: int = 3, **setti
     return records
 
 
+def commit(bootstrap: str, group: str, offsets: list[TopicPartition]) -> None:
+    """Commits for a group without members, with librdkafka."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    try:
+        consumer.commit(offsets=offsets, asynchronous=False)
+    finally:
+        consumer.close()
+
+
 def sample(count: int, seed: str) -> Records:
     """Small records, all different, that compress somewhat."""
     noise = random.Random(seed)
@@ -137,7 +146,7 @@ def test_java_with_every_codec_and_acks(bootstrap: str) -> None:
 
 
 def test_topics_are_counted_as_clients_wrote_them(cluster: Cluster, tmp_path: Path) -> None:
-    """By name with librdkafka, by id with Java (KIP-516); and both say who they are (KIP-511)."""
+    """By name with librdkafka, by id with Java (KIP-516); how far they have got; and who they are (KIP-511)."""
     with Kproxy(cluster.bootstrap, tmp_path, "--detail", "topics") as kproxy:
         topic = create_topic(kproxy.bootstrap)
         for codec in CODECS:
@@ -153,6 +162,18 @@ def test_topics_are_counted_as_clients_wrote_them(cluster: Cluster, tmp_path: Pa
         assert kproxy.metric("kproxy_topic_records_total", topic=topic, direction="response") == 1200
         for codec in CODECS:
             assert kproxy.metric("kproxy_topic_batches_total", topic=topic, direction="request", codec=codec)
+        group = f"group-{uuid.uuid4()}"
+        committed = [TopicPartition(topic, number, 10 * number) for number in range(3)]
+        commit(kproxy.bootstrap, group, committed)
+        # Java ends once it has what it wants, and commits that; its fetch sessions know the topic by its id.
+        few = f"group-{uuid.uuid4()}"
+        tool(
+            *(CONSUMER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, "--from-beginning", "--group", few),
+            *("--max-messages", "100", "--timeout-ms", "30000"),
+        )
+        assert kproxy.metric("kproxy_consumer_lag_records", group=group, topic=topic) == 600 - 30
+        assert kproxy.metric("kproxy_consumer_lag_records", group=few, topic=topic) == 600 - 100
+        assert 0 < kproxy.metric("kproxy_consumer_lag_seconds", group=few, topic=topic) < 120
         for software in ("confluent-kafka-python", "apache-kafka-java"):
             assert kproxy.metric("kproxy_client_info", software_name=software)
         assert kproxy.metric("kproxy_protocol_faults_total") == 0

@@ -14,6 +14,7 @@ from kproxy.metrics import Metrics, bounds
 from kproxy.metrics.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
+from kproxy.metrics.lag import Fetching, Lags, Log, Position
 from kproxy.metrics.named import Topics
 from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.connection import ConnectionInfo
@@ -101,6 +102,15 @@ def busy_metrics():
     produced.request_body.sums.append(Sums("orders", None, 700, 2, 9, 1))
     metrics.topics["default"] = Topics()
     metrics.topics["default"].events([produced])
+    lags = metrics.lags["default"] = Lags(metrics.topics["default"])
+    fetching = Fetching(lags)
+    fetching.client_id, fetching.asked_ns = "shop", produced.request_start
+    tomorrow_ms = produced.request_start // MS + 86_400_000  # an age that is the same in every scrape: none
+    fetching.positions["orders", 0] = Position(5, tomorrow_ms, produced.request_start)
+    lags.fetching.add(fetching)
+    lags.logs["orders", 0] = Log()
+    lags.logs["orders", 0].high_watermark = 9
+    lags.committed["billing", ("orders", 0)] = Position(3, tomorrow_ms, produced.request_start)
     return metrics
 
 

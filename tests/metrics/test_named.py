@@ -85,14 +85,19 @@ def test_bodies_are_looked_at_only_where_that_is_asked_for():
     talk, metrics, _ = conversation(Interest())
     assert not any("topic" in name for name in scrape(metrics))
     assert {(e.request_body, e.response_body) for e in talk.exchanges} == {(None, None)}
-    talk, _, _ = conversation(Interest(detail=TOPICS))  # metrics: only what carries records, and names
+    talk, _, _ = conversation(Interest(detail=TOPICS))  # metrics: only what carries records, consumers, and names
     told = Counter(
         (e.plan.api, side)
         for e in talk.exchanges
         for side, body in (("request", e.request_body), ("response", e.response_body))
         if body is not None
     )
-    assert told == {("Produce", "request"): 4, ("Fetch", "response"): 1, ("Metadata", "response"): 1}
+    assert told == {
+        ("Produce", "request"): 4,
+        ("Fetch", "request"): 1,
+        ("Fetch", "response"): 1,
+        ("Metadata", "response"): 1,
+    }
 
 
 def test_a_client_is_told_of_while_it_is_there_and_for_a_while():

@@ -271,6 +271,13 @@ def expected_details(layout: Layout, body: dict) -> tuple[list[dict], list]:
     return partitions, batches
 
 
+def expected_forgotten(layout: Layout, body: dict) -> list[tuple] | None:
+    if (layout.api_key, layout.side) != (1, "request") or body.get("sessionEpoch", 0) <= 0:
+        return None
+    left = body["forgottenTopicsData"]
+    return [(one.get("topic") or one.get("topicId"), partition) for one in left for partition in one["partitions"]]
+
+
 def expected_partition(layout: Layout, one: dict) -> tuple[dict, list]:
     def first(*names: str, default=-1):
         return next((one[name] for name in names if name in one), default)
@@ -320,12 +327,17 @@ def check_details(layout: Layout, frame: bytes, body: dict, seeds) -> int:
             assert [values(one) for one in got] == partitions
             whole = [batch.header for batch in got_batches if not batch.partial]
             assert whole == (batches if detail == bodies.BATCHES else [])
+            assert walker.forgotten == expected_forgotten(layout, body)
             check_whole(layout, frame, walker, got, got_batches, detail)
         check_sums(layout, frame, got, random_sizes(seed))
     return len(partitions)
 
 
 def check_sums(layout: Layout, frame: bytes, partitions: list, sizes) -> None:
+    if layout.api_key in (1, 8):  # Fetch and OffsetCommit tell where consumers are: of those everything
+        walker, got, _ = details(layout, frame, sizes, bodies.SUMS)
+        assert (walker.fault, walker.sums, list(map(values, got))) == (None, [], list(map(values, partitions)))
+        return
     names = bodies.Sums._fields
     expected = [tuple(getattr(one, name) for name in names) for one in partitions if one.bytes]
     walker = details(layout, frame, sizes, bodies.SUMS)[0]

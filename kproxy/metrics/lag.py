@@ -1,0 +1,249 @@
+"""How far consumers are behind the ends of logs: clients by what they fetch, groups by what they commit.
+
+Duty: from the bodies of Fetch and OffsetCommit, for each topic-partition the high watermark that brokers last told, and
+the next offset that each client wants and that each group has committed. A fetch session (KIP-227) leaves out what has
+not changed, so each connection remembers what is in its own. The difference is taken at a scrape: the lag of a consumer
+that stands still grows with what others hear of the log.
+
+A consumer's age is that of the newest record that it has: told by the batches that it fetched, and for a committed
+offset by whichever fetched batches it lies in.
+
+What was asked for and not answered well, and a commit of which any part was refused, counts for nothing. A partition
+that a client has not asked for AWAY_NS is not its own any more: after a rebalance it may never say so.
+
+Bounded by MAX_POSITIONS per connection, MAX_LOGS and MAX_COMMITTED per cluster (those not heard of for longest go), and
+MAX_SERIES lags of each kind that are shown. Changed on the thread of the event loop only; a scrape copies first.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import nlargest
+from typing import NamedTuple
+from uuid import UUID
+
+from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, OTHER, Topics
+from kproxy.wire.bodies import Partition
+from kproxy.wire.events import ANSWERED, Event, Exchange
+from kproxy.wire.interest import FETCH, OFFSET_COMMIT
+
+MAX_POSITIONS = 16 * 1024
+MAX_LOGS = 16 * 1024
+MAX_COMMITTED = 64 * 1024
+MAX_SERIES = 500
+MARKS = 16  # stretches of a log whose age is known: a consumer commits what it has just fetched
+AWAY_NS = 60 * 10**9
+UNKNOWN = -1  # a time that no batch told
+
+Key = tuple[str | UUID | None, int]  # of a topic-partition, as the wire calls it
+
+
+class Position(NamedTuple):
+    """Where a consumer is: the next offset, and when the record before it was written, in milliseconds."""
+
+    offset: int
+    written_ms: int
+    told_ns: int  # when that was heard
+
+
+class Lag(NamedTuple):
+    """Of a consumer in a topic: records over all partitions, and the most seconds; None: no batch told any."""
+
+    records: int
+    seconds: float | None
+
+
+class Log:
+    """What is known of a topic-partition's end."""
+
+    __slots__ = ("high_watermark", "marks")
+
+    def __init__(self) -> None:
+        self.high_watermark = 0
+        self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # first offset, the one after the last, written
+
+    def written_ms(self, offset: int) -> int:
+        """When the record before an offset was written, if that is known."""
+        for first, following, written_ms in reversed(self.marks):
+            if first < offset <= following:
+                return written_ms
+        return UNKNOWN
+
+
+class Fetching:
+    """What one connection fetches."""
+
+    def __init__(self, lags: "Lags") -> None:
+        self.client_id = ""
+        self.asked_ns = 0
+        self.positions: dict[Key, Position] = {}
+        self.left: dict[Key, Position] = {}  # not asked for any more; a client leaves out what it has enough of, too
+        self._lags = lags
+
+    def events(self, events: list[Event]) -> None:
+        """Learn from these events; nothing of them is kept."""
+        for event in events:
+            if event.__class__ is Exchange and event.outcome is ANSWERED:
+                if event.plan.api_key == FETCH:
+                    self._fetched(event)
+                elif event.plan.api_key == OFFSET_COMMIT:
+                    self._lags.committed_by(event)
+
+    def closed(self) -> None:
+        self._lags.fetching.discard(self)
+
+    def _fetched(self, exchange: Exchange) -> None:
+        asked, told = exchange.request_body, exchange.response_body
+        if asked is None or told is None or (exchange.error_code and not told.partitions):
+            return
+        self._lags.fetching.add(self)
+        self.client_id = (exchange.client_id or "")[:MAX_LABEL]
+        self.asked_ns = now_ns = exchange.response_start
+        positions = self.positions
+        wanted = {_key(partition): partition.offset for partition in asked.partitions}
+        for key in positions.keys() - wanted.keys() if asked.forgotten is None else asked.forgotten:
+            self._leave(key, now_ns)
+        for key, offset in wanted.items():
+            known = positions.get(key)
+            if known is not None and known.offset != offset:
+                positions[key] = self._lags.position(key, offset, now_ns)
+        for partition in told.partitions:
+            key = _key(partition)
+            if partition.error_code:
+                positions.pop(key, None)
+                continue
+            self._lags.learn(key, partition)
+            if partition.batches:
+                position = Position(partition.last_offset + 1, partition.max_timestamp, now_ns)
+            elif key in wanted and key not in positions:
+                position = self._lags.position(key, wanted[key], now_ns)
+            else:
+                continue
+            if key in positions or len(positions) < MAX_POSITIONS:
+                positions[key] = position
+                self.left.pop(key, None)
+
+    def _leave(self, key: Key, now_ns: int) -> None:
+        position = self.positions.pop(key, None)
+        if position is None:
+            return
+        if len(self.left) >= MAX_POSITIONS:
+            del self.left[next(iter(self.left))]
+        self.left[key] = position._replace(told_ns=now_ns)
+
+
+class Lags:
+    """The consumers of one cluster."""
+
+    def __init__(self, topics: Topics) -> None:
+        self.logs: dict[Key, Log] = {}
+        self.fetching: set[Fetching] = set()
+        self.committed: dict[tuple[str, Key], Position] = {}
+        self._topics = topics
+
+    def learn(self, key: Key, partition: Partition) -> None:
+        """What a Fetch answer tells of a log."""
+        key = self._named(key)
+        log = self.logs.pop(key, None) or Log()
+        if len(self.logs) >= MAX_LOGS:
+            del self.logs[next(iter(self.logs))]
+        self.logs[key] = log  # the last in order of hearing
+        log.high_watermark = partition.high_watermark
+        if partition.batches and partition.max_timestamp > 0:
+            log.marks.append((partition.first_offset, partition.last_offset + 1, partition.max_timestamp))
+
+    def position(self, key: Key, offset: int, now_ns: int) -> Position:
+        log = self.logs.get(self._named(key))
+        return Position(offset, log.written_ms(offset) if log is not None else UNKNOWN, now_ns)
+
+    def committed_by(self, exchange: Exchange) -> None:
+        """A group's offsets, if the broker took all of them."""
+        if exchange.request_body is None or exchange.errors:
+            return
+        committed = self.committed
+        for partition in exchange.request_body.partitions:
+            if partition.group_id is None or partition.offset < 0:
+                continue
+            key = self._named(_key(partition))
+            name = (partition.group_id[:MAX_LABEL], key)
+            position = self.position(key, partition.offset, exchange.response_start)
+            before = committed.pop(name, None)
+            if before is not None and before.offset == position.offset and position.written_ms == UNKNOWN:
+                position = position._replace(written_ms=before.written_ms)
+            if len(committed) >= MAX_COMMITTED:
+                del committed[next(iter(committed))]
+            committed[name] = position
+
+    def _named(self, key: Key) -> Key:
+        """Some call a topic by its name and some by its id: by its name, once that is known."""
+        topic, partition = key
+        return (self._topics.names.get(topic, topic), partition) if isinstance(topic, UUID) else key
+
+    def shown(self, now_ns: int) -> Iterator[tuple[str, list[tuple[str, str, Lag]]]]:
+        """By "client_id" and by "group": (its name, the topic, its lag), those with the most records by name."""
+        label = self._topics.label
+        ends = {(label(topic), number): log.high_watermark for (topic, number), log in self.logs.copy().items()}
+        committed = self.committed.copy()
+        for by, positions in (
+            ("client_id", self._fetched(now_ns)),
+            ("group", ((name, key, at) for (name, key), at in committed.items() if at.told_ns + EXPIRY_NS > now_ns)),
+        ):
+            behind: dict[tuple[str, str, int], tuple[int, float | None]] = {}
+            for name, (topic, number), position in positions:
+                text = label(topic)
+                end = ends.get((text, number))
+                if end is None:
+                    continue
+                records = max(0, end - position.offset)
+                lag = records, _age_s(position, now_ns) if records else None
+                # Several consumers of one name: the one that is furthest behind.
+                behind[name, text, number] = max(behind.get((name, text, number), lag), lag, key=_records)
+            yield by, _largest(_by_topic(behind))
+
+    def _fetched(self, now_ns: int) -> Iterator[tuple[str, Key, Position]]:
+        own: set[tuple[str, Key]] = set()
+        left: list[tuple[str, Key, Position]] = []
+        for fetching in self.fetching.copy():
+            name = fetching.client_id
+            left += ((name, key, at) for key, at in fetching.left.copy().items() if at.told_ns + AWAY_NS > now_ns)
+            if fetching.asked_ns + AWAY_NS > now_ns:
+                for key, position in fetching.positions.copy().items():
+                    own.add((name, key))
+                    yield name, key, position
+        for name, key, position in left:
+            if (name, key) not in own:
+                yield name, key, position
+
+
+def _key(partition: Partition) -> Key:
+    return partition.topic or partition.topic_id, partition.partition
+
+
+def _age_s(position: Position, now_ns: int) -> float | None:
+    return None if position.written_ms <= 0 else max(0.0, now_ns / 1e9 - position.written_ms / 1e3)
+
+
+def _records(lag: tuple[int, float | None]) -> int:
+    return lag[0]
+
+
+def _sum(lags: Iterable[tuple[int, float | None]]) -> Lag:
+    lags = list(lags)
+    records = sum(map(_records, lags))
+    if not records:
+        return Lag(0, 0.0)
+    return Lag(records, max((seconds for _, seconds in lags if seconds is not None), default=None))
+
+
+def _by_topic(behind: dict[tuple[str, str, int], tuple[int, float | None]]) -> dict[tuple[str, str], Lag]:
+    topics: dict[tuple[str, str], list[tuple[int, float | None]]] = {}
+    for (name, topic, _), lag in behind.items():
+        topics.setdefault((name, topic), []).append(lag)
+    return {of: _sum(lags) for of, lags in topics.items()}
+
+
+def _largest(lags: dict[tuple[str, str], Lag]) -> list[tuple[str, str, Lag]]:
+    shown = nlargest(MAX_SERIES, lags.items(), key=lambda item: item[1].records)
+    if len(shown) < len(lags):
+        rest = lags.keys() - {of for of, _ in shown}
+        shown.append(((OTHER, OTHER), _sum(lags[of] for of in rest)))
+    return [(name, topic, lag) for (name, topic), lag in shown]

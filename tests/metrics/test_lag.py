@@ -1,0 +1,250 @@
+"""How far consumers are behind: fetch sessions, offsets by name and by id, rebalances, and the caps."""
+
+from time import time_ns
+from uuid import UUID
+
+import pytest
+
+from kproxy.metrics import Metrics, lag
+from kproxy.metrics.named import EXPIRY_NS, OTHER
+from kproxy.protocol.records import Record, write_batch
+from kproxy.wire.bodies import TOPICS
+from kproxy.wire.interest import Interest
+from tests.metrics.test_metrics import info, labels, scrape
+from tests.wire.playbook import MS, Dialogue, request, response
+
+FETCH, METADATA, OFFSET_COMMIT = 1, 3, 8
+NAMES = {UUID(int=1): "orders", UUID(int=2): "invoices"}
+IDS = {name: identity for identity, name in NAMES.items()}
+NOW_MS = 1_700_000_000_000
+RECORDS = "kproxy_consumer_lag_records"
+SECONDS = "kproxy_consumer_lag_seconds"
+
+
+def batch(base, count, written_ms=NOW_MS):
+    return write_batch([Record(base + number, written_ms, None, b"v") for number in range(count)])
+
+
+class Cluster:
+    """Consumers of one cluster, each on a connection of its own, and what a scrape tells of them."""
+
+    def __init__(self, detail=TOPICS):
+        self.metrics = Metrics()
+        self.interest = Interest(detail=detail)
+        self.now_ns = NOW_MS * 1_000_000
+
+    def consumer(self, client="c", version=12):
+        return Consumer(self, client, version)
+
+    def lags(self, by="client_id"):
+        (lags,) = self.metrics.lags.values()
+        for kind, told in lags.shown(self.now_ns):
+            if kind == by:
+                return {
+                    (name, topic): (lag.records, lag.seconds and pytest.approx(lag.seconds, abs=0.02))
+                    for name, topic, lag in told
+                }
+        raise AssertionError(by)
+
+
+class Consumer:
+    def __init__(self, cluster, client, version):
+        self.cluster = cluster
+        self.client = client
+        self.version = version
+        self.talk = Dialogue(cluster.interest)
+        self.counting = cluster.metrics.connection(info(), "main", "1", topics=bool(cluster.interest.detail))
+        self.number = 0
+
+    def ask(self, key, version, body, answer, cuts=()):
+        self.number += 1
+        self.talk.now = self.cluster.now_ns
+        self.talk.client(request(key, version, self.number, body, client=self.client), cuts)
+        self.talk.broker(response(key, version, self.number, answer), cuts)
+        assert not self.talk.faults
+        self.counting.events(self.talk.events)
+        self.talk.events.clear()
+
+    def fetch(self, asked, told, epoch=-1, forgotten=(), error=0, cuts=()):
+        """asked: {(topic, partition): offset}; told: {(topic, partition): (high watermark, records or an error)}"""
+        body = {
+            "maxWaitMs": 500,
+            "sessionEpoch": epoch,
+            "topics": [
+                {**self.topic(topic), "partitions": [{"partition": number, "fetchOffset": offset}]}
+                for (topic, number), offset in asked.items()
+            ],
+            "forgottenTopicsData": [{**self.topic(topic), "partitions": [number]} for topic, number in forgotten],
+        }
+        answer = {"errorCode": error, "responses": []}
+        for (topic, number), (high_watermark, records) in told.items():
+            partition = {"partitionIndex": number, "highWatermark": high_watermark}
+            partition |= {"errorCode": records} if isinstance(records, int) else {"records": records}
+            answer["responses"].append({**self.topic(topic), "partitions": [partition]})
+        self.ask(FETCH, self.version, body, answer, cuts)
+
+    def topic(self, name):
+        return {"topic": name} if self.version < 13 else {"topicId": IDS[name]}
+
+    def commit(self, group, offsets, version=8, errors=()):
+        def topics(of):
+            for (name, number), offset in offsets.items():
+                topic = {"name": name} if version < 10 else {"topicId": IDS[name]}
+                yield {**topic, "partitions": [of(number, offset)]}
+
+        body = {
+            "groupId": group,
+            "topics": list(topics(lambda number, offset: {"partitionIndex": number, "committedOffset": offset})),
+        }
+        error = dict.fromkeys(errors, 22)
+        answer = {"topics": list(topics(lambda n, _: {"partitionIndex": n, "errorCode": error.get(n, 0)}))}
+        self.ask(OFFSET_COMMIT, version, body, answer)
+
+
+@pytest.mark.parametrize("version", [4, 6, 12, 13, 16, 18])
+def test_a_consumer_that_names_everything_each_time(version):
+    cluster = Cluster()
+    consumer = cluster.consumer(version=version)
+    orders = ("orders", 0)
+    topic = "orders" if version < 13 else cluster.metrics.topics["default"].label(IDS["orders"])
+    consumer.fetch({orders: 100}, {orders: (100, None)})
+    assert cluster.lags() == {("c", topic): (0, 0.0)}
+    consumer.fetch({orders: 100}, {orders: (500, batch(100, 50))}, cuts=[70, 100])
+    cluster.now_ns += 2 * 10**9
+    assert cluster.lags() == {("c", topic): (350, 2.0)}
+    consumer.fetch({orders: 150}, {orders: (500, batch(150, 350, NOW_MS + 1500))})
+    assert cluster.lags() == {("c", topic): (0, 0.0)}
+    consumer.fetch({orders: 200}, {orders: (500, None)})  # it went back, to where nobody knows the age
+    assert cluster.lags() == {("c", topic): (300, 0.5)}
+    consumer.fetch({("orders", 1): 7}, {("orders", 1): (9, None)})  # it has enough of the other for now
+    assert cluster.lags()["c", topic][0] == 302
+
+
+@pytest.mark.parametrize("version", [7, 11, 13, 18])
+def test_a_fetch_session_keeps_its_partitions(version):
+    """KIP-227: a request names only what is new and what leaves, an answer only what has changed."""
+    cluster = Cluster()
+    consumer = cluster.consumer(version=version)
+    consumer.ask(METADATA, 12, {}, {"topics": [{"name": name, "topicId": key} for key, name in NAMES.items()]})
+    a, b, c = ("orders", 0), ("orders", 1), ("invoices", 0)
+    consumer.fetch({a: 10, b: 20, c: 30}, {a: (10, None), b: (25, None), c: (30, None)}, epoch=0)
+    assert cluster.lags() == {("c", "orders"): (5, None), ("c", "invoices"): (0, 0.0)}
+    consumer.fetch({}, {a: (14, batch(10, 2))}, epoch=1)
+    assert cluster.lags()["c", "orders"] == (7, 0.0)
+    consumer.fetch({a: 12}, {c: (33, None)}, epoch=2)
+    assert cluster.lags() == {("c", "orders"): (7, 0.0), ("c", "invoices"): (3, None)}
+    for epoch in range(3, 9):  # idle, for longer than a partition that has left is told of
+        cluster.now_ns += lag.AWAY_NS // 4
+        consumer.fetch({}, {}, epoch=epoch)
+    assert {of: told[0] for of, told in cluster.lags().items()} == {("c", "orders"): 7, ("c", "invoices"): 3}
+    consumer.fetch({}, {}, epoch=9, forgotten=[b, c])
+    assert {of: told[0] for of, told in cluster.lags().items()} == {("c", "orders"): 7, ("c", "invoices"): 3}
+    cluster.now_ns += lag.AWAY_NS + 10 * MS
+    consumer.fetch({}, {}, epoch=10)
+    assert {of: told[0] for of, told in cluster.lags().items()} == {("c", "orders"): 2}
+    consumer.fetch({b: 21}, {b: (25, None)}, epoch=11)
+    assert cluster.lags()["c", "orders"][0] == 6
+    consumer.fetch({a: 0}, {}, epoch=12, error=70)  # a session that the broker does not know: nothing comes of it
+    assert cluster.lags()["c", "orders"][0] == 6
+    consumer.fetch({a: 13}, {a: (14, None)}, epoch=0)  # a new one says all again
+    cluster.now_ns += lag.AWAY_NS + 10 * MS
+    consumer.fetch({}, {}, epoch=1)
+    assert {of: told[0] for of, told in cluster.lags().items()} == {("c", "orders"): 1}
+
+
+def test_a_consumer_that_stands_still_falls_behind_what_others_hear():
+    cluster = Cluster()
+    slow, quick = cluster.consumer("slow"), cluster.consumer("quick", version=16)
+    slow.ask(METADATA, 12, {}, {"topics": [{"name": "orders", "topicId": IDS["orders"]}]})
+    orders = ("orders", 0)
+    slow.fetch({orders: 0}, {orders: (10, batch(0, 10))})
+    quick.fetch({orders: 0}, {orders: (1000, batch(0, 1000, NOW_MS + 100))})
+    cluster.now_ns += 10**9
+    assert cluster.lags() == {("slow", "orders"): (990, 1.0), ("quick", "orders"): (0, 0.0)}
+    slow.counting.closed("client_closed")
+    assert cluster.lags().keys() == {("quick", "orders")}
+    cluster.now_ns += lag.AWAY_NS + 10 * MS
+    assert not cluster.lags()  # it is there and asks for nothing: after a rebalance it has no partition here
+
+
+def test_a_partition_that_moved_to_another_broker_is_counted_once():
+    cluster = Cluster()
+    here, there = cluster.consumer(), cluster.consumer()
+    orders = ("orders", 0)
+    here.fetch({orders: 5}, {orders: (9, None)})
+    here.fetch({orders: 5}, {orders: (-1, 6)})  # NOT_LEADER_OR_FOLLOWER
+    assert not cluster.lags()
+    there.fetch({orders: 5}, {orders: (9, None)})
+    assert cluster.lags() == {("c", "orders"): (4, None)}
+    here.fetch({("orders", 1): 1}, {("orders", 1): (1, None)})
+    here.fetch({}, {})
+    there.fetch({("orders", 1): 1, orders: 5}, {("orders", 1): (3, None), orders: (9, None)})
+    assert cluster.lags() == {("c", "orders"): (6, None)}
+
+
+@pytest.mark.parametrize("version", [1, 8, 10])
+def test_a_group_is_where_it_has_committed(version):
+    cluster = Cluster()
+    member, committer = cluster.consumer(version=16), cluster.consumer()
+    member.ask(METADATA, 12, {}, {"topics": [{"name": "orders", "topicId": IDS["orders"]}]})
+    orders, other = ("orders", 0), ("orders", 1)
+    member.fetch({orders: 0, other: 0}, {orders: (300, batch(0, 100)), other: (50, batch(0, 50, NOW_MS + 300))})
+    committer.commit("billing", {orders: 60, other: 50}, version)
+    assert cluster.lags("group") == {("billing", "orders"): (240, 0.0)}
+    cluster.now_ns += 10**9
+    assert cluster.lags("group") == {("billing", "orders"): (240, 1.0)}
+    committer.commit("billing", {orders: 100, other: 40}, version, errors=[1])  # refused in part: nothing of it counts
+    assert cluster.lags("group") == {("billing", "orders"): (240, 1.0)}
+    member.fetch({orders: 100}, {orders: (900, batch(100, 100, NOW_MS + 900))})
+    committer.commit("billing", {orders: 150}, version)
+    assert cluster.lags("group") == {("billing", "orders"): (750, 0.1)}
+    for first in range(200, 900, 10):  # what it committed stays known when later records are all that is remembered
+        member.fetch({orders: first}, {orders: (900, batch(first, 10, NOW_MS + 950))})
+    committer.commit("billing", {orders: 150}, version)
+    assert cluster.lags("group") == {("billing", "orders"): (750, 0.1)}
+    cluster.now_ns += EXPIRY_NS + 10 * MS
+    assert not cluster.lags("group")
+
+
+def test_what_consumers_invent_is_bounded(monkeypatch):
+    monkeypatch.setattr(lag, "MAX_COMMITTED", 700)
+    monkeypatch.setattr(lag, "MAX_LOGS", 300)
+    monkeypatch.setattr(lag, "MAX_POSITIONS", 100)
+    cluster = Cluster()
+    consumer = cluster.consumer("c" * 5000)
+    for first in range(0, 500, 50):
+        topics = {(f"t{number}", 0): 1 for number in range(first, first + 50)}
+        consumer.fetch(topics, dict.fromkeys(topics, (10, None)), epoch=first)
+    (lags,) = cluster.metrics.lags.values()
+    (fetching,) = lags.fetching
+    assert (len(lags.logs), len(fetching.positions), len(fetching.left)) == (300, 100, 0)
+    for epoch in range(2):  # a new session each time: what was in the old one has left
+        topics = {(f"t{number}", 0): 1 for number in range(400 - 100 * epoch, 500 - 100 * epoch)}
+        consumer.fetch(topics, dict.fromkeys(topics, (10, None)))
+    assert (len(fetching.positions), len(fetching.left)) == (100, 100)
+    for number in range(1000):
+        consumer.commit(f"g{number}", {("t450", 0): number % 10})
+    assert len(lags.committed) == 700
+    told = cluster.lags("group")
+    assert len(told) == lag.MAX_SERIES + 1 and told[OTHER, OTHER][0] > 0
+    assert sum(records for records, _ in told.values()) == 70 * sum(range(1, 11))
+    assert max(len(name) for name, _ in cluster.lags()) < 300
+
+
+def test_lag_is_scraped_where_bodies_are_looked_at_and_nowhere_else():
+    blind = Cluster(detail=0)
+    consumer = blind.consumer()
+    consumer.fetch({("orders", 0): 0}, {("orders", 0): (10, batch(0, 5))})
+    consumer.commit("billing", {("orders", 0): 5})
+    assert not blind.metrics.lags and not any("lag" in name for name in scrape(blind.metrics))
+    cluster = Cluster()
+    cluster.now_ns = time_ns()
+    consumer = cluster.consumer()
+    consumer.fetch({("orders", 0): 0}, {("orders", 0): (10, batch(0, 5))})
+    consumer.commit("billing", {("orders", 0): 3})
+    found = scrape(cluster.metrics)
+    client = labels(cluster="default", client_id="c", topic="orders")
+    group = labels(cluster="default", group="billing", topic="orders")
+    assert found[RECORDS] == {client: 5, group: 7}
+    age_s = time_ns() / 1e9 - NOW_MS / 1000
+    assert found[SECONDS] == {client: pytest.approx(age_s, rel=1e-3), group: pytest.approx(age_s, rel=1e-3)}
