@@ -11,7 +11,7 @@ offset by whichever fetched batches it lies in.
 What was asked for and not answered well, and a commit of which any part was refused, counts for nothing. A partition
 that a client has not asked for AWAY_NS is not its own any more: after a rebalance it may never say so.
 
-Bounded by MAX_POSITIONS per connection, MAX_LOGS and MAX_COMMITTED per cluster (those not heard of for longest go), and
+Bounded by MAX_POSITIONS per connection, MAX_LOGS and MAX_COMMITTED per cluster (the oldest go), and
 MAX_SERIES lags of each kind that are shown. Changed on the thread of the event loop only; a scrape copies first.
 """
 
@@ -100,8 +100,12 @@ class Fetching:
         self.asked_ns = now_ns = exchange.response_start
         positions = self.positions
         wanted = {_key(partition): partition.offset for partition in asked.partitions}
-        for key in positions.keys() - wanted.keys() if asked.forgotten is None else asked.forgotten:
-            self._leave(key, now_ns)
+        if asked.forgotten is not None:
+            for key in asked.forgotten:
+                self._leave(key, now_ns)
+        elif positions.keys() != wanted.keys():
+            for key in positions.keys() - wanted.keys():
+                self._leave(key, now_ns)
         for key, offset in wanted.items():
             known = positions.get(key)
             if known is not None and known.offset != offset:
@@ -143,10 +147,11 @@ class Lags:
     def learn(self, key: Key, partition: Partition) -> None:
         """What a Fetch answer tells of a log."""
         key = self._named(key)
-        log = self.logs.pop(key, None) or Log()
-        if len(self.logs) >= MAX_LOGS:
-            del self.logs[next(iter(self.logs))]
-        self.logs[key] = log  # the last in order of hearing
+        log = self.logs.get(key)
+        if log is None:
+            if len(self.logs) >= MAX_LOGS:
+                del self.logs[next(iter(self.logs))]
+            log = self.logs[key] = Log()
         log.high_watermark = partition.high_watermark
         if partition.batches and partition.max_timestamp > 0:
             log.marks.append((partition.first_offset, partition.last_offset + 1, partition.max_timestamp))
