@@ -329,12 +329,15 @@ class Flows:
             self._note("packets", first_ns, count=len(window.records), last_ns=last_ns)
 
     def finish(self) -> None:
-        """The capture is over: every flow ends, in the order of their beginning."""
+        """The capture is over: every flow ends, in the order of their beginning. What comes next is another one."""
         self._dissector.finish()
         for shard in self._shards.values():
             for flow in list(shard.open):
                 self._end(flow, "open")
+            shard.ended.clear()
         self._ways.clear()
+        self._recent.clear()
+        self._last_ns = -1
 
     def reopen(self, flow: Flow) -> Receiver:
         """Takes the decrypted bytes of an ended TLS flow, as if they had come in clear."""

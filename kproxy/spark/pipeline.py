@@ -4,21 +4,24 @@ Duty: the same rows as `kproxy convert`, by as many tasks as there is work for:
 
 1. survey: a task per 128 MiB of a file finds its first record and walks the headers to the next; the driver checks
    that the ends meet (splits.agree).
-2. scan: a task per split tells of each TCP packet its connection, time and place: 40 bytes, never the payload. Only
-   packets of compressed files, which have no place to go back to, are carried along.
+2. scan: a task per split tells of each TCP packet its time and place, 28 bytes, never the payload; Spark sees one row
+   per connection and some MEASURE of packets. Only packets of compressed files, which have no place to go back to, are
+   carried along.
 3. decode: packets are brought together by connection, in the order of the capture; a task reads their bytes where they
    lie and gives them to the same Flows and Session as everywhere. It sorts its rows by time on its own disk and writes
-   them by date and hour.
+   them by date and hour. What the scan told is kept on the disks, so that the size of every connection is known before:
+   one larger than a task's share has a task of its own, begun first, and the rest go on while it is at work.
 4. name: rows that call topics by their ids get the names that any connection of their capture told.
 5. publish: the driver renames the files of the tasks that succeeded and writes the counts of `quality`.
 
-Nothing but plans and counts comes to the driver, and no task waits for another's connection: a large one keeps one task
-busy while the rest go on. An attempt writes into a folder of its own, so that what failed or ran twice is never seen.
+Nothing but plans and counts comes to the driver: of connections only those that are larger than a share. An attempt
+writes into a folder of its own, so that what failed or ran twice is never seen.
 
 Captures and tables must lie where every executor can read and write them by the same path. Different from `convert`: no
 connection is put away because too many are open, since one is decoded after the other. A capture whose TLS is to be
 decrypted is decoded by one task, with tshark.
-Memory of a task: a batch of packets with their bytes, one connection, and RUN_ROWS rows per table.
+Memory of a task: MEASURE packets' places, or of a compressed file some MEASURE_BYTES of packets; a window of packets,
+one connection, and RUN_ROWS rows per table.
 """
 
 import json
@@ -57,25 +60,32 @@ if TYPE_CHECKING:
 TASK_BYTES = 64 << 20  # of captures, to be decoded by one task
 WINDOW_BYTES = 1 << 20  # of packets given to the flows at once
 OPEN_FILES = 64
+MEASURE = 128 * 1024  # packets of which the scan tells at once
+MEASURE_BYTES = 8 << 20  # and of compressed files
 ROUNDS = 8  # of tasks for each core: so that late ones are short
 
-# What the scan tells of a packet. In place of a file's number: a report of the scan itself, its text in `packet`; or a
-# capture that one task must decode as a whole.
+# What the scan tells: rows of packets of one connection, in their order. In place of a file's number: a report of the
+# scan itself, its text in `packets`; or a capture that one task must decode as a whole.
 _REPORT, _WHOLE = -1, -2
 _PACKETS = (
     ("capture", "int"),
     ("connection", "int"),  # a hash of its ends; what shares a hash is told apart by Flows
     ("file", "int"),
-    ("offset", "bigint"),
-    ("time_ns", "bigint"),
-    ("link", "int"),
-    ("captured", "int"),
-    ("original", "int"),
-    ("packet", "binary"),
+    ("offset", "bigint"),  # of the last packet
+    ("size", "bigint"),  # of the packets, as captured
+    ("packets", "binary"),  # _PLACE of each
+    ("bytes", "binary"),  # the packets, of a file in which nobody can go to a place
 )
-_ROW = Struct("<" + "".join({"int": "i", "bigint": "q"}[kind] for _, kind in _PACKETS[:-1]))
-_NUMBERS = np.dtype([(name, {"int": "<i4", "bigint": "<i8"}[kind]) for name, kind in _PACKETS[:-1]])
 _PACKET_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in _PACKETS)
+_ROW = pa.schema(list(zip(
+    (name for name, _ in _PACKETS),
+    (pa.int32(), pa.int32(), pa.int32(), pa.int64(), pa.int64(), pa.binary(), pa.binary()),
+    strict=True,
+)))  # fmt: skip
+_PLACE = np.dtype(
+    [("offset", "<i8"), ("time_ns", "<i8"), ("link", "<i4"), ("captured", "<i4"), ("original", "<i4")]
+)  # of a packet
+_PLACED = Struct("<qqiii")
 _RESULT_SCHEMA = "capture int, kind string, text string"
 _OTHER_PORTS = 1 << 40  # no hash of a connection
 
@@ -98,6 +108,8 @@ def ingest(
 
     `tasks`: of the decoding; by default one per 64 MiB, so that the files do not depend on the number of cores.
     """
+    from pyspark import StorageLevel
+
     jobs = captures_of([str(Path(path).resolve()) for path in captures], cluster, tuple(sorted(set(ports))), rotated)
     keys = str(Path(key_log).resolve()) if key_log else None
     jobs = [replace(job, key_log=keys, detail=DETAILS[detail]) for job in jobs]
@@ -110,13 +122,14 @@ def ingest(
     try:
         while True:
             parts = [(number, file, split) for number, of_job in splits.items() for file, split in of_job]
-            packets = _over(spark, parts).mapInArrow(_scan(jobs, parts), _PACKET_SCHEMA)
+            packets = _over(spark, parts).mapInArrow(_scan(jobs, parts), _PACKET_SCHEMA).persist(StorageLevel.DISK_ONLY)
             decoded = (
-                packets.repartition(tasks or max(1, size // TASK_BYTES), "capture", "connection")
+                _shared_out(packets, size, tasks or max(1, size // TASK_BYTES))
                 .sortWithinPartitions("capture", "connection", "file", "offset")
                 .mapInArrow(_decode(jobs, work), _RESULT_SCHEMA)
                 .collect()
             ) if parts else []  # fmt: skip
+            packets.unpersist()
             results = [(row["capture"], row["kind"], json.loads(row["text"])) for row in decoded]
             reports = [(capture, text) for capture, kind, text in results if kind == "report"]
             torn = {(capture, text["file"]) for capture, text in reports if text["torn"]}
@@ -210,52 +223,92 @@ def _scan(
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in _numbers(batches):
             capture, file, split = parts[number]
-            yield from _packets(number, capture, file, split, jobs[capture].ports)
+            yield from _packets(number, capture, file, split, jobs[capture])
 
     return run
 
 
-def _packets(number: int, capture: int, file: int, split: Split, ports: Sequence[int]) -> Iterator[pa.RecordBatch]:
+def _packets(number: int, capture: int, file: int, split: Split, job: Job) -> Iterator[pa.RecordBatch]:
     if file == _WHOLE:
-        yield _packet_batch(bytearray(_ROW.pack(capture, number, _WHOLE, 0, 0, 0, 0, 0)), [None])
+        size = sum(Path(path).stat().st_size for path in job.paths)
+        yield _row(capture, number, _WHOLE, 0, size, None, None)
         return
     quality = Quality()
     clock = _Clock()
-    wanted = frozenset(port.to_bytes(2) for port in ports)
-    connections: dict[bytes, int] = {}
-    rows = bytearray()
-    bodies: list[bytes | None] = []
-    pack = _ROW.pack
+    wanted = frozenset(port.to_bytes(2) for port in job.ports)
+    known: dict[bytes, int] = {}
     inline = split.whole and not is_plain(split.path)
+    connections: list[int] = []  # of the packets not told of yet
+    places = bytearray()
+    bodies: list[bytes] = []
+    held = 0  # bytes of bodies
+    pack = _PLACED.pack
     secrets: list[bytes] = []
     for window, found in segments(split, quality, secrets):
         clock.window(window, quality)
         data, base, _ = window
         for (time_ns, link, start, end, original), segment, earlier in found:
             key = segment[1]
-            connection = connections.get(key)
+            connection = known.get(key)
             if connection is None:
-                if len(connections) >= 1 << 16:
-                    connections.clear()
-                connection = connections[key] = _connection(key, wanted)
+                if len(known) >= 1 << 16:
+                    known.clear()
+                connection = known[key] = _connection(key, wanted)
             if connection == _OTHER_PORTS:
                 quality.note("other_ports", time_ns, size=segment[8])
                 continue
             for before_ns, before_link, offset, packet, length in earlier:
-                rows += pack(capture, connection, file, offset, before_ns, before_link, len(packet), length)
-                bodies.append(packet if inline else None)
-            rows += pack(capture, connection, file, base + start, time_ns, link, end - start, original)
-            bodies.append(data[start:end] if inline else None)
-        if len(bodies) >= BATCH_ROWS or inline:
-            yield _packet_batch(rows, bodies)
-            rows = bytearray()
-            bodies.clear()
+                places += pack(offset, before_ns, before_link, len(packet), length)
+                connections.append(connection)
+                if inline:
+                    bodies.append(packet)
+            places += pack(base + start, time_ns, link, end - start, original)
+            connections.append(connection)
+            if inline:
+                bodies.append(data[start:end])
+                held += end - start
+        if len(connections) >= MEASURE or held >= MEASURE_BYTES:
+            yield _told(capture, file, connections, places, bodies)
+            connections, places, bodies, held = [], bytearray(), [], 0
+    yield _told(capture, file, connections, places, bodies)
     torn = bool(quality.count("damaged")) and not split.whole
     report = {"split": number, "file": file, "torn": torn, "secrets": bool(secrets)}
     report |= {"quality": _listed(quality), "clock": vars(clock)}
-    rows += pack(capture, number, _REPORT, 0, 0, 0, 0, 0)
-    bodies.append(json.dumps(report).encode())
-    yield _packet_batch(rows, bodies)
+    yield _row(capture, number, _REPORT, 0, 0, json.dumps(report).encode(), None)
+
+
+def _row(*values: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([value], of.type) for value, of in zip(values, _ROW, strict=True)], schema=_ROW
+    )
+
+
+def _told(capture: int, file: int, connections: list[int], places: bytearray, bodies: list[bytes]) -> pa.RecordBatch:
+    """Packets brought together by connection, a row each."""
+    owners = np.array(connections, np.int32)
+    order = np.argsort(owners, kind="stable")
+    owners = owners[order]
+    table = np.frombuffer(places, _PLACE)[order]
+    edges = np.flatnonzero(np.diff(owners, prepend=_OTHER_PORTS, append=_OTHER_PORTS))
+    starts, stops = edges[:-1], edges[1:]
+    packets = (edges * _PLACE.itemsize).astype(np.int32)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(np.full(len(starts), capture, np.int32)),
+            pa.array(owners[starts]),
+            pa.array(np.full(len(starts), file, np.int32)),
+            pa.array(table["offset"][stops - 1]),
+            pa.array(np.add.reduceat(table["captured"], starts, dtype=np.int64) if len(starts) else [], pa.int64()),
+            pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(packets), pa.py_buffer(table)]),
+            pa.array(
+                [b"".join([bodies[at] for at in order[start:stop]]) for start, stop in zip(starts, stops, strict=True)]
+                if bodies
+                else [None] * len(starts),
+                pa.binary(),
+            ),
+        ],
+        schema=_ROW,
+    )
 
 
 class _Clock:
@@ -292,10 +345,24 @@ def _connection(key: bytes, ports: frozenset[bytes]) -> int:
     return crc32(b"".join(ends)) - (1 << 31)
 
 
-def _packet_batch(rows: bytearray, bodies: list[bytes | None]) -> pa.RecordBatch:
-    table = np.frombuffer(bytes(rows), _NUMBERS)
-    arrays = [pa.array(np.ascontiguousarray(table[name])) for name in _NUMBERS.names]
-    return pa.RecordBatch.from_arrays([*arrays, pa.array(bodies, pa.binary())], [name for name, _ in _PACKETS])
+def _shared_out(packets: "DataFrame", size: int, tasks: int) -> "DataFrame":
+    """What the scan told, by task: a connection larger than an even share is alone, in a task that starts early."""
+    from pyspark.sql import functions as F
+
+    if tasks == 1:
+        return packets.repartition(1)
+    share = max(1, size // tasks)
+    sizes = packets.groupBy("capture", "connection").agg(F.sum("size").alias("size")).where(F.col("size") > share)
+    large = sorted(map(tuple, sizes.collect()), key=lambda row: (-row[2], row))
+    alone = [(capture, connection, task) for task, (capture, connection, _) in enumerate(large)]
+    rest = max(1, (size - sum(row[2] for row in large)) // share)
+    numbers = packets.sparkSession.createDataFrame(alone, "capture int, connection int, alone int")
+    together = len(alone) + F.pmod(F.hash("capture", "connection"), F.lit(rest))
+    return (
+        packets.join(F.broadcast(numbers), ["capture", "connection"], "left")
+        .repartitionById(len(alone) + rest, F.coalesce("alone", together))
+        .drop("alone")
+    )
 
 
 # --- decode: packets of whole connections into rows ------------------------------------------------------------------
@@ -337,25 +404,25 @@ class _Decoder:
         self._reports: list[tuple[int, str, str]] = []
 
     def take(self, batch: pa.RecordBatch) -> None:
-        columns = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in _NUMBERS.names}
-        same = columns["capture"], columns["connection"], columns["file"]
-        changes = np.logical_or.reduce([column[1:] != column[:-1] for column in same])
-        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), batch.num_rows]
-        for start, stop in pairwise(edges):
-            if start == stop:
-                continue
-            capture, connection, file = (int(column[start]) for column in same)
+        numbers = [batch.column(name).to_pylist() for name in ("capture", "connection", "file")]
+        for index, (capture, connection, file) in enumerate(zip(*numbers, strict=True)):
+            packets, inline = batch.column("packets")[index], batch.column("bytes")[index]
             if file == _REPORT:
-                self._reports += [(capture, "report", body.decode()) for body in _bodies(batch, start, stop)]
-                continue
-            if file == _WHOLE:
+                self._reports.append((capture, "report", packets.as_py().decode()))
+            elif file == _WHOLE:
                 quality = self._qualities[capture] = Quality()
                 for _ in self._rows_of(capture).read(self._jobs[capture], quality):
                     pass
-                continue
-            if (capture, connection) != (self._capture, self._connection):
-                self._begin(capture, connection)
-            self._packets(batch, columns, start, stop, self._jobs[capture].paths[file])
+            else:
+                if (capture, connection) != (self._capture, self._connection):
+                    self._begin(capture, connection)
+                places = np.frombuffer(packets.as_buffer(), _PLACE)
+                if inline.is_valid:
+                    self._packets(
+                        places, memoryview(inline.as_buffer()), np.cumsum(places["captured"]) - places["captured"]
+                    )
+                else:
+                    self._packets(places, self._files.open(self._jobs[capture].paths[file]), places["offset"])
 
     def finish(self) -> Iterator[tuple[int, str, str]]:
         """The last connection has ended: what the scan reported, and the counts of the connections."""
@@ -411,35 +478,21 @@ class _Decoder:
     def _rows_of(self, capture: int) -> Rows:
         return self._rows.setdefault(capture, Rows(lambda table, batch: self._sorters[table.name].add(batch)))
 
-    def _packets(self, batch: pa.RecordBatch, columns: dict[str, np.ndarray], start: int, stop: int, path: str) -> None:
-        """Give the packets of one connection, of one file, to the flows, in windows of about WINDOW_BYTES."""
+    def _packets(self, packets: np.ndarray, data: mmap | memoryview, offsets: np.ndarray) -> None:
+        """Give packets of one connection, which begin at `offsets` of `data`, to the flows, by about WINDOW_BYTES."""
         assert self._flows is not None
-        ends = np.cumsum(columns["captured"][start:stop], dtype=np.int64)
+        ends = np.cumsum(packets["captured"], dtype=np.int64)
         done = 0
         while done < len(ends):
             before = int(ends[done - 1]) if done else 0
             upto = max(done + 1, int(np.searchsorted(ends, before + WINDOW_BYTES, "right")))
-            here = slice(start + done, start + upto)
-            sizes = columns["captured"][here].tolist()
-            if batch.column("packet")[start].is_valid:
-                pieces = _bodies(batch, here.start, here.stop)
-            else:
-                data = self._files.open(path)
-                pieces = [
-                    data[at : at + size] for at, size in zip(columns["offset"][here].tolist(), sizes, strict=True)
-                ]
-            places = (ends[done:upto] - before).tolist()
-            records = [
-                (time_ns, link, place - size, place, original)
-                for time_ns, link, place, size, original in zip(
-                    columns["time_ns"][here].tolist(),
-                    columns["link"][here].tolist(),
-                    places,
-                    sizes,
-                    columns["original"][here].tolist(),
-                    strict=True,
-                )
+            here = packets[done:upto]
+            sizes, stops = here["captured"], ends[done:upto] - before
+            pieces = [
+                data[at : at + size] for at, size in zip(offsets[done:upto].tolist(), sizes.tolist(), strict=True)
             ]
+            columns = (here["time_ns"], here["link"], stops - sizes, stops, here["original"])
+            records = list(zip(*(column.tolist() for column in columns), strict=True))
             self._flows.window(Window(b"".join(pieces), 0, records))
             done = upto
         self._rows[self._capture].flush(BATCH_ROWS)
@@ -465,10 +518,6 @@ class _Files:
     def close(self) -> None:
         while self._open:
             self._open.popitem()[1].close()
-
-
-def _bodies(batch: pa.RecordBatch, start: int, stop: int) -> list[bytes]:
-    return batch.column("packet").slice(start, stop - start).to_pylist()
 
 
 def _keep(table: Table, parts: Iterator[pa.Table], path: Path) -> int:

@@ -9,10 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
+from kproxy.capture import flows
+from kproxy.capture.packets import ACK, FIN, SYN
 from kproxy.convert import convert
 from kproxy.errors import KproxyError
+from kproxy.protocol import codec
 from kproxy.spark import pipeline, splits
 from kproxy.tables import schema
+from tests.capture import packet
 from tests.captures import capture, expected, folder
 
 
@@ -33,6 +37,43 @@ def same(ours, theirs):
         assert a.schema == table.schema
         different = [name for name in table.schema.names if not a[name].equals(b[name])] if len(a) == len(b) else []
         assert (len(a), different) == (len(b), []), table.name
+
+
+class Wire:
+    """A capture built by hand, of connections by number."""
+
+    def __init__(self):
+        self.packets = []
+        self._next = {}
+
+    def segment(self, connection, side, payload=b"", flags=ACK):
+        ends = (bytes((10, 0, connection >> 8, connection & 255)), 40000), packet.BROKER
+        seq = self._next.setdefault(connection, [1, 1])
+        head = {"source": ends[side], "target": ends[1 - side]}
+        whole = packet.tcp(payload, **head, seq=seq[side], ack=seq[1 - side] if flags & ACK else 0, flags=flags)
+        seq[side] += len(payload) + bool(flags & (SYN | FIN))
+        time_ns = 1_700_000_000_000_000_000 + len(self.packets) * 10_000
+        self.packets.append((time_ns, packet.ethernet(packet.ipv4(whole, **head, identity=len(self.packets)))))
+
+    def open(self, connection):
+        for side, flags in ((0, SYN), (1, SYN | ACK), (0, ACK)):
+            self.segment(connection, side, flags=flags)
+
+    def exchange(self, connection, number):
+        head = {
+            "requestApiKey": 12,
+            "requestApiVersion": 4,
+            "correlationId": number,
+            "clientId": f"client-{connection}",
+        }
+        asked = codec.encode_request(head, {"groupId": "g", "generationId": number, "memberId": "m"})
+        answered = codec.encode_response(12, 4, {"correlationId": number}, {"errorCode": 0})
+        for side, frame in ((0, asked), (1, answered)):
+            self.segment(connection, side, len(frame).to_bytes(4) + frame)
+
+    def save(self, path):
+        path.write_bytes(packet.pcap(self.packets))
+        return path
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +128,65 @@ def test_ports_and_rotation(spark, tmp_path):
     pipeline.ingest(spark, files, tmp_path / "ingested", split_bytes=50_000, tasks=3, **settings)
     same(tmp_path / "ingested", tmp_path / "converted")
     assert len(rows(tmp_path / "ingested", schema.EXCHANGES)) == len(expected("k41_BASE"))
+
+
+def test_a_large_connection_holds_nobody_up(spark, tmp_path):
+    """It is alone in the first task, and the others' files are there before its own."""
+    wire = Wire()
+    large, small = 0, range(1, 40)
+    for connection in (large, *small):
+        wire.open(connection)
+    for number in range(12_000):
+        wire.exchange(large, number)
+        if number < 200:
+            wire.exchange(small[number % len(small)], number)
+    path = wire.save(tmp_path / "elephant.pcap")
+    pipeline.ingest(spark, [path], tmp_path / "tables", split_bytes=200_000, tasks=4)
+    found = {
+        file: pq.read_table(file)["client_id"].unique() for file in (tmp_path / "tables/exchanges").rglob("*.parquet")
+    }
+    alone = [file for file, clients in found.items() if clients.to_pylist() == ["client-0"]]
+    assert [file.name for file in alone] == ["part-00000.parquet"] and len(found) > 1
+    assert sum(len(clients) for clients in found.values()) == 1 + len(small)
+    assert all(file.stat().st_mtime_ns < alone[0].stat().st_mtime_ns for file in found if file not in alone)
+    convert([path], tmp_path / "converted", processes=1)
+    same(tmp_path / "tables", tmp_path / "converted")
+
+
+def test_thousands_of_open_connections(spark, tmp_path, monkeypatch):
+    wire = Wire()
+    for connection in range(3000):
+        wire.open(connection)
+    for number in range(2):
+        for connection in range(3000):
+            wire.exchange(connection, number)
+    path = wire.save(tmp_path / "many.pcap")
+    pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=300_000, tasks=3)
+    convert([path], tmp_path / "converted", processes=1)
+    same(tmp_path / "ingested", tmp_path / "converted")
+    assert len(rows(tmp_path / "ingested", schema.EXCHANGES)) == 6000
+
+    # Only a process that holds them all must put some away, and it says so.
+    monkeypatch.setattr(flows, "MAX_FLOWS", 64)
+    convert([path], tmp_path / "put away", processes=1)
+    kinds = {row["kind"]: row["count"] for row in rows(tmp_path / "put away", schema.QUALITY).to_pylist()}
+    assert kinds["idle"] > 1000 and "idle" not in rows(tmp_path / "ingested", schema.QUALITY)["kind"].to_pylist()
+
+
+def test_packets_captured_twice(spark, tmp_path):
+    """The copy of a packet is told from a segment sent again also where a split, or a connection, ends between them."""
+    wire = Wire()
+    for connection in range(4):
+        wire.open(connection)
+    for number in range(200):
+        wire.exchange(number % 4, number)
+    again = [(time_ns + 5_000, data) for time_ns, data in wire.packets]
+    wire.packets = sorted([*wire.packets, *again], key=lambda entry: entry[0])
+    path = wire.save(tmp_path / "twice.pcap")
+    convert([path], tmp_path / "converted", processes=1)
+    pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=1500, tasks=2)
+    same(tmp_path / "ingested", tmp_path / "converted")
+    assert sum(rows(tmp_path / "ingested", schema.CONNECTIONS)["retransmissions"].to_pylist()) == 0
 
 
 def test_a_clock_that_goes_back_and_damage(spark, tmp_path):
