@@ -28,8 +28,7 @@ _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     "other": ("--with", {"metavar": "TABLES", "required": True, "help": "The other dataset."}),
 }
 
-# The driver of `ingest` plans, and on one machine moves rows of a hundred kilobytes: to optimize that costs more than it
-# saves.
+# The driver of `ingest` plans, and on one machine moves few and large rows: to optimize that costs more than it saves.
 _PLANNING = ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "spark.sql.adaptive.enabled=false")
 
 _SPARK = (
