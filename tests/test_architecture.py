@@ -36,7 +36,7 @@ BEYOND_MODULES = {
     "tests/broker",
     "tests/capture/test_broker_logs.py",
     "tests/test_architecture.py",
-    "tests/test_documents.py",
+    "tests/test_traps.py",
     "tests/tools",
 }
 

@@ -176,6 +176,16 @@ def test_a_cut_is_a_count_of_trailing_bytes(name):
             assert (len(batches), trailing) == (count, cut - start)
 
 
+def test_the_checksum_leaves_out_what_brokers_change():
+    """Base offset and leader epoch are a broker's to set; a checksum over them would break at every append."""
+    batch = write_batch([Record(0, 1, b"k", b"v")])
+    moved = patched(patched(batch, 0, (7).to_bytes(8, "big")), 12, (9).to_bytes(4, "big"))
+    (again,), _ = read_batches(moved)
+    assert (again.base_offset, again.header.leader_epoch, again.crc_valid) == (7, 9, True)
+    (harmed,), _ = read_batches(patched(batch, 23, (1).to_bytes(4, "big")))  # lastOffsetDelta
+    assert not harmed.crc_valid
+
+
 def test_what_the_official_reader_takes_as_well():
     """Found by mutating fragments and asking it."""
     good = write_batch([Record(0, 0, b"", b"value")], base_sequence=5, producer_id=1)

@@ -252,6 +252,51 @@ def test_an_upstream_that_is_no_broker_is_named_and_asked_again(answer, reason):
     live(test())
 
 
+def test_an_answer_that_names_no_broker_closes_no_door():
+    """KIP-1102: Metadata 13 may say no more than an error; the bootstrap must live for ever, and so do the others."""
+
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            addresses = await told(client, broker, [node(1, here.broker.port)])
+            await client.send(request(METADATA, 13, 6))
+            await broker.frame()
+            refusal = response(METADATA, 13, 6, {"errorCode": 129})
+            await broker.send(refusal)
+            assert await client.frame() == refusal
+            assert await is_connected(here, addresses[1][1], here.broker)
+            assert await is_connected(here, here.port, here.broker)
+            assert not here.server.not_ready()
+
+    live(test())
+
+
+def test_two_in_a_row():
+    """A kproxy before a kproxy is no loop: each tells its own addresses, and each finds the broker behind the next."""
+
+    async def test():
+        async with kproxy() as inner:
+            port = free_ports(6)
+            upstream = f"{HOST}:{inner.port}"
+            outer = Server(load(flags={"listen": f"{HOST}:{port}", "bootstrap": upstream, "drain_timeout_s": 0}))
+            try:
+                await outer.start()
+                await inner.broker.answer_kproxy()
+                await inner.until(lambda: not outer.not_ready())
+                client = await Wire.dial(port)
+                broker = await inner.broker.accept()
+                assert await told(client, broker, [node(1, inner.broker.port)]) == {1: (HOST, port + 2)}
+                client = await Wire.dial(port + 2)
+                message = request(12, 4, 9)
+                await client.send(message)
+                broker = await inner.broker.accept()
+                assert await broker.frame() == message
+            finally:
+                await outer.stop()
+
+    live(test())
+
+
 def test_what_kproxy_cannot_rewrite_is_not_offered():
     async def test():
         async with kproxy() as here:

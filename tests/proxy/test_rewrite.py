@@ -148,6 +148,9 @@ def test_controllers_are_left_alone():
             body = {"endpointType": endpoint_type, "brokers": nodes}
             frame = codec.encode_response(60, version, {"correlationId": 1}, body)
             assert (rewrite_addresses(60, version, sized(frame), ours) is not None) == is_changed
+    # A client that was told of controllers asks them for controllers (KIP-919); a broker says that it is none.
+    mismatch = codec.encode_response(60, 2, {"correlationId": 1}, {"errorCode": 114, "endpointType": 1})
+    assert rewrite_addresses(60, 2, sized(mismatch), ours) is None
 
 
 def test_every_structure_with_an_address_is_known():
@@ -241,6 +244,13 @@ def test_an_entry_whose_lowest_is_above_our_highest_goes(version, offers):
         if offer["minVersion"] <= cap:
             expected.append(offer | {"maxVersion": min(offer["maxVersion"], cap)})
     assert (after or {"apiKeys": offers})["apiKeys"] == expected
+
+
+def test_what_a_broker_offers_to_old_clients_on_purpose_stays():
+    """Produce from 0 on, though no broker takes its versions 0 to 2 (KAFKA-18659): old librdkafka asks."""
+    offers = [{"apiKey": 0, "minVersion": 0, "maxVersion": 90}, {"apiKey": 3, "minVersion": 0, "maxVersion": 90}]
+    after = capped(3, {"apiKeys": offers})
+    assert [(offer["minVersion"], offer["maxVersion"]) for offer in after["apiKeys"]] == [(0, 13), (0, 13)]
 
 
 def test_topic_ids_are_not_offered_without_a_way_to_learn_them():

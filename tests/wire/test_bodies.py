@@ -461,6 +461,22 @@ def test_harmed_details() -> None:
             assert told[0] == told[1]
 
 
+def test_who_tells_the_names_of_topics_beside_their_ids() -> None:
+    """Bodies that know topics by id alone are read with what these said before, or say later."""
+    apis = schema().apis
+    telling = {
+        api.name: [version for version in api.response.versions if bodies.tells_names(api.key, version)]
+        for api in apis.values()
+    }
+    assert telling["Metadata"] == [10, 11, 12, 13] and telling["CreateTopics"] == [7]
+    assert telling["DescribeTopicPartitions"] == [0] and not telling["Fetch"]
+    identity = UUID(int=3)
+    for key, version, array in ((3, 10, "topics"), (3, 13, "topics"), (19, 7, "topics"), (75, 0, "topics")):
+        frame = codec.encode_response(key, version, {"correlationId": 1}, {array: [{"name": "t", "topicId": identity}]})
+        found = bodies.body_reader(key, version, "response", bodies.SUMS)(frame, 4, len(frame))
+        assert found.names == {identity: "t"}
+
+
 def test_errors_are_bounded() -> None:
     layout = LAYOUTS[0]
     partitions = [{"errorCode": 3, "records": b""}] * (bodies.MAX_ERRORS + 5)

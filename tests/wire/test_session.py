@@ -84,6 +84,25 @@ def test_a_throttle_of_the_answer_before_is_queueing_not_the_broker() -> None:
     assert (first.in_flight, second.in_flight) == (0, 1)
 
 
+def test_a_throttle_that_held_back_its_own_answer_is_over_when_that_is_there() -> None:
+    """KIP-219 came with newer versions: the older ones throttle first and answer then."""
+    talk = Dialogue()
+    talk.client(request(METADATA, 5, 1) + request(METADATA, 5, 2))
+    talk.broker(response(METADATA, 5, 1, {"throttleTimeMs": 2}))
+    talk.now += 9 * MS
+    talk.broker(response(METADATA, 5, 2))
+    assert [(e.throttle_ms, e.queue_ns) for e in talk.exchanges] == [(2, 0), (0, 1 * MS)]
+
+
+def test_an_answer_may_take_hours() -> None:
+    """JoinGroup waits for the slowest member, a Fetch for its max_wait_ms: nothing is given up meanwhile."""
+    talk = rewriting().client(request(11, 9, 1, {"groupId": "g"}) + request(FETCH, 12, 2, {"maxWaitMs": 2**31 - 1}))
+    talk.now += 5 * 3600 * 1000 * MS
+    talk.broker(response(11, 9, 1) + response(FETCH, 12, 2))
+    assert [(e.outcome, e.max_wait_ms) for e in talk.exchanges] == [(ANSWERED, None), (ANSWERED, 2**31 - 1)]
+    assert not talk.faults and not talk.unanswered
+
+
 def test_trailing_bytes_after_a_body_pass_and_are_no_fault() -> None:
     ask = sized(request(METADATA, 13, 5)[4:] + b"\0\0\0")
     talk = rewriting().client(ask).broker(response(METADATA, 13, 5))
@@ -192,6 +211,13 @@ def test_an_acks_0_produce_between_two_requests_is_skipped_by_the_answers() -> N
     assert not talk.faults
 
 
+def test_a_broker_that_refuses_an_acks_0_produce_closes_and_leaves_nothing_unanswered() -> None:
+    talk = rewriting().client(request(PRODUCE, 9, 1, {"acks": 0}) + request(12, 4, 2) + request(PRODUCE, 9, 3))
+    talk.close(BROKER).close(CLIENT)
+    assert [(e.correlation_id, e.outcome) for e in talk.exchanges] == [(1, NO_ANSWER_EXPECTED), (3, NO_ANSWER_EXPECTED)]
+    assert [(lost.exchange.correlation_id, lost.cause) for lost in talk.unanswered] == [(2, "broker_closed")]
+
+
 @pytest.mark.parametrize("key,version", [(9999, 0), (-19711, 77), (15, 99)])
 def test_unknown_keys_and_versions_are_paired_by_position_and_passed_on_unread(key: int, version: int) -> None:
     ask, reply = foreign_request(key, version, 3, b"\xff" * 40), sized((3).to_bytes(4) + b"\xfe" * 50)
@@ -260,6 +286,15 @@ def test_a_broker_that_refuses_an_api_versions_answers_in_the_v0_layout() -> Non
         assert talk.sent[CLIENT] == refusal
         assert [(e.error_code, e.decoded) for e in talk.exchanges] == [(35, "full")]
         assert not talk.faults
+
+
+def test_who_a_client_takes_the_broker_for_passes_and_so_does_the_brokers_refusal() -> None:
+    """KIP-1242: cluster id and node id stay the cluster's own, so both may be checked end to end."""
+    ask = request(API_VERSIONS, 5, 1, {"clientSoftwareName": "n", "clusterId": "another cluster", "nodeId": 7})
+    refusal = response(API_VERSIONS, 5, 1, {"errorCode": 129})
+    talk = rewriting().client(ask).broker(refusal)
+    assert talk.sent == {BROKER: ask, CLIENT: refusal} and not talk.faults
+    assert [(e.error_code, e.decoded) for e in talk.exchanges] == [(129, "full")]
 
 
 @pytest.mark.parametrize("key", [0, 1, 3, 10, 60, 78, 79])
@@ -331,6 +366,16 @@ def test_what_is_no_kafka_is_named(head: bytes, kind: str) -> None:
     blind = Dialogue().client(head).broker(b"anything").client(b"more")
     assert [(fault.kind, fault.fatal) for fault in blind.faults] == [(kind, False)]
     assert blind.sent == {BROKER: head + b"more", CLIENT: b"anything"}
+
+
+def test_an_answer_of_any_size_is_one() -> None:
+    """A broker's requests are limited, its answers are not: they stream."""
+    head = (2**31 - 1).to_bytes(4, "big") + (1).to_bytes(4, "big")
+    talk = rewriting().client(request(FETCH, 12, 1)).broker(head + bytes(100))
+    assert talk.sent[CLIENT] == head + bytes(100) and not talk.faults
+    assert talk.session.missing(BROKER) == 2**31 - 1 + 4 - 108
+    talk.broker(bytes(50)).close(BROKER)
+    assert [event.cause for event in talk.unanswered] == ["broker_closed"]
 
 
 # --- SASL ------------------------------------------------------------------------------------------------------------
@@ -407,6 +452,20 @@ def test_sasl_authenticate_and_re_authentication_are_ordinary_frames() -> None:
         talk.broker(response(AUTHENTICATE, 2, correlation_id, {"sessionLifetimeMs": 4000}))
     assert len(talk.exchanges) == 4 and not talk.faults
     assert talk.session.sasl_mechanism == "PLAIN" and talk.session.sasl_tokens == 0
+
+
+def test_logins_and_questions_for_versions_come_in_any_order_and_again() -> None:
+    """ApiVersions, handshake, login, ApiVersions again, as Java does; telemetry stays on its client's connection."""
+    asked = [(API_VERSIONS, 3), (HANDSHAKE, 1), (AUTHENTICATE, 2), (API_VERSIONS, 3), (71, 0), (72, 0), (HANDSHAKE, 1)]
+    talk = rewriting()
+    said = {CLIENT: b"", BROKER: b""}
+    for number, (key, version) in enumerate(asked):
+        ask, reply = request(key, version, number), response(key, version, number)
+        talk.client(ask).broker(reply)
+        said[BROKER] += ask
+        said[CLIENT] += reply
+    assert talk.sent == said and not talk.faults
+    assert [(e.plan.api_key, e.decoded) for e in talk.exchanges] == [(key, "full") for key, _ in asked]
 
 
 # --- what bodies say -------------------------------------------------------------------------------------------------
