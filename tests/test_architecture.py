@@ -35,6 +35,7 @@ BEYOND_MODULES = {
     "tests/bench",
     "tests/broker",
     "tests/capture/test_broker_logs.py",
+    "tests/capture/test_fuzz.py",
     "tests/test_architecture.py",
     "tests/test_traps.py",
     "tests/tools",

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from kproxy.wire import resync
-from kproxy.wire.events import BROKER, CLIENT, FAILED, Gap
+from kproxy.wire.events import BROKER, CLIENT, FAILED, Exchange, Gap
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import Piece, Session
 
@@ -21,10 +21,13 @@ from kproxy.wire.session import Piece, Session
 class CapturedSession(Session):
     """As a session, and `gap` is input too. `midstream`: the connection was open before its first byte here."""
 
-    __slots__ = ()
+    __slots__ = ("_client_id",)
+
+    _doubts = True
 
     def __init__(self, interest: Interest, *, midstream: bool = False) -> None:
         super().__init__(interest)
+        self._client_id: resync.ClientId = ...  # of the requests so far
         if midstream:
             self._seen_gap = True
             self._handlers = [CapturedSession._seek_request, CapturedSession._seek_answer]
@@ -43,6 +46,21 @@ class CapturedSession(Session):
     def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
         self._fault(side, kind, text, None, now)
         self._lose(side)
+
+    def _believes(self, view: Any, pos: int, size: int) -> bool:
+        return resync.believable(view, pos, size, self._client_id)
+
+    def _take_prefix(self, exchange: Exchange, client_id: str | None, *values: Any) -> None:
+        self._client_id = None if client_id is None else client_id.encode()
+        super()._take_prefix(exchange, client_id, *values)
+
+    def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
+        """Where no byte is missing, only a damaged size leads to an answer out of turn; else it needs a witness."""
+        if not self._seen_gap or not resync.follows(view, pos, len(view), self._waited_for()):
+            text = f"an answer with the correlation id {correlation_id}, which is not due"
+            self._lost_framing(BROKER, "unexpected_answer", text, now)
+            return None
+        return super()._unpaired(correlation_id, view, pos, now)
 
     def _overfull(self) -> None:
         """A capture of one direction has no answers at all."""
@@ -104,15 +122,17 @@ class CapturedSession(Session):
     def _seek_request(self, view: Any, now: int) -> list[Piece]:
         kept = self._client_head
         data = kept + bytes(view)
-        found = resync.find_request(data, len(kept))
+        found = resync.find_request(data, len(kept), self._client_id)
         return self._sought(CLIENT, data, len(kept), found, now)
 
     def _seek_answer(self, view: Any, now: int) -> list[Piece]:
         kept = self._broker_head
         data = kept + bytes(view)
-        waiting = {exchange.correlation_id for exchange in islice(self.pending, resync.CANDIDATES)}
-        found = resync.find_answer(data, len(kept), waiting)
+        found = resync.find_answer(data, len(kept), self._waited_for())
         return self._sought(BROKER, data, len(kept), found, now)
+
+    def _waited_for(self) -> set[int]:
+        return {exchange.correlation_id for exchange in islice(self.pending, resync.CANDIDATES)}
 
     def _sought(self, side: int, data: bytes, kept: int, found: int, now: int) -> list[Piece]:
         """`data`, of which `kept` bytes came earlier, was searched: go on at the frame found, or keep a bit."""

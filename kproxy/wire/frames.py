@@ -9,6 +9,7 @@ Refuses to know bodies, connections and policy.
 from collections.abc import Callable
 from functools import cache
 from struct import Struct
+from types import EllipsisType
 from typing import Any
 
 from kproxy.protocol import schema
@@ -60,18 +61,23 @@ def plausible_request(view: Any, pos: int, end: int) -> bool:
 
     False when fewer than 14 bytes are there. ControlledShutdown v0, alone without a client id, is not recognised.
     """
-    if end - pos < 14:
-        return False
-    size, key_version, _ = REQUEST_HEAD.unpack_from(view, pos)
-    if not 10 <= size <= MAX_REQUEST:
-        return False
+    return end - pos >= 14 and is_known(view, pos) and client_id(view, pos, end) is not ...
+
+
+def is_known(view: Any, pos: int) -> bool:
+    """Whether the header at `pos` names an API and a version that the schema has."""
+    _, key_version, _ = REQUEST_HEAD.unpack_from(view, pos)
     api = schema.schema().apis.get(key_version >> 16)
-    if api is None or (key_version & 0xFFFF) not in api.request.versions:
-        return False
-    length = int.from_bytes(view[pos + 12 : pos + 14], "big", signed=True)
-    if length < -1 or length > _MAX_CLIENT_ID or length > size - 10:
-        return False
-    if length <= 0:
-        return True
+    return api is not None and (key_version & 0xFFFF) in api.request.versions
+
+
+def client_id(view: Any, pos: int, end: int) -> bytes | EllipsisType | None:
+    """What is there of the client id of the request at `pos`; ... where its size or its name cannot be."""
+    size = int.from_bytes(view[pos : pos + 4], signed=True)
+    length = int.from_bytes(view[pos + 12 : pos + 14], signed=True)
+    if not 10 <= size <= MAX_REQUEST or not -1 <= length <= min(_MAX_CLIENT_ID, size - 10):
+        return ...
+    if length < 0:
+        return None
     text = bytes(view[pos + 14 : min(pos + 14 + length, end)])
-    return all(32 <= byte < 127 or byte >= 128 for byte in text)
+    return text if all(32 <= byte < 127 or byte >= 128 for byte in text) else ...

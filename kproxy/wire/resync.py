@@ -2,36 +2,90 @@
 
 A request is believed by its looks (size, known key and version, printable client id), an answer by the correlation id
 of a request that waits; either needs a second witness: it ends where the bytes end, the next frame is as plausible, or
-it opens a segment. Never guesses: what cannot be witnessed is skipped, and the session says how much.
+it opens a segment; and a request that is whole decodes. Never guesses: what cannot be witnessed is skipped, and the
+session says how much.
+
+What follows a frame needs less: `believable` and `follows` find out what only a damaged size can have led to.
 
 Refuses to know connections and events.
 """
 
 import re
 from collections.abc import Set
+from types import EllipsisType
+from typing import Any
 
+from kproxy.errors import ProtocolError
+from kproxy.protocol import codec
 from kproxy.wire import frames
 
 WINDOW = 2048  # bytes kept from one segment to the next: a header may lie across several tiny ones
 CANDIDATES = 256  # waiting requests whose answer is looked for: the oldest
 
-# size < 16 MiB, key < 256, version < 32, a client id that is null or shorter than 512: all big-endian.
+_NAMELESS = 7 << 16  # ControlledShutdown v0, the one header without a client id
+
+# Size < 16 MiB, key < 256, version < 32, a client id that is null or shorter than 512: all big-endian.
 _REQUEST = re.compile(rb"(?s)(?=\x00.{3}\x00.\x00[\x00-\x1f].{4}(?:\xff\xff|[\x00\x01]))")
 
 
-def find_request(data: bytes, segment: int) -> int:
-    """Where a request begins in `data`, whose newest segment starts at `segment`; -1: nowhere yet."""
+ClientId = bytes | EllipsisType | None  # ...: not known
+
+
+def find_request(data: bytes, segment: int, before: ClientId) -> int:
+    """Where a request begins in `data`, whose newest segment starts at `segment`; -1: nowhere yet.
+
+    `before`: the client id that the connection's requests had.
+    """
     end = len(data)
     for match in _REQUEST.finditer(data):
         pos = match.start()
         if not frames.plausible_request(data, pos, end):
             continue
-        after = pos + 4 + int.from_bytes(data[pos : pos + 4])
-        if after == end or (after > end and pos in (0, segment)):
-            return pos
-        if after < end and frames.plausible_request(data, after, end):
+        opens = pos in (0, segment) and (before is ... or frames.client_id(data, pos, end) == before)
+        if _is_witnessed(data, pos, end, opens):
             return pos
     return -1
+
+
+def _is_witnessed(data: Any, pos: int, end: int, opens: bool) -> bool:
+    """The second witness for a plausible request; `opens`: a segment that does is one."""
+    after = pos + 4 + int.from_bytes(data[pos : pos + 4])
+    if after > end:
+        return opens
+    if after < end and not frames.plausible_request(data, after, end):
+        return False
+    try:
+        codec.decode_request(memoryview(data)[pos + 4 : after])
+    except ProtocolError:
+        return False
+    return True
+
+
+def believable(view: Any, pos: int, end: int, before: ClientId) -> bool:
+    """Whether a request can stand where one ended. `before`: the client id that those had.
+
+    A connection keeps to one client id: another needs a second witness, and an API or version that the schema does not
+    have cannot have one.
+    """
+    if end - pos < 14:
+        return True  # too little of it to tell
+    size, key_version, _ = frames.REQUEST_HEAD.unpack_from(view, pos)
+    if key_version == _NAMELESS:
+        return bool(size == 12)
+    named = frames.client_id(view, pos, end)
+    known = frames.is_known(view, pos)
+    if named is ... or not (known or _could_be(key_version)):
+        return False
+    if before is ... or named == before:
+        return True
+    if before and named is not None and pos + 14 + len(named) == end and before.startswith(named):
+        return True  # the rest of the name is not there yet
+    return known and _is_witnessed(view, pos, end, False)
+
+
+def _could_be(key_version: int) -> bool:
+    """Whether a Kafka to come could have such an API and version."""
+    return key_version >> 16 < 256 and key_version & 0xFFFF < 32
 
 
 def find_answer(data: bytes, segment: int, waiting: Set[int]) -> int:
@@ -48,6 +102,19 @@ def find_answer(data: bytes, segment: int, waiting: Set[int]) -> int:
                 break
             at = data.find(pattern, at + 1)
     return best
+
+
+def follows(view: Any, pos: int, end: int, waiting: Set[int]) -> bool:
+    """Whether an answer out of turn can stand at `pos`: its correlation id is near, and its size speaks for it too."""
+    size, this = frames.RESPONSE_HEAD.unpack_from(view, pos)
+    near = not waiting or min(abs(this - other) for other in waiting) <= CANDIDATES
+    if not near or not frames.MIN_RESPONSE <= size <= frames.MAX_REQUEST:
+        return False
+    after = pos + 4 + size
+    if after >= end:
+        return after == end or (not pos and this in waiting)
+    following = int.from_bytes(view[after + 4 : after + 8], signed=True)
+    return end - after >= 8 and (following in waiting or 0 < following - this <= CANDIDATES)
 
 
 def _answers(data: bytes, pos: int, end: int, segment: int, waiting: Set[int]) -> bool:

@@ -130,6 +130,8 @@ class Session:
         "software",
     )
 
+    _doubts = False  # whether bytes can be damaged, as in captures
+
     def __init__(
         self,
         interest: Interest,
@@ -272,10 +274,12 @@ class Session:
             plan = self._interest.plans.get(key_version) or self._interest.plan(key_version)
             exchange = Exchange(plan, correlation_id, self._number, in_flight, length + 4, start)
             start = now
-            if plan.request or (not plan.known and self._number == 0):
+            if plan.request or (self._doubts and not is_usual) or (not plan.known and self._number == 0):
                 if sasl.is_bare_gssapi(key_version) and self._number == 0:
                     self._start_raw("GSSAPI")
                     return self._rest(CLIENT, view, pos, sent, pieces)
+                if self._doubts and not self._believes(view, pos, size):
+                    return self._not_kafka(CLIENT, view, pos, sent, pieces, now)
                 if plan.request == REFUSE:
                     return self._refuse(plan, view, pos, sent, pieces, now)
                 if plan.request == ANSWER:
@@ -540,7 +544,7 @@ class Session:
             if pending and pending[0].correlation_id == correlation_id:
                 exchange = pending.popleft()
             else:
-                unpaired = self._unpaired(correlation_id, pos, now)
+                unpaired = self._unpaired(correlation_id, view, pos, now)
                 if unpaired is None:
                     return self._rest(BROKER, view, pos, sent, pieces)
                 exchange = unpaired
@@ -762,7 +766,7 @@ class Session:
         text = f"a {plan.api} v{plan.api_version} answer does not decode ({fault}); it was passed on"
         self._fault(BROKER, "malformed_answer", text, plan, now)
 
-    def _unpaired(self, correlation_id: int, pos: int, now: int) -> Exchange | None:
+    def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
         """The head of the queue is not the request of this answer: find it, or say that nobody asked."""
         overtaken = self.pending.overtaken_by(correlation_id)
         if overtaken is not None:
@@ -976,6 +980,10 @@ class Session:
         self._fault(side, kind, f"{text}; from here on this connection is passed on unread", None, now)
         self._handlers = [Session._blind, Session._blind_broker]
         self._settle("desync", now)
+
+    def _believes(self, view: Any, pos: int, size: int) -> bool:
+        """Whether what stands where a request should begin looks like one."""
+        return True
 
     def _overfull(self) -> None:
         """As many requests wait as the owner should let: it stops reading the client after this receive."""

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import ANSWERED, BROKER, CLIENT
 from kproxy.wire.interest import Interest
-from tests.wire.playbook import Dialogue, request, response
+from tests.wire.playbook import Dialogue, foreign_request, request, response
 
 PRODUCE, METADATA = 0, 3
 
@@ -36,3 +38,34 @@ def test_a_capture_that_starts_in_the_middle_never_invents_a_pairing() -> None:
     talk.broker(response(12, 4, 6)).client(request(METADATA, 9, 5)[20:] + b"\0" * 300)
     talk.client(request(12, 4, 7)).broker(response(12, 4, 7))
     assert [exchange.correlation_id for exchange in talk.exchanges if exchange.outcome == ANSWERED] == [7]
+
+
+def test_a_damaged_size_leads_to_no_request_of_an_api_that_nobody_knows() -> None:
+    """What stands where the size says looks like a request of an API to come, but under another name."""
+    inside = foreign_request(120, 3, 77, b"\0\2xy")
+    ask = bytearray(request(PRODUCE, 9, 1, {"acks": 1, "topicData": [{"name": "t" * 90, "partitionData": []}]}))
+    at = ask.index(b"t" * 90)
+    ask[at : at + len(inside)] = inside
+    ask[:4] = (at - 4).to_bytes(4)  # it was len(ask) - 4
+    talk = captured().client(request(12, 4, 0)).client(bytes(ask)).client(request(12, 4, 2))
+    talk.broker(response(12, 4, 0) + response(PRODUCE, 9, 1) + response(12, 4, 2))
+    assert [exchange.correlation_id for exchange in talk.exchanges] == [0, 1, 2]
+    assert [fault.side for fault in talk.faults] == [CLIENT]
+    assert not talk.faults[0].fatal
+
+
+@pytest.mark.parametrize(("client", "believed"), (("c", True), (None, False), ("d", False)))
+def test_an_api_to_come_is_believed_under_the_name_that_the_connection_has(client: str | None, believed: bool) -> None:
+    name = b"\xff\xff" if client is None else len(client).to_bytes(2) + client.encode()
+    talk = captured().client(request(12, 4, 1)).client(foreign_request(120, 3, 2, name + b"more"))
+    talk.client(request(12, 4, 3)).broker(response(12, 4, 1))
+    assert [exchange.correlation_id for exchange in talk.session.pending] == ([2, 3] if believed else [3])
+
+
+def test_an_answer_that_nobody_asked_for_is_no_answer_where_no_byte_is_missing() -> None:
+    talk = captured().client(request(12, 4, 1) + request(12, 4, 2))
+    damaged = bytearray(response(12, 4, 1))
+    damaged[3] += 7
+    talk.broker(bytes(damaged) + response(12, 4, 2)).broker(response(12, 4, 2))
+    assert {exchange.outcome for exchange in talk.exchanges} == {ANSWERED}
+    assert [exchange.correlation_id for exchange in talk.exchanges] == [1, 2]
