@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 JARS = Path(__file__).parents[2] / ".cache/kafka"
+TOOLS = Path(__file__).with_name("Tools.java")
 LOGGING = Path(__file__).with_name("log4j2.xml")
 SMALL_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 
@@ -50,6 +51,18 @@ def tool(main: str, *arguments: str, stdin: bytes = b"", timeout_s: float = TOOL
             f"{done.stdout.decode(errors='replace')}\n{done.stderr.decode(errors='replace')}"
         )
     return done.stdout.decode(errors="replace")
+
+
+def tools(folder: Path, *jobs: tuple[Sequence[str], bytes], timeout_s: float = TOOL_TIMEOUT_S) -> list[str]:
+    """Runs tools, (main and arguments, standard input), one after another in one JVM; the standard output of each."""
+    parts = []
+    for number, (command, stdin) in enumerate(jobs):
+        (folder / f"input-{number}").write_bytes(stdin)
+        parts.append("\n".join((str(folder / f"input-{number}"), str(folder / f"output-{number}"), *command)))
+    command = java(str(TOOLS), *parts, options=("-Xmx256m",))
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    return [(folder / f"output-{number}").read_text() for number in range(len(jobs))]
 
 
 def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 60, *, pause_s: float = 0.1) -> None:

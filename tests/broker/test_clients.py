@@ -6,12 +6,13 @@ import random
 import socket
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
-from tests.broker.cluster import Cluster, tool, wait_for
+from tests.broker.cluster import Cluster, tool, tools, wait_for
 from tests.broker.kproxy import Kproxy
 from tests.broker.tools import (
     CONSUMER,
@@ -114,35 +115,29 @@ def test_share_group_with_java(bootstrap: str) -> None:
     assert sorted(received.splitlines()) == sorted(sent)
 
 
-def test_librdkafka_with_every_codec_and_acks(bootstrap: str) -> None:
-    topic = create_topic(bootstrap)
-    sent: Records = []
+def test_every_codec_with_every_acks_from_each_client_to_each(bootstrap: str, tmp_path: Path) -> None:
+    topics = {client: create_topic(bootstrap) for client in ("librdkafka", "java")}
+    sent: dict[str, list[str]] = {client: [] for client in topics}
+    jobs: list[tuple[Sequence[str], bytes]] = []
     for codec, (acks, idempotent) in itertools.product(CODECS, MODES):
-        records = sample(50, f"{codec}-{acks}-{idempotent}")
-        produce(bootstrap, topic, records, compression_type=codec, acks=acks, enable_idempotence=idempotent)
-        sent += records
-    assert sorted(consume(bootstrap, topic, len(sent))) == sorted(sent)
-
-
-def test_java_with_every_codec_and_acks(bootstrap: str) -> None:
-    topic = create_topic(bootstrap)
-    sent: list[str] = []
-    # Every codec and every mode; the product of both would only wait for twenty JVMs.
-    for codec, (acks, idempotent) in zip(CODECS, (*MODES, MODES[-1]), strict=True):
-        lines = [f"{codec} {acks} {number} " + "x" * number for number in range(200)]
-        tool(
-            *(PRODUCER, "--bootstrap-server", bootstrap, "--topic", topic, "--compression-codec", codec),
-            *("--producer-property", f"acks={acks}", "--producer-property", f"enable.idempotence={idempotent}".lower()),
-            stdin="".join(f"{line}\n" for line in lines).encode(),
-        )
-        sent += lines
-    received = tool(
-        *(CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
-        *("--max-messages", str(len(sent)), "--timeout-ms", "30000"),
-    ).splitlines()
-    assert sorted(received) == sorted(sent)
-    # What Java compressed, librdkafka reads.
-    assert sorted(value.decode() for _, value in consume(bootstrap, topic, len(sent))) == sorted(sent)
+        records = [(key, base64.b64encode(value)) for key, value in sample(50, f"{codec}-{acks}-{idempotent}")]
+        modes = {"compression_type": codec, "acks": acks, "enable_idempotence": idempotent}
+        produce(bootstrap, topics["librdkafka"], records, **modes)
+        sent["librdkafka"] += [value.decode() for _, value in records]
+        lines = [f"{codec} {acks} {idempotent} {number} " + "x" * number for number in range(200)]
+        command = [PRODUCER, "--bootstrap-server", bootstrap, "--topic", topics["java"], "--compression-codec", codec]
+        for setting in (f"acks={acks}", f"enable.idempotence={idempotent}".lower()):
+            command += ["--producer-property", setting]
+        jobs.append((command, "".join(f"{line}\n" for line in lines).encode()))
+        sent["java"] += lines
+    for client, topic in topics.items():
+        command = [CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"]
+        jobs.append(([*command, "--max-messages", str(len(sent[client])), "--timeout-ms", "30000"], b""))
+    *_, from_librdkafka, from_java = tools(tmp_path, *jobs)
+    for client, by_java in (("librdkafka", from_librdkafka), ("java", from_java)):
+        assert sorted(by_java.splitlines()) == sorted(sent[client])
+        by_librdkafka = [value.decode() for _, value in consume(bootstrap, topics[client], len(sent[client]))]
+        assert sorted(by_librdkafka) == sorted(sent[client])
 
 
 def test_topics_are_counted_as_clients_wrote_them(cluster: Cluster, tmp_path: Path) -> None:
