@@ -13,9 +13,13 @@ Options, beside the paths (files, patterns or folders):
 - `quietSeconds` (streams): a file is complete when a later one is there, or when it has not changed for so long; 60.
 
 A task reads segments of a part of a file, and of the other tables one capture, whose connections it decodes. Large
-captures are the business of `pipeline`, which shares them out by connection. As a stream the source follows a
-folder into which captures rotate; the files of a micro-batch are one capture, so an exchange whose answer lies in a
-file of the next batch is told as unanswered, its connection as `open`, and the rest of it as `request_not_seen`.
+captures are the business of `pipeline`, which shares them out by connection.
+
+As a stream the source follows a folder into which captures rotate. The files of a micro-batch are one capture, and an
+exchange is told once; but one whose answer lies in a file of the next batch is cut, and that is said: it is
+`unanswered`, its connection is `open` in one batch and without `start_seen` in the next, where the rest of it is
+`request_not_seen` or skipped, and `quality` has `open`, `midstream` and `resync`. Who needs it whole reads the files
+again, `rotated`.
 
 Refuses to know sessions of Spark: everything here runs in workers.
 """

@@ -2,14 +2,16 @@
 
 import os
 import shutil
+from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from kproxy.convert import convert
+from kproxy.spark import splits
 from kproxy.tables import schema
-from tests.captures import capture
+from tests.captures import capture, expected
 
 FILES = ["k41_BASE", "k41_ipfrag", "k41_mixedlinks", "k41_gz", "tls13_embedded_secrets"]
 
@@ -35,9 +37,9 @@ def in_order(table, like):
 
 
 def test_the_tables_of_convert(spark, converted):
-    for name, expected in converted.items():
-        found = load(spark, name, [capture(name) for name in FILES]).toArrow()
-        assert in_order(found, expected).equals(in_order(expected, expected)), name
+    for name, theirs in converted.items():
+        ours = load(spark, name, [capture(name) for name in FILES]).toArrow()
+        assert in_order(ours, theirs).equals(in_order(theirs, theirs)), name
 
 
 def test_segments_are_the_same_however_files_are_split(spark):
@@ -112,3 +114,50 @@ def test_a_stream_follows_a_folder(spark, tmp_path):
     second = {row["source"]: row["count"] for row in run()}
     assert set(second) == {"k41_BASE.pcap", "k41_midstream.pcap"} and second["k41_BASE.pcap"] == first["k41_BASE.pcap"]
     assert {row["source"]: row["count"] for row in run()} == second
+
+
+def test_a_stream_says_what_it_cut(spark, tmp_path, converted):
+    """An exchange between two batches is unanswered, and `connections` and `quality` say why."""
+    uncut = [row for row in converted["exchanges"].to_pylist() if row["source"] == "k41_BASE.pcap"]
+    folder = tmp_path / "in"
+    folder.mkdir()
+    data = capture("k41_BASE").read_bytes()
+    cut = splits._Records(data).boundary(len(data) // 2, len(data))
+
+    def rows(table):
+        query = (
+            spark.readStream.format("kafka-pcap")
+            .option("table", table)
+            .option("quietSeconds", "0")
+            .load(str(folder))
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / f"{table}-state"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / table))
+        )
+        query.awaitTermination(120)
+        return spark.read.parquet(str(tmp_path / table)).collect()
+
+    tables = ("exchanges", "connections", "quality")
+    (folder / "a.pcap").write_bytes(data[:cut])
+    for table in tables:
+        rows(table)
+    (folder / "b.pcap").write_bytes(data[:24] + data[cut:])
+    exchanges, connections, quality = map(rows, tables)
+
+    def ends(row):
+        return row["client_port"], row["broker_port"]
+
+    def identity(row):
+        return *ends(row), row["correlation_id"]
+
+    whole = Counter((entry["client_port"], entry["broker_port"], entry["id"]) for entry in expected("k41_BASE"))
+    assert Counter(map(identity, exchanges)) == whole  # none is lost, none told twice
+    unanswered = {identity(row) for row in exchanges if row["outcome"] == "unanswered"}
+    cut_in_two = unanswered - {identity(row) for row in uncut if row["outcome"] == "unanswered"}
+    severed = {ends(row) for row in connections if row["source"] == "a.pcap" and row["close"] == "open"}
+    late = {ends(row) for row in connections if row["source"] == "b.pcap" and not row["start_seen"]}
+    assert cut_in_two and {key[:2] for key in cut_in_two} <= severed & late
+    counts = {(row["source"], row["kind"]): row["count"] for row in quality}
+    assert counts["a.pcap", "open"] == len(severed) and counts["b.pcap", "midstream"] == len(late)
+    assert counts["b.pcap", "resync"] >= len(cut_in_two)  # the answers, which nothing on their connections explains
