@@ -47,7 +47,8 @@ CONTROL_TYPES = (
 
 _PREFIX_BYTES = 12  # offset and length, which the length does not count
 _MAGIC_AT = 16
-_V2 = Struct(">qiibIhiqqqhii")
+_V2_SUMMED = _MAGIC_AT + 5  # where that begins which the checksum of a batch v2 covers
+V2 = Struct(">qiibIhiqqqhii")
 # Of a batch v2: length, magic, attributes and record count.
 V2_COUNTS = Struct(">8xi4xb4xh34xi")
 _MESSAGE = Struct(">qiIbb")  # offset, length, crc, magic, attributes; v1 goes on with a timestamp
@@ -56,12 +57,12 @@ _INT32 = Struct(">i")
 _UINT32 = Struct(">I")
 _INT16_PAIR = Struct(">hh")
 _MESSAGE_BYTES = (_MESSAGE.size, _MESSAGE.size + 8)  # before the key, by magic
-_LEAST_LENGTH = (14, 22, HEADER_BYTES - _PREFIX_BYTES)  # by magic, as the length counts
+LEAST_LENGTH = (14, 22, HEADER_BYTES - _PREFIX_BYTES)  # by magic, as the length counts
 
 _CODEC = 0x07
 _LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
-_CONTROL = 0x20
+CONTROL = 0x20
 _DELETE_HORIZON = 0x40
 
 _new = tuple.__new__  # a named tuple at half the cost of naming its fields
@@ -131,7 +132,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        return self.magic == 2 and bool(self.attributes & _CONTROL)
+        return self.magic == 2 and bool(self.attributes & CONTROL)
 
     @property
     def delete_horizon(self) -> int | None:
@@ -149,9 +150,7 @@ class Batch:
     @cached_property
     def crc_valid(self) -> bool:
         """Over everything that brokers do not overwrite: in a batch v2 from the attributes on."""
-        if self.header.magic == 2:
-            return crc32c(self.view[_MAGIC_AT + 5 :]) == self.header.crc
-        return zlib.crc32(self.view[_MAGIC_AT:]) == self.header.crc
+        return crc_valid(self.header, self.view)
 
     @cached_property
     def base_offset(self) -> int:
@@ -228,7 +227,7 @@ def read_header(buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
     if magic == 2:
         if end - pos < HEADER_BYTES:
             return None
-        header = _new(BatchHeader, _V2.unpack_from(buffer, pos))
+        header = _new(BatchHeader, V2.unpack_from(buffer, pos))
         if header.record_count < 0:
             raise Malformed(f"a batch of {header.record_count} records")
     elif magic > 2:
@@ -240,9 +239,40 @@ def read_header(buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
         timestamp = _INT64.unpack_from(buffer, pos + _MESSAGE.size)[0] if magic else -1
         count = -1 if attributes & _CODEC else 1
         header = BatchHeader(offset, length, -1, magic, crc, attributes, 0, timestamp, timestamp, -1, -1, -1, count)
-    if header.length < _LEAST_LENGTH[magic]:
-        raise Malformed(f"a batch of magic {magic} and {header.length} bytes: {_LEAST_LENGTH[magic]} is the least")
+    if header.length < LEAST_LENGTH[magic]:
+        raise Malformed(f"a batch of magic {magic} and {header.length} bytes: {LEAST_LENGTH[magic]} is the least")
     return header
+
+
+def crc_valid(header: BatchHeader, content: memoryview) -> bool:
+    """Whether a whole batch is as its writer wrote it."""
+    if header.magic == 2:
+        return crc32c(content[_V2_SUMMED:]) == header.crc
+    return zlib.crc32(content[_MAGIC_AT:]) == header.crc
+
+
+class Checksum:
+    """The same of a batch whose bytes come in pieces, in order."""
+
+    __slots__ = ("_add", "_crc", "_expected", "_skip", "left")
+
+    def __init__(self, header: BatchHeader) -> None:
+        self.left = header.size_bytes
+        self._add, self._skip = (crc32c, _V2_SUMMED) if header.magic == 2 else (zlib.crc32, _MAGIC_AT)
+        self._crc = 0
+        self._expected = header.crc
+
+    def add(self, piece: memoryview) -> None:
+        self.left -= len(piece)
+        if self._skip:
+            skipped = min(self._skip, len(piece))
+            self._skip -= skipped
+            piece = piece[skipped:]
+        self._crc = self._add(piece, self._crc)
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.left and self._crc == self._expected
 
 
 def iterate_headers(buffer: Buffer, start: int = 0, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
@@ -380,7 +410,7 @@ def write_batch(
         codec
         | (_LOG_APPEND_TIME if log_append_time is not None else 0)
         | (_TRANSACTIONAL if is_transactional else 0)
-        | (_CONTROL if is_control else 0)
+        | (CONTROL if is_control else 0)
         | (_DELETE_HORIZON if delete_horizon is not None else 0)
     )
     compressed = compress(codec, bytes(payload))
@@ -399,7 +429,7 @@ def write_batch(
         base_sequence,
         len(records),
     )
-    out = bytearray(_V2.pack(*header)) + compressed
+    out = bytearray(V2.pack(*header)) + compressed
     _UINT32.pack_into(out, _MAGIC_AT + 1, crc32c(memoryview(out)[_MAGIC_AT + 5 :]))
     return bytes(out)
 

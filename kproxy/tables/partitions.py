@@ -75,15 +75,14 @@ class _Rows:
     def __init__(self, table: Table, own: tuple[str, ...]) -> None:
         self._table = table
         self._names = ("exchange", "direction", "name", "partition", *own)
-        self.row = Struct(f"<{len(self._names)}q")
+        self._pack = Struct(f"{len(self._names)}q").pack
         self._clear()
 
     def _clear(self) -> None:
         self.rows = 0
         self._packed = bytearray()
         self.words = Words()
-        self._topics: dict[tuple[str | None, UUID | None], int] = {}
-        self._topics_size = 0  # characters
+        self._topics = _Topics()
         self._exchanges = bytearray()
         self._count = 0
 
@@ -101,17 +100,10 @@ class _Rows:
         self._count += 1
         return self._count - 1
 
-    def topic(self, partition: Partition) -> int:
-        count = len(self._topics)
-        index = self._topics.setdefault((partition.topic, partition.topic_id), count)
-        if index == count:
-            self._topics_size += len(partition.topic or "")
-        return index
-
     @property
     def size(self) -> int:
         """About how many bytes the rows take."""
-        return len(self._packed) + len(self._exchanges) + self.words.size + self._topics_size
+        return len(self._packed) + len(self._exchanges) + self.words.size + self._topics.size
 
     def batch(self) -> pa.RecordBatch:
         """The rows so far, in the order of their arrival; they are forgotten here."""
@@ -148,8 +140,19 @@ class _Rows:
         return columns
 
 
+class _Topics(dict[tuple[str | None, UUID | None], int]):
+    """Topics, by name and id, as indices in the order of their arrival."""
+
+    size = 0  # characters
+
+    def __missing__(self, topic: tuple[str | None, UUID | None]) -> int:
+        self.size += len(topic[0] or "")
+        index = self[topic] = len(self)
+        return index
+
+
 _OF_EXCHANGE = ("source", "connection", "number", "api", "request_start", "response_start")
-_COMMON = Struct(f"<{len(_OF_EXCHANGE)}q")
+_COMMON = Struct(f"{len(_OF_EXCHANGE)}q")
 _NONE_IS_NULL = frozenset(
     (
         "bytes",
@@ -201,20 +204,20 @@ class PartitionColumns(_Rows):
         if key not in APIS:
             return
         index = self.exchange(info, exchange)
-        words = self.words
+        pack, words, topics = self._pack, self.words, self._topics
+        lag_records = lag_ns = NULL
         for direction, found in ((CLIENT, exchange.request_body), (BROKER, exchange.response_body)):
             if found is None:
                 continue
             carries = (key, direction) in _CARRY
             for partition in found.partitions:
-                lag_records = lag_ns = NULL
                 if key == FETCH:
                     lag_records, lag_ns = _lag(exchange, direction, partition, positions)
                 code = partition.error_code
-                self._packed += self.row.pack(
+                self._packed += pack(
                     index,
                     direction,
-                    self.topic(partition),
+                    topics[partition[:2]],
                     partition.partition,
                     partition.bytes if carries else NONE,
                     partition.batches if carries else NONE,
@@ -232,7 +235,7 @@ class PartitionColumns(_Rows):
                     words[partition.metadata],
                     words[partition.group_id],
                 )
-                self.rows += 1
+            self.rows += len(found.partitions)
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         columns = super()._columns(raw)
@@ -246,7 +249,7 @@ class BatchColumns(_Rows):
     """Rows of `batches`: a header as it lies on the wire; what its attributes say is worked out for all at once."""
 
     def __init__(self) -> None:
-        super().__init__(BATCHES, (*BatchHeader._fields, "partial"))
+        super().__init__(BATCHES, (*BatchHeader._fields, "partial", "crc_valid"))
 
     def append(self, info: ConnectionInfo, exchange: Exchange) -> None:
         index = NONE
@@ -255,22 +258,20 @@ class BatchColumns(_Rows):
                 continue
             if index == NONE:
                 index = self.exchange(info, exchange)
-            for partition, header, partial in found.batches:
-                self._packed += self.row.pack(
-                    index, direction, self.topic(partition), partition.partition, *header, partial
-                )
-                self.rows += 1
+            for topic, identity, partition, header, partial, crc_valid, _ in found.batches:
+                valid = NULL if crc_valid is None else crc_valid
+                of_topic = self._topics[topic, identity]
+                self._packed += self._pack(index, direction, of_topic, partition, *header, partial, valid)
+            self.rows += len(found.batches)
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
-        attributes = raw["attributes"]
-        distinct, inverse = np.unique(raw["magic"] << 16 | attributes & 0xFFFF, return_inverse=True)
+        distinct, inverse = np.unique(raw["magic"] << 16 | raw["attributes"] & 0xFFFF, return_inverse=True)
         headers = [_EMPTY._replace(magic=int(value) >> 16, attributes=int(value) & 0xFFFF) for value in distinct]
         inverse = array(I64, inverse)
         raw |= {
             "last_offset": raw["base_offset"] + raw["last_offset_delta"],
             "records": raw["record_count"],
             "bytes": raw["length"] + PREFIX_BYTES,
-            "crc_valid": np.full(len(attributes), NULL),  # it is over bytes that are not looked at
         }
         columns = super()._columns(raw)
         columns["codec"] = listed(TEXT, [codec_name(header.codec) for header in headers]).take(inverse)
@@ -285,7 +286,7 @@ PREFIX_BYTES = _EMPTY.size_bytes  # before what a batch's length counts
 
 
 def _unpacked(packed: bytearray, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    rows = np.frombuffer(bytes(packed), "<i8").reshape(-1, len(names))
+    rows = np.frombuffer(bytes(packed), np.int64).reshape(-1, len(names))
     return {name: np.ascontiguousarray(rows[:, index]) for index, name in enumerate(names)}
 
 

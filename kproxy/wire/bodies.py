@@ -13,16 +13,27 @@ can name. Bytes of a peer never raise: a fault ends the looking and is told. Ref
 is in a record.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol.codec import Plan, api_message, is_noted, paths_of
 from kproxy.protocol.plans import Length, join
 from kproxy.protocol.primitives import Buffer, write_uvarint
-from kproxy.protocol.records import HEADER_BYTES, V2_COUNTS, BatchHeader, read_header
+from kproxy.protocol.records import (
+    CONTROL,
+    HEADER_BYTES,
+    LEAST_LENGTH,
+    V2,
+    V2_COUNTS,
+    BatchHeader,
+    Checksum,
+    crc_valid,
+    read_header,
+)
 from kproxy.protocol.schema import Field, address_path
 from kproxy.protocol.shapes import remembered
 
@@ -34,6 +45,7 @@ ERRORS = 0  # the throttle and the error codes
 SUMS = 1  # and what each topic-partition carries, no more: half the work; where consumers are needs more: as TOPICS
 TOPICS = 2  # and every topic-partition
 BATCHES = 3  # and every batch
+RECORDS = 4  # and a copy of every batch that there is room for
 DETAILS = {"headers": ERRORS, "topics": TOPICS, "batches": BATCHES}  # as settings call them
 
 NONE = -1  # what is not there, or not known
@@ -72,56 +84,45 @@ _OF_PARTITION = dict.fromkeys(_INDEXES, "partition") | {
     "logStartOffset": "log_start_offset",
     "metadata": "metadata",
     "offset": "offset",
-    "timestamp": "timestamp",
 }
 
 
-class Partition:
+class Partition(NamedTuple):
     """What a body says of one topic-partition, and the sums over the batches that it carries."""
 
-    # The defaults are the class's: a partition costs what is known of it.
-    partition = NONE
-    error_code: int | None = None
-    offset = NONE  # fetched from, given to the first record, or committed: what the API says
-    high_watermark = NONE
-    last_stable_offset = NONE
-    log_start_offset = NONE
-    leader_epoch = NONE
-    timestamp = NONE  # of ListOffsets
-    metadata: str | None = None
-    bytes = 0  # of records, as they lie on the wire
-    trailing_bytes = 0  # of those behind the last whole batch: a Fetch may end in a cut one
-    batches = 0
-    records: int = 0  # those of control batches apart; NONE if a message set hides its count
-    codecs = 0  # a bit for each codec of a batch: 1 << 0 is none
-    magic = NONE  # of the last batch, as are:
-    producer_id = NONE
-    last_offset = NONE
-    first_offset = NONE  # of the first; a compressed message set tells only its last
-    max_timestamp = NONE
-    transactional_batches = 0
-    control_batches = 0
+    topic: str | None  # None where the version knows topics by id
+    topic_id: UUID | None
+    group_id: str | None
+    metadata: str | None
+    error_code: int | None
+    partition: int
+    bytes: int  # of records, as they lie on the wire
+    batches: int  # whole ones; what follows the last of them is in no sum
+    records: int  # those of control batches apart; NONE if a message set hides its count
+    codecs: int  # a bit for each codec of a batch: 1 << 0 is none
+    magic: int  # of the last batch, as is last_offset
+    offset: int  # fetched from, given to the first record, or committed: what the API says
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    leader_epoch: int
+    first_offset: int  # of the first; a compressed message set tells only its last
+    last_offset: int
+    max_timestamp: int
 
-    def __init__(self, topic: str | None, topic_id: UUID | None, group_id: str | None) -> None:
-        self.topic = topic  # None where the version knows topics by id
-        self.topic_id = topic_id
-        self.group_id = group_id
 
-    def add(self, header: BatchHeader) -> None:
-        base_offset, _, _, self.magic, _, attributes, delta, _, max_timestamp, self.producer_id, _, _, count = header
-        if not self.batches:
-            self.first_offset = base_offset
-        self.batches += 1
-        self.last_offset = base_offset + delta
-        if max_timestamp > self.max_timestamp:
-            self.max_timestamp = max_timestamp
-        if attributes & ~7:  # more than a codec
-            self.transactional_batches += header.is_transactional
-            if header.is_control:
-                self.control_batches += 1
-                count = 0
-        self.codecs |= 1 << (attributes & 7)
-        self.records = self.records + count if count >= 0 <= self.records else NONE
+# What a partition begins as: nothing is known of it, and it carries nothing.
+_BLANK = Partition(None, None, None, None, None, NONE, 0, 0, 0, 0, *(NONE,) * 9)
+_SUMMED = (
+    "bytes",
+    "batches",
+    "records",
+    "codecs",
+    "magic",
+    "first_offset",
+    "last_offset",
+    "max_timestamp",
+)  # over its batches
 
 
 class Sums(NamedTuple):
@@ -136,26 +137,64 @@ class Sums(NamedTuple):
 
 
 class Batch(NamedTuple):
-    partition: Partition  # complete once it is among the walker's partitions
+    topic: str | None
+    topic_id: UUID | None
+    partition: int
     header: BatchHeader
     partial: bool  # cut by the end of the records
+    crc_valid: bool | None  # None: it is not all there
+    copy: "Copy | None"  # of its bytes, with RECORDS
+
+
+class Room:
+    """For copies of batches: of which topics, how large, and how many bytes of them at a time, of all bodies."""
+
+    def __init__(self, wants: Callable[[str | None, UUID | None], bool], batch_bytes: int, all_bytes: int) -> None:
+        self._wants = wants
+        self._batch_bytes = batch_bytes
+        self.free_bytes = all_bytes
+        self.left_out = 0  # batches that were wanted, and were too large
+        self.left_out_bytes = 0
+
+    def copy(self, topic: str | None, topic_id: UUID | None, size: int) -> "Copy | None":
+        """Room for a batch, if it is wanted and not too large."""
+        if not self._wants(topic, topic_id):
+            return None
+        if size > self._batch_bytes or size > self.free_bytes:
+            self.left_out += 1
+            self.left_out_bytes += size
+            return None
+        return Copy(self, size)
+
+
+class Copy:
+    """The bytes of a batch. They take their room for as long as anyone holds this."""
+
+    __slots__ = ("_room", "_size", "data")
+
+    def __init__(self, room: Room, size: int) -> None:
+        self._room = room
+        self._size = size
+        self.data = bytearray()
+        room.free_bytes -= size
+
+    def __del__(self) -> None:
+        self._room.free_bytes += self._size
 
 
 class Found:
     """What was read of a body; the compiled walks write here."""
 
-    __slots__ = ("_errors", "batches", "error_code", "forgotten", "names", "partitions", "sums", "throttle_ms")
-
-    def __init__(self) -> None:
-        self.throttle_ms = NONE
-        self.error_code: int | None = None  # the top level's, or in the end the first of the errors: see codec's scan
-        self.partitions: list[Partition] = []
-        self.sums: list[Sums] = []  # instead, with SUMS
-        self.batches: list[Batch] = []
-        self.names: dict[UUID, str] = {}  # of topics, where a body has both the name and the id
-        # (topic, partition): what leaves a fetch session, of which `partitions` says what is new. None: it says all.
-        self.forgotten: list[tuple[str | UUID | None, int]] | None = None
-        self._errors: list[int] = []
+    # The defaults are the class's: a body costs what is in it.
+    throttle_ms = NONE
+    error_code: int | None = None  # the top level's, or in the end the first of the errors: see codec's scan
+    partitions: Sequence[Partition] = ()
+    sums: Sequence[Sums] = ()  # instead, with SUMS
+    batches: Sequence[Batch] = ()
+    names: Mapping[UUID, str] = MappingProxyType({})  # of topics, where a body has both the name and the id
+    # (topic, partition): what leaves a fetch session, of which `partitions` says what is new. None: it says all.
+    forgotten: list[tuple[str | UUID | None, int]] | None = None
+    _errors: Sequence[int] = ()
 
     @property
     def errors(self) -> tuple[int, ...]:
@@ -163,16 +202,21 @@ class Found:
         return tuple(self._errors)
 
     def note_error(self, code: int) -> None:
-        if len(self._errors) < MAX_ERRORS:
-            self._errors.append(code)
+        if not self._errors:
+            self._errors = [code]
+        elif len(self._errors) < MAX_ERRORS:
+            cast(list[int], self._errors).append(code)
 
     def note_forgotten(self, topic: str | UUID | None, partition: int) -> None:
         if self.forgotten is not None and len(self.forgotten) < MAX_FORGOTTEN:
             self.forgotten.append((topic, partition))
 
     def note_name(self, identity: UUID, name: str | None) -> None:
-        if name and identity.int and len(self.names) < MAX_NAMES:
-            self.names[identity] = name
+        if name and identity.int:
+            if not self.names:
+                self.names = {identity: name}
+            elif len(self.names) < MAX_NAMES:
+                cast(dict[UUID, str], self.names)[identity] = name
 
     def complete(self) -> None:
         if self.error_code is None and self._errors:
@@ -180,12 +224,14 @@ class Found:
 
 
 @cache
-def body_reader(api_key: int, version: int, side: str, detail: int) -> Callable[[Buffer, int, int], Found]:
+def body_reader(
+    api_key: int, version: int, side: str, detail: int, room: Room | None = None
+) -> Callable[[Buffer, int, int], Found]:
     """read(buffer, start, end) -> what is found: a body that is wholly there, in a buffer that may go on behind it.
 
     It finds what a BodyWalker finds, at half the cost. Trailing bytes are allowed. Raises Malformed.
     """
-    read = _Whole(api_key, version, side, detail)
+    read = _Whole(api_key, version, side, detail, room)
     return remembered(read.plan()) if read.detail == SUMS and side == "request" else read.plan()
 
 
@@ -202,25 +248,19 @@ class BodyWalker(Found):
     brokers.
     """
 
-    __slots__ = (
-        "_carry",
-        "_done",
-        "_edits",
-        "_held",
-        "_held_from",
-        "_need",
-        "_offset",
-        "_skip",
-        "_walk",
-        "fault",
-        "left_out",
-        "neutralised",
-    )
-
     def __init__(
-        self, api_key: int, api_version: int, side: str = "response", *, detail: int = ERRORS, neutralise: bool = False
+        self,
+        api_key: int,
+        api_version: int,
+        side: str = "response",
+        *,
+        detail: int = ERRORS,
+        room: Room | None = None,
+        neutralise: bool = False,
     ) -> None:
-        super().__init__()
+        self.partitions: list[Partition] = []
+        self.sums: list[Sums] = []
+        self.batches: list[Batch] = []
         self.neutralised = False  # addresses were hidden
         self.fault: Malformed | None = None
         self.left_out = 0  # the owner's count of what it did not keep
@@ -232,12 +272,17 @@ class BodyWalker(Found):
         self._edits: list[Edit] | None = None
         self._offset = 0  # from a position of the walk to one of the chunk
         self._done = False
+        self._room = room
+        self._batch: Batch | None = None  # the one whose bytes pass by
+        self._checksum: Checksum | None = None
         self._walk = _walk(api_key, api_version, side, detail, neutralise)(self)
         _, self._need = next(self._walk)
 
     def feed(self, chunk: Buffer, start: int, end: int) -> list[Edit] | None:
         """The next bytes of the body are chunk[start:end]: what to change in them, in order, or None."""
         self._edits = None
+        if self._checksum is not None:
+            self._pass_by(chunk, start, end)
         if self._done or self._skip >= end - start:
             self._skip -= end - start
             if self._held is not None:
@@ -278,7 +323,11 @@ class BodyWalker(Found):
         joined = self._carry + bytes(chunk[pos:stop])
         self._carry = b""
         self._offset = pos - carried
-        ahead, self._need = self._walk.send((joined, 0, len(joined)))
+        try:
+            ahead, self._need = self._walk.send((joined, 0, len(joined)))
+        finally:  # even if that was all there is to read
+            if self._checksum is not None:
+                self._pass_by(chunk, stop, end)
         if ahead >= carried:
             return ahead + self._offset
         self._carry = joined[ahead:]  # it looked further than it went, as at a batch shorter than its look
@@ -290,6 +339,26 @@ class BodyWalker(Found):
 
     # What the compiled walk calls. Its position is one in the chunk less the offset; what it has just read alone, as it
     # does a tag or a count, is never carried over.
+
+    def begin_batch(self, batch: Batch, buffer: Buffer, pos: int, end: int) -> None:
+        """A batch begins at `pos`: its checksum is taken, and maybe a copy, as its bytes pass by."""
+        size = batch.header.size_bytes
+        copy = None if self._room is None else self._room.copy(batch.topic, batch.topic_id, size)
+        self._batch = batch._replace(copy=copy)
+        self._checksum = Checksum(batch.header)
+        self._pass_by(buffer, pos, end)
+
+    def _pass_by(self, chunk: Buffer, start: int, end: int) -> None:
+        """The next bytes of the batch are at `start`, as far as the chunk has them."""
+        checksum, batch = self._checksum, self._batch
+        assert checksum is not None and batch is not None
+        piece = memoryview(chunk)[start : min(end, start + checksum.left)]
+        checksum.add(piece)
+        if batch.copy is not None:
+            batch.copy.data += piece
+        if not checksum.left:
+            self.batches.append(batch._replace(crc_valid=checksum.is_valid))
+            self._checksum = self._batch = None
 
     def hide_tag(self, pos: int) -> None:
         """The tag of the addresses is the byte before `pos`."""
@@ -347,7 +416,7 @@ class _Look(Plan):
     utf8 = "replace"
     walks_all_tags = True
 
-    def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
+    def __init__(self, api_key: int, version: int, side: str, detail: int, room: Room | None = None) -> None:
         if detail == SUMS and api_key in _OF_CONSUMERS:
             detail = TOPICS
         message = api_message(api_key, version, side)
@@ -365,6 +434,11 @@ class _Look(Plan):
         self.detail = detail
         self.noted = noted
         self.partitions = {f"{array}[]" for array in arrays}
+        # What may be said of a partition; the rest is as in _BLANK.
+        carries = any(path.endswith(".records") for path in paths_of(message.fields, version))
+        self.known = {var.removeprefix("of_") for var in attributes.values()} & {*Partition._fields[3:]}
+        self.known |= set(_SUMMED if carries else ())
+        self.lists = ("sums",) if detail == SUMS else ("partitions", "batches") if arrays else ()
         self.attributes = attributes
         self.named = {f"{array}[]" for array in named}
         self.topics = topics
@@ -372,8 +446,11 @@ class _Look(Plan):
         self.names |= {
             "Partition": Partition,
             "Batch": Batch,
+            "BatchHeader": BatchHeader,
             "ProtocolError": ProtocolError,
+            "crc_valid": crc_valid,
             "read_header": read_header,
+            "room": room,
             "Sums": Sums,
             "new": tuple.__new__,
             "Found": Found,
@@ -407,14 +484,18 @@ class _Look(Plan):
         if path in self.partitions and self.detail == SUMS:
             self.line("total = batches = records = codecs = 0")
         elif path in self.partitions:
-            self.line("part = Partition(topic, topic_id, group_id)")
+            for name in self.known:
+                self.line(f"of_{name} = {getattr(_BLANK, name)}")
 
     def behind(self, path: str) -> None:
         if path in self.partitions and self.detail == SUMS:
             carried = "new(Sums, (topic, topic_id, total, batches, records, codecs))"
-            self.line(f"if total: found.sums.append({carried})")
+            self.line(f"if total: sums.append({carried})")
         elif path in self.partitions:
-            self.line("found.partitions.append(part)")
+            said = (
+                f"of_{name}" if name in self.known else str(getattr(_BLANK, name)) for name in Partition._fields[3:]
+            )
+            self.line(f"partitions.append(new(Partition, (topic, topic_id, group_id, {', '.join(said)})))")
         elif path in self.named:
             self.line("found.note_name(topic_id, topic)")
 
@@ -423,7 +504,7 @@ class _Look(Plan):
             return super().primitive(field, type_, path, compact, nullable)
         length = self.length(compact, "i", nullable, path)
         with self.block(f"if {length.is_some}:"):
-            self.line(f"{'total' if self.detail == SUMS else 'part.bytes'} = left = {length.real}")
+            self.line(f"{'total' if self.detail == SUMS else 'of_bytes'} = left = {length.real}")
             self.line(f"stop = {self.here} + left")
             self.short("stop > end")
             with self.block("while left:"):
@@ -431,27 +512,56 @@ class _Look(Plan):
                 self.need("size")
                 if self.detail == SUMS:
                     self.sum_up()
-                # What is no batch, or too little of one, is the partition's trailing bytes.
-                self.line("try: header = read_header(buffer, pos, pos + left)")
-                self.line("except ProtocolError: break")
-                self.line("if header is None: break")
-                self.line("size = header.length + 12")
-                if self.detail >= BATCHES:
-                    self.line("found.batches.append(Batch(part, header, size > left))")
-                self.line("if size > left: break")
-                if self.detail == SUMS:
+                    self.read_header()
+                    self.line("size = header.size_bytes")
+                    self.line("if size > left: break")
                     self.line("batches += 1")
                     self.line("codecs |= 1 << header.codec")
                     self.line("count = 0 if header.is_control else header.record_count")
                     self.line(f"records = records + count if count >= 0 <= records else {NONE}")
                 else:
-                    self.line("part.add(header)")
+                    self.batch()
                 self.line("left -= size")
                 self.line("pos += size")
-            if self.detail != SUMS:
-                self.line("part.trailing_bytes = left")
             self.go_to("stop")
         return None
+
+    def read_header(self) -> None:
+        """What is no batch, or too little of one, is behind the last batch that counts."""
+        self.line("try: header = read_header(buffer, pos, pos + left)")
+        self.line("except ProtocolError: break")
+        self.line("if header is None: break")
+
+    def batch(self) -> None:
+        self.line(f"header = {self.unpacker(V2.format)}(buffer, pos) if size == {HEADER_BYTES} else None")
+        least = LEAST_LENGTH[2]
+        with self.block(f"if header is None or header[3] != 2 or header[12] < 0 or header[1] < {least}:"):
+            self.read_header()
+        self.line("base_offset, length, _, magic, _, attributes, delta, _, timestamp, _, _, _, count = header")
+        self.line("size = length + 12")
+        if self.detail >= BATCHES:
+            self.line("header = new(BatchHeader, header)")
+            with self.block("if size > left:"):
+                self.line(f"batches.append({self.new_batch('True', 'None', 'None')})")
+                self.line("break")
+            self.whole_batch()
+        else:
+            self.line("if size > left: break")
+        self.line("if not of_batches: of_first_offset = base_offset")
+        self.line("of_batches += 1")
+        self.line("of_magic = magic")
+        self.line("of_codecs |= 1 << (attributes & 7)")
+        self.line("of_last_offset = base_offset + delta")
+        self.line("if timestamp > of_max_timestamp: of_max_timestamp = timestamp")
+        self.line(f"if attributes & {CONTROL} and magic == 2: count = 0")
+        self.line(f"of_records = of_records + count if count >= 0 <= of_records else {NONE}")
+
+    def new_batch(self, partial: str, valid: str, copy: str) -> str:
+        return f"new(Batch, (topic, topic_id, of_partition, header, {partial}, {valid}, {copy}))"
+
+    def whole_batch(self) -> None:
+        """All of the batch that begins at `pos` is, or will be, there."""
+        raise NotImplementedError
 
     def sum_up(self) -> None:
         """The way of nearly all batches, without a header of their own; what is special falls through."""
@@ -472,12 +582,26 @@ class _Whole(_Look):
 
     def plan(self) -> Callable[[Buffer, int, int], Found]:
         self.line("found = Found()")
+        for name in self.lists:
+            self.line(f"{name} = []")
         with self.translated():
             self.body()
         self.short("pos > end")
-        self.line("found.complete()")
+        for name in self.lists:
+            self.line(f"if {name}: found.{name} = {name}")
+        if self.noted:
+            self.line("found.complete()")
         self.line("return found")
         return self.function("buffer, start, end")
+
+    def whole_batch(self) -> None:
+        self.line("content = memoryview(buffer)[pos : pos + size]")
+        copy = "None"
+        if self.detail == RECORDS:
+            copy = "copy"
+            self.line("copy = room.copy(topic, topic_id, size)")
+            self.line("if copy is not None: copy.data += content")
+        self.line(f"batches.append({self.new_batch('False', 'crc_valid(header, content)', copy)})")
 
 
 class _Stream(_Look):
@@ -498,11 +622,16 @@ class _Stream(_Look):
         self.held_array = carrier if carrier and self.hidden_tag is None else None
 
     def plan(self) -> Callable[[BodyWalker], Walk]:
+        for name in self.lists:
+            self.line(f"{name} = found.{name}")
         self.line("base = 0")
         self.line("buffer, pos, end = yield 0, 0")
         self.body()
         self.line("return pos")
         return self.function("found")
+
+    def whole_batch(self) -> None:
+        self.line(f"found.begin_batch({self.new_batch('False', 'None', 'None')}, buffer, pos, end)")
 
     def go_to(self, place: str) -> None:
         self.line(f"pos = {place} - base")
@@ -606,6 +735,6 @@ def _attributes(fields: tuple[Field, ...], version: int, arrays: set[str]) -> It
     for path in paths_of(fields, version):
         above, _, name = path.rpartition(".")
         if above in arrays and name in _OF_PARTITION:
-            yield path, f"part.{_OF_PARTITION[name]}"
+            yield path, f"of_{_OF_PARTITION[name]}"
         elif above in around and name in _AROUND:
             yield path, _AROUND[name]

@@ -99,7 +99,7 @@ def busy_metrics():
     produced = exchange(PRODUCE)
     produced.request_start = time_ns()  # a topic that was last seen long ago is not shown
     produced.request_body = Found()
-    produced.request_body.sums.append(Sums("orders", None, 700, 2, 9, 1))
+    produced.request_body.sums = [Sums("orders", None, 700, 2, 9, 1)]
     metrics.topics["default"] = Topics()
     metrics.topics["default"].events([produced])
     lags = metrics.lags["default"] = Lags(metrics.topics["default"])

@@ -10,7 +10,7 @@ from kproxy.metrics import Metrics
 from kproxy.metrics.named import EXPIRY_NS, MAX_CLIENTS, OTHER, Top, TopicCells, Topics
 from kproxy.protocol.compression import GZIP, ZSTD
 from kproxy.protocol.records import Record, write_batch, write_message_set
-from kproxy.wire.bodies import TOPICS, Found, Partition
+from kproxy.wire.bodies import TOPICS, Found, Sums
 from kproxy.wire.events import BROKER, CLIENT, ClientNamed, Exchange
 from kproxy.wire.interest import ApiPlan, Interest
 from tests.metrics.test_metrics import info, labels, scrape
@@ -126,10 +126,7 @@ def test_invented_clients_share_a_series():
 def produced(topic, size, now_ns):
     exchange = Exchange(ApiPlan(0, 9, "Produce", True), 1, 0, 0, size, now_ns)
     exchange.request_body = Found()
-    partition = Partition(topic, None, None)
-    partition.bytes = size
-    partition.batches = partition.codecs = partition.records = 1
-    exchange.request_body.partitions.append(partition)
+    exchange.request_body.sums = [Sums(topic, None, size, batches=1, records=1, codecs=1)]
     return exchange
 
 

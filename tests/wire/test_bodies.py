@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol import codec, shapes
-from kproxy.protocol.records import Record, iterate_headers, write_batch, write_message_set
+from kproxy.protocol.records import Batch, Record, iterate_headers, write_batch, write_message_set
 from kproxy.protocol.schema import schema
 from kproxy.wire import bodies
 from kproxy.wire.bodies import BodyWalker
@@ -284,14 +284,13 @@ def expected_partition(layout: Layout, one: dict) -> tuple[dict, list]:
 
     records = first("records", default=None) or b""
     found = []
-    whole = 0
     try:
         for pos, header in iterate_headers(records):
-            found.append(header)
-            whole = pos + header.size_bytes
+            found.append((header, Batch(header, memoryview(records)[pos : pos + header.size_bytes]).crc_valid))
     except ProtocolError:
         pass
-    counts = [header.record_count for header in found if not header.is_control]
+    headers = [header for header, _ in found]
+    counts = [header.record_count for header in headers if not header.is_control]
     said = {
         "partition": first("index", "partition", "partitionIndex"),
         "error_code": first("errorCode", default=None),
@@ -300,20 +299,15 @@ def expected_partition(layout: Layout, one: dict) -> tuple[dict, list]:
         "last_stable_offset": first("lastStableOffset"),
         "log_start_offset": first("logStartOffset"),
         "leader_epoch": first("currentLeaderEpoch", "committedLeaderEpoch", "leaderEpoch"),
-        "timestamp": first("timestamp"),
         "metadata": first("committedMetadata", "metadata", default=None),
         "bytes": len(records),
-        "trailing_bytes": len(records) - whole,
         "batches": len(found),
         "records": -1 if -1 in counts else sum(counts),
-        "codecs": sum({1 << header.codec for header in found}),
-        "control_batches": sum(header.is_control for header in found),
-        "transactional_batches": sum(header.is_transactional for header in found),
-        "magic": found[-1].magic if found else -1,
-        "producer_id": found[-1].producer_id if found else -1,
-        "first_offset": found[0].base_offset if found else -1,
-        "last_offset": found[-1].last_offset if found else -1,
-        "max_timestamp": max([-1, *(header.max_timestamp for header in found)]),
+        "codecs": sum({1 << header.codec for header in headers}),
+        "magic": headers[-1].magic if headers else -1,
+        "first_offset": headers[0].base_offset if headers else -1,
+        "last_offset": headers[-1].last_offset if headers else -1,
+        "max_timestamp": max([-1, *(header.max_timestamp for header in headers)]),
     }
     return said, found
 
@@ -324,8 +318,8 @@ def check_details(layout: Layout, frame: bytes, body: dict, seeds) -> int:
         for detail in (bodies.TOPICS, bodies.BATCHES):
             walker, got, got_batches = details(layout, frame, random_sizes(seed), detail)
             assert walker.fault is None
-            assert [values(one) for one in got] == partitions
-            whole = [batch.header for batch in got_batches if not batch.partial]
+            assert [one._asdict() for one in got] == partitions
+            whole = [(batch.header, batch.crc_valid) for batch in got_batches if not batch.partial]
             assert whole == (batches if detail == bodies.BATCHES else [])
             assert walker.forgotten == expected_forgotten(layout, body)
             check_whole(layout, frame, walker, got, got_batches, detail)
@@ -336,14 +330,14 @@ def check_details(layout: Layout, frame: bytes, body: dict, seeds) -> int:
 def check_sums(layout: Layout, frame: bytes, partitions: list, sizes) -> None:
     if layout.api_key in (1, 8):  # Fetch and OffsetCommit tell where consumers are: of those everything
         walker, got, _ = details(layout, frame, sizes, bodies.SUMS)
-        assert (walker.fault, walker.sums, list(map(values, got))) == (None, [], list(map(values, partitions)))
+        assert (walker.fault, walker.sums, got) == (None, [], partitions)
         return
     names = bodies.Sums._fields
     expected = [tuple(getattr(one, name) for name in names) for one in partitions if one.bytes]
     walker = details(layout, frame, sizes, bodies.SUMS)[0]
     assert (walker.fault, walker.sums) == (None, expected)
     read = bodies.body_reader(layout.api_key, layout.version, layout.side, bodies.SUMS)
-    assert read(memoryview(frame), layout.start, len(frame)).sums == expected
+    assert [*read(memoryview(frame), layout.start, len(frame)).sums] == expected
 
 
 def check_whole(layout: Layout, frame: bytes, walker: BodyWalker, partitions: list, batches: list, detail: int) -> None:
@@ -356,13 +350,8 @@ def check_whole(layout: Layout, frame: bytes, walker: BodyWalker, partitions: li
         return
     assert walker.fault is None
     assert looks(found) == looks(walker)
-    assert [values(one) for one in found.partitions] == [values(one) for one in partitions]
-    assert [batch[1:] for batch in found.batches] == [batch[1:] for batch in batches]
-
-
-def values(one: bodies.Partition) -> dict:
-    names = [name for name, value in vars(bodies.Partition).items() if not (name.startswith("_") or callable(value))]
-    return {name: getattr(one, name) for name in ("topic", "topic_id", "group_id", *names)}
+    assert [*found.partitions] == partitions
+    assert [*found.batches] == batches
 
 
 def test_details_of_the_vectors() -> None:
@@ -416,7 +405,7 @@ def test_every_change_of_a_remembered_body_is_noticed() -> None:
 
         def said(read, data: bytearray):
             try:
-                return read(memoryview(data), 8, len(data)).sums
+                return [*read(memoryview(data), 8, len(data)).sums]
             except Malformed as fault:
                 return str(fault)
 
@@ -432,13 +421,38 @@ def test_every_change_of_a_remembered_body_is_noticed() -> None:
     assert noticed > 500 and same > 500
 
 
+def test_a_checksum_is_that_of_every_byte_that_passed() -> None:
+    """Of batches of each magic, larger than any chunk: one bit is enough, wherever it is."""
+    dice = random.Random(2)
+    layout = Layout(schema().apis[1].response, 12, 1, "response")
+    value = dice.randbytes(1000)
+    for magic in (0, 1, 2):
+        records = [Record(offset, 5, None, value) for offset in range(3)]
+        log = write_batch(records) if magic == 2 else write_message_set(records[:1], magic=magic)
+        frame = layout.encode({"responses": [{"topic": "t", "partitions": [{"records": log * 3}]}]})
+        start = frame.index(log)
+        for _ in range(40):
+            number = dice.randrange(3)
+            at = dice.randrange(21 if magic == 2 else 18, len(log))
+            harmed = bytearray(frame)
+            harmed[start + number * len(log) + at] ^= 1 << dice.randrange(8)
+            read = bodies.body_reader(1, 12, "response", bodies.BATCHES)
+            found = read(memoryview(harmed), layout.start, len(harmed)).batches
+            _, _, batches = details(layout, bytes(harmed), random_sizes(at), bodies.BATCHES)
+            assert batches == [*found]
+            assert [batch.crc_valid for batch in batches if batch.header.magic == magic] != [True] * len(batches)
+            if at >= 61:
+                assert [batch.crc_valid for batch in batches] == [each != number for each in range(3)]
+
+
 def test_a_cut_batch_is_told_as_partial() -> None:
     _, log = next(entry for entry in LOGS if entry[0].startswith("m2-none"))
     layout = Layout(schema().apis[1].response, 12, 1, "response")
     frame = layout.encode({"responses": [{"topic": "t", "partitions": [{"records": log + log[:-1]}]}]})
     _, partitions, batches = details(layout, frame, random_sizes(1), bodies.BATCHES)
     assert [batch.partial for batch in batches] == [False] * (len(batches) - 1) + [True]
-    assert all(batch.partition is partitions[0] for batch in batches)
+    assert [batch.crc_valid for batch in batches] == [True] * (len(batches) - 1) + [None]
+    assert {(batch.topic, batch.partition) for batch in batches} == {(partitions[0].topic, partitions[0].partition)}
 
 
 def test_harmed_details() -> None:
@@ -456,7 +470,7 @@ def test_harmed_details() -> None:
             told = []
             for sizes in (iter(lambda: 1 << 20, None), random_sizes(dice.randrange(99))):
                 walker, partitions, batches = details(layout, bytes(harmed), sizes, bodies.BATCHES)
-                told.append((str(walker.fault), [values(one) for one in partitions], [batch[1:] for batch in batches]))
+                told.append((str(walker.fault), partitions, batches))
                 check_whole(layout, bytes(harmed), walker, partitions, batches, bodies.BATCHES)
             assert told[0] == told[1]
 

@@ -484,8 +484,7 @@ def produce(version: int, number: int, records: bytes, acks: int = -1, partition
 def told(body: Found | None) -> Any:
     if body is None:
         return None
-    batches = [(batch.header, batch.partial) for batch in body.batches]
-    return body.sums, [vars(one) for one in body.partitions], batches, body.names
+    return [*body.sums], [*body.partitions], [*body.batches], dict(body.names)
 
 
 @pytest.mark.parametrize("detail", [SUMS, TOPICS, BATCHES])
