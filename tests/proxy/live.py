@@ -6,7 +6,7 @@ The broker does what a real one cannot be made to do; its bytes come from the co
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -159,6 +159,9 @@ class Live:
             await asyncio.sleep(0.005)
 
 
+Talk = Callable[[Live, Wire, Wire], Coroutine[Any, Any, None]]
+
+
 @asynccontextmanager
 async def kproxy(
     broker: Broker | None = None, *, wait: bool = True, sinks: Sequence[Sink] = (), **flags: Any
@@ -180,4 +183,23 @@ async def kproxy(
         broker.close()
 
 
-__all__ = ["HOST", "Broker", "Live", "Wire", "free_ports", "kproxy", "live", "request", "response"]
+def behind_kproxy(**flags: Any) -> Callable[[Talk], Callable[[], None]]:
+    """A test that gets a kproxy and both ends of one connection through it."""
+
+    def runs(test: Talk) -> Callable[[], None]:
+        async def connected() -> None:
+            async with kproxy(**flags) as here:
+                await test(here, *await here.connect())
+
+        def run() -> None:  # not functools.wraps: pytest would take the arguments for fixtures
+            live(connected())
+
+        run.__name__ = run.__qualname__ = test.__name__
+        run.__doc__ = test.__doc__
+        run.__module__ = test.__module__
+        return run
+
+    return runs
+
+
+__all__ = ["HOST", "Broker", "Live", "Wire", "behind_kproxy", "free_ports", "kproxy", "live", "request", "response"]

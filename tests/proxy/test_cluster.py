@@ -11,7 +11,7 @@ from kproxy.errors import ConfigError
 from kproxy.protocol import codec
 from kproxy.proxy import cluster
 from kproxy.proxy.server import Server
-from tests.proxy.live import HOST, Broker, Live, Wire, free_ports, kproxy, live, request, response
+from tests.proxy.live import HOST, Broker, Live, Wire, behind_kproxy, free_ports, kproxy, live, request, response
 
 METADATA = 3
 API_VERSIONS = 18
@@ -252,23 +252,19 @@ def test_an_upstream_that_is_no_broker_is_named_and_asked_again(answer, reason):
     live(test())
 
 
-def test_an_answer_that_names_no_broker_closes_no_door():
+@behind_kproxy()
+async def test_an_answer_that_names_no_broker_closes_no_door(here, client, broker):
     """KIP-1102: Metadata 13 may say no more than an error; the bootstrap must live for ever, and so do the others."""
 
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            addresses = await told(client, broker, [node(1, here.broker.port)])
-            await client.send(request(METADATA, 13, 6))
-            await broker.frame()
-            refusal = response(METADATA, 13, 6, {"errorCode": 129})
-            await broker.send(refusal)
-            assert await client.frame() == refusal
-            assert await is_connected(here, addresses[1][1], here.broker)
-            assert await is_connected(here, here.port, here.broker)
-            assert not here.server.not_ready()
-
-    live(test())
+    addresses = await told(client, broker, [node(1, here.broker.port)])
+    await client.send(request(METADATA, 13, 6))
+    await broker.frame()
+    refusal = response(METADATA, 13, 6, {"errorCode": 129})
+    await broker.send(refusal)
+    assert await client.frame() == refusal
+    assert await is_connected(here, addresses[1][1], here.broker)
+    assert await is_connected(here, here.port, here.broker)
+    assert not here.server.not_ready()
 
 
 def test_two_in_a_row():
@@ -297,18 +293,14 @@ def test_two_in_a_row():
     live(test())
 
 
-def test_what_kproxy_cannot_rewrite_is_not_offered():
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            await client.send(request(API_VERSIONS, 3, 1))
-            await broker.frame()
-            offers = [{"apiKey": key, "minVersion": 0, "maxVersion": 90} for key in (0, 3, 11)]
-            await broker.send(response(API_VERSIONS, 3, 1, {"apiKeys": offers}))
-            _, body = codec.decode_response((await client.frame())[4:], API_VERSIONS, 3)
-            assert [offer["maxVersion"] for offer in body["apiKeys"]] == [13, 13, 90]
-
-    live(test())
+@behind_kproxy()
+async def test_what_kproxy_cannot_rewrite_is_not_offered(here, client, broker):
+    await client.send(request(API_VERSIONS, 3, 1))
+    await broker.frame()
+    offers = [{"apiKey": key, "minVersion": 0, "maxVersion": 90} for key in (0, 3, 11)]
+    await broker.send(response(API_VERSIONS, 3, 1, {"apiKeys": offers}))
+    _, body = codec.decode_response((await client.frame())[4:], API_VERSIONS, 3)
+    assert [offer["maxVersion"] for offer in body["apiKeys"]] == [13, 13, 90]
 
 
 def test_a_carrier_that_kproxy_cannot_read_fails_closed():

@@ -15,7 +15,7 @@ from kproxy.protocol import codec
 from kproxy.proxy import listeners
 from kproxy.proxy.relay import READ_BYTES
 from kproxy.wire import pairing
-from tests.proxy.live import Live, Wire, kproxy, live, request, response
+from tests.proxy.live import Live, Wire, behind_kproxy, kproxy, live, request, response
 from tests.wire.playbook import sized
 
 VECTORS = Path(__file__).parents[1] / "data" / "vectors-dev.jsonl.gz"
@@ -83,112 +83,92 @@ def test_bytes_leave_as_they_came():
     live(test())
 
 
-def test_a_broker_that_does_not_read_holds_the_client_back():
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            message = produce(1, 40 * MEBIBYTE)
-            sending = asyncio.create_task(client.send(message))
-            await here.until(lambda: here.server.metrics.paused)
-            (relay,) = here.server._worker.relays
-            assert len(relay._peers[1].unsent) <= READ_BYTES
-            assert not sending.done()
-            assert await broker.read(len(message)) == message
-            await sending
-            await broker.send(produced(1))
-            assert await client.frame() == produced(1)
-
-    live(test())
+@behind_kproxy()
+async def test_a_broker_that_does_not_read_holds_the_client_back(here, client, broker):
+    message = produce(1, 40 * MEBIBYTE)
+    sending = asyncio.create_task(client.send(message))
+    await here.until(lambda: here.server.metrics.paused)
+    (relay,) = here.server._worker.relays
+    assert len(relay._peers[1].unsent) <= READ_BYTES
+    assert not sending.done()
+    assert await broker.read(len(message)) == message
+    await sending
+    await broker.send(produced(1))
+    assert await client.frame() == produced(1)
 
 
-def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_ask():
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            await client.send(request(FETCH, 11, 1))
-            await broker.frame()
-            answer = fetched(1, 40 * MEBIBYTE)
-            sending = asyncio.create_task(broker.send(answer))
-            await here.until(lambda: here.server.metrics.paused)
-            (relay,) = here.server._worker.relays
-            assert len(relay._peers[0].unsent) <= READ_BYTES
-            await client.send(produce(2))  # a client may well write before it reads
-            assert await broker.frame() == produce(2)
-            assert await client.read(len(answer)) == answer
-            await sending
-            await broker.send(produced(2))
-            assert await client.frame() == produced(2)
-            assert set(here.server.metrics.paused) == {"broker"}
-
-    live(test())
+@behind_kproxy()
+async def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_ask(here, client, broker):
+    await client.send(request(FETCH, 11, 1))
+    await broker.frame()
+    answer = fetched(1, 40 * MEBIBYTE)
+    sending = asyncio.create_task(broker.send(answer))
+    await here.until(lambda: here.server.metrics.paused)
+    (relay,) = here.server._worker.relays
+    assert len(relay._peers[0].unsent) <= READ_BYTES
+    await client.send(produce(2))  # a client may well write before it reads
+    assert await broker.frame() == produce(2)
+    assert await client.read(len(answer)) == answer
+    await sending
+    await broker.send(produced(2))
+    assert await client.frame() == produced(2)
+    assert set(here.server.metrics.paused) == {"broker"}
 
 
-def test_too_many_unanswered_requests_hold_the_client_back():
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            count = 3 * pairing.LIMIT
-            size = 1000  # so that one read holds few of them
-            asked = [produce(number, size) for number in range(count)]
-            go = asyncio.Event()
-            lag = pairing.LIMIT // 2
+@behind_kproxy()
+async def test_too_many_unanswered_requests_hold_the_client_back(here, client, broker):
+    count = 3 * pairing.LIMIT
+    size = 1000  # so that one read holds few of them
+    asked = [produce(number, size) for number in range(count)]
+    go = asyncio.Event()
+    lag = pairing.LIMIT // 2
 
-            async def serve() -> None:
-                for number in range(count + lag):
-                    if number < count:
-                        assert await broker.frame() == asked[number]
-                    if number >= lag:
-                        await go.wait()
-                        await broker.send(produced(number - lag))
+    async def serve() -> None:
+        for number in range(count + lag):
+            if number < count:
+                assert await broker.frame() == asked[number]
+            if number >= lag:
+                await go.wait()
+                await broker.send(produced(number - lag))
 
-            sending = asyncio.create_task(client.send(b"".join(asked)))
-            serving = asyncio.create_task(serve())
-            await here.until(lambda: here.server.metrics.paused.get("client"))
-            (relay,) = here.server._worker.relays
-            assert await client.is_silent()
-            assert pairing.LIMIT <= len(relay.session.pending) < pairing.LIMIT + 300
-            go.set()
-            answers = b"".join(map(produced, range(count)))
-            assert await client.read(len(answers)) == answers
-            await asyncio.gather(sending, serving)
-
-    live(test())
+    sending = asyncio.create_task(client.send(b"".join(asked)))
+    serving = asyncio.create_task(serve())
+    await here.until(lambda: here.server.metrics.paused.get("client"))
+    (relay,) = here.server._worker.relays
+    assert await client.is_silent()
+    assert pairing.LIMIT <= len(relay.session.pending) < pairing.LIMIT + 300
+    go.set()
+    answers = b"".join(map(produced, range(count)))
+    assert await client.read(len(answers)) == answers
+    await asyncio.gather(sending, serving)
 
 
-def test_a_half_close_is_passed_on_and_the_answer_still_comes():
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            await client.send(produce(1))
-            client.end()
-            assert await broker.rest() == produce(1)
-            await broker.send(produced(1))
-            assert await client.frame() == produced(1)
-            assert here.relays == 1
-            broker.close()
-            assert await client.rest() == b""
-            await here.until(lambda: not here.relays)
-            assert here.server.metrics.disconnects == {("default", "client_closed"): 1}
-
-    live(test())
+@behind_kproxy()
+async def test_a_half_close_is_passed_on_and_the_answer_still_comes(here, client, broker):
+    await client.send(produce(1))
+    client.end()
+    assert await broker.rest() == produce(1)
+    await broker.send(produced(1))
+    assert await client.frame() == produced(1)
+    assert here.relays == 1
+    broker.close()
+    assert await client.rest() == b""
+    await here.until(lambda: not here.relays)
+    assert here.server.metrics.disconnects == {("default", "client_closed"): 1}
 
 
-def test_an_end_waits_for_what_was_said_before():
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            await client.send(request(FETCH, 11, 1))
-            await broker.frame()
-            answer = fetched(1, 40 * MEBIBYTE)
-            sending = asyncio.create_task(broker.send(answer))
-            await here.until(lambda: here.server.metrics.paused)
-            sending.add_done_callback(lambda _: broker.close())
-            assert await client.rest() == answer
-            client.close()
-            await here.until(lambda: not here.relays)
-            assert here.server.metrics.disconnects == {("default", "broker_closed"): 1}
-
-    live(test())
+@behind_kproxy()
+async def test_an_end_waits_for_what_was_said_before(here, client, broker):
+    await client.send(request(FETCH, 11, 1))
+    await broker.frame()
+    answer = fetched(1, 40 * MEBIBYTE)
+    sending = asyncio.create_task(broker.send(answer))
+    await here.until(lambda: here.server.metrics.paused)
+    sending.add_done_callback(lambda _: broker.close())
+    assert await client.rest() == answer
+    client.close()
+    await here.until(lambda: not here.relays)
+    assert here.server.metrics.disconnects == {("default", "broker_closed"): 1}
 
 
 def test_a_reset_is_passed_on_as_a_reset():
@@ -301,38 +281,30 @@ def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks():
     live(test())
 
 
-def test_a_broker_that_dies_in_the_middle_of_an_answer():
+@behind_kproxy()
+async def test_a_broker_that_dies_in_the_middle_of_an_answer(here, client, broker):
     """The client gets what there is, and the end; the request is told as unanswered."""
 
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            await client.send(request(FETCH, 11, 1))
-            await broker.frame()
-            answer = fetched(1, 500_000)
-            await broker.send(answer[:300_000])
-            broker.close()
-            assert await client.rest() == answer[:300_000]
-            client.close()
-            await here.until(lambda: not here.relays)
-            assert here.server.metrics.unanswered == {("Fetch", "broker_closed"): 1}
-
-    live(test())
+    await client.send(request(FETCH, 11, 1))
+    await broker.frame()
+    answer = fetched(1, 500_000)
+    await broker.send(answer[:300_000])
+    broker.close()
+    assert await client.rest() == answer[:300_000]
+    client.close()
+    await here.until(lambda: not here.relays)
+    assert here.server.metrics.unanswered == {("Fetch", "broker_closed"): 1}
 
 
-def test_writing_to_a_broker_that_has_gone_resets_the_client():
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            broker.close()
-            assert await client.rest() == b""
-            with pytest.raises(OSError, match=r"reset|pipe"):
-                while True:
-                    await client.send(produce(1, 10_000))
-                    await asyncio.sleep(0.001)
-            await here.until(lambda: not here.relays)
-
-    live(test())
+@behind_kproxy()
+async def test_writing_to_a_broker_that_has_gone_resets_the_client(here, client, broker):
+    broker.close()
+    assert await client.rest() == b""
+    with pytest.raises(OSError, match=r"reset|pipe"):
+        while True:
+            await client.send(produce(1, 10_000))
+            await asyncio.sleep(0.001)
+    await here.until(lambda: not here.relays)
 
 
 @pytest.mark.parametrize(
@@ -360,31 +332,23 @@ def test_what_is_no_kafka_gets_one_clear_line_and_a_closed_door(first_bytes, kin
     assert 1 <= len(lines) < 20
 
 
-def test_an_answer_nobody_asked_for_does_not_reach_the_client():
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            await client.send(produce(1))
-            await broker.frame()
-            await broker.send(produced(77))
-            assert await client.rest() == b""
-            assert await broker.rest() == b""
-            assert here.server.metrics.faults == {("broker", "unexpected_answer"): 1}
-
-    live(test())
+@behind_kproxy()
+async def test_an_answer_nobody_asked_for_does_not_reach_the_client(here, client, broker):
+    await client.send(produce(1))
+    await broker.frame()
+    await broker.send(produced(77))
+    assert await client.rest() == b""
+    assert await broker.rest() == b""
+    assert here.server.metrics.faults == {("broker", "unexpected_answer"): 1}
 
 
-def test_an_answer_of_nonsense_size_closes():
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            await client.send(produce(1))
-            await broker.frame()
-            await broker.send(b"\xff\xff\xff\xf0" + bytes(20))
-            assert await client.rest() == b""
-            assert here.server.metrics.faults == {("broker", "size"): 1}
-
-    live(test())
+@behind_kproxy()
+async def test_an_answer_of_nonsense_size_closes(here, client, broker):
+    await client.send(produce(1))
+    await broker.frame()
+    await broker.send(b"\xff\xff\xff\xf0" + bytes(20))
+    assert await client.rest() == b""
+    assert here.server.metrics.faults == {("broker", "size"): 1}
 
 
 def test_a_defect_of_ours_costs_one_connection(caplog):
@@ -417,88 +381,72 @@ def test_a_defect_of_ours_costs_one_connection(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_brokers_behind_a_large_answer_are_hidden_at_constant_size():
+@behind_kproxy()
+async def test_brokers_behind_a_large_answer_are_hidden_at_constant_size(here, client, broker):
     """KIP-951's hints stand at the end of an answer whose size was sent long before they came."""
 
-    async def test():
-        async with kproxy() as here:
-            client, broker = await here.connect()
-            await client.send(request(FETCH, 16, 1))
-            await broker.frame()
-            hints = [{"nodeId": 1, "host": "broker-1.internal", "port": 9092}]
-            partitions = [{"partitionIndex": 0, "errorCode": 6, "records": b"r" * 500_000}]
-            body = {"responses": [{"partitions": partitions}], "nodeEndpoints": hints}
-            answer = response(FETCH, 16, 1, body)
-            await broker.send(answer)
-            heard = await client.frame()
-            assert len(heard) == len(answer)
-            _, told = codec.decode_response(heard[4:], FETCH, 16)
-            assert "nodeEndpoints" not in told
-            assert told["responses"][0]["partitions"][0]["records"] == b"r" * 500_000
-            metrics = here.server.metrics
-            assert metrics.neutralised == {"Fetch": 1}
-            assert not metrics.rewritten and not metrics.leaked and not metrics.faults
-
-    live(test())
+    await client.send(request(FETCH, 16, 1))
+    await broker.frame()
+    hints = [{"nodeId": 1, "host": "broker-1.internal", "port": 9092}]
+    partitions = [{"partitionIndex": 0, "errorCode": 6, "records": b"r" * 500_000}]
+    body = {"responses": [{"partitions": partitions}], "nodeEndpoints": hints}
+    answer = response(FETCH, 16, 1, body)
+    await broker.send(answer)
+    heard = await client.frame()
+    assert len(heard) == len(answer)
+    _, told = codec.decode_response(heard[4:], FETCH, 16)
+    assert "nodeEndpoints" not in told
+    assert told["responses"][0]["partitions"][0]["records"] == b"r" * 500_000
+    metrics = here.server.metrics
+    assert metrics.neutralised == {"Fetch": 1}
+    assert not metrics.rewritten and not metrics.leaked and not metrics.faults
 
 
 # --- draining --------------------------------------------------------------------------------------------------------
 
 
-def test_drain_finishes_the_request_in_transit_and_delivers_the_answers_due():
-    async def test():
-        async with kproxy(drain_timeout_s=5) as here:
-            client, broker = await here.connect()
-            idle, _ = await here.connect()
-            first, second, third = produce(1), produce(2, 500_000), produce(3)
-            await client.send(first + second[:200_000])
-            assert await broker.frame() == first
-            stopping = asyncio.create_task(here.server.stop())
-            assert await idle.rest() == b""
-            idle.close()
-            await client.send(second[200_000:] + third)
-            assert await broker.frame() == second
-            assert await broker.is_silent()  # the third is not read
-            await broker.send(produced(1) + produced(2))
-            assert await broker.rest() == b""
-            assert await client.rest() == produced(1) + produced(2)
-            client.close()
-            await stopping
-            assert here.server.metrics.disconnects == {("default", "drained"): 2}
-            with pytest.raises(ConnectionRefusedError):
-                await Wire.dial(here.port)
-
-    live(test())
+@behind_kproxy(drain_timeout_s=5)
+async def test_drain_finishes_the_request_in_transit_and_delivers_the_answers_due(here, client, broker):
+    idle, _ = await here.connect()
+    first, second, third = produce(1), produce(2, 500_000), produce(3)
+    await client.send(first + second[:200_000])
+    assert await broker.frame() == first
+    stopping = asyncio.create_task(here.server.stop())
+    assert await idle.rest() == b""
+    idle.close()
+    await client.send(second[200_000:] + third)
+    assert await broker.frame() == second
+    assert await broker.is_silent()  # the third is not read
+    await broker.send(produced(1) + produced(2))
+    assert await broker.rest() == b""
+    assert await client.rest() == produced(1) + produced(2)
+    client.close()
+    await stopping
+    assert here.server.metrics.disconnects == {("default", "drained"): 2}
+    with pytest.raises(ConnectionRefusedError):
+        await Wire.dial(here.port)
 
 
-def test_drain_ends_in_time_even_if_an_answer_does_not_come():
-    async def test():
-        async with kproxy(drain_timeout_s=0.05) as here:
-            client, broker = await here.connect()
-            await client.send(produce(1))
-            await broker.frame()
-            await here.server.stop()
-            assert await client.rest() == b""
-            assert here.server.metrics.disconnects == {("default", "drain_timeout"): 1}
-
-    live(test())
+@behind_kproxy(drain_timeout_s=0.05)
+async def test_drain_ends_in_time_even_if_an_answer_does_not_come(here, client, broker):
+    await client.send(produce(1))
+    await broker.frame()
+    await here.server.stop()
+    assert await client.rest() == b""
+    assert here.server.metrics.disconnects == {("default", "drain_timeout"): 1}
 
 
-def test_drain_is_done_with_a_broker_that_goes():
-    async def test():
-        async with kproxy(drain_timeout_s=5) as here:
-            client, broker = await here.connect()
-            await client.send(produce(1))
-            await broker.frame()
-            stopping = asyncio.create_task(here.server.stop())
-            await asyncio.sleep(0.01)
-            broker.close()
-            assert await client.rest() == b""
-            client.close()
-            await stopping
-            assert here.server.metrics.disconnects == {("default", "drained"): 1}
-
-    live(test())
+@behind_kproxy(drain_timeout_s=5)
+async def test_drain_is_done_with_a_broker_that_goes(here, client, broker):
+    await client.send(produce(1))
+    await broker.frame()
+    stopping = asyncio.create_task(here.server.stop())
+    await asyncio.sleep(0.01)
+    broker.close()
+    assert await client.rest() == b""
+    client.close()
+    await stopping
+    assert here.server.metrics.disconnects == {("default", "drained"): 1}
 
 
 # --- accepting -------------------------------------------------------------------------------------------------------
