@@ -7,9 +7,11 @@ Refuses to know what the bytes mean.
 """
 
 import io
+import os
 import sys
 import zlib
 from collections.abc import Callable
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
@@ -43,6 +45,22 @@ class _Counted(io.RawIOBase):
                 data = self._read(size)
         self.consumed += len(data)
         return data
+
+    def mapped(self) -> mmap | None:
+        if self._waiting is not None or not isinstance(self._file, io.FileIO):
+            return None
+        try:
+            return mmap(self._file.fileno(), 0, access=ACCESS_READ)
+        except (OSError, ValueError):  # a pipe, a device, an empty file
+            return None
+
+    def length(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def go_to(self, position: int) -> None:
+        self._file.seek(position)
+        self._head = b""
+        self.consumed = position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         data = self.read(len(buffer))
@@ -83,10 +101,23 @@ class Bytes:
             head += more
         self._counted = _Counted(file, head, follow)
         self._stream: BinaryIO = _decompress(head, self._counted)
+        self._packed = self._stream is not cast(BinaryIO, self._counted)
 
     @property
     def consumed(self) -> int:
         return self._counted.consumed
+
+    def mapped(self) -> mmap | None:
+        """The bytes as memory, where they lie in a plain file that does not grow."""
+        return None if self._packed else self._counted.mapped()
+
+    def length(self) -> int:
+        """How long a mapped file is now."""
+        return self._counted.length()
+
+    def go_to(self, position: int) -> None:
+        """What lies before is read; a mapped file's next bytes are those at `position`."""
+        self._counted.go_to(position)
 
     def read(self, count: int) -> bytes:
         """At most `count` bytes; b"" at the end."""

@@ -8,27 +8,31 @@ Kafka.
 A flow depends on its own packets only, so that flows can be shared out among processes by `shard`.
 
 Memory: MAX_FLOWS open flows, of which the longest idle go first, and as many ended ones remembered by their keys;
-QUEUED_BYTES of segments out of order, HEAD bytes per side of a flow not decided yet, MAX_PENDING requests waiting; the
-windows of the last SAME_PACKET_NS, RECENT of them at most.
+QUEUED_BYTES of segments out of order, HEAD bytes per side of a flow not decided yet; the windows of the last
+SAME_PACKET_NS, RECENT of them at most; what sessions hold.
 Refuses to know files, tables and progress.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from socket import AF_INET, AF_INET6, inet_ntop
 from zlib import crc32
 
-from kproxy.capture import content
+import numpy as np
+
+from kproxy.capture import content, inorder
+from kproxy.capture.mapped import Columns
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
-from kproxy.capture.pcap import Window
+from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import FURTHEST, MASK, Budget, Conversation, Receiver, ahead
 from kproxy.wire.bodies import ERRORS
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import LOST, Desync, Event, Gap, Unanswered
+from kproxy.wire.events import Desync, Event, Gap
 from kproxy.wire.interest import Interest
+from kproxy.wire.stretch import Reader
 
 SHARDS = 16  # fixed: which flows are together must not depend on the number of processes
 
@@ -37,12 +41,14 @@ MAX_ENDED = 256
 MAX_FOREIGN = 1 << 16
 SAME_PACKET_NS = 1_000_000  # between two captures of one packet; what is sent again takes a round trip at least
 QUEUED_BYTES = 4 << 20  # per shard
-MAX_PENDING = 65536
 RECENT = 16
 
 _EMPTY = memoryview(b"")
 
+_FOREIGN, _OTHER = -2, -1  # whose lane is no stretch's
+
 Listener = Callable[[list[Event]], None]
+Packet = tuple[int, int, Segment]  # its index in the window, its time
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,9 @@ class _Deaf:
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         pass
 
+    def stretch(self, whole: memoryview, segments: list[tuple[int, int, int, int]], now_ns: int) -> int:
+        return max(now_ns, max((time_ns for _, _, _, time_ns in segments), default=now_ns))
+
     def gap(self, side: int, count: int, now_ns: int) -> None:
         pass
 
@@ -117,42 +126,40 @@ _DEAF = _Deaf()
 class _Kafka:
     """Takes the bytes of a Kafka connection to its session, and the session's events to whoever listens."""
 
-    __slots__ = ("_flip", "_listener", "_quality", "_session")
+    __slots__ = ("_flip", "_listener", "_quality", "_reader", "_session")
 
     def __init__(self, session: CapturedSession, flip: int, listener: Listener, quality: Quality) -> None:
         self._session = session
         self._flip = flip  # 1 where side 0 of the conversation is the broker
         self._listener = listener
         self._quality = quality
+        self._reader = Reader(session)
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         session = self._session
         session.receive(side ^ self._flip, view, now_ns)
         if session.events:
-            self._tell(now_ns)
+            self._tell()
+
+    def stretch(self, whole: memoryview, segments: list[tuple[int, int, int, int]], now_ns: int) -> int:
+        """Segments in order, as (side, start, end, time); returns what time it is then."""
+        return self._reader.read(whole, segments, self._flip, now_ns, self._tell)
 
     def gap(self, side: int, count: int, now_ns: int) -> None:
         self._session.gap(side ^ self._flip, count, now_ns)
-        self._tell(now_ns)
+        self._tell()
 
     def close(self, side: int, now_ns: int) -> None:
         self._session.close(side ^ self._flip, now_ns)
-        self._tell(now_ns)
+        self._tell()
 
-    def _tell(self, now_ns: int) -> None:
-        session = self._session
-        events = session.events
+    def _tell(self) -> None:
+        events = self._session.events
         for event in events:
             if type(event) is Gap and event.resync:
-                self._quality.note("resync", now_ns, size=event.count)
+                self._quality.note("resync", event.now_ns, size=event.count)
             elif type(event) is Desync:
-                self._quality.note("fault", now_ns)
-        while (
-            len(session.pending) > MAX_PENDING
-        ):  # an answer that was never captured must not hold its request for ever
-            exchange = session.pending.popleft()
-            exchange.outcome = LOST
-            events.append(Unanswered(exchange, "too_many_pending"))
+                self._quality.note("fault", event.now_ns)
         self._listener(events)
         events.clear()
 
@@ -279,22 +286,14 @@ class Flows:
 
     def window(self, window: Window) -> None:
         """Take the packets of a window."""
-        data = window.data
+        data, _, records = window
         whole = memoryview(data)
-        dissect = self._dissector.segment
         ways = self._ways
         foreign = self._foreign
         flow: Flow | None
-        last_ns = self._last_ns
         self._recent.append(window)
-        for index, (time_ns, link, start, end, _) in enumerate(window.records):
-            if time_ns < last_ns:
-                self._note("clock_back", time_ns)
-            else:
-                last_ns = time_ns
-            segment = dissect(link, data, start, end, time_ns)
-            if segment is None:
-                continue
+        self._count(records)
+        for index, time_ns, segment in self._in_order(window) or self._one_by_one(window):
             held, key, seq, ack, flags, size, start, end, length = segment
             way = ways.get(key)
             if way is None:
@@ -321,12 +320,100 @@ class Flows:
                 talk.same_packet(side)
             if not talk.open_sides:
                 self._end(flow, "fin")
-        self._last_ns = last_ns
-        while self._recent and (not (kept := self._recent[0].records) or kept[-1][0] < last_ns - SAME_PACKET_NS):
+        while self._recent and (not (kept := self._recent[0].records) or kept[-1][0] < self._last_ns - SAME_PACKET_NS):
             self._recent.popleft()
-        if window.records:
-            first_ns = min(record[0] for record in window.records)
-            self._note("packets", first_ns, count=len(window.records), last_ns=last_ns)
+
+    def _count(self, records: Sequence[Record]) -> None:
+        """Count the packets of a window, and those that are stamped earlier than one before them."""
+        if not records:
+            return
+        last_ns = self._last_ns
+        times = records.time_ns.tolist() if isinstance(records, Columns) else [record[0] for record in records]
+        for time_ns in times:
+            if time_ns < last_ns:
+                self._note("clock_back", time_ns)
+            else:
+                last_ns = time_ns
+        self._last_ns = last_ns
+        self._note("packets", min(times), count=len(times), last_ns=last_ns)
+
+    def _one_by_one(self, window: Window) -> Iterator[Packet]:
+        """The segments of a window."""
+        dissect, data = self._dissector.segment, window.data
+        for index, (time_ns, link, start, end, _) in enumerate(window.records):
+            segment = dissect(link, data, start, end, time_ns)
+            if segment is not None:
+                yield index, time_ns, segment
+
+    def _in_order(self, window: Window) -> Iterator[Packet] | None:
+        """Take what is in order of a window, many segments at once; returns the rest. None: nothing was taken."""
+        records = window.records
+        if not isinstance(records, Columns) or len(records) < inorder.FEWEST:
+            return None
+        heads = inorder.heads(window.data, records.link, records.start, records.end)
+        if heads is None or len(heads.index) < inorder.FEWEST:
+            return None
+        flows: list[Flow] = []
+        numbers: dict[int, int] = {}  # by id
+        lanes: list[tuple[int, int]] = []
+        for key in heads.keys:
+            way = self._ways.get(key)
+            if way is None or not _is_calm(way[0]):
+                lanes.append((_FOREIGN if way is None and key in self._foreign else _OTHER, 0))
+                continue
+            number = numbers.setdefault(id(way[0]), len(flows))
+            if number == len(flows):
+                flows.append(way[0])
+            lanes.append((number, way[1]))
+        plain = np.zeros(len(records), bool)
+        plain[heads.index] = True
+        others = np.flatnonzero(~plain).tolist()
+        strangers = len(others) + sum(number == _OTHER for number, _ in lanes)
+        if strangers + max(len(shard.open) for shard in self._shards.values()) > MAX_FLOWS:
+            return None  # which flow is idle longest depends on the order of all
+        dissect, data, ways = self._dissector.segment, window.data, self._ways
+        known: dict[int, Segment | None] = {}
+        odd: dict[int, int] = {}
+        for index in others:
+            time_ns, link, start, end, _ = records[index]
+            segment = known[index] = dissect(link, data, start, end, time_ns)
+            if segment is not None and (way := ways.get(segment[1])) is not None and id(way[0]) in numbers:
+                odd[index] = numbers[id(way[0])]
+        positions = [(flow.talk.halves[0].position, flow.talk.halves[1].position) for flow in flows]
+        found, taken = inorder.stretches(heads, lanes, positions, odd, records.time_ns)
+        whole = memoryview(data)
+        for stretch in found:
+            self._take(flows[stretch.flow], stretch, whole)
+        if self._foreign:
+            taken[heads.index[np.array([number == _FOREIGN for number, _ in lanes])[heads.lane]]] = True
+        return self._rest(window, taken, known)
+
+    def _take(self, flow: Flow, stretch: inorder.Stretch, whole: memoryview) -> None:
+        """As `Conversation.segment` would, of all segments of a stretch."""
+        talk = flow.talk
+        receiver = talk.receiver
+        for side, half in enumerate(talk.halves):
+            flow.payload_bytes[side] += stretch.positions[side] - half.position
+            half.position = stretch.positions[side]
+        if max(talk.retransmitted_ns, default=0) <= stretch.first_ns:
+            flow.last_ns = stretch.last_ns
+            assert isinstance(receiver, _Kafka | _Deaf)
+            talk.clock_ns = receiver.stretch(whole, stretch.segments, talk.clock_ns)
+            return
+        for side, start, end, time_ns in stretch.segments:  # rows say what was sent again until now
+            flow.last_ns = time_ns
+            talk.clock_ns = max(talk.clock_ns, time_ns)
+            receiver.receive(side, whole[start:end], talk.clock_ns)
+        flow.last_ns = stretch.last_ns
+
+    def _rest(self, window: Window, taken: np.ndarray, known: dict[int, Segment | None]) -> Iterator[Packet]:
+        """The segments of a window that no stretch took."""
+        dissect, data, records = self._dissector.segment, window.data, window.records
+        for index in np.flatnonzero(~taken).tolist():
+            time_ns, link, start, end, _ = records[index]
+            segment = known[index] if index in known else dissect(link, data, start, end, time_ns)
+            if segment is not None:
+                yield index, time_ns, segment
 
     def finish(self) -> None:
         """The capture is over: every flow ends, in the order of their beginning. What comes next is another one."""
@@ -558,6 +645,11 @@ _COUNTED = {
     "out_of_order": "out_of_order",
     "zero_windows": "zero_windows",
 }
+
+
+def _is_calm(flow: Flow) -> bool:
+    """Whether a connection is well under way, and nothing waits in it."""
+    return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, _Kafka | _Deaf)
 
 
 def shard_of(key: bytes) -> int:

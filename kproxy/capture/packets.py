@@ -9,6 +9,7 @@ had on the wire, `end - start` what was captured of it. Checksums are not checke
 partial ones. Memory: fragments of at most 256 datagrams. Refuses to know streams.
 """
 
+from mmap import mmap
 from struct import Struct, error
 
 from kproxy.capture.quality import Quality
@@ -17,7 +18,7 @@ FIN, SYN, RST, ACK = 1, 2, 4, 16
 
 # (data, key, seq, ack, bits, window, start, end, length): the payload captured is data[start:end]; bits are the flags,
 # and in their upper four the length of the TCP header in words
-Segment = tuple[bytes, bytes, int, int, int, int, int, int, int]
+Segment = tuple[bytes | mmap, bytes, int, int, int, int, int, int, int]
 
 # Link types: https://www.tcpdump.org/linktypes.html
 NULL, ETHERNET, RAW_OLD, RAW_BSD, RAW, LOOP, SLL, IPV4, IPV6, SLL2 = 0, 1, 12, 14, 101, 108, 113, 228, 229, 276
@@ -48,7 +49,7 @@ class Dissector:
         self._quality = quality
         self._fragments: dict[bytes, _Datagram] = {}
 
-    def segment(self, link: int, data: bytes, start: int, end: int, time_ns: int) -> Segment | None:
+    def segment(self, link: int, data: bytes | mmap, start: int, end: int, time_ns: int) -> Segment | None:
         if link == ETHERNET and end - start >= 54:
             kind, first, total, fragment, protocol, key, seq, ack, bits, window = _COMMON(data, start)
             if kind == 0x0800 and first == 0x45 and protocol == 6 and not fragment & 0x3FFF and total:

@@ -3,7 +3,8 @@
 Duty: classic pcap (both byte orders, micro- and nanoseconds) and pcapng, read in windows: a `Window` is a piece of the
 file with the records that lie whole in it. A record is a plain tuple (time_ns, link type, start, end, original length);
 start and end are offsets of its captured bytes in the window's data, and `window.offset + start` is where they lie in
-the (decompressed) file. Memory: one window of 512 KiB and the records in it, or one record if that is larger.
+the (decompressed) file. Memory: one window of 512 KiB and the records in it, or one record if that is larger; plain
+files of classic pcap are mapped instead (mapped.py).
 
 A file that ends inside a record, and a record's header that makes no sense, are flaws of the capture, not errors: they
 are counted, and reading goes on at the next place where records follow each other. Only a file that is no capture at
@@ -13,6 +14,7 @@ Refuses to know what is in a packet.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from mmap import mmap
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -33,9 +35,9 @@ LINK_MASK = 0x03FF_FFFF  # above it: the length of a frame check sequence
 class Window(NamedTuple):
     """A piece of a capture. `data` is immutable, so that views of it stay valid as long as somebody holds them."""
 
-    data: bytes
+    data: bytes | mmap
     offset: int  # of data[0] in the plain file
-    records: list[Record]
+    records: Sequence[Record]
 
 
 class Capture:
@@ -80,6 +82,10 @@ def windows_of(source: files.Source, quality: Quality, secrets: list[bytes]) -> 
         if len(rest) < 20:
             raise CaptureError(source.name, "a pcap file that ends inside its header: there is nothing to read", 4)
         snap, link = Struct(order + "12xII").unpack(rest)
+        if isinstance(source, files.Bytes) and (held := source.mapped()) is not None:
+            from kproxy.capture.mapped import Mapped
+
+            return Mapped(source, held, quality, order, unit, link & LINK_MASK, snap).windows()
         return Classic(source, quality, order, unit, link & LINK_MASK, snap).windows()
     if head == SECTION:
         from kproxy.capture.pcapng import Sections
@@ -121,11 +127,24 @@ def _exactly(source: files.Source, count: int) -> bytes:
     return data
 
 
+def most_captured(snap: int) -> int:
+    """The largest record that is believed of a file with this snap length."""
+    return min(max(snap, 1 << 18), MAX_RECORD)
+
+
 class Classic:
-    """The records of one classic pcap file, its header already read."""
+    """The records of one classic pcap file from `start` on, where one of `last_ns` ended, or the file's header."""
 
     def __init__(
-        self, source: files.Source, quality: Quality, order: str, unit: int, link: int, snap: int, start: int = 24
+        self,
+        source: files.Source,
+        quality: Quality,
+        order: str,
+        unit: int,
+        link: int,
+        snap: int,
+        start: int = 24,
+        last_ns: int = NONE,
     ) -> None:
         self._source = source
         self._quality = quality
@@ -133,13 +152,14 @@ class Classic:
         self._unit = unit  # nanoseconds per unit of the fraction
         self._link = link
         self._snap = snap
-        self._most = min(max(snap, 1 << 18), MAX_RECORD)
+        self._most = most_captured(snap)
         self._start = start
+        self._last_ns = last_ns
 
     def windows(self) -> Iterator[Window]:
         data = b""
         offset = self._start  # of data[0]
-        last_ns = NONE
+        last_ns = self._last_ns
         damaged_from = NONE  # where in the file the records stopped making sense
         while True:
             more = self._source.read(WINDOW)

@@ -155,6 +155,13 @@ class Conversation:
         half.position = seq + 1
         half.seen = True
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether both sides were seen, and the next segment may be the common case."""
+        return self._patience < 0 and all(
+            half.seen and half.position >= 0 and not half.zero_window for half in self.halves
+        )
+
     def segment(
         self, side: int, seq: int, ack: int, flags: int, window: int, view: memoryview, length: int, time_ns: int
     ) -> bool:

@@ -366,7 +366,7 @@ class Session:
         walker = self._client_walker
         assert walker is not None
         walker.feed(view, start, end)
-        _bound(walker)
+        bound(walker)
 
     def _request_walked(self, exchange: Exchange, now: int) -> None:
         walker, self._client_walker = self._client_walker, None
@@ -715,7 +715,7 @@ class Session:
         walker = self._walker
         assert walker is not None
         edits = walker.feed(view, start, end)
-        _bound(walker)
+        bound(walker)
         if walker.fault is not None and self._transform is not None and exchange.plan.carries_addresses:
             self._bad_answer(exchange, walker.fault, now)
             return
@@ -1019,7 +1019,7 @@ class Session:
         return []
 
 
-def _bound(walker: BodyWalker) -> None:
+def bound(walker: BodyWalker) -> None:
     """What a body names must not outgrow what a connection may hold."""
     for named in (walker.sums, walker.partitions, walker.batches):
         if len(named) > MAX_NAMED:

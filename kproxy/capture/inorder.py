@@ -1,0 +1,164 @@
+"""The segments of a window that are in order and whole, found all at once.
+
+Duty: of most packets there is nothing to decide: plain headers, the next sequence number of a connection that is well
+under way, nothing acknowledged that was not delivered. That is `Conversation.segment`'s common case, and here it is
+asked of all packets of a window in one go, by column. What a connection has in a window before the first packet that is
+anything else is its stretch; that packet and all behind it are left to be taken one by one.
+
+Memory: some columns of the window's packets. Refuses to know sessions, and what becomes of what is left.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from mmap import mmap
+
+import numpy as np
+
+from kproxy.capture.packets import ETHERNET, FIN, RST, SYN
+from kproxy.capture.reassembly import HALF, MASK
+
+FEWEST = 32  # packets worth columns
+
+# Ethernet, IPv4 without options, TCP up to the window: as packets.Dissector's common case.
+_HEADS = np.dtype(
+    {
+        "names": ["kind", "first", "total", "fragment", "protocol", "key", "seq", "ack", "bits", "window"],
+        "formats": [">u2", "u1", ">u2", ">u2", "u1", "V12", ">u4", ">u4", ">u2", ">u2"],
+        "offsets": [12, 14, 16, 20, 23, 26, 38, 42, 46, 48],
+        "itemsize": 54,
+    }
+)
+_MIXED = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # odd numbers
+
+
+@dataclass(slots=True)
+class Heads:
+    """The packets whose headers are plain, by column: `index` says which of the window they are."""
+
+    index: np.ndarray
+    lane: np.ndarray  # an index into `keys`
+    keys: list[bytes]
+    seq: np.ndarray
+    ack: np.ndarray
+    start: np.ndarray  # of the payload
+    length: np.ndarray
+    calm: np.ndarray  # wholly captured, the window open, nothing begins or ends
+
+
+@dataclass(slots=True)
+class Stretch:
+    """What a connection has in a window before anything but the common case."""
+
+    flow: int
+    positions: tuple[int, int]  # where both sides stand after it
+    first_ns: int  # nothing in it is earlier
+    last_ns: int  # of its last packet
+    segments: list[tuple[int, int, int, int]]  # side, start, end, time_ns of those with payload
+
+
+def heads(data: bytes | mmap, link: int, start: np.ndarray, end: np.ndarray) -> Heads | None:
+    """The plain headers among packets; None if there are none, or the hashes of two keys are the same."""
+    if link != ETHERNET or len(data) < _HEADS.itemsize:
+        return None
+    room = np.ndarray((len(data) - _HEADS.itemsize + 1,), f"V{_HEADS.itemsize}", data, strides=(1,))
+    index = np.flatnonzero(end - start >= _HEADS.itemsize)
+    start, end = start[index], end[index]
+    head = room[start].view(_HEADS)
+    bits, total = head["bits"].astype(np.int64), head["total"].astype(np.int64)
+    payload = start + 34 + (bits >> 12 << 2)
+    stop = start + 14 + total
+    plain = (head["kind"] == 0x0800) & (head["first"] == 0x45) & (head["protocol"] == 6) & (total > 0)
+    plain &= ((head["fragment"] & 0x3FFF) == 0) & (stop >= payload) & (bits >= 0x5000)
+    if not plain.any():
+        return None
+    if not plain.all():
+        index, head, bits, payload, stop, end = (column[plain] for column in (index, head, bits, payload, stop, end))
+    calm = (stop <= end) & (head["window"] != 0) & ((bits & (SYN | RST | FIN)) == 0)
+    keys = np.ascontiguousarray(head["key"])
+    words = keys.view("<u4").reshape(-1, 3).astype(np.uint64) * _MIXED
+    mixed = words[:, 0] ^ words[:, 1] >> np.uint64(9) ^ words[:, 2] >> np.uint64(17)
+    _, where, lane = np.unique(mixed, return_index=True, return_inverse=True)
+    if (words[where][lane] != words).any():
+        return None
+    seq, ack = head["seq"].astype(np.int64), head["ack"].astype(np.int64)
+    return Heads(index, lane, keys[where].tolist(), seq, ack, payload, stop - payload, calm)
+
+
+def stretches(
+    heads: Heads,
+    lanes: Sequence[tuple[int, int]],
+    positions: Sequence[tuple[int, int]],
+    odd: Mapping[int, int],
+    time_ns: np.ndarray,
+) -> tuple[list[Stretch], np.ndarray]:
+    """What the connections have before anything but the common case, and whether a packet of the window is in that.
+
+    lanes: (connection, side) of each key; -1: none that is well under way. positions: where both sides of each
+    connection stand. odd: the connection of packets whose headers are not plain, by their index.
+    """
+    taken = np.zeros(len(time_ns), bool)
+    flows, sides = np.array(lanes, np.int64).reshape(-1, 2).T
+    flow = flows[heads.lane]
+    member = np.flatnonzero(flow >= 0)
+    if not len(member):
+        return [], taken
+    index, flow, side = heads.index[member], flow[member], sides[heads.lane[member]]
+    length, seq, ack = heads.length[member], heads.seq[member], heads.ack[member]
+    start, calm = heads.start[member], heads.calm[member]
+    if odd:
+        index = np.concatenate((index, np.fromiter(odd.keys(), np.int64)))
+        flow = np.concatenate((flow, np.fromiter(odd.values(), np.int64)))
+        side, length, seq, ack, start = (
+            np.concatenate((column, np.zeros(len(odd), np.int64))) for column in (side, length, seq, ack, start)
+        )
+        calm = np.concatenate((calm, np.zeros(len(odd), bool)))
+        order = np.lexsort((index, flow))
+    else:
+        order = np.argsort(flow.astype(np.uint16), kind="stable")
+    index, flow, side, length = index[order], flow[order], side[order], length[order]
+
+    # where both sides stand when a packet comes, if all before it were in order
+    group = np.flatnonzero(np.diff(flow, prepend=-1))  # where each connection's packets begin
+    counts = np.diff(group, append=len(flow))
+    from_client = np.where(side == 0, length, 0)
+    stands = []
+    for number, sent in enumerate((from_client, length - from_client)):
+        summed = np.cumsum(sent) - sent
+        base = np.array([positions[each][number] for each in flow[group].tolist()], np.int64) - summed[group]
+        stands.append(summed + np.repeat(base, counts))
+    first, second = stands
+    own, peer = np.where(side == 0, first, second), np.where(side == 0, second, first)
+    ahead = (ack[order] - peer) & MASK
+    calm = calm[order] & (((seq[order] - own) & MASK) == 0) & ((ahead == 0) | (ahead >= HALF))
+
+    places = np.arange(len(flow))
+    stop = np.minimum(np.minimum.reduceat(np.where(calm, len(flow), places), group), group + counts)
+    inside = places < np.repeat(stop, counts)
+    taken[index[inside]] = True
+    carrying = np.flatnonzero(inside & (length > 0))
+    times, begins = time_ns[index], start[order][carrying]
+    segments = list(
+        zip(
+            side[carrying].tolist(),
+            begins.tolist(),
+            (begins + length[carrying]).tolist(),
+            times[carrying].tolist(),
+            strict=True,
+        )
+    )
+    some = stop > group
+    last = stop[some] - 1
+    rows = zip(
+        flow[group[some]].tolist(),
+        (first + from_client)[last].tolist(),
+        (second + length - from_client)[last].tolist(),
+        np.minimum.reduceat(times, group)[some].tolist(),
+        times[last].tolist(),
+        np.searchsorted(carrying, group[some]).tolist(),
+        np.searchsorted(carrying, stop[some]).tolist(),
+        strict=True,
+    )
+    return [
+        Stretch(flow_, (client, broker), first_ns, last_ns, segments[low:high])
+        for flow_, client, broker, first_ns, last_ns, low, high in rows
+    ], taken

@@ -1,0 +1,129 @@
+"""Classic captures in plain files, mapped into memory: records as columns of numbers.
+
+Duty: the sound records of a file, many at a time, none of their bytes copied and nothing but their headers touched.
+From the first place on that is not sound (damage, or the end inside a record) the ordinary reader takes over, so that
+what is counted there is counted in one place.
+
+Memory: columns of RECORDS records. The pages of a window, WINDOW_BYTES at most, are the file's own in the page cache,
+and are let go before the next one. The file must not shrink meanwhile, as one of a ring that tcpdump overwrites does:
+the kernel would end the process. That is looked for before each window.
+
+Refuses to know what is in a packet.
+"""
+
+from collections.abc import Iterator, Sequence
+from mmap import MADV_DONTNEED, PAGESIZE, mmap
+from struct import Struct
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from kproxy.capture.quality import NONE, Quality
+
+if TYPE_CHECKING:
+    from kproxy.capture.files import Bytes
+    from kproxy.capture.pcap import Record, Window
+
+RECORDS = 1 << 14
+FIRST_RECORDS = 1 << 10  # of the first window: connections that are new in it are taken segment by segment
+WINDOW_BYTES = 1 << 26
+
+
+class Columns(Sequence["Record"]):
+    """The records of a window by column; as a sequence they are records like all others."""
+
+    __slots__ = ("end", "link", "original", "start", "time_ns")
+
+    def __init__(
+        self, time_ns: np.ndarray, link: int, start: np.ndarray, end: np.ndarray, original: np.ndarray
+    ) -> None:
+        self.time_ns = time_ns
+        self.link = link
+        self.start = start
+        self.end = end
+        self.original = original
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @overload
+    def __getitem__(self, index: int) -> "Record": ...
+    @overload
+    def __getitem__(self, index: slice) -> "Columns": ...
+    def __getitem__(self, index: int | slice) -> "Record | Columns":
+        columns = self.time_ns[index], self.link, self.start[index], self.end[index], self.original[index]
+        if isinstance(index, slice):
+            return Columns(*columns)
+        time_ns, link, start, end, original = columns
+        return int(time_ns), link, int(start), int(end), int(original)
+
+    def __iter__(self) -> "Iterator[Record]":
+        link = self.link
+        for time_ns, start, end, original in zip(
+            self.time_ns.tolist(), self.start.tolist(), self.end.tolist(), self.original.tolist(), strict=True
+        ):
+            yield time_ns, link, start, end, original
+
+
+class Mapped:
+    """The records of one classic pcap file, its header already read."""
+
+    def __init__(
+        self, source: "Bytes", held: mmap, quality: Quality, order: str, unit: int, link: int, snap: int
+    ) -> None:
+        self._source = source
+        self._held = held
+        self._quality = quality
+        self._order = order
+        self._unit = unit
+        self._link = link
+        self._snap = snap
+
+    def windows(self) -> "Iterator[Window]":
+        from kproxy.capture.pcap import Classic, Window
+
+        held = self._held
+        position = 24
+        last_ns = NONE
+        count = FIRST_RECORDS
+        sound = True
+        while sound and position + 16 <= len(held) <= self._source.length():
+            records, stop, sound = self._walk(position, count)
+            if len(records):
+                last_ns = int(records.time_ns[-1])
+                self._source.go_to(stop)
+                yield Window(held, 0, records)
+                held.madvise(MADV_DONTNEED, first := position // PAGESIZE * PAGESIZE, stop - first)
+            position = stop
+            count = min(2 * count, RECORDS)
+        self._source.go_to(position)
+        yield from Classic(
+            self._source, self._quality, self._order, self._unit, self._link, self._snap, position, last_ns
+        ).windows()
+
+    def _walk(self, position: int, count: int) -> tuple[Columns, int, bool]:
+        """At most `count` whole records from `position` on, where they stop, and whether sound ones may follow."""
+        from kproxy.capture.pcap import SECOND, most_captured
+
+        held = self._held
+        unpack = Struct(self._order + "I").unpack_from
+        places: list[int] = []
+        append = places.append
+        last = min(len(held) - 16, position + WINDOW_BYTES)
+        for _ in range(count):
+            if position > last:
+                break
+            append(position)
+            position += 16 + unpack(held, position + 8)[0]
+        start = np.array(places, np.int64)
+        heads = np.ndarray((len(held) - 15,), "V16", held, strides=(1,))[start].view(self._order + "u4").reshape(-1, 4)
+        seconds, fraction, captured, original = heads.astype(np.int64).T
+        start += 16
+        end = start + captured
+        wrong = (captured > most_captured(self._snap)) | (fraction >= SECOND // self._unit) | (end > len(held))
+        good = int(wrong.argmax()) if wrong.any() else len(places)
+        time_ns = seconds * SECOND + fraction * self._unit
+        columns = Columns(time_ns, self._link, start, end, original)
+        if good < len(places):
+            return columns[:good], places[good], False
+        return columns, position, True

@@ -1,0 +1,233 @@
+"""What is taken many segments at once gives the rows that it gives one by one: every table, and the quality."""
+
+import random
+from dataclasses import astuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.capture import flows, inorder, mapped
+from kproxy.capture.flows import Flows
+from kproxy.capture.packets import ACK, FIN, RST, SYN
+from kproxy.capture.quality import Quality
+from kproxy.protocol import codec, records
+from kproxy.rows import OF_FLOWS, Job, Rows
+from kproxy.wire import bodies
+from tests import captures
+from tests.capture import packet
+
+NEVER = 1 << 40
+SHAPES = [
+    "BASE",
+    "gaps",
+    "ipfrag",
+    "ipv6",
+    "midstream",
+    "oneway",
+    "portreuse",
+    "reordered",
+    "retransmit",
+    "seqwrap",
+    "snap400",
+    "tinyseg",
+    "vlan",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_windows():
+    """So that windows end anywhere, and connections are well under way after a few packets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapped, "FIRST_RECORDS", 8)
+        patch.setattr(mapped, "RECORDS", 64)
+        yield
+
+
+def told(path, fewest, detail=bodies.BATCHES, ports=()):
+    """Every row of a capture by table, its quality, and how many segments stretches took."""
+    rows = {name: [] for name in OF_FLOWS}
+    quality = Quality()
+    at_once = []
+    take = Flows._take
+
+    def counted(self, flow, stretch, whole):
+        at_once.append(len(stretch.segments))
+        take(self, flow, stretch, whole)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inorder, "FEWEST", fewest)
+        patch.setattr(Flows, "_take", counted)
+        reader = Rows(lambda table, batch: rows[table.name].extend(batch.to_pylist()))
+        for _ in reader.read(Job("test", (str(path),), "default", ports, None, detail), quality):
+            pass
+    for found in rows.values():
+        found.sort(key=repr)
+    return rows, [astuple(row) for row in quality], sum(at_once)
+
+
+def same(path, **options):
+    *one_by_one, none = told(path, NEVER, **options)
+    *at_once, taken = told(path, 1, **options)
+    assert at_once == one_by_one
+    assert not none
+    return taken
+
+
+@pytest.mark.parametrize("detail", (bodies.ERRORS, bodies.BATCHES))
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_gives_the_same_rows(name, detail):
+    taken = same(captures.capture(f"k41_{name}"), detail=detail)
+    assert taken > 100 or name in ("ipv6", "oneway", "vlan")  # whose packets are all taken one by one
+
+
+@pytest.mark.parametrize("name", ("k41_kip848_share", "k0102_sasl_plain", "k41_tls13_keys", "k39_zookeeper"))
+def test_captures_give_the_same_rows(name):
+    assert same(captures.capture(name)) > 100
+
+
+# --- captures made up ------------------------------------------------------------------------------------------------
+
+
+def frame(body):
+    return len(body).to_bytes(4) + body
+
+
+def messages(dice, count):
+    """A dialogue: (side, bytes), several requests on their way at times, some of them never answered."""
+    said, waiting = [], []
+    for number in range(count):
+        key, version, body, answer = dice.choice(KINDS)
+        header = {"requestApiKey": key, "requestApiVersion": version, "correlationId": number, "clientId": "me"}
+        said.append((0, frame(codec.encode_request(header, body(dice)))))
+        if answer is not None:
+            waiting.append(frame(codec.encode_response(key, version, {"correlationId": number}, answer(dice))))
+        while waiting and dice.random() < 0.7:
+            said.append((1, waiting.pop(0)))
+    return said + [(1, answer) for answer in waiting]
+
+
+def some_records(dice):
+    count = dice.randrange(1, 6)
+    value = bytes(dice.choice((10, 400, 90_000 if dice.random() < 0.1 else 900)))
+    return records.write_batch([records.Record(offset, 1_700_000_000_000, None, value) for offset in range(count)])
+
+
+def produce(acks):
+    return lambda dice: {
+        "acks": acks,
+        "topicData": [{"name": "t", "partitionData": [{"index": 0, "records": some_records(dice)}]}],
+    }
+
+
+KINDS = [
+    (0, 9, produce(-1), lambda dice: {"responses": [], "throttleTimeMs": dice.choice((0, 0, 2))}),
+    (0, 8, produce(0), None),
+    (
+        1,
+        12,
+        lambda dice: {"maxWaitMs": 500, "topics": []},
+        lambda dice: {
+            "errorCode": dice.choice((0, 0, 0, 70)),
+            "responses": [{"topic": "t", "partitions": [{"partitionIndex": 0, "records": some_records(dice)}]}],
+        },
+    ),
+    (18, 3, lambda dice: {"clientSoftwareName": "s", "clientSoftwareVersion": str(dice.randrange(2))}, lambda dice: {}),
+    (12, 4, lambda dice: {"groupId": f"g{dice.randrange(3)}"}, lambda dice: {"errorCode": dice.choice((0, 27))}),
+]
+
+
+def connection(dice, number):
+    """The packets of a connection, in the order in which its ends sent them: (side, bytes)."""
+    client, broker = (bytes((10, 0, 0, number)), 40_000 + number), packet.BROKER
+    ends = (client, broker)
+    position = [dice.choice((1, 0xFFFF_F000)), dice.randrange(1 << 32)]
+    acked = list(position)
+    sent = []
+
+    def send(side, payload=b"", flags=ACK, window=500):
+        segment = packet.tcp(
+            payload,
+            source=ends[side],
+            target=ends[1 - side],
+            seq=position[side] & 0xFFFFFFFF,
+            ack=acked[1 - side] & 0xFFFFFFFF if flags & ACK else 0,
+            flags=flags,
+            window=window,
+        )
+        ip = packet.ipv4(segment, source=ends[side], target=ends[1 - side], identity=len(sent))
+        sent.append(packet.ethernet(ip))
+        position[side] += len(payload) + bool(flags & (SYN | FIN))
+
+    if dice.random() < 0.8:
+        send(0, flags=SYN)
+        acked[:] = position
+        send(1, flags=SYN | ACK)
+        acked[:] = position
+        send(0)
+    most = dice.choice((7, 60, 1448, 1448, 65_000))
+    for side, data in messages(dice, dice.randrange(1, 12)):
+        for start in range(0, len(data), most):
+            send(side, data[start : start + most])
+            if dice.random() < 0.5:
+                acked[:] = position
+                send(1 - side, window=0 if dice.random() < 0.01 else 500)
+    ending = dice.random()
+    if ending < 0.4:
+        send(0, flags=FIN | ACK)
+        acked[:] = position
+        send(1, flags=FIN | ACK)
+        acked[:] = position
+        send(0)
+    elif ending < 0.6:
+        send(dice.randrange(2), flags=RST)
+    return sent
+
+
+def harmed(dice, packets, harm):
+    """Losses, copies, packets that overtook each other, and some that are odd."""
+    packets = list(packets)
+    for _ in range(int(len(packets) * harm)):
+        at = dice.randrange(len(packets))
+        what = dice.randrange(6)
+        if what == 0:
+            del packets[at]
+        elif what == 1:
+            packets.insert(at, packets[max(0, at - dice.randrange(20))])
+        elif what == 2:
+            packets.insert(at, packets.pop(dice.randrange(max(0, at - 5), at + 1)))
+        elif what == 3:
+            data = packets[at]
+            packets[at] = data[:12] + b"\x81\0\0\7" + data[12:]
+        elif what == 4:
+            packets[at] = packets[at][: dice.randrange(20, len(packets[at]) + 1)]
+        elif what == 5:
+            data = bytearray(packets[at])
+            data[dice.randrange(14, min(len(data), 54))] ^= 1 << dice.randrange(8)
+            packets[at] = bytes(data)
+    return packets
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from((0.0, 0.0, 0.01, 0.1)), st.sampled_from((0, 1, 9092)))
+def test_made_up_captures_give_the_same_rows(tmp_path_factory, seed, harm, port):
+    """Connections at once and one after the other with the same ports, whole or joined late, with and without harm."""
+    dice = random.Random(seed)
+    lives = [connection(dice, dice.randrange(4)) for _ in range(dice.randrange(1, 7))]
+    mixed = []
+    while any(lives):
+        life = dice.choice([life for life in lives if life])
+        for _ in range(dice.choice((1, 2, 30))):
+            if life:
+                mixed.append(life.pop(0))
+    if dice.random() < 0.3:
+        del mixed[: dice.randrange(len(mixed))]
+    now, packets = 1_700_000_000_000_000_000, []
+    for data in harmed(dice, mixed, harm):
+        now += dice.choice((0, 1000, 1_000_000, -500_000 if harm else 1000))
+        packets.append((now, data))
+    path = tmp_path_factory.mktemp("made") / "up.pcap"
+    path.write_bytes(packet.pcap(packets, order=dice.choice("<>")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flows, "MAX_FLOWS", dice.choice((2, 1024)))
+        same(path, detail=dice.choice((bodies.ERRORS, bodies.BATCHES)), ports=(port,) if port > 1 else ())
