@@ -16,7 +16,7 @@ from typing import Any
 
 from kproxy.config import Address, Cluster, Config
 from kproxy.errors import ConfigError, UpstreamError
-from kproxy.proxy.listeners import Gate, Listener, resolve
+from kproxy.proxy.listeners import Gate, Listener, is_local, resolve
 from kproxy.proxy.poller import Poller
 from kproxy.proxy.relay import Relay
 from kproxy.proxy.rewrite import API_VERSIONS, cap_versions, rewrite_addresses
@@ -136,7 +136,12 @@ class ClusterProxy:
         while True:
             for address in self._bootstrap_order():
                 try:
-                    self._not_ready = self._learn(address, await self._ask(address))
+                    brokers = await self._ask(address)
+                    if self.cluster.route == "sidecar":
+                        self._beside = await self._who(address, brokers or {})
+                        self._not_ready = ""
+                    else:
+                        self._not_ready = self._learn(address, brokers)
                 except UpstreamError as fault:
                     self._failed_at[address] = monotonic()
                     self._not_ready = str(fault)
@@ -152,11 +157,26 @@ class ClusterProxy:
     async def _ask(self, address: Address) -> dict[int, Address] | None:
         return await ask_brokers(address, self._worker.gate.is_ours, self._worker.config.connect_timeout_s)
 
+    async def _who(self, asked: Address, brokers: dict[int, Address]) -> int | None:
+        """Which of the brokers answers at an address, if that is certain: no answer tells who gave it.
+
+        A sidecar dials localhost, and the broker tells its name: then it is the one of this machine at that port.
+        """
+        same = [node_id for node_id, at in brokers.items() if at == asked]
+        if same or len(brokers) == 1:
+            return (same or list(brokers))[0]
+        here = {node_id for node_id, at in brokers.items() if at.port == asked.port and await self._is_here(at)}
+        return here.pop() if len(here) == 1 and await self._is_here(asked) else None
+
+    async def _is_here(self, address: Address) -> bool:
+        try:
+            infos = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
+        except OSError:
+            return False
+        return any(is_local(info[4][0]) for info in infos)
+
     def _learn(self, asked: Address, brokers: dict[int, Address] | None) -> str:
         """Take in what a broker tells of all; returns what still keeps clients from coming, or nothing."""
-        if self.cluster.route == "sidecar":
-            self._beside = next((node_id for node_id, at in (brokers or {}).items() if at == asked), None)
-            return ""
         if brokers is None:
             if self.cluster.brokers:
                 return "; ".join(self._unbound.values())

@@ -113,15 +113,7 @@ class Listener:
     def takes(self, host: str) -> bool:
         if host in self._hosts:
             return True
-        if self._hosts.isdisjoint(WILDCARDS):
-            return False
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:  # only an address of this machine can be bound
-                probe.bind((host, 0))
-            except OSError:
-                return False
-        return True
+        return not self._hosts.isdisjoint(WILDCARDS) and is_local(host)
 
     def close(self) -> None:
         self.accept(False)
@@ -147,6 +139,17 @@ class Listener:
                 client.close()
                 continue
             self._accepted(client, Address(peer[0], peer[1]))
+
+
+def is_local(host: str) -> bool:
+    """Whether an address is one of this machine: only those can be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
 
 
 def resolve(host: str) -> list[str]:

@@ -176,6 +176,29 @@ def test_sidecar_binds_one_port_and_dials_one_broker():
     live(test())
 
 
+@pytest.mark.parametrize(
+    "brokers, known",
+    [
+        ({1: "elsewhere.invalid", 2: "127.0.0.1", 3: "127.0.0.7"}, "2"),  # the address that is dialled
+        ({1: "elsewhere.invalid", 2: "127.0.0.5"}, "2"),  # the only one of this machine
+        ({1: "elsewhere.invalid"}, "1"),  # the only one at all
+        ({1: "127.0.0.5", 2: "127.0.0.6"}, "bootstrap"),  # two of this machine: who knows
+        ({1: "elsewhere.invalid", 2: "192.0.2.1"}, "bootstrap"),
+    ],
+)
+def test_a_sidecar_knows_its_broker_by_more_than_the_address_it_dials(brokers, known):
+    async def test():
+        async with kproxy(route="sidecar", port=free_ports(1), advertise="b-{id}:1", wait=False) as here:
+            listed = [node(node_id, here.broker.port, host) for node_id, host in brokers.items()]
+            await here.broker.answer_kproxy(listed)
+            await here.until(lambda: not here.server.not_ready())
+            wires = await here.connect()
+            await here.until(lambda: here.relays)
+            assert wires and {key[1] for key in here.server.metrics.brokers} == {known}
+
+    live(test())
+
+
 def test_where_a_login_is_wanted_the_declared_ports_are_bound(tmp_path):
     async def closes_on_metadata(broker: Broker) -> None:
         wire = await broker.accept()
