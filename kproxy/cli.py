@@ -36,7 +36,7 @@ def cli() -> None:
 @click.option(
     "--detail",
     metavar="headers|topics|batches",
-    help="How closely what passes is read: headers and errors (default), metrics by topic too, or every batch.",
+    help="How closely what passes is read: headers and errors (default), topics and lag too, or every batch.",
 )
 @click.option("--config", "file", metavar="FILE.toml", help="Settings, and more than one [[cluster]].")
 @click.option("--record", metavar="DIR", help="Write what passes as tables too, those of kproxy convert.")
