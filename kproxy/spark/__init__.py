@@ -68,8 +68,14 @@ def register(spark: "SparkSession") -> None:
 
 def table(spark: "SparkSession", folder: str, name: str) -> "DataFrame":
     """A table of a dataset that `kproxy convert`, `kproxy spark ingest` or a recorder wrote."""
+    from kproxy.spark.source import spark_schema
+    from kproxy.tables import schema
+    from kproxy.tables.writer import MANIFEST
+
     place = folder.rstrip("/") + "/" + name
-    if "://" not in place and not Path(place).is_dir():
+    if "://" not in place and not any(Path(place).rglob("*.parquet")):
+        if name in schema.TABLES and (Path(folder) / MANIFEST).is_file():  # the captures had nothing for it
+            return spark.createDataFrame([], spark_schema(schema.TABLES[name].schema))
         present = sorted(path.name for path in Path(folder).glob("[!._]*") if path.is_dir())
         raise KproxyError(
             f"{folder} holds no table {name!r}" + (f", only {', '.join(present)}" if present else ": is it a dataset?")

@@ -1,22 +1,18 @@
-"""`kproxy spark`: the command line of the jobs and of the pipeline, and how answers are shown.
+"""`kproxy spark`: the command line of the jobs and of the pipeline.
 
 Duty: a command per job, made from its function: its options are the function's parameters, its help the docstring.
-Answers are small, so they come to the driver; as Parquet they are written by Spark. In a table durations and sizes are
-shown with units; json and csv keep the numbers.
 """
 
-import csv
 import inspect
-import json
 import sys
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Callable
 from typing import Any
 
 import click
 from pyspark.errors import AnalysisException, PythonException
 
 from kproxy.errors import KproxyError
+from kproxy.spark import answers
 from kproxy.spark.jobs import JOBS, Job
 
 _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -76,7 +72,7 @@ def _command(name: str, job: Job) -> click.Command:
                 frames[0] = frames[0].where(where)
                 if "other" in arguments:
                     arguments["other"] = arguments["other"].where(where)
-            _show(job.run(*frames, **arguments), shown, out, limit)
+            answers.show(job.run(*frames, **arguments), shown, out, limit)
         except ValueError as fault:
             raise KproxyError(str(fault)) from fault
         except AnalysisException as fault:  # a column or a condition that is not there
@@ -134,67 +130,3 @@ def ingest(captures: tuple[str, ...], out: str, master: str | None, config: tupl
 
 
 COMMANDS = {"ingest": _with(_SPARK, ingest), **{name: _command(name, job) for name, job in JOBS.items()}}
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
-
-
-def _show(answer: Any, shown: str, out: str | None, limit: int | None) -> None:
-    if limit is not None or shown == "table":
-        answer = answer.limit(limit or 50)
-    if shown == "parquet":
-        answer.write.mode("errorifexists").parquet(out)
-    elif shown == "json":
-        for row in _rows(answer):
-            print(json.dumps(row, default=str))
-    elif shown == "csv":
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(answer.columns)
-        for row in _rows(answer):
-            writer.writerow(row.values())
-    else:
-        _table(answer)
-
-
-def _rows(answer: Any) -> Iterator[dict[str, Any]]:
-    """The rows with times as text, in UTC."""
-    from pyspark.sql import functions as F
-
-    times = [name for name, kind in answer.dtypes if kind == "timestamp"]
-    for name in times:
-        answer = answer.withColumn(name, F.date_format(name, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"))
-    for row in answer.toLocalIterator():
-        yield row.asDict()
-
-
-def _table(answer: Any) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    wide = Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 400)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, kind in answer.dtypes:
-        table.add_column(name.removesuffix("_ns"), justify="left" if kind in ("string", "timestamp") else "right")
-    for row in _rows(answer):
-        table.add_row(*(_text(name, value) for name, value in row.items()))
-    wide.print(table)
-
-
-def _text(name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    if name.endswith("_ns"):
-        return _duration(value)
-    if isinstance(value, float):
-        return f"{value:.1%}" if "share" in name or name == "single" else f"{value:,.2f}"
-    if isinstance(value, int) and not isinstance(value, bool) and name not in ("connection", "partition"):
-        return f"{value:,}"
-    return str(value).replace("T", " ") if isinstance(value, datetime) else str(value)
-
-
-def _duration(nanoseconds: int) -> str:
-    for unit, size in (("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000)):
-        amount = nanoseconds / size
-        if abs(amount) >= 1:
-            return f"{amount:,.{2 if abs(amount) < 10 else 1 if abs(amount) < 100 else 0}f} {unit}"
-    return f"{nanoseconds} ns"

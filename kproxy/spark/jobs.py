@@ -10,7 +10,7 @@ Durations are columns `_ns`, as in the tables. Percentiles are Spark's approxima
 group; so memory is bounded by the number of groups. Refuses to know files, sessions and formats of output.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,15 +99,15 @@ def slow(exchanges: DataFrame, connections: DataFrame, slower_than_ms: float = 1
         .withColumn("explanation", _explanation())
         .select(
             "time",
-            "api",
-            "api_version",
-            GROUPS["client"]().alias("client"),
-            GROUPS["broker"]().alias("broker"),
             "total_ns",
             "cause",
+            "api",
+            GROUPS["client"]().alias("client"),
+            GROUPS["broker"]().alias("broker"),
+            "explanation",
+            "api_version",
             *(f"{cause}_ns" for cause in causes),
             "retransmissions",
-            "explanation",
             "source",
             "connection",
             "number",
@@ -172,60 +172,90 @@ def talkers(exchanges: DataFrame, by: Sequence[str] = ("client", "host")) -> Dat
     """Who talks most: requests and bytes each way, and the share of all bytes."""
     total = exchanges.agg(F.sum(_bytes()).alias("all_bytes"))
     return (
-        exchanges.groupBy(*_groups(by))
+        exchanges.crossJoin(F.broadcast(total))
+        .groupBy(*_groups(by))
         .agg(
-            F.count("*").alias("exchanges"),
-            F.count_distinct("connection").alias("connections"),
+            F.sum(_bytes()).alias("bytes"),
+            F.try_divide(F.sum(_bytes()), F.first("all_bytes")).alias("share"),
             F.sum("request_bytes").alias("request_bytes"),
             F.sum("response_bytes").alias("response_bytes"),
-            F.sum(_bytes()).alias("bytes"),
+            F.count("*").alias("exchanges"),
             *_rate(),
+            F.count_distinct("connection").alias("connections"),
         )
-        .crossJoin(F.broadcast(total))
-        .withColumn("share", F.try_divide("bytes", "all_bytes"))
-        .drop("all_bytes")
-        .orderBy(F.desc("bytes"))
+        .orderBy(F.desc("bytes"), *by)
     )
 
 
 def skew(partitions: DataFrame) -> DataFrame:
     """Hot partitions: each one's part of its topic's bytes, written and read, against an even share.
 
-    `times_even` is 1 where a partition has what it would have if all that were seen were alike.
+    `times_even` is 1 where a partition has what it would have if all that were seen were alike; `excess_bytes` is what
+    it has above that, the most first.
     """
     moved = partitions.where(
         ((F.col("api") == "Produce") & (F.col("direction") == "request"))
         | (F.col("api").isin("Fetch", "ShareFetch") & (F.col("direction") == "response"))
     )
     per_topic = Window.partitionBy("topic", "api")
+    even = F.sum("bytes").over(per_topic) / F.count("*").over(per_topic)
     return (
-        moved.groupBy("topic", "api", "partition")
+        moved.groupBy(_topic(), "api", "partition")
         .agg(F.sum("bytes").alias("bytes"), F.sum("records").alias("records"), F.count("*").alias("exchanges"))
         .withColumn("share", F.try_divide("bytes", F.sum("bytes").over(per_topic)))
-        .withColumn("times_even", F.col("share") * F.count("*").over(per_topic))
-        .orderBy(F.desc("times_even"), F.desc("bytes"))
+        .withColumn("times_even", F.try_divide("bytes", even))
+        .withColumn("excess_bytes", F.round(F.col("bytes") - even).cast("bigint"))
+        .orderBy(F.desc("excess_bytes"), "topic", "api", "partition")
     )
 
 
 def batching(batches: DataFrame, exchanges: DataFrame) -> DataFrame:
     """How well producers batch: batches, records and bytes in them, and codec, by client and topic.
 
-    `bytes_per_record` compares the codecs of one topic: as stored, compressed. `single` is the share of batches with
-    one record, which cost as much as full ones: raise linger.ms and batch.size.
+    `bytes_per_record` is as sent, compressed. `ratio` is how many times larger a record is where the same topic got
+    batches without compression; null where it got none, since only then is the size before it known. `single_share` is
+    the share of batches with one record, which cost as much as full ones: raise linger.ms and batch.size. Old batches
+    (magic 0 and 1) do not tell their records when compressed, and count neither for these nor for `records`.
     """
+    counted_bytes = F.sum(F.when(F.col("records").isNotNull(), F.col("bytes")))
+    sent = batches.where("api = 'Produce' and direction = 'request' and not control").withColumn("topic", _topic())
+    plain = (
+        sent.where("codec = 'none'").groupBy("topic").agg(F.try_divide(counted_bytes, F.sum("records")).alias("plain"))
+    )
     return (
-        _with_client(batches.where("api = 'Produce' and direction = 'request' and not control"), exchanges)
+        _with_client(sent, exchanges)
         .groupBy("client", "topic", "codec")
         .agg(
             F.count("*").alias("batches"),
             F.sum("records").alias("records"),
             F.sum("bytes").alias("bytes"),
+            F.try_divide(counted_bytes, F.sum("records")).alias("bytes_per_record"),
+            F.avg((F.col("records") <= 1).cast("int")).alias("single_share"),
             *_percentiles("records", "records_", 0.5, 0.99, unit=""),
             *_percentiles("bytes", "bytes_", 0.5, 0.99, unit=""),
-            F.try_divide(F.sum("bytes"), F.sum("records")).alias("bytes_per_record"),
-            F.avg(F.when(F.col("records") <= 1, 1).otherwise(0)).alias("single"),
         )
-        .orderBy(F.desc("batches"))
+        .join(
+            F.broadcast(plain.withColumnRenamed("topic", "of_topic")),
+            F.col("topic").eqNullSafe(F.col("of_topic")),
+            "left",
+        )
+        .withColumn("ratio", F.when(F.col("codec") != "none", F.try_divide("plain", "bytes_per_record")))
+        .select(
+            "client",
+            "topic",
+            "codec",
+            "batches",
+            "records",
+            "bytes",
+            "bytes_per_record",
+            "ratio",
+            "single_share",
+            "records_p50",
+            "records_p99",
+            "bytes_p50",
+            "bytes_p99",
+        )
+        .orderBy(F.desc("batches"), "client", "topic", "codec")
     )
 
 
@@ -243,16 +273,16 @@ def fetching(exchanges: DataFrame, by: Sequence[str] = ("client", "broker")) -> 
         .agg(
             F.count("*").alias("fetches"),
             *_rate("fetches"),
-            F.count_if(F.col("records").isNotNull()).alias("read"),
             F.count_if(empty).alias("empty"),
             F.count_if(hasty).alias("hasty"),
+            F.try_divide(F.count_if(empty), F.count_if(F.col("records").isNotNull())).alias("empty_share"),
+            F.count_if(F.col("records").isNotNull()).alias("read"),
             F.sum("records").alias("records"),
             F.sum("response_bytes").alias("bytes"),
             F.max("max_wait_ms").alias("max_wait_ms"),
             *_percentiles("latency_ns", "", 0.5, 0.99),
         )
-        .withColumn("empty_share", F.try_divide("empty", "read"))
-        .orderBy(F.desc("fetches"))
+        .orderBy(F.desc("fetches"), *by)
     )
 
 
@@ -261,7 +291,7 @@ def lag(partitions: DataFrame, exchanges: DataFrame) -> DataFrame:
     fetched = partitions.where("api = 'Fetch' and direction = 'response' and lag_records is not null")
     return (
         _with_client(fetched, exchanges)
-        .groupBy("client", "topic", "partition")
+        .groupBy("client", _topic(), "partition")
         .agg(
             F.count("*").alias("fetches"),
             F.min_by("lag_records", "time").alias("first_lag_records"),
@@ -272,13 +302,13 @@ def lag(partitions: DataFrame, exchanges: DataFrame) -> DataFrame:
             F.max("time").alias("last"),
         )
         .withColumn("growing", F.col("last_lag_records") > F.col("first_lag_records"))
-        .orderBy(F.desc("last_lag_records"))
+        .orderBy(F.desc("last_lag_records"), F.desc("max_lag_records"), "client", "topic", "partition")
     )
 
 
 def offsets(partitions: DataFrame, exchanges: DataFrame) -> DataFrame:
     """How groups commit: rate, the longest gap between two commits, offsets that went back, refusals."""
-    commits = partitions.where("api = 'OffsetCommit'").drop("group_id")
+    commits = partitions.where("api = 'OffsetCommit'").withColumn("topic", _topic()).drop("group_id")
     asked = commits.where("direction = 'request'").join(
         exchanges.select("source", "connection", "number", "group_id"), ["source", "connection", "number"]
     )
@@ -333,33 +363,50 @@ def clients(exchanges: DataFrame, connections: DataFrame, kafka: str = "4.1") ->
             F.count_distinct("client_address").alias("hosts"),
         )
         .join(F.broadcast(bounds), "api_key", "left")
-        .withColumn("kafka", F.lit(release))
         .withColumn("verdict", verdict)
         .orderBy(F.col("verdict") == "ok", "client", "api_key", "software_name", "software_version")
-        .drop("api_key")
+        .select(
+            "client",
+            "api",
+            "verdict",
+            "lowest",
+            "highest",
+            "served_from",
+            "served_to",
+            "exchanges",
+            "software_name",
+            "software_version",
+            "hosts",
+            F.lit(release).alias("kafka"),
+        )
     )
 
 
 def connections(connections: DataFrame, by: Sequence[str] = ("host", "broker")) -> DataFrame:
-    """How connections live: churn, round-trip time, retransmissions, closed windows, resets."""
+    """How connections live: churn, round-trip time, retransmissions, closed windows, resets.
+
+    `per_minute` is churn: how many there were in a minute, from the first packet of all connections to the last.
+    """
     life = F.col("end_ns") - F.col("start_ns")
+    whole = connections.agg(((F.max("end_ns") - F.min("start_ns")) / 6e10).alias("minutes"))
     return (
-        connections.groupBy(*_groups(by))
+        connections.crossJoin(F.broadcast(whole))
+        .groupBy(*_groups(by))
         .agg(
             F.count("*").alias("connections"),
-            (F.count("*") / F.greatest(_span_s(), F.lit(1.0)) * 60).alias("per_minute"),
+            F.try_divide(F.count("*"), F.first("minutes")).alias("per_minute"),
             F.percentile_approx(life, 0.5, _ACCURACY).alias("life_p50_ns"),
-            F.sum("requests").alias("requests"),
-            F.sum(F.col("client_bytes") + F.col("broker_bytes")).alias("bytes"),
             *_percentiles("handshake_rtt_ns", "round_trip_", 0.5, 0.99),
             F.sum("retransmissions").alias("retransmissions"),
             F.sum("out_of_order").alias("out_of_order"),
             F.sum("zero_windows").alias("zero_windows"),
-            F.sum("gap_bytes").alias("gap_bytes"),
             F.count_if(F.col("close") == "reset").alias("resets"),
             F.count_if(F.col("requests") == 0).alias("unused"),
+            F.sum("requests").alias("requests"),
+            F.sum(F.col("client_bytes") + F.col("broker_bytes")).alias("bytes"),
+            F.sum("gap_bytes").alias("gap_bytes"),
         )
-        .orderBy(F.desc("connections"))
+        .orderBy(F.desc("connections"), *by)
     )
 
 
@@ -379,14 +426,19 @@ def compare(exchanges: DataFrame, other: DataFrame, by: Sequence[str] = ("api",)
 
     ours, theirs = figures(exchanges, "").alias("ours"), figures(other, "b_").alias("theirs")
     same = [F.col(f"ours.{name}").eqNullSafe(F.col(f"theirs.{name}")) for name in names]
-    measures = ("exchanges", "p50_ns", "p99_ns", "error_share", "throttle_ms", "bytes")
+
+    def both(*measures: str) -> Iterator[str]:
+        return (name for measure in measures for name in (measure, f"b_{measure}"))
+
     return (
         ours.join(theirs, same, "full")
         .select(
             *(F.coalesce(f"ours.{name}", f"theirs.{name}").alias(name) for name in names),
-            *(column for measure in measures for column in (measure, f"b_{measure}")),
+            *both("exchanges", "p50_ns"),
             F.try_divide("b_p50_ns", "p50_ns").alias("p50_change"),
+            *both("p99_ns"),
             F.try_divide("b_p99_ns", "p99_ns").alias("p99_change"),
+            *both("error_share", "throttle_ms", "bytes"),
         )
         .orderBy(F.desc_nulls_first("p99_change"), *names)
     )
@@ -474,6 +526,11 @@ def _span_s() -> Column:
 def _rate(name: str = "exchanges") -> list[Column]:
     """How many a second, from the first of the group to its last; null for less than two."""
     return [F.try_divide(F.count("*") - 1, _span_s()).alias(f"{name}_per_second")]
+
+
+def _topic() -> Column:
+    """A topic by its name, or where no answer told it by its id."""
+    return F.coalesce("topic", "topic_id").alias("topic")
 
 
 def _with_client(rows: DataFrame, exchanges: DataFrame) -> DataFrame:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
@@ -45,6 +46,15 @@ def test_formats(run, tables, tmp_path):
     shown = run("latency", tables, "--by", "api,client", "--limit", "3").splitlines()
     assert len(shown) == 4 and shown[0].split()[:4] == ["api", "client", "exchanges", "p50"]
     assert any(unit in shown[1] for unit in (" ms", " s", " µs"))
+
+
+def test_what_a_table_does_not_show_is_said(spark, run, tables, tmp_path):
+    done = CliRunner().invoke(cli, ["spark", "clients", str(tables)])
+    assert len(done.stdout.splitlines()) == 51 and done.stderr.endswith("Only the first 50 rows: --limit shows more.\n")
+    assert run("throttle", tables, "--where", "false") == "No rows.\n"
+    shutil.copy(tables / "_kproxy.json", tmp_path)
+    (tmp_path / "exchanges").mkdir()
+    assert run("latency", tmp_path) == "No rows.\n"  # the captures had nothing for that table
 
 
 def test_options_reach_the_job(run, tables):

@@ -15,10 +15,10 @@ MS = 1_000_000
 
 # The columns of `partitions` and `batches` that jobs read, in Spark's words.
 PARTITIONS = """source string, connection bigint, number bigint, time timestamp, api string, direction string,
-    topic string, partition int, bytes bigint, records bigint, error_code smallint, error string, offset bigint,
-    high_watermark bigint, lag_records bigint, lag_ns bigint"""
+    topic string, topic_id string, partition int, bytes bigint, records bigint, error_code smallint,
+    error string, offset bigint, high_watermark bigint, lag_records bigint, lag_ns bigint"""
 BATCHES = """source string, connection bigint, number bigint, time timestamp, api string, direction string,
-    topic string, partition int, records bigint, bytes bigint, codec string, control boolean"""
+    topic string, topic_id string, partition int, records bigint, bytes bigint, codec string, control boolean"""
 
 EXCHANGE = {
     "source": "a.pcap",
@@ -188,12 +188,14 @@ def test_skew(frame):
             part("Produce", "response", 1, 5000),
             part("Fetch", "request", 1, 5000),
             part("Fetch", "response", 1, 60),
+            part("Fetch", "response", 1, 60) | {"topic": None, "topic_id": "id"},
         ],
     )
-    assert rows(jobs.skew(table), "api", "partition", "bytes", "share", "times_even") == [
-        ("Produce", 0, 900, 0.9, 1.8),
-        ("Fetch", 1, 60, 1.0, 1.0),
-        ("Produce", 1, 100, 0.1, 0.2),
+    assert rows(jobs.skew(table), "topic", "api", "partition", "bytes", "share", "times_even", "excess_bytes") == [
+        ("t", "Produce", 0, 900, 0.9, 1.8, 400),
+        ("id", "Fetch", 1, 60, 1.0, 1.0, 0),
+        ("t", "Fetch", 1, 60, 1.0, 1.0, 0),
+        ("t", "Produce", 1, 100, 0.1, 0.2, -400),
     ]
 
 
@@ -203,14 +205,22 @@ def test_batching(frame):
         BATCHES,
         [keys | {"records": n, "bytes": 100 * n, "codec": "lz4", "control": False} for n in (1, 1, 10)]
         + [keys | {"records": 5, "bytes": 50, "codec": "zstd", "control": False}]
+        + [keys | {"records": None, "bytes": 70, "codec": "zstd", "control": False}]  # of an old message format
+        + [keys | {"number": 1, "records": 2, "bytes": 300, "codec": "none", "control": False}]
+        + [keys | {"topic": "u", "records": 4, "bytes": 40, "codec": "gzip", "control": False}]
         + [keys | {"records": 5, "bytes": 50, "codec": "none", "control": True}]
         + [keys | {"api": "Fetch", "direction": "response", "records": 5, "bytes": 50, "control": False}],
     )
-    answer = jobs.batching(table, frame(EXCHANGES, [exchange(0)]))
-    assert rows(answer, "client", "codec", "batches", "records", "records_p50", "bytes_per_record", "single") == [
-        ("app", "lz4", 3, 12, 1, 100.0, pytest.approx(2 / 3)),
-        ("app", "zstd", 1, 5, 5, 10.0, 0.0),
-    ]
+    talk = frame(EXCHANGES, [exchange(0), exchange(1, client_id="plain")])
+    assert rows(
+        jobs.batching(table, talk), "client", "topic", "codec", "batches", "records", "bytes", "records_p50",
+        "bytes_per_record", "ratio", "single_share",
+    ) == [
+        ("app", "t", "lz4", 3, 12, 1200, 1, 100.0, 1.5, pytest.approx(2 / 3)),
+        ("app", "t", "zstd", 2, 5, 120, 5, 10.0, 15.0, 0.0),
+        ("app", "u", "gzip", 1, 4, 40, 4, 10.0, None, 0.0),
+        ("plain", "t", "none", 1, 2, 300, 2, 150.0, None, 0.0),
+    ]  # fmt: skip
 
 
 def test_fetching(frame):
@@ -289,7 +299,8 @@ def test_connections(frame):
         names = "requests client_bytes broker_bytes retransmissions out_of_order zero_windows gap_bytes"
         counts = dict.fromkeys(names.split(), 1)
         return row | counts | {
-            "time": START + timedelta(seconds=at_s), "start_ns": 0, "end_ns": life_ms * MS, "close": "fin"
+            "time": START + timedelta(seconds=at_s), "start_ns": round(at_s * 1000) * MS,
+            "end_ns": (round(at_s * 1000) + life_ms) * MS, "close": "fin"
         } | columns  # fmt: skip
 
     table = frame(
@@ -297,13 +308,13 @@ def test_connections(frame):
         [
             connection(0, 10, handshake_rtt_ns=5),
             connection(60, 30, close="reset"),
-            connection(120, 20, requests=0, handshake_rtt_ns=7),
+            connection(179.98, 20, requests=0, handshake_rtt_ns=7),
         ],
     )
     assert rows(
         jobs.connections(table), "connections", "per_minute", "life_p50_ns", "round_trip_p50_ns", "retransmissions",
         "resets", "unused", "bytes",
-    ) == [(3, 1.5, 20 * MS, 5, 3, 1, 1, 6)]  # fmt: skip
+    ) == [(3, 1.0, 20 * MS, 5, 3, 1, 1, 6)]  # fmt: skip
 
 
 def test_compare(frame):

@@ -1,0 +1,183 @@
+"""How answers of jobs are shown: as a table in the terminal, as json or csv for other programs, as Parquet for Spark.
+
+Duty: a table has durations and sizes with units, and fits: where a terminal is narrow its headers are broken, sentences
+go beneath their rows, and columns on the right are left out and named. json and csv keep every column and the numbers.
+Text from the wire is data: in a table it cannot move the cursor.
+
+Answers are small, so they come to the driver, row by row; a table holds TABLE_ROWS of them unless more are asked for.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.filesize import decimal
+from rich.text import Text
+
+TABLE_ROWS = 50
+WIDEST_WORD = 28  # of a text among others, where the terminal is narrow
+SENTENCES = ("explanation", "sentence")
+_GAP = "  "
+_LEFT = ("string", "timestamp", "boolean")
+_UNITS = (
+    (7200e9, 3600e9, "h"),
+    (120e9, 60e9, "min"),
+    (1e9, 1e9, "s"),
+    (1e6, 1e6, "ms"),
+    (1e3, 1e3, "µs"),
+)  # from how many nanoseconds on, how many it has, its name
+
+
+def show(answer: Any, shown: str, out: str | None, limit: int | None) -> None:
+    """Print an answer, a DataFrame, or write it as Parquet into the folder `out`."""
+    if shown == "table":
+        print_table(answer, limit)
+        return
+    if limit is not None:
+        answer = answer.limit(limit)
+    if shown == "parquet":
+        answer.write.mode("errorifexists").parquet(out)
+    elif shown == "json":
+        for row in _rows(answer):
+            print(json.dumps(row))
+    else:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(answer.columns)
+        for row in _rows(answer):
+            writer.writerow(row.values())
+
+
+def _rows(answer: Any) -> Iterator[dict[str, Any]]:
+    """The rows with times as text, in UTC."""
+    from pyspark.sql import functions as F
+
+    times = [name for name, kind in answer.dtypes if kind == "timestamp"]
+    for name in times:
+        answer = answer.withColumn(name, F.date_format(name, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"))
+    for row in answer.toLocalIterator():
+        yield row.asDict()
+
+
+# --- a table ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Column:
+    title: str
+    left: bool
+    cells: list[str]
+    sentence: bool
+
+    def width(self, broken: bool) -> int:
+        words = self.title.split("_") if broken else [self.title]
+        return max(map(cell_len, (*words, *self.cells)))
+
+    def heading(self, width: int) -> list[str]:
+        """The title in lines of at most `width`."""
+        lines = [""]
+        for word in self.title.split("_"):
+            longer = f"{lines[-1]}_{word}" if lines[-1] else word
+            lines[-1:] = [longer] if len(longer) <= width else [lines[-1], word]
+        return lines
+
+
+def print_table(answer: Any, limit: int | None) -> None:
+    """All of an answer that the terminal is wide enough for; where there is no terminal, all of it."""
+    most = limit or TABLE_ROWS
+    rows = list(_rows(answer.limit(most + 1)))
+    if not rows:
+        print("No rows.")
+        return
+    columns = [
+        _Column(
+            name.removesuffix("_ns").removesuffix("_ms"),
+            kind in _LEFT,
+            [text(name, row[name]) for row in rows[:most]],
+            name in SENTENCES,
+        )
+        for name, kind in answer.dtypes
+    ]
+    for line in lines(columns, Console().width if sys.stdout.isatty() else None):
+        click.echo(line)
+    if len(rows) > most and limit is None:
+        click.echo(f"Only the first {most} rows: --limit shows more.", err=True)
+
+
+def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
+    """The lines of a table that is no wider than `width`."""
+
+    def fits(columns: Sequence[_Column], broken: bool) -> bool:
+        return width is None or sum(column.width(broken) + len(_GAP) for column in columns) - len(_GAP) <= width
+
+    below: list[_Column] = []
+    left_out: list[str] = []
+    kept = list(columns)
+    broken = not fits(kept, False)
+    if not fits(kept, broken):
+        below = [column for column in kept if column.sentence]
+        kept = [column for column in kept if not column.sentence]
+    if not fits(kept, broken):
+        for column in kept:
+            if column.left:
+                column.cells = [_cropped(cell) for cell in column.cells]
+    while len(kept) > 1 and not fits(kept, broken):
+        left_out.insert(0, kept.pop().title)
+    widths = [column.width(broken) for column in kept]
+    headings = [column.heading(width) for column, width in zip(kept, widths, strict=True)]
+    tallest = max(map(len, headings))
+    for number in range(tallest):
+        words = [[*[""] * (tallest - len(heading)), *heading][number] for heading in headings]
+        yield click.style(_line(kept, widths, words), bold=True)
+    for index in range(len(kept[0].cells)):
+        yield _line(kept, widths, [column.cells[index] for column in kept])
+        for column in below:
+            wrapped = Text(column.cells[index]).wrap(Console(), (width or 0) - 4)
+            yield from (f"    {line.plain.rstrip()}" for line in wrapped)
+    if left_out:
+        yield f"Left out, since the terminal is narrow: {', '.join(left_out)}. --format json has all."
+
+
+def _line(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[str]) -> str:
+    padded = (
+        set_cell_size(cell, width) if column.left else " " * (width - cell_len(cell)) + cell
+        for column, width, cell in zip(columns, widths, cells, strict=True)
+    )
+    return _GAP.join(padded).rstrip()
+
+
+def _cropped(cell: str) -> str:
+    return cell if cell_len(cell) <= WIDEST_WORD else set_cell_size(cell, WIDEST_WORD - 1) + "…"
+
+
+def text(name: str, value: Any) -> str:
+    """A value as a table shows it; the column's name tells its unit."""
+    if value is None:
+        return ""
+    words = name.split("_")
+    if words[-1] in ("ns", "ms"):
+        return _duration(value * (1 if words[-1] == "ns" else 1_000_000))
+    if "bytes" in words:
+        return decimal(round(value)) if value else "0"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.1%}" if "share" in words else f"{value:,.2f}" if abs(value) >= 1 else f"{value:#.2g}"
+    if isinstance(value, int):
+        return str(value) if name in ("connection", "partition") else f"{value:,}"
+    if name in ("time", "first", "last"):
+        return str(value).replace("T", " ")[: 23 if name == "time" else 19]
+    return str(value) if str(value).isprintable() else str(value).encode("unicode_escape").decode()
+
+
+def _duration(nanoseconds: int) -> str:
+    for least, size, unit in _UNITS:
+        if abs(nanoseconds) >= least:
+            amount = nanoseconds / size
+            return f"{amount:,.{2 if abs(amount) < 10 else 1 if abs(amount) < 100 else 0}f} {unit}"
+    return f"{nanoseconds} ns" if nanoseconds else "0"
