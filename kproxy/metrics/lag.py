@@ -8,11 +8,12 @@ that stands still grows with what others hear of the log.
 A consumer's age is that of the newest record that it has: told by the batches that it fetched, and for a committed
 offset by whichever fetched batches it lies in.
 
-What was asked for and not answered well, and a commit of which any part was refused, counts for nothing. A partition
-that a client has not asked for AWAY_NS is not its own any more: after a rebalance it may never say so.
+What was asked for and not answered well, and a commit of which any part was refused, counts for nothing; nor do offsets
+that a transaction commits, since whether it does is told later, and elsewhere. A partition that a client has not asked
+for AWAY_NS is not its own any more: after a rebalance it may never say so.
 
-Bounded by MAX_POSITIONS per connection, MAX_LOGS and MAX_COMMITTED per cluster (the oldest go), and
-MAX_SERIES lags of each kind that are shown. Changed on the thread of the event loop only; a scrape copies first.
+Bounded by MAX_POSITIONS per connection, MAX_LOGS and MAX_COMMITTED per cluster (the oldest go), and MAX_SERIES lags of
+each kind that are shown. Changed on the thread of the event loop only; a scrape copies first.
 """
 
 from collections import deque

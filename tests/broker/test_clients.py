@@ -174,6 +174,34 @@ def test_topics_are_counted_as_clients_wrote_them(cluster: Cluster, tmp_path: Pa
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
 
 
+def test_a_consumer_that_has_nothing_to_fetch_still_lags(cluster: Cluster, tmp_path: Path) -> None:
+    """An open transaction holds Java back; its fetch session names no partition meanwhile, nor do the answers."""
+    with Kproxy(cluster.bootstrap, tmp_path, "--detail", "topics") as kproxy:
+        topic = create_topic(kproxy.bootstrap, partitions=1)
+
+        def lag() -> float:
+            return kproxy.metric("kproxy_consumer_lag_records", client_id="held-back", topic=topic)
+
+        producer = Producer({"bootstrap.servers": kproxy.bootstrap, "transactional.id": topic})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(topic, b"in a transaction")
+        producer.flush(30)
+        with Running(
+            tmp_path / "consumed",
+            *(CONSUMER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, "--from-beginning"),
+            *("--isolation-level", "read_committed", "--consumer-property", "client.id=held-back"),
+        ) as consumer:
+            wait_for("its lag", lambda: lag() == 1)
+            before = kproxy.metric("kproxy_requests_total", api="Fetch")
+            wait_for("more fetches", lambda: kproxy.metric("kproxy_requests_total", api="Fetch") > before + 4)
+            assert lag() == 1
+            producer.commit_transaction(30)
+            wait_for("what was held back", lambda: consumer.lines() == ["in a transaction"])
+            wait_for("no lag, behind the transaction's end", lambda: lag() == 0)
+        assert kproxy.metric("kproxy_protocol_faults_total") == 0
+
+
 def test_ten_megabytes_byte_for_byte_with_librdkafka(bootstrap: str) -> None:
     topic = create_topic(bootstrap, partitions=1)
     noise = random.Random(10)
