@@ -29,6 +29,7 @@ from kproxy.wire.interest import Interest
 from kproxy.wire.session import Session
 
 BOOTSTRAP = "bootstrap"
+MAX_BROKERS = 4096  # that are not declared: an answer could name as many as there are ports, and each takes a file
 
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 10.0
@@ -212,6 +213,11 @@ class ClusterProxy:
         if door is None:
             text = f"no port stands for broker {node_id}: declare it in [[cluster.brokers]]"
             self._lines.say(logging.ERROR, "door", "cluster=%s: %s", self.cluster.name, text)
+            return False
+        doors = len(self.brokers) + len(self._unbound)
+        if doors >= MAX_BROKERS and node_id not in self._unbound and not self.cluster.brokers:
+            text = f"broker {node_id} gets no port: {MAX_BROKERS} others have one, or wait for theirs"
+            self._lines.say(logging.ERROR, "brokers", "cluster=%s: %s", self.cluster.name, text)
             return False
         try:
             self.brokers[node_id] = self._listener(node_id, door.bind)

@@ -114,6 +114,22 @@ def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
     assert "no port stands for broker 70000" in caplog.text
 
 
+def test_an_answer_cannot_make_kproxy_open_any_number_of_ports(monkeypatch, caplog):
+    monkeypatch.setattr(cluster, "MAX_BROKERS", 3)
+
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            named = [node(node_id, here.broker.port) for node_id in range(1, 6)]
+            addresses = await told(client, broker, named)
+            assert addresses == {node_id: (HOST, here.port + 1 + node_id) for node_id in range(1, 6)}
+            assert set(here.server.clusters[0].brokers) == {1, 2, 3}
+            assert here.server.metrics.leaked == {"Metadata": 2}
+
+    live(test())
+    assert "broker 4 gets no port: 3 others have one" in caplog.text
+
+
 def test_a_bootstrap_that_is_down_is_waited_for():
     async def test():
         port = free_ports(1)
