@@ -97,6 +97,16 @@ def demo(seconds: float | None, record: Path | None) -> None:
     show_default=True,
     help="How closely bodies are read: for no further table, for `partitions`, for `batches` too.",
 )
+@click.option(
+    "--records", metavar="TOPIC[,...]", help="The table `records` too, of these topics; * as in a shell, ids as names."
+)
+@click.option(
+    "--record-values",
+    metavar="N|hash|all",
+    default="64",
+    show_default=True,
+    help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
+)
 @click.option("--key-log", metavar="FILE", help="SSLKEYLOGFILE of the TLS connections; needs tshark.")
 @click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
 @click.option("--processes", type=int, default=0, metavar="N", help="Default: as many as there are cores.")
@@ -107,6 +117,8 @@ def convert(
     cluster: str,
     rotated: bool,
     detail: str,
+    records: str | None,
+    record_values: str,
     key_log: str | None,
     follow: bool,
     processes: int,
@@ -117,12 +129,14 @@ def convert(
     pcap or pcapng, plain or gzip, zstd, lz4; - is standard input:
       kproxy convert incident.pcap --out tables
       tcpdump -i any -s 0 -w - port 9092 | kproxy convert - --out tables
+      kproxy convert incident.pcap --out tables --records 'orders,billing.*' --record-values hash
     \b
     And then, in any tool that reads Parquet:
       select api, approx_quantile(latency_ns, 0.99) from 'tables/exchanges/*.parquet' group by api
     """
     from kproxy import convert as conversion
     from kproxy import convert_view, rows_view
+    from kproxy.tables.records import chosen
 
     with convert_view.bar() as advance:
         summary = conversion.convert(
@@ -132,6 +146,7 @@ def convert(
             cluster=cluster,
             rotated=rotated,
             detail=detail,
+            records=None if records is None else chosen(records, record_values),
             key_log=key_log,
             follow=follow,
             processes=processes,

@@ -14,18 +14,23 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Thread, current_thread, main_thread
 
+import pyarrow as pa
+
 from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.rows import OF_FLOWS, Job, Rows, Summary, captures_of, manifest, quality_batch
+from kproxy.rows import Job, Rows, Summary, captures_of, manifest, quality_batch
 from kproxy.tables import schema, writer
 from kproxy.tables.partitions import TopicNames
-from kproxy.wire.bodies import DETAILS
+from kproxy.tables.records import Chosen
+from kproxy.tables.schema import Table
+from kproxy.wire.bodies import BATCHES, DETAILS
 
 POLL_S = 0.2  # of a file that grows
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
@@ -52,13 +57,19 @@ def convert(
     rotated: bool = False,
     key_log: Path | str | None = None,
     detail: str = "batches",
+    records: Chosen | None = None,
     follow: bool = False,
     processes: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
     """Write the tables of captures into the folder `out`. A capture that cannot be read does not stop the others."""
     jobs = captures_of(captures, cluster, tuple(sorted(set(ports))), rotated)
-    jobs = [replace(job, key_log=str(key_log) if key_log else None, detail=DETAILS[detail]) for job in jobs]
+    jobs = [
+        replace(job, key_log=str(key_log) if key_log else None, detail=DETAILS[detail], records=records) for job in jobs
+    ]
+    tables = [*schema.TABLES.values(), *([] if records is None else [schema.RECORDS])]
+    if records is not None and DETAILS[detail] < BATCHES:
+        raise KproxyError(f"records are in batches, and detail {detail} does not look at them: leave it out")
     dataset = writer.Dataset(out)
     summary = Summary(Path(out))
     work = dataset.begin("convert")
@@ -71,16 +82,24 @@ def convert(
                 summary.failed.append(fault)
                 continue
             summary.quality[job.source] = read.quality
-            for table in schema.TABLES.values():
+            for table in tables:
                 finished = work / f"{number}.{table.name}.parquet"
-                rows = writer.write(table, read.runs[table.name], finished, read.names.fill)
+                rows = writer.write(table, read.runs[table.name], finished, partial(_told, table, job, read.names))
                 summary.rows[table.name] = summary.rows.get(table.name, 0) + rows
                 places[f"{table.name}/{job.source}.parquet"] = finished
+            if records is None:  # those of an earlier run are not of this one
+                (dataset.folder / schema.RECORDS.name / f"{job.source}.parquet").unlink(missing_ok=True)
         if places:
             dataset.publish(places, manifest(jobs, summary))
     finally:
         dataset.abandon()
     return summary
+
+
+def _told(table: Table, job: Job, names: TopicNames, rows: pa.Table) -> pa.Table:
+    """Rows on their way into a file: topics get their names, and those that nobody chose are left out."""
+    rows = names.fill(rows)
+    return job.records.of(rows) if table is schema.RECORDS and job.records is not None else rows
 
 
 # --- one capture, in one or more processes ---------------------------------------------------------------------------
@@ -106,7 +125,7 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
     if not small:
         gc.collect()  # flows and their sessions are cycles; merging needs the room
     writer.release()
-    whole = _Share({name: [] for name in schema.TABLES}, Quality(), TopicNames())
+    whole = _Share({name: [] for name in (*job.tables, schema.QUALITY.name)}, Quality(), TopicNames())
     for share in results:
         whole.quality.add(share.quality)
         for identity, name in share.names.names.items():
@@ -211,8 +230,8 @@ def _share(
 ) -> _Share:
     """Read a capture and decode the flows of some shards; `first`: count also what belongs to no flow."""
     quality = Quality()
-    sorters = {name: writer.Sorter(schema.TABLES[name], work, prefix) for name in OF_FLOWS}
-    rows = Rows(lambda table, batch: sorters[table.name].add(batch))
+    sorters = {name: writer.Sorter(schema.BY_NAME[name], work, prefix) for name in job.tables}
+    rows = Rows(lambda table, batch: sorters[table.name].add(batch), job.records)
     for capture in rows.read(job, quality, shards=shards, first=first, follow=follow):
         if progress is not None:
             progress(job.source, capture.consumed, capture.size)

@@ -23,8 +23,9 @@ from kproxy.tables import schema
 from kproxy.tables.arrays import batch
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, TopicNames
+from kproxy.tables.records import Chosen, RecordColumns
 from kproxy.tables.schema import Table
-from kproxy.wire.bodies import BATCHES
+from kproxy.wire.bodies import BATCHES, RECORDS
 from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
 
 BATCH_ROWS = 16 * 1024
@@ -47,6 +48,12 @@ class Job:
     ports: tuple[int, ...]
     key_log: str | None = None  # SSLKEYLOGFILE of its TLS connections
     detail: int = BATCHES  # one of bodies.DETAILS
+    records: Chosen | None = None  # then there is a table of them too
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Those whose rows come from flows."""
+        return OF_FLOWS if self.records is None else (*OF_FLOWS, schema.RECORDS.name)
 
 
 def captures_of(captures: Sequence[Path | str], cluster: str, ports: tuple[int, ...], rotated: bool) -> list[Job]:
@@ -82,10 +89,11 @@ class Summary:
 
 def manifest(jobs: Sequence[Job], summary: Summary) -> dict[str, Any]:
     """What a dataset says of itself: no clock, host or absolute path."""
+    told = {} if jobs[0].records is None else {"records": list(jobs[0].records.topics)}
     return {
         "kproxy": kproxy.__version__,
         "pyarrow": pa.__version__,
-        "settings": {"cluster": jobs[0].cluster, "ports": list(jobs[0].ports)},
+        "settings": {"cluster": jobs[0].cluster, "ports": list(jobs[0].ports), **told},
         "sources": {
             job.source: [Path(path).name for path in job.paths] for job in jobs if job.source in summary.quality
         },
@@ -96,8 +104,10 @@ def manifest(jobs: Sequence[Job], summary: Summary) -> dict[str, Any]:
 class Rows:
     """The rows of some flows; `add` gets them in batches of about BATCH_ROWS, in order of arrival."""
 
-    def __init__(self, add: Callable[[Table, pa.RecordBatch], None]) -> None:
+    def __init__(self, add: Callable[[Table, pa.RecordBatch], None], chosen: Chosen | None = None) -> None:
+        """`chosen`: whose records are told too."""
         self.exchanges = ExchangeColumns()
+        self.records = None if chosen is None else RecordColumns(chosen)
         self.partitions = PartitionColumns()
         self.batches = BatchColumns()
         self.names = TopicNames()  # whoever writes files fills them in
@@ -128,7 +138,8 @@ class Rows:
             ports=job.ports,
             shards=shards,
             first=first,
-            detail=job.detail,
+            detail=job.detail if self.records is None else RECORDS,
+            room=None if self.records is None else self.records.room,
         )
         flows.keep_encrypted = job.key_log is not None
         for window in capture.windows():
@@ -140,6 +151,17 @@ class Rows:
         if flows.encrypted:
             decrypt(flows, job.paths, job.key_log)
         self.flush(1)
+        self.note(quality)
+
+    def note(self, quality: Quality) -> None:
+        """Count the batches whose records were wanted and are not told."""
+        if self.records is not None:
+            for kind, count, size in self.records.missing():
+                quality.note(kind, count=count, size=size)
+
+    def hand_on_records(self) -> None:
+        assert self.records is not None
+        self._add(schema.RECORDS, self.records.batch())
 
     def decided(self, flow: Flow) -> "_Tally":
         tally = self._tallies[flow] = _Tally(flow, self)
@@ -157,6 +179,8 @@ class Rows:
         ):
             if columns.rows >= least:
                 self._add(table, columns.batch())
+        if self.records is not None and self.records.rows >= least:
+            self.hand_on_records()
         if len(self._connection_rows) >= min(least, CONNECTION_ROWS):
             connections = schema.CONNECTIONS
             self._add(connections, batch(connections.schema, self._connection_rows))
@@ -200,6 +224,8 @@ class _Tally:
             rows.partitions.append(self._info, exchange, self._positions)
             rows.batches.append(self._info, exchange)
             rows.names.learn(exchange.response_body)
+            if rows.records is not None:
+                rows.records.append(self._info, exchange, rows.hand_on_records)
         if rows.exchanges.rows >= BATCH_ROWS or rows.partitions.rows >= BATCH_ROWS or rows.batches.rows >= BATCH_ROWS:
             rows.flush(BATCH_ROWS)
 

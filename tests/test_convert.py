@@ -69,6 +69,29 @@ def test_the_number_of_processes_changes_nothing(tmp_path):
         assert len({(folder / name).read_bytes() for folder in folders}) == 1
 
 
+def test_records_are_told_only_where_they_are_asked_for(tmp_path):
+    path = captures.capture("k41_librdkafka")
+    folders = [tmp_path / str(processes) for processes in (1, 3)]
+    for folder in folders:
+        arguments = ["--processes", folder.name, "--records", "rdk2,__trans*", "--record-values", "5"]
+        CliRunner().invoke(cli, ["convert", str(path), "--out", str(folder), *arguments], catch_exceptions=False)
+    file = Path("records") / f"{path.name}.parquet"
+    assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes()
+    told = rows(folders[0], "records", path.name)
+    assert {row["topic"] for row in told} == {"rdk2", "__transaction_state"}
+    assert max(len(row["value"] or b"") for row in told) == 5 < max(row["value_bytes"] or 0 for row in told)
+    assert json.loads((folders[0] / "_kproxy.json").read_text())["rows"]["records"] == len(told)
+    convert([path], folders[0])
+    assert not (folders[0] / file).exists()
+    for wrong in (
+        ["--records", "a", "--detail", "topics"],
+        ["--records", ","],
+        ["--record-values", "x", "--records", "a"],
+    ):
+        result = CliRunner().invoke(cli, ["convert", str(path), "--out", str(folders[0]), *wrong])
+        assert isinstance(result.exception, KproxyError)
+
+
 def test_a_shape_without_loss_gives_the_rows_of_its_base(tmp_path):
     names = ("k41_BASE.pcap", "k41_vlan.pcap", "k41_ng.pcapng", "k41_gz.pcap.gz", "k41_seqwrap.pcap")
     convert([captures.capture(name) for name in names], tmp_path)

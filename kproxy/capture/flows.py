@@ -27,7 +27,7 @@ from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import FURTHEST, MASK, Budget, Conversation, Receiver, ahead
-from kproxy.wire.bodies import ERRORS
+from kproxy.wire.bodies import ERRORS, Room
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Desync, Event, Gap
@@ -267,6 +267,7 @@ class Flows:
         shards: Collection[int] = range(SHARDS),
         first: bool = True,
         detail: int = ERRORS,
+        room: Room | None = None,
     ) -> None:
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
@@ -277,7 +278,7 @@ class Flows:
         self._ports = frozenset(port.to_bytes(2) for port in ports)
         self._first = first  # of several processes that read the same capture, the one that counts its packets
         self._dissector = Dissector(quality if first else Quality())
-        self._interest = Interest(details=True, detail=detail)
+        self._interest = Interest(details=True, detail=detail, room=room)
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}

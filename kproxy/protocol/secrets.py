@@ -8,6 +8,7 @@ are data, not secrets. A test holds the list against the schema, so that a new f
 import re
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 SECRETS: dict[str, frozenset[str]] = {
     "SaslAuthenticateRequest": frozenset(("authBytes",)),
@@ -21,6 +22,9 @@ SECRETS: dict[str, frozenset[str]] = {
     "EnvelopeResponse": frozenset(("responseData",)),
     "UserScramCredentialRecord": frozenset(("salt", "storedKey", "serverKey")),
 }
+
+# Topics whose values hold such records: that of KRaft, whose id is always the same.
+SECRET_TOPICS = frozenset(("__cluster_metadata", UUID(int=1)))
 
 _SECRET_CONFIG = re.compile(
     r"password|secret|jaas|credential|keystore\.key|private[._-]?key|master\.key", re.IGNORECASE

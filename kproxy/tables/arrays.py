@@ -26,16 +26,19 @@ def array(kind: pa.DataType, values: np.ndarray, missing: np.ndarray | None = No
 
 
 def listed(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
-    """Strings, numbers, times or flags as a list, with None for null."""
+    """Strings, bytes, numbers, times or flags as a list, with None for null."""
     missing = np.fromiter((value is None for value in values), bool, len(values))
-    if not pa.types.is_string(kind):
+    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         numbers = np.fromiter((0 if value is None else value for value in values), np.int64, len(values))
         return array(kind, numbers, missing)
-    texts = [b"" if value is None else value.encode(errors="replace") for value in values]
+    texts = [
+        b"" if value is None else value if isinstance(value, bytes) else value.encode(errors="replace")
+        for value in values
+    ]
     offsets = np.zeros(len(texts) + 1, np.int32)
     np.cumsum([len(text) for text in texts], out=offsets[1:])
     validity = _bits(~missing) if missing.any() else None
-    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts)), validity)
+    return pa.Array.from_buffers(kind, len(texts), [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))])
 
 
 def batch(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:

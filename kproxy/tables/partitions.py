@@ -69,20 +69,20 @@ class TopicNames:
         return rows.set_column(rows.schema.get_field_index("topic"), "topic", pc.coalesce(rows["topic"], told))
 
 
-class _Rows:
+class PackedRows:
     """Packed rows of integers: what an exchange says once, and in each row its index; strings as indices of words."""
 
     def __init__(self, table: Table, own: tuple[str, ...]) -> None:
         self._table = table
         self._names = ("exchange", "direction", "name", "partition", *own)
-        self._pack = Struct(f"{len(self._names)}q").pack
+        self.pack = Struct(f"{len(self._names)}q").pack
         self._clear()
 
     def _clear(self) -> None:
         self.rows = 0
         self._packed = bytearray()
         self.words = Words()
-        self._topics = _Topics()
+        self.topics = _Topics()
         self._exchanges = bytearray()
         self._count = 0
 
@@ -103,7 +103,7 @@ class _Rows:
     @property
     def size(self) -> int:
         """About how many bytes the rows take."""
-        return len(self._packed) + len(self._exchanges) + self.words.size + self._topics.size
+        return len(self._packed) + len(self._exchanges) + self.words.size + self.topics.size
 
     def batch(self) -> pa.RecordBatch:
         """The rows so far, in the order of their arrival; they are forgotten here."""
@@ -118,8 +118,8 @@ class _Rows:
         common = {name: values[raw["exchange"]] for name, values in _unpacked(self._exchanges, _OF_EXCHANGE).items()}
         answered = raw["direction"] == BROKER
         start = np.where(answered, common["response_start"], common["request_start"])
-        topics = listed(TEXT, [topic for topic, _ in self._topics])
-        ids = listed(TEXT, [None if id_ is None else topic_id(id_) for _, id_ in self._topics])
+        topics = listed(TEXT, [topic for topic, _ in self.topics])
+        ids = listed(TEXT, [None if id_ is None else topic_id(id_) for _, id_ in self.topics])
         names = array(I64, raw["name"])
         columns = {
             "source": self.words.column(common["source"]),
@@ -166,6 +166,9 @@ _NONE_IS_NULL = frozenset(
         "leader_epoch",
         "base_timestamp",
         "max_timestamp",
+        "timestamp",
+        "key_bytes",
+        "value_bytes",
         "producer_id",
         "producer_epoch",
         "base_sequence",
@@ -173,7 +176,7 @@ _NONE_IS_NULL = frozenset(
 )
 
 
-class PartitionColumns(_Rows):
+class PartitionColumns(PackedRows):
     """Rows of `partitions`."""
 
     def __init__(self) -> None:
@@ -204,7 +207,7 @@ class PartitionColumns(_Rows):
         if key not in APIS:
             return
         index = self.exchange(info, exchange)
-        pack, words, topics = self._pack, self.words, self._topics
+        pack, words, topics = self.pack, self.words, self.topics
         lag_records = lag_ns = NULL
         for direction, found in ((CLIENT, exchange.request_body), (BROKER, exchange.response_body)):
             if found is None:
@@ -245,7 +248,7 @@ class PartitionColumns(_Rows):
         return columns
 
 
-class BatchColumns(_Rows):
+class BatchColumns(PackedRows):
     """Rows of `batches`: a header as it lies on the wire; what its attributes say is worked out for all at once."""
 
     def __init__(self) -> None:
@@ -260,8 +263,8 @@ class BatchColumns(_Rows):
                 index = self.exchange(info, exchange)
             for topic, identity, partition, header, partial, crc_valid, _ in found.batches:
                 valid = NULL if crc_valid is None else crc_valid
-                of_topic = self._topics[topic, identity]
-                self._packed += self._pack(index, direction, of_topic, partition, *header, partial, valid)
+                of_topic = self.topics[topic, identity]
+                self._packed += self.pack(index, direction, of_topic, partition, *header, partial, valid)
             self.rows += len(found.batches)
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:

@@ -15,6 +15,8 @@ VERSION = 1
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
+BYTES = pa.binary()
+HEADERS = pa.list_(pa.field("element", pa.struct([("key", TEXT), ("value", BYTES)]), nullable=False))
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Table:
     name: str
     schema: pa.Schema
     keys: tuple[str, ...]  # rows are sorted by these; the order of what is equal in all of them is that of arrival
+    weight: str | None = None  # a column that says what a row may weigh, in bytes, where rows are not alike
 
     @property
     def deltas(self) -> list[str]:
@@ -45,7 +48,9 @@ class Table:
         return [field.name for field in self.schema if field.name not in self.deltas and field.type != FLAG]
 
 
-_COUNTERS = frozenset(("number", "correlation_id", "bytes", "high_watermark", "base_timestamp", "max_timestamp"))
+_COUNTERS = frozenset(
+    ("number", "correlation_id", "bytes", "high_watermark", "base_timestamp", "max_timestamp", "timestamp")
+)
 
 EXCHANGES = Table(
     "exchanges",
@@ -152,11 +157,32 @@ BATCHES = Table(
             ("base_sequence", I32),
             ("transactional", FLAG),
             ("control", FLAG),
-            ("crc_valid", FLAG),
+            ("crc_valid", FLAG),  # null where the batch is not all there
             ("partial", FLAG),
         ]
     ),
     ("time", "connection", "number", "direction", "topic_id", "topic", "partition", "base_offset"),
+)
+
+# Only where it is asked for, and of the topics that are.
+RECORDS = Table(
+    "records",
+    pa.schema(
+        [
+            *_OF_PARTITION,
+            ("base_offset", I64),
+            ("offset", I64),
+            ("timestamp", I64),
+            ("bytes", I64),  # of the key, the value and the headers, before anything was cut
+            ("key_bytes", I64),
+            ("key", BYTES),
+            ("value_bytes", I64),
+            ("value", BYTES),
+            ("headers", HEADERS),
+        ]
+    ),
+    ("time", "connection", "number", "direction", "topic_id", "topic", "partition", "offset"),
+    weight="bytes",
 )
 
 CONNECTIONS = Table(
@@ -215,4 +241,6 @@ QUALITY = Table(
     ("source",),
 )
 
+# Those of every dataset.
 TABLES = {table.name: table for table in (EXCHANGES, PARTITIONS, BATCHES, CONNECTIONS, QUALITY)}
+BY_NAME = TABLES | {RECORDS.name: RECORDS}

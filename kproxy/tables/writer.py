@@ -25,8 +25,11 @@ from kproxy.tables import schema
 from kproxy.tables.schema import Table
 
 ROW_GROUP = 256 * 1024
+GROUP_BYTES = 64 << 20  # of rows with a weight
 RUN_ROWS = 32 * 1024
+RUN_BYTES = 64 << 20
 STEP_ROWS = 4 * 1024  # of one run in memory while merging
+STEP_BYTES = 1 << 20
 FAN_IN = 64  # runs merged at a time
 
 MANIFEST = "_kproxy.json"
@@ -70,7 +73,7 @@ class Dataset:
     def clear(self) -> None:
         """Remove what earlier runs published, and first the manifest that says it is whole."""
         (self.folder / MANIFEST).unlink(missing_ok=True)
-        for name in schema.TABLES:
+        for name in schema.BY_NAME:
             for file in (self.folder / name).rglob("*.parquet"):
                 file.unlink()
 
@@ -89,13 +92,15 @@ class Sorter:
         self._stem = folder / f"{table.name}{prefix}"
         self._batches: list[pa.RecordBatch] = []
         self._rows = 0
+        self._bytes = 0
         self._count = 0
         self.runs: list[Path] = []  # in the order in which their rows came
 
     def add(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
         self._rows += batch.num_rows
-        if self._rows >= RUN_ROWS:
+        self._bytes += batch.nbytes
+        if self._rows >= RUN_ROWS or self._bytes >= RUN_BYTES:
             self.spill()
 
     def spill(self) -> None:
@@ -110,13 +115,15 @@ class Sorter:
                     run.unlink()
         self._batches = []
         self._rows = 0
+        self._bytes = 0
 
     def _write_run(self, tables: Iterator[pa.Table]) -> None:
         path = self._stem.with_name(f"{self._stem.name}.{self._count}.run")
         self._count += 1
         with pa.ipc.new_file(str(path), self._table.schema) as sink:
             for rows in tables:
-                sink.write_table(rows, max_chunksize=STEP_ROWS)
+                least = max(1, STEP_BYTES * rows.num_rows // max(1, rows.nbytes))
+                sink.write_table(rows, max_chunksize=min(STEP_ROWS, least))
         self.runs.append(path)
 
 
@@ -132,8 +139,6 @@ def write(table: Table, runs: list[Path], path: Path, fill: Callable[[pa.Table],
 def store(table: Table, parts: Iterable[pa.Table], path: Path) -> int:
     """Write rows, in the order in which they come, as one Parquet file; returns how many there were."""
     count = 0
-    waiting: list[pa.Table] = []
-    rows = 0
     with pq.ParquetWriter(
         path,
         table.schema,
@@ -145,19 +150,32 @@ def store(table: Table, parts: Iterable[pa.Table], path: Path) -> int:
         write_statistics=True,
         store_schema=True,
     ) as sink:
-        for part in parts:
-            waiting.append(part)
-            rows += part.num_rows
-            while rows >= ROW_GROUP:
-                whole = pa.concat_tables(waiting)
-                sink.write_table(whole.slice(0, ROW_GROUP), row_group_size=ROW_GROUP)
-                count += ROW_GROUP
-                rows -= ROW_GROUP
-                waiting = [whole.slice(ROW_GROUP)]
-        if rows:
-            sink.write_table(pa.concat_tables(waiting), row_group_size=ROW_GROUP)
-            count += rows
+        for group in _groups(table, parts):
+            sink.write_table(group, row_group_size=ROW_GROUP)
+            count += group.num_rows
     return count
+
+
+def _groups(table: Table, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Rows as row groups, which depend on nothing but the rows: ROW_GROUP of them, or as many as weigh GROUP_BYTES."""
+    waiting: list[pa.Table] = []
+    rows = weight = 0
+    for part in parts:
+        while part.num_rows:
+            room = ROW_GROUP - rows
+            if table.weight is not None:
+                sums = pc.add(pc.cumulative_sum(part[table.weight]), weight)
+                room = min(room, 1 + _below(sums, pa.scalar(GROUP_BYTES)))
+                weight = sums[min(room, part.num_rows) - 1].as_py()
+            waiting.append(part.slice(0, room))
+            rows += waiting[-1].num_rows
+            part = part.slice(room)
+            if rows == ROW_GROUP or weight >= GROUP_BYTES:
+                yield pa.concat_tables(waiting)
+                waiting = []
+                rows = weight = 0
+    if rows:
+        yield pa.concat_tables(waiting)
 
 
 def merged(table: Table, runs: list[Path]) -> Iterator[pa.Table]:

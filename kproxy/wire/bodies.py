@@ -224,14 +224,13 @@ class Found:
 
 
 @cache
-def body_reader(
-    api_key: int, version: int, side: str, detail: int, room: Room | None = None
-) -> Callable[[Buffer, int, int], Found]:
+def body_reader(api_key: int, version: int, side: str, detail: int) -> Callable[..., Found]:
     """read(buffer, start, end) -> what is found: a body that is wholly there, in a buffer that may go on behind it.
 
-    It finds what a BodyWalker finds, at half the cost. Trailing bytes are allowed. Raises Malformed.
+    It finds what a BodyWalker finds, at half the cost. Trailing bytes are allowed. Raises Malformed. With RECORDS its
+    fourth argument is the room for copies.
     """
-    read = _Whole(api_key, version, side, detail, room)
+    read = _Whole(api_key, version, side, detail)
     return remembered(read.plan()) if read.detail == SUMS and side == "request" else read.plan()
 
 
@@ -416,7 +415,7 @@ class _Look(Plan):
     utf8 = "replace"
     walks_all_tags = True
 
-    def __init__(self, api_key: int, version: int, side: str, detail: int, room: Room | None = None) -> None:
+    def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
         if detail == SUMS and api_key in _OF_CONSUMERS:
             detail = TOPICS
         message = api_message(api_key, version, side)
@@ -450,7 +449,6 @@ class _Look(Plan):
             "ProtocolError": ProtocolError,
             "crc_valid": crc_valid,
             "read_header": read_header,
-            "room": room,
             "Sums": Sums,
             "new": tuple.__new__,
             "Found": Found,
@@ -578,9 +576,9 @@ class _Look(Plan):
 
 
 class _Whole(_Look):
-    """plan(buffer, start, end) -> Found"""
+    """plan(buffer, start, end) -> Found; with RECORDS plan(buffer, start, end, room)"""
 
-    def plan(self) -> Callable[[Buffer, int, int], Found]:
+    def plan(self) -> Callable[..., Found]:
         self.line("found = Found()")
         for name in self.lists:
             self.line(f"{name} = []")
@@ -592,14 +590,14 @@ class _Whole(_Look):
         if self.noted:
             self.line("found.complete()")
         self.line("return found")
-        return self.function("buffer, start, end")
+        return self.function("buffer, start, end, room=None" if self.detail == RECORDS else "buffer, start, end")
 
     def whole_batch(self) -> None:
         self.line("content = memoryview(buffer)[pos : pos + size]")
         copy = "None"
         if self.detail == RECORDS:
             copy = "copy"
-            self.line("copy = room.copy(topic, topic_id, size)")
+            self.line("copy = None if room is None else room.copy(topic, topic_id, size)")
             self.line("if copy is not None: copy.data += content")
         self.line(f"batches.append({self.new_batch('False', 'crc_valid(header, content)', copy)})")
 

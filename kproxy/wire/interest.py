@@ -8,6 +8,7 @@ Refuses to know connections, bytes in flight and what the owner does with a held
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kproxy.protocol import codec, schema, shapes
@@ -108,12 +109,21 @@ class Interest:
         the exchange's request_body and response_body, as are the names of topics that others call by their ids. Without
         `details` only sums (bodies.SUMS), of what carries records or tells where consumers are. bodies.ERRORS: they
         are not.
+    room: of the batches that are wanted there are copies, with `detail` bodies.RECORDS.
     """
 
-    def __init__(self, *, rewrite: bool = False, details: bool = False, detail: int = bodies.ERRORS) -> None:
+    def __init__(
+        self,
+        *,
+        rewrite: bool = False,
+        details: bool = False,
+        detail: int = bodies.ERRORS,
+        room: bodies.Room | None = None,
+    ) -> None:
         self.rewrite = rewrite
         self.details = details
         self.detail = detail if details else min(detail, bodies.SUMS)
+        self.room = room
         # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
         self._unknown = 0
@@ -144,15 +154,19 @@ class Interest:
         plan.carries_addresses = schema.address_path(api.key, version) is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
         if self.detail and api.key in (_TELLING if self.details else _COUNTED_REQUESTS):
-            plan.request_reader = bodies.body_reader(api.key, version, "request", self.detail)
+            plan.request_reader = self._reader(api.key, version, "request")
         telling = api.key in (_TELLING if self.details else _COUNTED_ANSWERS)
         if self.detail and (telling or bodies.tells_names(api.key, version)):
-            plan.response_reader = bodies.body_reader(api.key, version, "response", self.detail)
+            plan.response_reader = self._reader(api.key, version, "response")
         if self.rewrite:
             plan.transforms_always = api.key == API_VERSIONS
             if plan.response == SCAN and (plan.carries_addresses or plan.transforms_always):
                 plan.response = HOLD
         return plan
+
+    def _reader(self, api_key: int, version: int, side: str) -> Reader:
+        reader = bodies.body_reader(api_key, version, side, self.detail)
+        return reader if self.detail < bodies.RECORDS else partial(reader, room=self.room)
 
     def _foreign(self, api_key: int, api_version: int) -> ApiPlan:
         plan = ApiPlan(api_key, api_version, schema.api_name(api_key), False)

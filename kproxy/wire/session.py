@@ -345,7 +345,9 @@ class Session:
         """Read what a request says of topic-partitions, of what is there of it."""
         plan = exchange.plan
         if end - start > SMALL_ANSWER and end > size:
-            self._client_walker = BodyWalker(plan.api_key, plan.api_version, "request", detail=self._interest.detail)
+            self._client_walker = BodyWalker(
+                plan.api_key, plan.api_version, "request", detail=self._interest.detail, room=self._interest.room
+            )
             exchange.request_body = self._client_walker
             self._walk_request(view, start, size)
             return
@@ -612,7 +614,11 @@ class Session:
         if length > SMALL_ANSWER and plan.scan is not None and (streams or not holds):
             detail = ERRORS if plan.response_reader is None else self._interest.detail
             self._walker = BodyWalker(
-                plan.api_key, plan.api_version, detail=detail, neutralise=streams and self._transform is not None
+                plan.api_key,
+                plan.api_version,
+                detail=detail,
+                room=self._interest.room,
+                neutralise=streams and self._transform is not None,
             )
             self._walk(exchange, view, pos, pos + 8, size, pieces, now)
             return False

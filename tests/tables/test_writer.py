@@ -9,7 +9,7 @@ import pytest
 
 from kproxy.errors import KproxyError
 from kproxy.tables import writer
-from kproxy.tables.schema import EXCHANGES, TABLES
+from kproxy.tables.schema import EXCHANGES, RECORDS, TABLES
 
 COLUMNS = {field.name: None for field in EXCHANGES.schema}
 
@@ -67,6 +67,35 @@ def test_rows_come_out_sorted_in_fixed_row_groups_and_the_same_bytes(tmp_path, s
     groups = pq.ParquetFile(paths[0]).metadata
     assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [3000, 3000, 3000, 1000]
     assert len({path.read_bytes() for path in paths}) == 1
+
+
+def test_rows_with_a_weight_are_grouped_by_it(tmp_path, small, monkeypatch):
+    """Wherever the pieces end in which they come; and runs are spilled before they weigh too much."""
+    monkeypatch.setattr(writer, "GROUP_BYTES", 5000)
+    monkeypatch.setattr(writer, "RUN_BYTES", 4000)
+    dice = random.Random(5)
+    none = {field.name: None for field in RECORDS.schema}
+    data = [none | {"time": n, "bytes": dice.choice((1, 9, 2500, 7000)), "value": b"v" * 50} for n in range(900)]
+    expected, weight, count = [], 0, 0
+    for row in data:
+        weight, count = weight + row["bytes"], count + 1
+        if weight >= 5000:
+            expected.append(count)
+            weight = count = 0
+    expected += [count] if count else []
+    contents = set()
+    for size in (7, 100, 450):
+        sorter = writer.Sorter(RECORDS, tmp_path)
+        for start in range(0, len(data), size):
+            sorter.add(pa.RecordBatch.from_pylist(data[start : start + size], RECORDS.schema))
+        sorter.spill()
+        assert len(sorter.runs) >= (2 if size == 450 else 3)
+        path = tmp_path / "records.parquet"
+        assert writer.write(RECORDS, sorter.runs, path) == len(data)
+        groups = pq.ParquetFile(path).metadata
+        assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == expected
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
 
 
 def test_many_rows_of_one_time_are_merged_all_the_same(tmp_path, small):
