@@ -51,7 +51,7 @@ async def _run(seconds: float | None, record: Path | None) -> None:
 async def _play(port: int, over: asyncio.Event, seconds: float | None, record: Path | None) -> None:
     world = await _start_world()
     await world.begin()
-    detail = "headers" if record is None else "batches"  # there is little traffic, and every table to be seen
+    detail = "batches"  # there is little traffic, and every metric and table to be seen
     cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers), detail=detail)
     admin = Address(_HOST, port + _PORTS - 1)
     server = Server(Config(clusters=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0, record=record))
