@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby, pairwise
-from mmap import ACCESS_READ, mmap
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryDirectory
@@ -43,7 +43,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kproxy.capture.flows import Flows, Handlers
-from kproxy.capture.pcap import Window
+from kproxy.capture.mapped import FIRST_RECORDS, RECORDS, Columns
+from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import NONE, Quality
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.rows import BATCH_ROWS, OF_FLOWS, Job, Rows, Summary, captures_of, manifest, quality_batch
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASK_BYTES = 64 << 20  # of captures, to be decoded by one task
-WINDOW_BYTES = 1 << 20  # of packets given to the flows at once
 OPEN_FILES = 64
 MEASURE = 128 * 1024  # packets of which the scan tells at once
 MEASURE_BYTES = 8 << 20  # and of compressed files
@@ -399,6 +399,7 @@ class _Decoder:
         self._files = _Files()
         self._capture = -1
         self._connection: int | None = None
+        self._met = False  # that connection, in an earlier window
         self._flows: Flows | None = None
         self._qualities: dict[int, Quality] = {}
         self._reports: list[tuple[int, str, str]] = []
@@ -417,10 +418,9 @@ class _Decoder:
                 if (capture, connection) != (self._capture, self._connection):
                     self._begin(capture, connection)
                 places = np.frombuffer(packets.as_buffer(), _PLACE)
+                ends = np.cumsum(places["captured"], dtype=np.int64)
                 if inline.is_valid:
-                    self._packets(
-                        places, memoryview(inline.as_buffer()), np.cumsum(places["captured"]) - places["captured"]
-                    )
+                    self._packets(places, inline.as_py(), ends - places["captured"])
                 else:
                     self._packets(places, self._files.open(self._jobs[capture].paths[file]), places["offset"])
 
@@ -428,7 +428,6 @@ class _Decoder:
         """The last connection has ended: what the scan reported, and the counts of the connections."""
         if self._flows is not None:
             self._flows.finish()
-        self._files.close()
         yield from self._reports
         for capture, rows in self._rows.items():
             rows.flush(1)
@@ -473,33 +472,34 @@ class _Decoder:
                 first=False,
                 detail=job.detail,
             )
-        self._capture, self._connection = capture, connection
+        self._capture, self._connection, self._met = capture, connection, False
 
     def _rows_of(self, capture: int) -> Rows:
         return self._rows.setdefault(capture, Rows(lambda table, batch: self._sorters[table.name].add(batch)))
 
-    def _packets(self, packets: np.ndarray, data: mmap | memoryview, offsets: np.ndarray) -> None:
-        """Give packets of one connection, which begin at `offsets` of `data`, to the flows, by about WINDOW_BYTES."""
+    def _packets(self, packets: np.ndarray, data: mmap | bytes, starts: np.ndarray) -> None:
+        """Give packets of one connection, which begin at `starts` of `data`, to the flows."""
         assert self._flows is not None
-        ends = np.cumsum(packets["captured"], dtype=np.int64)
         done = 0
-        while done < len(ends):
-            before = int(ends[done - 1]) if done else 0
-            upto = max(done + 1, int(np.searchsorted(ends, before + WINDOW_BYTES, "right")))
-            here = packets[done:upto]
-            sizes, stops = here["captured"], ends[done:upto] - before
-            pieces = [
-                data[at : at + size] for at, size in zip(offsets[done:upto].tolist(), sizes.tolist(), strict=True)
-            ]
-            columns = (here["time_ns"], here["link"], stops - sizes, stops, here["original"])
-            records = list(zip(*(column.tolist() for column in columns), strict=True))
-            self._flows.window(Window(b"".join(pieces), 0, records))
-            done = upto
-        self._rows[self._capture].flush(BATCH_ROWS)
+        while done < len(packets):
+            here = packets[done : done + (RECORDS if self._met else FIRST_RECORDS)]
+            start = starts[done : done + len(here)]
+            columns = here["time_ns"], here["link"], start, start + here["captured"], here["original"]
+            if (here["link"] == here["link"][0]).all():
+                time_ns, link, *rest = columns
+                records: Sequence[Record] = Columns(time_ns, int(link[0]), *rest)
+            else:
+                records = list(zip(*(column.tolist() for column in columns), strict=True))
+            self._flows.window(Window(data, 0, records))
+            self._met = True
+            done += len(here)
+            self._rows[self._capture].flush(BATCH_ROWS)
+        if isinstance(data, mmap):
+            data.madvise(MADV_DONTNEED)  # the pages are the file's own, and need not be ours too
 
 
 class _Files:
-    """The files that were read last, mapped."""
+    """The files that were read last, mapped; one is let go when nothing in a connection's hands lies in it any more."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, mmap] = OrderedDict()
@@ -508,16 +508,12 @@ class _Files:
         data = self._open.get(path)
         if data is None:
             if len(self._open) >= OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
+                self._open.popitem(last=False)
             with Path(path).open("rb") as file:
                 data = self._open[path] = mmap(file.fileno(), 0, access=ACCESS_READ)
         else:
             self._open.move_to_end(path)
         return data
-
-    def close(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
 
 
 def _keep(table: Table, parts: Iterator[pa.Table], path: Path) -> int:
