@@ -5,7 +5,8 @@ of a request that waits; either needs a second witness: it ends where the bytes 
 it opens a segment; and a request that is whole decodes. Never guesses: what cannot be witnessed is skipped, and the
 session says how much.
 
-What follows a frame needs less: `believable` and `follows` find out what only a damaged size can have led to.
+What follows a frame needs less: `believable` and `follows` find out what only a damaged size can have led to. What is
+found here passes them too, since it would be looked for again where it was found, for ever.
 
 Refuses to know connections and events.
 """
@@ -42,7 +43,7 @@ def find_request(data: bytes, segment: int, before: ClientId) -> int:
         if not frames.plausible_request(data, pos, end):
             continue
         opens = pos in (0, segment) and (before is ... or frames.client_id(data, pos, end) == before)
-        if _is_witnessed(data, pos, end, opens):
+        if _is_witnessed(data, pos, end, opens) and believable(memoryview(data)[pos:], 0, end - pos, before):
             return pos
     return -1
 
@@ -97,7 +98,11 @@ def find_answer(data: bytes, segment: int, waiting: Set[int]) -> int:
         at = data.find(pattern, 4)
         while at >= 0:
             pos = at - 4
-            if (best < 0 or pos < best) and _answers(data, pos, end, segment, waiting):
+            if (
+                (best < 0 or pos < best)
+                and _answers(data, pos, end, segment, waiting)
+                and follows(memoryview(data)[pos:], 0, end - pos, waiting)
+            ):
                 best = pos
                 break
             at = data.find(pattern, at + 1)

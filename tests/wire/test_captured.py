@@ -69,3 +69,12 @@ def test_an_answer_that_nobody_asked_for_is_no_answer_where_no_byte_is_missing()
     talk.broker(bytes(damaged) + response(12, 4, 2)).broker(response(12, 4, 2))
     assert {exchange.outcome for exchange in talk.exchanges} == {ANSWERED}
     assert [exchange.correlation_id for exchange in talk.exchanges] == [1, 2]
+
+
+def test_what_was_found_is_not_doubted_again_for_ever() -> None:
+    """Each looks like a frame where one is looked for, and like none where one should follow."""
+    ask = b"\x00\x00\x00\x18\x00\x07\x00\x00\x00\x00\x00\x07\xff\xff" + bytes(14)
+    talk = captured().gap(CLIENT, 5).client(ask).client(request(12, 4, 2))
+    answer = b"\x70\x00\x00\x00" + (2).to_bytes(4) + b"x" * 30
+    talk.client(request(12, 4, 3)).gap(BROKER, 5).broker(answer).broker(response(12, 4, 3))
+    assert [exchange.correlation_id for exchange in talk.exchanges if exchange.outcome == ANSWERED] == [3]
