@@ -328,15 +328,14 @@ class Flows:
         """Count the packets of a window, and those that are stamped earlier than one before them."""
         if not records:
             return
-        last_ns = self._last_ns
-        times = records.time_ns.tolist() if isinstance(records, Columns) else [record[0] for record in records]
-        for time_ns in times:
-            if time_ns < last_ns:
-                self._note("clock_back", time_ns)
-            else:
-                last_ns = time_ns
-        self._last_ns = last_ns
-        self._note("packets", min(times), count=len(times), last_ns=last_ns)
+        times = (
+            records.time_ns if isinstance(records, Columns) else np.array([record[0] for record in records], np.int64)
+        )
+        latest = np.maximum.accumulate(np.concatenate(([self._last_ns], times)))
+        for time_ns in times[times < latest[:-1]].tolist():
+            self._note("clock_back", time_ns)
+        self._last_ns = int(latest[-1])
+        self._note("packets", int(times.min()), count=len(times), last_ns=self._last_ns)
 
     def _one_by_one(self, window: Window) -> Iterator[Packet]:
         """The segments of a window."""

@@ -409,7 +409,8 @@ class Session:
             return
         values, stop = found
         self._take_prefix(exchange, *values)
-        if exchange.acks != 0 and self._handshake is None and stop - pos < MAX_USUAL_PREFIX:
+        # What logs in, or names the client's software, is read each time.
+        if exchange.acks != 0 and values[5:] == (None, None, None) and stop - pos < MAX_USUAL_PREFIX:
             unpack, usual_bytes = frames.request_head_and(stop - pos - 12)
             key_version, _, prefix = unpack(view, pos)[1:]
             self._usual = unpack, usual_bytes, key_version, prefix, plan, values[:5]

@@ -15,9 +15,8 @@ from kproxy.errors import ProtocolError
 from kproxy.wire import frames
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT, FULL, NONE, UNANSWERED, Exchange
-from kproxy.wire.interest import API_VERSIONS
 from kproxy.wire.pairing import LIMIT
-from kproxy.wire.session import Session, bound
+from kproxy.wire.session import SMALL_ANSWER, Session, bound
 
 EVENTS = 64  # told at a time
 
@@ -70,19 +69,21 @@ class Reader:
     def _requests(self, whole: memoryview, pos: int, end: int, now: int) -> int:
         """Read requests; returns where something begins that the session must see."""
         session = self._session
-        exchange = session._client_exchange
         left = session._client_left
         if left:
-            if session._client_prefix is not None or session._client_body is not None:
+            if session._client_prefix is not None:
                 return pos
             if left > end - pos:
-                if session._client_walker is not None:
+                if session._client_body is not None:
+                    session._client_body += whole[pos:end]
+                elif session._client_walker is not None:
                     session._walk_request(whole, pos, end)
                 session._client_left = left - (end - pos)
                 return end
-            if session._client_walker is not None or session._handshake is not None:
+            exchange = session._client_exchange
+            if exchange is None or exchange.outcome is not UNANSWERED or session._handshake is not None:
                 return pos
-            if exchange is None or exchange.outcome is not UNANSWERED:
+            if session._client_body is not None or session._client_walker is not None:
                 return pos
             session._client_exchange = None
             session._client_left = 0
@@ -114,31 +115,32 @@ class Reader:
             ) = values
             session._number += 1
             pending.append(exchange)
-            pos += length + 4
-            if pos > end:
+            stop = pos + 4 + length
+            if plan.request_reader is not None:
+                session._read_request(exchange, whole, pos + 12, stop, end, now)
+            if stop > end:
                 session._client_exchange = exchange
-                session._client_left = pos - end
+                session._client_left = stop - end
                 return end
             exchange.request_end = now
             session.completed[0] += 1
+            pos = stop
         return pos
 
     def _learn(self) -> None:
         """Remember how a request began that the session has read."""
         unpack, size, key_version, prefix, plan, values = self._session._usual
-        # ApiVersions says what the client's software is, which may be another than last time
-        if plan.known and plan.request_reader is None and plan.api_key != API_VERSIONS:
+        if plan.known:
             self._openings[key_version] = unpack, size, prefix, plan, values
 
     def _answers(self, whole: memoryview, pos: int, end: int, now: int) -> int:
         """Read answers; returns where something begins that the session must see."""
         session = self._session
         left = session._broker_left
-        if left:
-            if left <= end - pos:
-                return pos
-            if session._broker_keep is not None:
-                session._broker_keep += whole[pos:end]
+        keep = session._broker_keep
+        if left > end - pos:
+            if keep is not None:
+                keep += whole[pos:end]
             elif session._walker is not None:
                 session._walker.feed(whole, pos, end)
                 bound(session._walker)
@@ -146,27 +148,52 @@ class Reader:
             return end
         if session._broker_head or session._handshake is not None:
             return pos
+        if left:
+            begun = session._broker_exchange
+            if keep is None or begun is None or begun.request_end == NONE:
+                return pos
+            keep += whole[pos : pos + left]
+            session._broker_exchange = session._broker_keep = None
+            session._broker_left = 0
+            self._answered(begun, memoryview(keep), 0, len(keep), now)
+            pos += left
         pending = session.pending
         unpack = frames.RESPONSE_HEAD.unpack_from
         while end - pos >= frames.RESPONSE_HEAD_BYTES and pending:
             exchange = pending[0]
             length, correlation_id = unpack(whole, pos)
-            stop = pos + 4 + length
-            plan = exchange.plan
-            if exchange.correlation_id != correlation_id or length < frames.MIN_RESPONSE or stop > end:
+            if (
+                exchange.correlation_id != correlation_id
+                or length < frames.MIN_RESPONSE
+                or exchange.request_end == NONE
+            ):
                 return pos
-            if plan.response_reader is not None or exchange.request_end == NONE:
+            stop = pos + 4 + length
+            if stop > end and (length + 4 > SMALL_ANSWER or exchange.plan.scan is None):
                 return pos
             pending.popleft()
             exchange.response_bytes = length + 4
             exchange.response_start = now
-            if plan.scan is not None:
-                try:
-                    exchange.throttle_ms, exchange.error_code, exchange.errors, _ = plan.scan(whole, pos + 8, stop)
-                    exchange.decoded = FULL
-                except ProtocolError as fault:
-                    session._unread_answer(exchange, fault, now)
-            session.completed[1] += 1
-            session._answered(exchange, now)
+            if stop > end:
+                session._broker_left = stop - end
+                session._broker_exchange = exchange
+                session._broker_keep = bytearray(whole[pos:end])
+                return end
+            self._answered(exchange, whole, pos, stop, now)
             pos = stop
         return pos
+
+    def _answered(self, exchange: Exchange, buffer: memoryview, start: int, stop: int, now: int) -> None:
+        """An answer is whole: read it."""
+        session = self._session
+        plan = exchange.plan
+        if plan.response_reader is not None:
+            session._read_answer(exchange, buffer, start + 8, stop, now)
+        elif plan.scan is not None:
+            try:
+                exchange.throttle_ms, exchange.error_code, exchange.errors, _ = plan.scan(buffer, start + 8, stop)
+                exchange.decoded = FULL
+            except ProtocolError as fault:
+                session._unread_answer(exchange, fault, now)
+        session.completed[1] += 1
+        session._answered(exchange, now)
