@@ -1,9 +1,13 @@
 """How far consumers are behind: fetch sessions, offsets by name and by id, rebalances, and the caps."""
 
+import random
+from collections import Counter
 from time import time_ns
 from uuid import UUID
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kproxy.metrics import Metrics, lag
 from kproxy.metrics.named import EXPIRY_NS, OTHER
@@ -248,3 +252,51 @@ def test_lag_is_scraped_where_bodies_are_looked_at_and_nowhere_else():
     assert found[RECORDS] == {client: 5, group: 7}
     age_s = time_ns() / 1e9 - NOW_MS / 1000
     assert found[SECONDS] == {client: pytest.approx(age_s, rel=1e-3), group: pytest.approx(age_s, rel=1e-3)}
+
+
+@settings(max_examples=80)
+@given(seed=st.integers(0, 2**32), version=st.sampled_from([6, 7, 12, 16]))
+def test_lag_is_what_a_consumer_lacks_whatever_its_sessions_leave_unsaid(seed, version):
+    """A broker and a client that keep sessions as Kafka's do; the truth is what both know without them."""
+    dice = random.Random(seed)
+    cluster = Cluster()
+    consumer = cluster.consumer(version=version)
+    consumer.ask(METADATA, 12, {}, {"topics": [{"name": name, "topicId": key} for key, name in NAMES.items()]})
+    logs = {(topic, number): dice.randrange(50) for topic in IDS for number in range(3)}
+    assigned, named, told, left = {}, {}, {}, {}  # positions; those last named; ends last told; positions given up
+    session = {}  # the broker's: partition -> (offset, end last told)
+    epoch = 0
+    for _ in range(40):
+        for key in dice.sample(sorted(logs), 2):
+            logs[key] += dice.randrange(9)
+        for key in dice.sample(sorted(logs), dice.randrange(3)):
+            if key in assigned:
+                left[key] = assigned.pop(key)
+            else:
+                assigned[key] = dice.randrange(logs[key] + 1)
+                left.pop(key, None)
+        if version < 7 or not epoch or dice.random() < 0.1:
+            epoch = 0
+            asked, forgotten = dict(assigned), []
+            session = {key: (offset, -1) for key, offset in assigned.items()}
+        else:
+            asked = {key: offset for key, offset in assigned.items() if named.get(key) != offset}
+            forgotten = sorted(named.keys() - assigned.keys())
+            session |= {key: (offset, session.get(key, (0, -1))[1]) for key, offset in asked.items()}
+            session = {key: at for key, at in session.items() if key not in forgotten}
+        named = dict(assigned)
+        answer = {}
+        for key, (offset, end) in session.items():
+            count = min(dice.randrange(4), logs[key] - offset)
+            if count or end != logs[key]:
+                answer[key] = (logs[key], batch(offset, count) if count else None)
+                session[key] = (offset, logs[key])
+                told[key] = logs[key]
+                if count:
+                    assigned[key] = offset + count
+        consumer.fetch(asked, answer, epoch, forgotten)
+        epoch += 1
+        expected = Counter()
+        for (topic, number), offset in (left | assigned).items():
+            expected["c", topic] += max(0, told[topic, number] - offset)
+        assert {of: records for of, (records, _) in cluster.lags().items()} == expected
