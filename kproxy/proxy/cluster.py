@@ -16,6 +16,7 @@ from typing import Any
 
 from kproxy.config import Address, Cluster, Config
 from kproxy.errors import ConfigError, UpstreamError
+from kproxy.proxy.lines import Lines
 from kproxy.proxy.listeners import Gate, Listener, is_local, resolve
 from kproxy.proxy.poller import Poller
 from kproxy.proxy.relay import Relay
@@ -34,7 +35,6 @@ MAX_BROKERS = 4096  # that are not declared: an answer could name as many as the
 _FIRST_RETRY_S = 0.2
 _LAST_RETRY_S = 10.0
 _AVOIDED_S = 30.0  # a bootstrap address that failed is asked last for so long
-_LINE_EVERY_S = 1.0
 
 log = logging.getLogger("kproxy.cluster")
 
@@ -77,7 +77,7 @@ class ClusterProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed_at: dict[Address, float] = {}
         self._turn = 0
-        self._lines = _Lines()
+        self._lines = Lines(log)
 
     @property
     def address(self) -> Address:
@@ -410,22 +410,3 @@ class _Rewriter:
         if leaked:
             self.counting.leaked(plan.api, leaked)
         return answer
-
-
-class _Lines:
-    """Log lines of which a peer can cause any number: one a second of each kind, and how many were left out."""
-
-    def __init__(self) -> None:
-        self._said: dict[Any, tuple[float, int]] = {}  # kind -> (when, left out since)
-
-    def say(self, level: int, kind: Any, text: str, *values: Any) -> None:
-        now = monotonic()
-        when, left_out = self._said.get(kind, (now - _LINE_EVERY_S, 0))
-        if now - when < _LINE_EVERY_S:
-            self._said[kind] = (when, left_out + 1)
-            return
-        self._said[kind] = (now, 0)
-        if left_out:
-            text += " (and %d more like it)"
-            values += (left_out,)
-        log.log(level, text, *values)

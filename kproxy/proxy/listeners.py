@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterable
 
 from kproxy.config import WILDCARDS, Address
+from kproxy.proxy.lines import Lines
 from kproxy.proxy.upstream import prepare
 
 _ACCEPTS_PER_EVENT = 64
@@ -31,6 +32,7 @@ class Gate:
         self.connections = 0
         self.listeners: set[Listener] = set()
         self._exhausted: asyncio.TimerHandle | None = None
+        self._lines = Lines(log)
 
     @property
     def is_open(self) -> bool:
@@ -39,7 +41,8 @@ class Gate:
     def enter(self) -> None:
         self.connections += 1
         if self.connections == self.max_connections:
-            log.warning("%d connections are open, the limit: no more are accepted for now", self.connections)
+            text = "%d connections are open, the limit: no more are accepted for now"
+            self._lines.say(logging.WARNING, "limit", text, self.connections)
             self._apply()
 
     def leave(self) -> None:

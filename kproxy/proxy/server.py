@@ -93,7 +93,7 @@ class Server:
 
     async def start(self) -> None:
         config = self.config
-        _raise_file_limit(config.max_connections)
+        max_connections = _connections_by_files(config.max_connections)
         sinks = self._sinks
         if config.record is not None:
             self._recorder = _recorder(config)
@@ -102,14 +102,14 @@ class Server:
             sinks += (self._recorder,)
         self._worker = Worker(
             config,
-            Gate(config.max_connections),
+            Gate(max_connections),
             Poller(asyncio.get_running_loop()),
             bytearray(READ_BYTES),
             time.time_ns() - time.monotonic_ns(),
             self.metrics.connection,
             sinks,
         )
-        log.info("kproxy %s: %s", __version__, _memory_bound(config))
+        log.info("kproxy %s: %s", __version__, _memory_bound(config, max_connections))
         for cluster in config.clusters:
             proxy = ClusterProxy(self._worker, cluster)
             self.clusters.append(proxy)
@@ -210,27 +210,34 @@ def _recorder(config: Config) -> "Recorder":
     return Recorder(config.record, {"detail": {cluster.name: cluster.detail for cluster in config.clusters}})
 
 
-def _raise_file_limit(max_connections: int) -> None:
-    """Ask the system for the files that the connections need; what it does not give is said, not hidden."""
+def _connections_by_files(max_connections: int) -> int:
+    """Ask the system for the files that the connections need; returns how many it gives them to.
+
+    Where files are short, clients wait in the backlog: one that is accepted must be able to have its broker.
+    """
     wanted = max_connections * _FILES_PER_CONNECTION + _FILES_BESIDE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= wanted:
-        return
+        return max_connections
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-    if allowed < wanted:
-        log.warning(
-            "max_connections=%d needs %d open files, the system allows %d: raise the limit (LimitNOFILE)",
-            max_connections,
-            wanted,
-            allowed,
-        )
+    if allowed == wanted:
+        return max_connections
+    possible = max(1, (allowed - min(_FILES_BESIDE, allowed // 2)) // _FILES_PER_CONNECTION)
+    log.warning(
+        "max_connections=%d needs %d open files, the system allows %d, enough for %d connections: "
+        "raise the limit (LimitNOFILE)",
+        max_connections,
+        wanted,
+        allowed,
+        possible,
+    )
+    return possible
 
 
-def _memory_bound(config: Config) -> str:
+def _memory_bound(config: Config, max_connections: int) -> str:
     """The bounds of one connection, and their sum."""
     mib = 1 << 20
-    max_connections = config.max_connections
     each = 2 * READ_BYTES + MAX_PREFIX + pairing.LIMIT * _PENDING_BYTES
     named = ""
     if any(cluster.detail != "headers" for cluster in config.clusters):
@@ -239,6 +246,6 @@ def _memory_bound(config: Config) -> str:
     return (
         f"memory per connection at most {READ_BYTES >> 10} KiB unsent each way, {pairing.LIMIT} pending requests, "
         f"{named}a prefix of {MAX_PREFIX >> 10} KiB: {each / mib:.1f} MiB, and an answer while it is held to be "
-        f"rewritten (at most {MAX_HELD // mib} MiB); all of max_connections={max_connections} at every bound at once: "
+        f"rewritten (at most {MAX_HELD // mib} MiB); all {max_connections} connections at every bound at once: "
         f"{max_connections * each // mib} MiB and the answers held"
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -40,6 +41,39 @@ def test_faults_of_the_settings_are_lines_and_not_a_stack():
             "bootstrap: is missing: give --bootstrap HOST:PORT, KPROXY_BOOTSTRAP or, in [[cluster]], bootstrap",
             "KPROXY_ADMIN: 'here' is not HOST:PORT (IPv6: [ADDRESS]:PORT)",
         ]
+
+    live(test())
+
+
+def test_where_files_are_short_clients_wait_and_are_not_sent_away():
+    """Two files each: who is accepted must be able to have its broker."""
+
+    async def test():
+        broker = Broker()
+        port = free_ports(3)
+        process = await asyncio.create_subprocess_exec(
+            *(KPROXY, "run", "--listen", f"{HOST}:{port}", "--bootstrap", f"{HOST}:{broker.port}"),
+            stderr=asyncio.subprocess.PIPE,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60)),
+        )
+        assert "the system allows 60, enough for 15 connections" in await said(process, "max_connections=10000")
+        await broker.answer_kproxy()
+        await said(process, "ready cluster=default")
+
+        async def serve(wire: Wire) -> None:
+            await wire.frame()
+            await wire.send(response(12, 4, 1))
+
+        async def ask(client: Wire) -> None:
+            await client.send(request(12, 4, 1))
+            assert await client.frame() == response(12, 4, 1)
+            client.close()  # and lets another in
+
+        clients = [await Wire.dial(port) for _ in range(40)]
+        asking = [asyncio.create_task(ask(client)) for client in clients]
+        await asyncio.gather(*[asyncio.create_task(serve(await broker.accept())) for _ in clients], *asking)
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
 
     live(test())
 
