@@ -130,17 +130,7 @@ class Rows:
         go on.
         """
         capture = Capture(job.paths, quality if first else Quality(), follow=follow)
-        flows = Flows(
-            job.source,
-            quality,
-            Handlers(self.decided, self.ended),
-            cluster=job.cluster,
-            ports=job.ports,
-            shards=shards,
-            first=first,
-            detail=job.detail if self.records is None else RECORDS,
-            room=None if self.records is None else self.records.room,
-        )
+        flows = self.flows(job, quality, shards=shards, first=first)
         flows.keep_encrypted = job.key_log is not None
         for window in capture.windows():
             flows.keep_encrypted |= bool(capture.secrets)
@@ -152,6 +142,22 @@ class Rows:
             decrypt(flows, job.paths, job.key_log)
         self.flush(1)
         self.note(quality)
+
+    def flows(
+        self, job: Job, quality: Quality, *, shards: Collection[int] = range(SHARDS), first: bool = True
+    ) -> Flows:
+        """Flows whose rows come here."""
+        return Flows(
+            job.source,
+            quality,
+            Handlers(self.decided, self.ended),
+            cluster=job.cluster,
+            ports=job.ports,
+            shards=shards,
+            first=first,
+            detail=job.detail if self.records is None else RECORDS,
+            room=None if self.records is None else self.records.room,
+        )
 
     def note(self, quality: Quality) -> None:
         """Count the batches whose records were wanted and are not told."""

@@ -103,10 +103,28 @@ def _command(name: str, job: Job) -> click.Command:
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
 @click.option("--rotated", is_flag=True, help="The files are one capture, in this order.")
 @click.option("--detail", type=click.Choice(("headers", "topics", "batches")), default="batches", show_default=True)
+@click.option(
+    "--records", metavar="TOPIC[,...]", help="The table `records` too, of these topics; * as in a shell, ids as names."
+)
+@click.option(
+    "--record-values",
+    metavar="N|hash|all",
+    default="64",
+    show_default=True,
+    help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
+)
 @click.option("--key-log", metavar="FILE", help="SSLKEYLOGFILE of the TLS connections; needs tshark.")
 @click.option("--overwrite", is_flag=True, help="Replace the tables that are there.")
 @click.option("--tasks", type=click.IntRange(0), default=0, metavar="N", help="Of the decoding. Default: per 64 MiB.")
-def ingest(captures: tuple[str, ...], out: str, master: str | None, config: tuple[str, ...], **settings: Any) -> None:
+def ingest(
+    captures: tuple[str, ...],
+    out: str,
+    master: str | None,
+    config: tuple[str, ...],
+    records: str | None,
+    record_values: str,
+    **settings: Any,
+) -> None:
     """Turn captures of any size into the tables that `kproxy convert` makes, by all cores or a whole cluster.
 
     Below some 10 GB `kproxy convert` is faster. Captures and tables must lie where every executor reaches them.
@@ -118,7 +136,9 @@ def ingest(captures: tuple[str, ...], out: str, master: str | None, config: tupl
     """
     from kproxy import rows_view
     from kproxy.spark import pipeline
+    from kproxy.tables.records import chosen
 
+    settings["records"] = None if records is None else chosen(records, record_values)
     try:
         summary = pipeline.ingest(_session(master, (*_PLANNING, *config)), captures, out, **settings)
     except PythonException as fault:  # of a task: its last line says what

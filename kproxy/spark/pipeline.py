@@ -42,18 +42,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.flows import Flows
 from kproxy.capture.mapped import FIRST_RECORDS, RECORDS, Columns
 from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import NONE, Quality
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.rows import BATCH_ROWS, OF_FLOWS, Job, Rows, Summary, captures_of, manifest, quality_batch
+from kproxy.rows import BATCH_ROWS, Job, Rows, Summary, captures_of, manifest, quality_batch
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey, windows
 from kproxy.tables import schema, writer
 from kproxy.tables.partitions import TopicNames
+from kproxy.tables.records import Chosen
 from kproxy.tables.schema import Table
-from kproxy.wire.bodies import DETAILS
+from kproxy.wire.bodies import BATCHES, DETAILS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,6 +101,7 @@ def ingest(
     rotated: bool = False,
     key_log: Path | str | None = None,
     detail: str = "batches",
+    records: Chosen | None = None,
     overwrite: bool = False,
     split_bytes: int = SPLIT_BYTES,
     tasks: int = 0,
@@ -112,7 +114,9 @@ def ingest(
 
     jobs = captures_of([str(Path(path).resolve()) for path in captures], cluster, tuple(sorted(set(ports))), rotated)
     keys = str(Path(key_log).resolve()) if key_log else None
-    jobs = [replace(job, key_log=keys, detail=DETAILS[detail]) for job in jobs]
+    jobs = [replace(job, key_log=keys, detail=DETAILS[detail], records=records) for job in jobs]
+    if records is not None and DETAILS[detail] < BATCHES:
+        raise KproxyError(f"records are in batches, and detail {detail} does not look at them: leave it out")
     dataset = writer.Dataset(Path(out).resolve())
     if (dataset.folder / writer.MANIFEST).exists() and not overwrite:
         raise KproxyError(f"{out} holds tables already: name another folder, or say --overwrite")
@@ -394,9 +398,10 @@ class _Decoder:
 
     def __init__(self, jobs: Sequence[Job], folder: Path) -> None:
         self._jobs = jobs
-        self._sorters = {name: writer.Sorter(schema.TABLES[name], folder) for name in OF_FLOWS}
+        self._sorters = {name: writer.Sorter(schema.BY_NAME[name], folder) for name in jobs[0].tables}
         self._rows: dict[int, Rows] = {}  # by capture
         self._files = _Files()
+        self._decoded: set[int] = set()  # captures, but for those read as a whole
         self._capture = -1
         self._connection: int | None = None
         self._met = False  # that connection, in an earlier window
@@ -431,6 +436,8 @@ class _Decoder:
         yield from self._reports
         for capture, rows in self._rows.items():
             rows.flush(1)
+            if capture in self._decoded:
+                rows.note(self._qualities[capture])
             if rows.names.names:
                 yield capture, "names", json.dumps(rows.names.names)
         for capture, quality in self._qualities.items():
@@ -440,7 +447,7 @@ class _Decoder:
         """Sorted by time, a file for each hour."""
         for name, sorter in self._sorters.items():
             sorter.spill()
-            table = schema.TABLES[name]
+            table = schema.BY_NAME[name]
             for hour, parts in groupby(_by_hour(writer.merged(table, sorter.runs)), key=lambda entry: entry[0]):
                 moment = datetime.fromtimestamp(hour * 3600, UTC)
                 place = f"{name}/date={moment:%Y-%m-%d}/hour={moment:%H}/part-{task:05d}.parquet"
@@ -462,20 +469,16 @@ class _Decoder:
             if self._capture in self._rows:
                 self._rows[self._capture].flush(1)
             rows = self._rows_of(capture)
-            handlers = Handlers(rows.decided, rows.ended)
-            self._flows = Flows(
-                job.source,
-                quality,
-                handlers,
-                cluster=job.cluster,
-                ports=job.ports,
-                first=False,
-                detail=job.detail,
-            )
+            self._flows = rows.flows(job, quality, first=False)
+            self._decoded.add(capture)
         self._capture, self._connection, self._met = capture, connection, False
 
     def _rows_of(self, capture: int) -> Rows:
-        return self._rows.setdefault(capture, Rows(lambda table, batch: self._sorters[table.name].add(batch)))
+        if capture not in self._rows:
+            self._rows[capture] = Rows(
+                lambda table, batch: self._sorters[table.name].add(batch), self._jobs[capture].records
+            )
+        return self._rows[capture]
 
     def _packets(self, packets: np.ndarray, data: mmap | bytes, starts: np.ndarray) -> None:
         """Give packets of one connection, which begin at `starts` of `data`, to the flows."""
@@ -543,39 +546,48 @@ def _files(
     spark: "SparkSession", jobs: Sequence[Job], work: Path, results: Sequence[_Result], rows: dict[str, int]
 ) -> dict[str, Path]:
     """Where the tasks' files belong -> where they are; and the rows in them."""
-    rows.update(dict.fromkeys(OF_FLOWS, 0))
+    rows.update(dict.fromkeys(jobs[0].tables, 0))
     names: dict[str, TopicNames] = {}
     files = {}
     unnamed = []
     for capture, kind, text in results:
         if kind == "file":
-            rows[text["table"]] += text["rows"]
             files[text["place"]] = work / text["path"]
-            if schema.TABLES[text["table"]].has_topic_ids:
+            if schema.BY_NAME[text["table"]].has_topic_ids:
                 unnamed.append((text["table"], text["place"]))
+            else:
+                rows[text["table"]] += text["rows"]
         elif kind == "names":
             of_capture = names.setdefault(jobs[capture].source, TopicNames())
             for identity, name in text.items():
                 of_capture.add(identity, name)
     if unnamed:
         kept = [(table, files[place]) for table, place in unnamed]
-        named = _over(spark, kept).mapInArrow(_name(kept, names), "number bigint, text string")
+        named = _over(spark, kept).mapInArrow(_name(jobs, kept, names), "number bigint, text string")
         for index, text in named.collect():
-            files[unnamed[index][1]] = Path(text)
+            (table, place), (path, count) = unnamed[index], json.loads(text)
+            rows[table] += count
+            files[place] = Path(path)
+            if not count:  # there were records, but of other topics
+                del files[place]
     return files
 
 
 def _name(
-    files: Sequence[tuple[str, Path]], names: dict[str, TopicNames]
+    jobs: Sequence[Job], files: Sequence[tuple[str, Path]], names: dict[str, TopicNames]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Write what was kept as Parquet, each attempt to a file of its own."""
+    """Write what was kept as Parquet, each attempt to a file of its own; tells where, and how many rows it has."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in _numbers(batches):
             name, kept = files[number]
             path = kept.with_name(f"{kept.stem}-{uuid4().hex}.parquet")
-            writer.store(schema.TABLES[name], _named(kept, names), path)
-            yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), "text": [str(path)]})
+            told = _named(kept, names)
+            if name == schema.RECORDS.name and jobs[0].records is not None:
+                told = map(jobs[0].records.of, told)
+            rows = writer.store(schema.BY_NAME[name], told, path)
+            text = json.dumps((str(path), rows))
+            yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), "text": [text]})
 
     return run
 

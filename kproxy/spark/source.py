@@ -7,6 +7,7 @@ Options, beside the paths (files, patterns or folders):
 - `table`: exchanges (default) or any other, or segments: a row per TCP segment with its place in the file and without
   its payload.
 - `from`, `to`: ISO 8601; rows whose `time` lies in between, `to` not included. `apis`: names of exchanges' APIs.
+- `records` (of that table): topics whose records are told, as `kproxy convert --records` has them, and `recordValues`.
 - `ports`: brokers' ports; by default Kafka is found by content. `cluster`: the column `cluster`.
 - `rotated`: true: the files are one capture, in the order of their names.
 - `splitBytes` (segments): a larger file is shared out among tasks; 128 MiB by default, 0 never.
@@ -27,7 +28,7 @@ Refuses to know sessions of Spark: everything here runs in workers.
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from glob import glob
 from pathlib import Path
@@ -46,6 +47,7 @@ from kproxy.rows import BATCH_ROWS, Job, Rows, captures_of, quality_batch
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Split, plan
 from kproxy.tables import schema, writer
+from kproxy.tables.records import SHOWN_BYTES, chosen
 from kproxy.tables.schema import I32, I64, TEXT, TIME, Table
 
 SEGMENTS = Table(
@@ -71,7 +73,12 @@ SEGMENTS = Table(
     ),
     ("time",),
 )
-TABLES = {**schema.TABLES, SEGMENTS.name: SEGMENTS}
+_ANY = pa.list_(schema.HEADERS.value_type)  # a source of Spark's cannot say that elements are never null
+_RECORDS = pa.schema(
+    [field.with_type(_ANY) if field.type == schema.HEADERS else field for field in schema.RECORDS.schema]
+)
+RECORDS = replace(schema.RECORDS, schema=_RECORDS)
+TABLES = {**schema.TABLES, RECORDS.name: RECORDS, SEGMENTS.name: SEGMENTS}
 _FLAGS = ((SYN, "S"), (FIN, "F"), (RST, "R"), (8, "P"), (ACK, "."))  # as tcpdump writes them
 
 _SPARK_TYPES = {
@@ -81,6 +88,8 @@ _SPARK_TYPES = {
     schema.I16: "smallint",
     TIME: "timestamp",
     schema.FLAG: "boolean",
+    schema.BYTES: "binary",
+    _ANY: "array<struct<key: string, value: binary>>",
 }
 
 
@@ -131,6 +140,9 @@ class _Settings:
         self.split_bytes = int(options.get("splitBytes", SPLIT_BYTES))
         self.quiet_s = float(options.get("quietSeconds", 60))
         self.apis = tuple(options["apis"].replace(",", " ").split()) if "apis" in options else None
+        self.records = None
+        if self.table is RECORDS:
+            self.records = chosen(options.get("records", ""), options.get("recordValues", str(SHOWN_BYTES)))
         self.since = _time(options.get("from"))
         self.until = _time(options.get("to"))
 
@@ -142,7 +154,8 @@ class _Settings:
         return found
 
     def jobs(self, files: Sequence[str], rotated: bool) -> list[Job]:
-        return captures_of(files, self.cluster, self.ports, rotated) if files else []
+        jobs = captures_of(files, self.cluster, self.ports, rotated) if files else []
+        return [replace(job, records=self.records) for job in jobs]
 
     def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of a batch that the time range and the APIs leave."""
@@ -242,13 +255,16 @@ def _rows(job: Job, table: Table) -> Iterator[pa.RecordBatch]:
     quality = Quality()
     if table.has_topic_ids:
         with TemporaryDirectory(prefix="kproxy-") as folder:
-            sorter = writer.Sorter(table, Path(folder))
-            rows = Rows(lambda of, batch: sorter.add(batch) if of == table else None)
+            sorter = writer.Sorter(schema.BY_NAME[table.name], Path(folder))
+            rows = Rows(lambda of, batch: sorter.add(batch) if of.name == table.name else None, job.records)
             for _ in rows.read(job, quality):
                 pass
             sorter.spill()
-            for part in writer.merged(table, sorter.runs):
-                yield from rows.names.fill(part).cast(table.schema).to_batches()
+            for part in writer.merged(schema.BY_NAME[table.name], sorter.runs):
+                told = rows.names.fill(part).cast(table.schema)
+                if job.records is not None:
+                    told = job.records.of(told)
+                yield from told.to_batches()
         return
     ready: list[pa.RecordBatch] = []
     for _ in Rows(lambda of, batch: ready.append(batch) if of == table else None).read(job, quality):

@@ -16,6 +16,7 @@ from kproxy.errors import KproxyError
 from kproxy.protocol import codec
 from kproxy.spark import pipeline, splits
 from kproxy.tables import schema
+from kproxy.tables.records import chosen
 from tests.capture import packet
 from tests.captures import capture, expected, folder
 
@@ -28,11 +29,12 @@ def rows(place, table):
     """All rows of a table in one order; the folders' date and hour are not columns of ours."""
     files = sorted((place / table.name).rglob("*.parquet"))
     whole = pa.concat_tables([pq.ParquetFile(file).read() for file in files]) if files else table.schema.empty_table()
-    return whole.sort_by([(name, "ascending") for name in ("source", *table.keys, *whole.schema.names)])
+    flat = [field.name for field in whole.schema if not pa.types.is_nested(field.type)]
+    return whole.sort_by([(name, "ascending") for name in ("source", *table.keys, *flat)])
 
 
-def same(ours, theirs):
-    for table in schema.TABLES.values():
+def same(ours, theirs, *more):
+    for table in (*schema.TABLES.values(), *more):
         a, b = rows(ours, table), rows(theirs, table)
         assert a.schema == table.schema
         different = [name for name in table.schema.names if not a[name].equals(b[name])] if len(a) == len(b) else []
@@ -187,6 +189,20 @@ def test_packets_captured_twice(spark, tmp_path):
     pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=1500, tasks=2)
     same(tmp_path / "ingested", tmp_path / "converted")
     assert sum(rows(tmp_path / "ingested", schema.CONNECTIONS)["retransmissions"].to_pylist()) == 0
+
+
+def test_records_of_chosen_topics(spark, tmp_path):
+    files = [capture("k41_librdkafka"), capture("k41_kip848_share"), capture("tls13_embedded_secrets")]
+    settings = {"records": chosen("rdk2,__trans*,gamma", "hash")}
+    convert(files, tmp_path / "converted", processes=1, **settings)
+    pipeline.ingest(spark, files, tmp_path / "ingested", split_bytes=100_000, tasks=3, **settings)
+    same(tmp_path / "ingested", tmp_path / "converted", schema.RECORDS)
+    told = rows(tmp_path / "ingested", schema.RECORDS)
+    assert {"rdk2", "gamma", "__transaction_state"} == set(told["topic"].to_pylist())
+    manifest = json.loads((tmp_path / "ingested" / "_kproxy.json").read_text())
+    assert manifest["rows"]["records"] == len(told) > 100
+    pipeline.ingest(spark, files, tmp_path / "ingested", overwrite=True)
+    assert not list((tmp_path / "ingested/records").rglob("*.parquet"))
 
 
 def test_a_clock_that_goes_back_and_damage(spark, tmp_path):

@@ -69,12 +69,18 @@ def test_options(spark, converted):
     assert wanted and some.count() == len(wanted)
     assert load(spark, "segments", [path], ports="1,2").count() == 0
     assert {row["cluster"] for row in load(spark, "connections", [path], cluster="east").collect()} == {"east"}
+    records = load(spark, "records", [capture("k41_librdkafka")], records="rdk*", recordValues="3").collect()
+    assert {row["topic"] for row in records} == {"rdk", "rdk2"} and max(len(row["value"]) for row in records) == 3
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"table": "exchange"}, "there is no table 'exchange'; there are exchanges, .*connections, quality, segments"),
+        (
+            {"table": "exchange"},
+            "there is no table 'exchange'; there are exchanges, .*connections, quality, records, segments",
+        ),
+        ({"table": "records"}, "no topic is named"),
         ({"from": "yesterday"}, "'yesterday' is no time: ISO 8601 is needed"),
     ],
 )
