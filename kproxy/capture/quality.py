@@ -43,7 +43,7 @@ KINDS = {
     "raw_sasl": "SASL tokens without a Kafka header, which give no exchanges",
     "other_ports": "segments of ports that were not asked for",
     "strays": "segments whose sequence number belongs to no window of their connection",
-    "records_left_out": "batches of chosen topics too large for their records to be told",
+    "records_left_out": "batches of chosen topics too large for all of their records to be told",
     "records_unread": "batches of chosen topics whose records do not decompress or make no sense",
     "fault": "bytes of a Kafka connection that are not what the protocol says",
 }

@@ -33,10 +33,10 @@ from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 
 BATCH_BYTES = 16 << 20  # brokers take 1 MiB unless they are told otherwise
 ROOM_BYTES = 64 << 20
-DECOMPRESSED_BYTES = 32 << 20
+DECOMPRESSED_BYTES = 16 << 20
 ROWS = 16 * 1024
-KEPT_BYTES = 16 << 20
-BODY_BYTES = 64 << 20
+KEPT_BYTES = 8 << 20
+BODY_BYTES = 32 << 20
 HASH_BYTES = 16
 SHOWN_BYTES = 64
 

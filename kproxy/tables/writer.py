@@ -25,9 +25,9 @@ from kproxy.tables import schema
 from kproxy.tables.schema import Table
 
 ROW_GROUP = 256 * 1024
-GROUP_BYTES = 64 << 20  # of rows with a weight
+GROUP_BYTES = 32 << 20  # of rows with a weight
 RUN_ROWS = 32 * 1024
-RUN_BYTES = 64 << 20
+RUN_BYTES = 16 << 20
 STEP_ROWS = 4 * 1024  # of one run in memory while merging
 STEP_BYTES = 1 << 20
 FAN_IN = 64  # runs merged at a time
