@@ -18,6 +18,7 @@ each kind that are shown. Changed on the thread of the event loop only; a scrape
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import reduce
 from heapq import nlargest
 from typing import NamedTuple
 from uuid import UUID
@@ -36,6 +37,8 @@ AWAY_NS = 60 * 10**9
 UNKNOWN = -1  # a time that no batch told
 
 Key = tuple[str | UUID | None, int]  # of a topic-partition, as the wire calls it
+Consumer = tuple[str, str]  # a client or a group, and the topic
+Behind = tuple[int, int]  # records, and when the oldest of those that a consumer has last got was written, or UNKNOWN
 
 
 class Position(NamedTuple):
@@ -186,70 +189,79 @@ class Lags:
 
     def shown(self, now_ns: int) -> Iterator[tuple[str, list[tuple[str, str, Lag]]]]:
         """By "client_id" and by "group": (its name, the topic, its lag), those with the most records by name."""
-        label = self._topics.label
-        ends = {(label(topic), number): log.high_watermark for (topic, number), log in self.logs.copy().items()}
-        committed = self.committed.copy()
-        for by, positions in (
-            ("client_id", self._fetched(now_ns)),
-            ("group", ((name, key, at) for (name, key), at in committed.items() if at.told_ns + EXPIRY_NS > now_ns)),
+        labels = _Labels(self._topics)
+        ends = {(labels[topic], number): log.high_watermark for (topic, number), log in self.logs.copy().items()}
+        fetching = self.fetching.copy()
+        left = (
+            (each.client_id, key, at)
+            for each in fetching
+            for key, at in each.left.copy().items()
+            if at.told_ns + AWAY_NS > now_ns
+        )
+        live = (
+            (each.client_id, key, at)
+            for each in fetching
+            if each.asked_ns + AWAY_NS > now_ns
+            for key, at in each.positions.copy().items()
+        )
+        groups = (
+            (name, key, at) for (name, key), at in self.committed.copy().items() if at.told_ns + EXPIRY_NS > now_ns
+        )
+        for by, places in (
+            ("client_id", _furthest(left, labels) | _furthest(live, labels)),
+            ("group", _furthest(groups, labels)),
         ):
-            behind: dict[tuple[str, str, int], tuple[int, float | None]] = {}
-            for name, (topic, number), position in positions:
-                text = label(topic)
-                end = ends.get((text, number))
-                if end is None:
-                    continue
-                records = max(0, end - position.offset)
-                lag = records, _age_s(position, now_ns) if records else None
-                # Several consumers of one name: the one that is furthest behind.
-                behind[name, text, number] = max(behind.get((name, text, number), lag), lag, key=_records)
-            yield by, _largest(_by_topic(behind))
+            behind: dict[Consumer, Behind] = {}
+            for (name, topic, number), (offset, written_ms, _) in places.items():
+                end = ends.get((topic, number))
+                if end is not None:
+                    lag = (end - offset, written_ms) if end > offset else (0, UNKNOWN)
+                    behind[name, topic] = _plus(behind.get((name, topic), (0, UNKNOWN)), lag)
+            yield by, [(*of, _lag(lag, now_ns)) for of, lag in _largest(behind)]
 
-    def _fetched(self, now_ns: int) -> Iterator[tuple[str, Key, Position]]:
-        own: set[tuple[str, Key]] = set()
-        left: list[tuple[str, Key, Position]] = []
-        for fetching in self.fetching.copy():
-            name = fetching.client_id
-            left += ((name, key, at) for key, at in fetching.left.copy().items() if at.told_ns + AWAY_NS > now_ns)
-            if fetching.asked_ns + AWAY_NS > now_ns:
-                for key, position in fetching.positions.copy().items():
-                    own.add((name, key))
-                    yield name, key, position
-        for name, key, position in left:
-            if (name, key) not in own:
-                yield name, key, position
+
+class _Labels(dict[str | UUID | None, str]):
+    """The names of topics, each looked up once."""
+
+    def __init__(self, topics: Topics) -> None:
+        super().__init__()
+        self._topics = topics
+
+    def __missing__(self, topic: str | UUID | None) -> str:
+        label = self[topic] = self._topics.label(topic)
+        return label
 
 
 def _key(partition: Partition) -> Key:
     return partition.topic or partition.topic_id, partition.partition
 
 
-def _age_s(position: Position, now_ns: int) -> float | None:
-    return None if position.written_ms <= 0 else max(0.0, now_ns / 1e9 - position.written_ms / 1e3)
+def _furthest(positions: Iterable[tuple[str, Key, Position]], labels: _Labels) -> dict[tuple[str, str, int], Position]:
+    """By name, topic and partition; of several consumers of one name the one that is furthest behind."""
+    furthest: dict[tuple[str, str, int], Position] = {}
+    for name, (topic, number), position in positions:
+        of = name, labels[topic], number
+        before = furthest.get(of)
+        if before is None or position.offset < before.offset:
+            furthest[of] = position
+    return furthest
 
 
-def _records(lag: tuple[int, float | None]) -> int:
-    return lag[0]
+def _plus(one: Behind, other: Behind) -> Behind:
+    records, written_ms = one
+    more, also_ms = other
+    return records + more, min(written_ms, also_ms) if min(written_ms, also_ms) > 0 else max(written_ms, also_ms)
 
 
-def _sum(lags: Iterable[tuple[int, float | None]]) -> Lag:
-    lags = list(lags)
-    records = sum(map(_records, lags))
+def _lag(behind: Behind, now_ns: int) -> Lag:
+    records, written_ms = behind
     if not records:
         return Lag(0, 0.0)
-    return Lag(records, max((seconds for _, seconds in lags if seconds is not None), default=None))
+    return Lag(records, max(0.0, now_ns / 1e9 - written_ms / 1e3) if written_ms > 0 else None)
 
 
-def _by_topic(behind: dict[tuple[str, str, int], tuple[int, float | None]]) -> dict[tuple[str, str], Lag]:
-    topics: dict[tuple[str, str], list[tuple[int, float | None]]] = {}
-    for (name, topic, _), lag in behind.items():
-        topics.setdefault((name, topic), []).append(lag)
-    return {of: _sum(lags) for of, lags in topics.items()}
-
-
-def _largest(lags: dict[tuple[str, str], Lag]) -> list[tuple[str, str, Lag]]:
-    shown = nlargest(MAX_SERIES, lags.items(), key=lambda item: item[1].records)
-    if len(shown) < len(lags):
-        rest = lags.keys() - {of for of, _ in shown}
-        shown.append(((OTHER, OTHER), _sum(lags[of] for of in rest)))
-    return [(name, topic, lag) for (name, topic), lag in shown]
+def _largest(behind: dict[Consumer, Behind]) -> Iterator[tuple[Consumer, Behind]]:
+    shown = nlargest(MAX_SERIES, behind.items(), key=lambda item: item[1][0])
+    yield from shown
+    if len(shown) < len(behind):
+        yield (OTHER, OTHER), reduce(_plus, (behind[of] for of in behind.keys() - dict(shown).keys()))
