@@ -57,6 +57,9 @@ class _Counted(io.RawIOBase):
     def length(self) -> int:
         return os.fstat(self._file.fileno()).st_size
 
+    def peek(self, position: int, count: int) -> bytes:
+        return os.pread(self._file.fileno(), count, position)
+
     def go_to(self, position: int) -> None:
         self._file.seek(position)
         self._head = b""
@@ -114,6 +117,10 @@ class Bytes:
     def length(self) -> int:
         """How long a mapped file is now."""
         return self._counted.length()
+
+    def peek(self, position: int, count: int) -> bytes:
+        """Some bytes of a mapped file, read."""
+        return self._counted.peek(position, count)
 
     def go_to(self, position: int) -> None:
         """What lies before is read; a mapped file's next bytes are those at `position`."""

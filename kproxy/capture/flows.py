@@ -350,7 +350,7 @@ class Flows:
         records = window.records
         if not isinstance(records, Columns) or len(records) < inorder.FEWEST:
             return None
-        heads = inorder.heads(window.data, records.link, records.start, records.end)
+        heads = inorder.heads(records.link, records.start, records.end, records.head)
         if heads is None or len(heads.index) < inorder.FEWEST:
             return None
         flows: list[Flow] = []

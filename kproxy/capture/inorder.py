@@ -10,7 +10,6 @@ Memory: some columns of the window's packets. Refuses to know sessions, and what
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from mmap import mmap
 
 import numpy as np
 
@@ -56,14 +55,13 @@ class Stretch:
     segments: list[tuple[int, int, int, int]]  # side, start, end, time_ns of those with payload
 
 
-def heads(data: bytes | mmap, link: int, start: np.ndarray, end: np.ndarray) -> Heads | None:
+def heads(link: int, start: np.ndarray, end: np.ndarray, head: np.ndarray) -> Heads | None:
     """The plain headers among packets; None if there are none, or the hashes of two keys are the same."""
-    if link != ETHERNET or len(data) < _HEADS.itemsize:
+    if link != ETHERNET:
         return None
-    room = np.ndarray((len(data) - _HEADS.itemsize + 1,), f"V{_HEADS.itemsize}", data, strides=(1,))
     index = np.flatnonzero(end - start >= _HEADS.itemsize)
     start, end = start[index], end[index]
-    head = room[start].view(_HEADS)
+    head = np.ascontiguousarray(head[index]).view(_HEADS)[:, 0]
     bits, total = head["bits"].astype(np.int64), head["total"].astype(np.int64)
     payload = start + 34 + (bits >> 12 << 2)
     stop = start + 14 + total

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from kproxy.capture.files import Bytes
     from kproxy.capture.pcap import Record, Window
 
+HEAD = 70  # bytes of a record that say what it is: its own header, and of most packets all headers up to TCP's window
+LARGE = 1 << 14  # records on average: to read their heads is cheaper than to map pages for them
 RECORDS = 1 << 14
 FIRST_RECORDS = 1 << 10  # of the first window: connections that are new in it are taken segment by segment
 WINDOW_BYTES = 1 << 26
@@ -32,16 +34,23 @@ WINDOW_BYTES = 1 << 26
 class Columns(Sequence["Record"]):
     """The records of a window by column; as a sequence they are records like all others."""
 
-    __slots__ = ("end", "link", "original", "start", "time_ns")
+    __slots__ = ("end", "head", "link", "original", "start", "time_ns")
 
     def __init__(
-        self, time_ns: np.ndarray, link: int, start: np.ndarray, end: np.ndarray, original: np.ndarray
+        self,
+        time_ns: np.ndarray,
+        link: int,
+        start: np.ndarray,
+        end: np.ndarray,
+        original: np.ndarray,
+        head: np.ndarray,
     ) -> None:
         self.time_ns = time_ns
         self.link = link
         self.start = start
         self.end = end
         self.original = original
+        self.head = head  # the first bytes of each packet, and what is behind it where it has fewer
 
     def __len__(self) -> int:
         return len(self.start)
@@ -51,11 +60,10 @@ class Columns(Sequence["Record"]):
     @overload
     def __getitem__(self, index: slice) -> "Columns": ...
     def __getitem__(self, index: int | slice) -> "Record | Columns":
-        columns = self.time_ns[index], self.link, self.start[index], self.end[index], self.original[index]
+        time_ns, start, end, original = self.time_ns[index], self.start[index], self.end[index], self.original[index]
         if isinstance(index, slice):
-            return Columns(*columns)
-        time_ns, link, start, end, original = columns
-        return int(time_ns), link, int(start), int(end), int(original)
+            return Columns(time_ns, self.link, start, end, original, self.head[index])
+        return int(time_ns), self.link, int(start), int(end), int(original)
 
     def __iter__(self) -> "Iterator[Record]":
         link = self.link
@@ -85,12 +93,13 @@ class Mapped:
         held = self._held
         position = 24
         last_ns = NONE
-        count = FIRST_RECORDS
+        count, mean = FIRST_RECORDS, 0
         sound = True
-        while sound and position + 16 <= len(held) <= self._source.length():
-            records, stop, sound = self._walk(position, count)
+        while sound and position + HEAD <= len(held) <= self._source.length():
+            records, stop, sound = self._walk(position, count, mean > LARGE)
             if len(records):
                 last_ns = int(records.time_ns[-1])
+                mean = (stop - position) // len(records)
                 self._source.go_to(stop)
                 yield Window(held, 0, records)
                 held.madvise(MADV_DONTNEED, first := position // PAGESIZE * PAGESIZE, stop - first)
@@ -101,29 +110,39 @@ class Mapped:
             self._source, self._quality, self._order, self._unit, self._link, self._snap, position, last_ns
         ).windows()
 
-    def _walk(self, position: int, count: int) -> tuple[Columns, int, bool]:
+    def _walk(self, position: int, count: int, large: bool) -> tuple[Columns, int, bool]:
         """At most `count` whole records from `position` on, where they stop, and whether sound ones may follow."""
         from kproxy.capture.pcap import SECOND, most_captured
 
         held = self._held
         unpack = Struct(self._order + "I").unpack_from
+        peek = self._source.peek
         places: list[int] = []
-        append = places.append
-        last = min(len(held) - 16, position + WINDOW_BYTES)
-        for _ in range(count):
-            if position > last:
-                break
-            append(position)
-            position += 16 + unpack(held, position + 8)[0]
+        read: list[bytes] = []
+        last = min(len(held) - HEAD, position + WINDOW_BYTES)
+        while position <= last and len(places) < count:
+            places.append(position)
+            if large:
+                read.append(head := peek(position, HEAD))
+                if len(head) < HEAD:
+                    break
+                position += 16 + unpack(head, 8)[0]
+            else:
+                position += 16 + unpack(held, position + 8)[0]
         start = np.array(places, np.int64)
-        heads = np.ndarray((len(held) - 15,), "V16", held, strides=(1,))[start].view(self._order + "u4").reshape(-1, 4)
-        seconds, fraction, captured, original = heads.astype(np.int64).T
+        if large:
+            heads = np.frombuffer(b"".join(read).ljust(HEAD * len(read), b"\xff"), np.uint8)
+        else:
+            heads = np.ndarray((len(held) - HEAD + 1,), f"V{HEAD}", held, strides=(1,))[start].view(np.uint8)
+        heads = heads.reshape(-1, HEAD)
+        fields = np.ascontiguousarray(heads[:, :16]).view(self._order + "u4").astype(np.int64)
+        seconds, fraction, captured, original = fields.T
         start += 16
         end = start + captured
         wrong = (captured > most_captured(self._snap)) | (fraction >= SECOND // self._unit) | (end > len(held))
         good = int(wrong.argmax()) if wrong.any() else len(places)
         time_ns = seconds * SECOND + fraction * self._unit
-        columns = Columns(time_ns, self._link, start, end, original)
+        columns = Columns(time_ns, self._link, start, end, original, heads[:, 16:])
         if good < len(places):
             return columns[:good], places[good], False
         return columns, position, True

@@ -230,4 +230,5 @@ def test_made_up_captures_give_the_same_rows(tmp_path_factory, seed, harm, port)
     path.write_bytes(packet.pcap(packets, order=dice.choice("<>")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flows, "MAX_FLOWS", dice.choice((2, 1024)))
+        patch.setattr(mapped, "LARGE", dice.choice((0, 1 << 14)))
         same(path, detail=dice.choice((bodies.ERRORS, bodies.BATCHES)), ports=(port,) if port > 1 else ())
