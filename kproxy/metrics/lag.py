@@ -38,7 +38,7 @@ UNKNOWN = -1  # a time that no batch told
 
 Key = tuple[str | UUID | None, int]  # of a topic-partition, as the wire calls it
 Consumer = tuple[str, str]  # a client or a group, and the topic
-Behind = tuple[int, int]  # records, and when the oldest of those that a consumer has last got was written, or UNKNOWN
+Behind = tuple[int, int]  # records, and when the one before them was written (of several partitions the oldest)
 
 
 class Position(NamedTuple):

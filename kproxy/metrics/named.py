@@ -14,7 +14,7 @@ changed on the thread of the event loop only, and copied in one step by a scrape
 """
 
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, Protocol, Self, TypeVar
 from uuid import UUID
@@ -185,7 +185,7 @@ class Topics:
                 if partition.records > 0:  # a compressed message set hides its count
                     carried.records += partition.records
 
-    def _learn(self, told: dict[UUID, str]) -> None:
+    def _learn(self, told: Mapping[UUID, str]) -> None:
         """Ids are never used again; who comes last of too many stays."""
         names = self.names
         names.update(told)
