@@ -42,6 +42,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kproxy.capture import mapped
 from kproxy.capture.flows import Flows
 from kproxy.capture.mapped import FIRST_RECORDS, RECORDS, Columns
 from kproxy.capture.pcap import Record, Window
@@ -88,6 +89,7 @@ _PLACE = np.dtype(
 )  # of a packet
 _PLACED = Struct("<qqiii")
 _RESULT_SCHEMA = "capture int, kind string, text string"
+HEAD = mapped.HEAD - 16  # bytes of a packet, without the record's own header, that flows look at by column
 _OTHER_PORTS = 1 << 40  # no hash of a connection
 
 
@@ -486,19 +488,23 @@ class _Decoder:
         done = 0
         while done < len(packets):
             here = packets[done : done + (RECORDS if self._met else FIRST_RECORDS)]
-            start = starts[done : done + len(here)]
-            columns = here["time_ns"], here["link"], start, start + here["captured"], here["original"]
-            if (here["link"] == here["link"][0]).all():
-                time_ns, link, *rest = columns
-                records: Sequence[Record] = Columns(time_ns, int(link[0]), *rest)
-            else:
-                records = list(zip(*(column.tolist() for column in columns), strict=True))
+            records = _records(here, data, starts[done : done + len(here)])
             self._flows.window(Window(data, 0, records))
             self._met = True
             done += len(here)
             self._rows[self._capture].flush(BATCH_ROWS)
         if isinstance(data, mmap):
             data.madvise(MADV_DONTNEED)  # the pages are the file's own, and need not be ours too
+
+
+def _records(packets: np.ndarray, data: mmap | bytes, start: np.ndarray) -> Sequence[Record]:
+    """Packets as columns; those of several link types, or at the end of the data, one by one."""
+    links, end = packets["link"], start + packets["captured"]
+    if (links == links[0]).all() and start.max() + HEAD <= len(data):
+        heads = np.ndarray((len(data) - HEAD + 1,), f"V{HEAD}", data, strides=(1,))[start].view(np.uint8)
+        return Columns(packets["time_ns"], int(links[0]), start, end, packets["original"], heads.reshape(-1, HEAD))
+    columns = packets["time_ns"], links, start, end, packets["original"]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 class _Files:
