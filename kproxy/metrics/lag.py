@@ -3,7 +3,8 @@
 Duty: from the bodies of Fetch and OffsetCommit, for each topic-partition the high watermark that brokers last told, and
 the next offset that each client wants and that each group has committed. A fetch session (KIP-227) leaves out what has
 not changed, so each connection remembers what is in its own. The difference is taken at a scrape: the lag of a consumer
-that stands still grows with what others hear of the log.
+that stands still grows with what others hear of the log. If nobody hears of it any more, that a group is at its end
+would be a guess, and is not shown.
 
 A consumer's age is that of the newest record that it has: told by the batches that it fetched, and for a committed
 offset by whichever fetched batches it lies in.
@@ -59,10 +60,11 @@ class Lag(NamedTuple):
 class Log:
     """What is known of a topic-partition's end."""
 
-    __slots__ = ("high_watermark", "marks")
+    __slots__ = ("high_watermark", "marks", "told_ns")
 
     def __init__(self) -> None:
         self.high_watermark = 0
+        self.told_ns = 0
         self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # first offset, the one after the last, written
 
     def written_ms(self, offset: int) -> int:
@@ -119,7 +121,7 @@ class Fetching:
             if partition.error_code:
                 positions.pop(key, None)
                 continue
-            self._lags.learn(key, partition)
+            self._lags.learn(key, partition, now_ns)
             if partition.batches:
                 position = Position(partition.last_offset + 1, partition.max_timestamp, now_ns)
             elif key in wanted and key not in positions:
@@ -148,7 +150,7 @@ class Lags:
         self.committed: dict[tuple[str, Key], Position] = {}
         self._topics = topics
 
-    def learn(self, key: Key, partition: Partition) -> None:
+    def learn(self, key: Key, partition: Partition, now_ns: int) -> None:
         """What a Fetch answer tells of a log."""
         key = self._named(key)
         log = self.logs.get(key)
@@ -157,6 +159,7 @@ class Lags:
                 del self.logs[next(iter(self.logs))]
             log = self.logs[key] = Log()
         log.high_watermark = partition.high_watermark
+        log.told_ns = now_ns
         if partition.batches and partition.max_timestamp > 0:
             log.marks.append((partition.first_offset, partition.last_offset + 1, partition.max_timestamp))
 
@@ -190,7 +193,7 @@ class Lags:
     def shown(self, now_ns: int) -> Iterator[tuple[str, list[tuple[str, str, Lag]]]]:
         """By "client_id" and by "group": (its name, the topic, its lag), those with the most records by name."""
         labels = _Labels(self._topics)
-        ends = {(labels[topic], number): log.high_watermark for (topic, number), log in self.logs.copy().items()}
+        logs = {(labels[topic], number): log for (topic, number), log in self.logs.copy().items()}
         fetching = self.fetching.copy()
         left = (
             (each.client_id, key, at)
@@ -207,16 +210,25 @@ class Lags:
         groups = (
             (name, key, at) for (name, key), at in self.committed.copy().items() if at.told_ns + EXPIRY_NS > now_ns
         )
+        fetched = _furthest(live, labels)
+        heard = {(topic, number) for _, topic, number in fetched}  # an answer that leaves out an end confirms it
         for by, places in (
-            ("client_id", _furthest(left, labels) | _furthest(live, labels)),
+            ("client_id", _furthest(left, labels) | fetched),
             ("group", _furthest(groups, labels)),
         ):
             behind: dict[Consumer, Behind] = {}
             for (name, topic, number), (offset, written_ms, _) in places.items():
-                end = ends.get((topic, number))
-                if end is not None:
-                    lag = (end - offset, written_ms) if end > offset else (0, UNKNOWN)
-                    behind[name, topic] = _plus(behind.get((name, topic), (0, UNKNOWN)), lag)
+                log = logs.get((topic, number))
+                if log is None:
+                    continue
+                records = log.high_watermark - offset
+                if records > 0:
+                    lag = records, written_ms
+                elif (topic, number) in heard or log.told_ns + AWAY_NS > now_ns:
+                    lag = 0, UNKNOWN
+                else:
+                    continue
+                behind[name, topic] = _plus(behind.get((name, topic), (0, UNKNOWN)), lag)
             yield by, [(*of, _lag(lag, now_ns)) for of, lag in _largest(behind)]
 
 

@@ -210,6 +210,23 @@ def test_a_group_is_where_it_has_committed(version):
     assert not cluster.lags("group")
 
 
+def test_that_a_group_is_at_the_end_is_told_while_somebody_hears_of_it():
+    """A consumer that dies where the log ended then must not look well for ever after."""
+    cluster = Cluster()
+    member, other = cluster.consumer(), cluster.consumer("another")
+    orders, clicks = ("orders", 0), ("clicks", 0)
+    member.fetch({orders: 5, clicks: 5}, {orders: (5, None), clicks: (9, None)}, epoch=0)
+    member.commit("billing", {orders: 5, clicks: 5})
+    for epoch in range(1, 5):  # an idle session hears that nothing has changed
+        cluster.now_ns += lag.AWAY_NS // 2
+        member.fetch({}, {}, epoch=epoch)
+    assert cluster.lags("group") == {("billing", "orders"): (0, 0.0), ("billing", "clicks"): (4, None)}
+    member.counting.closed("client_reset")
+    assert cluster.lags("group") == {("billing", "clicks"): (4, None)}
+    other.fetch({orders: 7}, {orders: (7, None)})
+    assert cluster.lags("group") == {("billing", "orders"): (2, None), ("billing", "clicks"): (4, None)}
+
+
 def test_what_consumers_invent_is_bounded(monkeypatch):
     monkeypatch.setattr(lag, "MAX_COMMITTED", 700)
     monkeypatch.setattr(lag, "MAX_LOGS", 300)
