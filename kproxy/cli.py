@@ -97,6 +97,7 @@ def demo(seconds: float | None, record: Path | None) -> None:
     show_default=True,
     help="How closely bodies are read: for no further table, for `partitions`, for `batches` too.",
 )
+@click.option("--checksums", is_flag=True, help="Check that of every batch: `crc_valid`. Every byte is read for it.")
 @click.option(
     "--records", metavar="TOPIC[,...]", help="The table `records` too, of these topics; * as in a shell, ids as names."
 )
@@ -117,6 +118,7 @@ def convert(
     cluster: str,
     rotated: bool,
     detail: str,
+    checksums: bool,
     records: str | None,
     record_values: str,
     key_log: str | None,
@@ -146,6 +148,7 @@ def convert(
             cluster=cluster,
             rotated=rotated,
             detail=detail,
+            checksums=checksums,
             records=None if records is None else chosen(records, record_values),
             key_log=key_log,
             follow=follow,

@@ -31,7 +31,7 @@ from kproxy.tables import schema, writer
 from kproxy.tables.partitions import TopicNames
 from kproxy.tables.records import Chosen
 from kproxy.tables.schema import Table
-from kproxy.wire.bodies import BATCHES, DETAILS
+from kproxy.wire.bodies import BATCHES, CHECKED, DETAILS
 
 POLL_S = 0.2  # of a file that grows
 COLLECT_AFTER = 20_000  # containers made
@@ -59,19 +59,19 @@ def convert(
     rotated: bool = False,
     key_log: Path | str | None = None,
     detail: str = "batches",
+    checksums: bool = False,
     records: Chosen | None = None,
     follow: bool = False,
     processes: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
     """Write the tables of captures into the folder `out`. A capture that cannot be read does not stop the others."""
+    look = CHECKED if checksums else DETAILS[detail]
     jobs = captures_of(captures, cluster, tuple(sorted(set(ports))), rotated)
-    jobs = [
-        replace(job, key_log=str(key_log) if key_log else None, detail=DETAILS[detail], records=records) for job in jobs
-    ]
+    jobs = [replace(job, key_log=str(key_log) if key_log else None, detail=look, records=records) for job in jobs]
     tables = [*schema.TABLES.values(), *([] if records is None else [schema.RECORDS])]
-    if records is not None and DETAILS[detail] < BATCHES:
-        raise KproxyError(f"records are in batches, and detail {detail} does not look at them: leave it out")
+    if (checksums or records is not None) and DETAILS[detail] < BATCHES:
+        raise KproxyError(f"checksums and records are of batches, which detail {detail} does not look at: leave it out")
     dataset = writer.Dataset(out)
     summary = Summary(Path(out))
     work = dataset.begin("convert")

@@ -86,10 +86,20 @@ def test_records_are_told_only_where_they_are_asked_for(tmp_path):
     for wrong in (
         ["--records", "a", "--detail", "topics"],
         ["--records", ","],
+        ["--checksums", "--detail", "topics"],
         ["--record-values", "x", "--records", "a"],
     ):
         result = CliRunner().invoke(cli, ["convert", str(path), "--out", str(folders[0]), *wrong])
         assert isinstance(result.exception, KproxyError)
+
+
+def test_checksums_are_checked_where_that_is_asked_for(tmp_path):
+    path = captures.capture("k41_librdkafka")
+    for checked, arguments in ((None, []), (True, ["--checksums"])):
+        CliRunner().invoke(cli, ["convert", str(path), "--out", str(tmp_path), *arguments], catch_exceptions=False)
+        batches = rows(tmp_path, "batches", path.name)
+        assert len(batches) > 300
+        assert {row["crc_valid"] for row in batches if not row["partial"]} == {checked}
 
 
 def test_a_shape_without_loss_gives_the_rows_of_its_base(tmp_path):

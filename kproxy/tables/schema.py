@@ -157,7 +157,7 @@ BATCHES = Table(
             ("base_sequence", I32),
             ("transactional", FLAG),
             ("control", FLAG),
-            ("crc_valid", FLAG),  # null where the batch is not all there
+            ("crc_valid", FLAG),  # null where it was not checked, as relays never do, or the batch is not all there
             ("partial", FLAG),
         ]
     ),

@@ -45,7 +45,8 @@ ERRORS = 0  # the throttle and the error codes
 SUMS = 1  # and what each topic-partition carries, no more: half the work; where consumers are needs more: as TOPICS
 TOPICS = 2  # and every topic-partition
 BATCHES = 3  # and every batch
-RECORDS = 4  # and a copy of every batch that there is room for
+CHECKED = 4  # and its checksum, for which every byte is read
+RECORDS = 5  # and a copy of every batch that there is room for
 DETAILS = {"headers": ERRORS, "topics": TOPICS, "batches": BATCHES}  # as settings call them
 
 NONE = -1  # what is not there, or not known
@@ -142,7 +143,7 @@ class Batch(NamedTuple):
     partition: int
     header: BatchHeader
     partial: bool  # cut by the end of the records
-    crc_valid: bool | None  # None: it is not all there
+    crc_valid: bool | None  # with CHECKED; None: it is not all there
     copy: "Copy | None"  # of its bytes, with RECORDS
 
 
@@ -593,13 +594,15 @@ class _Whole(_Look):
         return self.function("buffer, start, end, room=None" if self.detail == RECORDS else "buffer, start, end")
 
     def whole_batch(self) -> None:
-        self.line("content = memoryview(buffer)[pos : pos + size]")
-        copy = "None"
+        valid = copy = "None"
+        if self.detail >= CHECKED:
+            valid = "crc_valid(header, content)"
+            self.line("content = memoryview(buffer)[pos : pos + size]")
         if self.detail == RECORDS:
             copy = "copy"
             self.line("copy = None if room is None else room.copy(topic, topic_id, size)")
             self.line("if copy is not None: copy.data += content")
-        self.line(f"batches.append({self.new_batch('False', 'crc_valid(header, content)', copy)})")
+        self.line(f"batches.append({self.new_batch('False', valid, copy)})")
 
 
 class _Stream(_Look):
@@ -629,7 +632,10 @@ class _Stream(_Look):
         return self.function("found")
 
     def whole_batch(self) -> None:
-        self.line(f"found.begin_batch({self.new_batch('False', 'None', 'None')}, buffer, pos, end)")
+        batch = self.new_batch("False", "None", "None")
+        self.line(
+            f"found.begin_batch({batch}, buffer, pos, end)" if self.detail >= CHECKED else f"batches.append({batch})"
+        )
 
     def go_to(self, place: str) -> None:
         self.line(f"pos = {place} - base")

@@ -7,7 +7,7 @@ import pyarrow as pa
 from kproxy.protocol import codec
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, TopicNames, topic_id
 from kproxy.tables.schema import BATCHES, PARTITIONS
-from kproxy.wire.bodies import BATCHES as DETAIL
+from kproxy.wire.bodies import CHECKED as DETAIL
 from kproxy.wire.bodies import Found
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo

@@ -315,12 +315,17 @@ def expected_partition(layout: Layout, one: dict) -> tuple[dict, list]:
 def check_details(layout: Layout, frame: bytes, body: dict, seeds) -> int:
     partitions, batches = expected_details(layout, body)
     for seed in seeds:
-        for detail in (bodies.TOPICS, bodies.BATCHES):
+        for detail in (bodies.TOPICS, bodies.BATCHES, bodies.CHECKED):
             walker, got, got_batches = details(layout, frame, random_sizes(seed), detail)
             assert walker.fault is None
             assert [one._asdict() for one in got] == partitions
             whole = [(batch.header, batch.crc_valid) for batch in got_batches if not batch.partial]
-            assert whole == (batches if detail == bodies.BATCHES else [])
+            told = {
+                bodies.TOPICS: [],
+                bodies.BATCHES: [(header, None) for header, _ in batches],
+                bodies.CHECKED: batches,
+            }
+            assert whole == told[detail]
             assert walker.forgotten == expected_forgotten(layout, body)
             check_whole(layout, frame, walker, got, got_batches, detail)
         check_sums(layout, frame, got, random_sizes(seed))
@@ -436,9 +441,9 @@ def test_a_checksum_is_that_of_every_byte_that_passed() -> None:
             at = dice.randrange(21 if magic == 2 else 18, len(log))
             harmed = bytearray(frame)
             harmed[start + number * len(log) + at] ^= 1 << dice.randrange(8)
-            read = bodies.body_reader(1, 12, "response", bodies.BATCHES)
+            read = bodies.body_reader(1, 12, "response", bodies.CHECKED)
             found = read(memoryview(harmed), layout.start, len(harmed)).batches
-            _, _, batches = details(layout, bytes(harmed), random_sizes(at), bodies.BATCHES)
+            _, _, batches = details(layout, bytes(harmed), random_sizes(at), bodies.CHECKED)
             assert batches == [*found]
             assert [batch.crc_valid for batch in batches if batch.header.magic == magic] != [True] * len(batches)
             if at >= 61:
@@ -449,7 +454,7 @@ def test_a_cut_batch_is_told_as_partial() -> None:
     _, log = next(entry for entry in LOGS if entry[0].startswith("m2-none"))
     layout = Layout(schema().apis[1].response, 12, 1, "response")
     frame = layout.encode({"responses": [{"topic": "t", "partitions": [{"records": log + log[:-1]}]}]})
-    _, partitions, batches = details(layout, frame, random_sizes(1), bodies.BATCHES)
+    _, partitions, batches = details(layout, frame, random_sizes(1), bodies.CHECKED)
     assert [batch.partial for batch in batches] == [False] * (len(batches) - 1) + [True]
     assert [batch.crc_valid for batch in batches] == [True] * (len(batches) - 1) + [None]
     assert {(batch.topic, batch.partition) for batch in batches} == {(partitions[0].topic, partitions[0].partition)}
@@ -469,9 +474,9 @@ def test_harmed_details() -> None:
                 )
             told = []
             for sizes in (iter(lambda: 1 << 20, None), random_sizes(dice.randrange(99))):
-                walker, partitions, batches = details(layout, bytes(harmed), sizes, bodies.BATCHES)
+                walker, partitions, batches = details(layout, bytes(harmed), sizes, bodies.CHECKED)
                 told.append((str(walker.fault), partitions, batches))
-                check_whole(layout, bytes(harmed), walker, partitions, batches, bodies.BATCHES)
+                check_whole(layout, bytes(harmed), walker, partitions, batches, bodies.CHECKED)
             assert told[0] == told[1]
 
 
