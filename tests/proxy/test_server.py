@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet
@@ -15,10 +16,28 @@ from tests.proxy.live import HOST, Broker, Wire, free_ports, live, request, resp
 KPROXY = Path(sys.executable).with_name("kproxy")
 
 
-async def run(*arguments: str, **variables: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        KPROXY, "run", *arguments, env={"PATH": os.environ["PATH"], **variables}, stderr=asyncio.subprocess.PIPE
+_started: list[asyncio.subprocess.Process] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Whatever a test that fails has started."""
+    yield
+    while _started:
+        process = _started.pop()
+        if process.returncode is None:
+            os.kill(process.pid, signal.SIGKILL)
+
+
+async def run(*arguments: str, files: int | None = None, **variables: str) -> asyncio.subprocess.Process:
+    process = await asyncio.create_subprocess_exec(
+        *(KPROXY, "run", *arguments),
+        env={"PATH": os.environ["PATH"], **variables},
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=files and (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))),
     )
+    _started.append(process)
+    return process
 
 
 async def said(process: asyncio.subprocess.Process, text: str) -> str:
@@ -51,11 +70,7 @@ def test_where_files_are_short_clients_wait_and_are_not_sent_away():
     async def test():
         broker = Broker()
         port = free_ports(3)
-        process = await asyncio.create_subprocess_exec(
-            *(KPROXY, "run", "--listen", f"{HOST}:{port}", "--bootstrap", f"{HOST}:{broker.port}"),
-            stderr=asyncio.subprocess.PIPE,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60)),
-        )
+        process = await run("--listen", f"{HOST}:{port}", "--bootstrap", f"{HOST}:{broker.port}", files=60)
         assert "the system allows 60, enough for 15 connections" in await said(process, "max_connections=10000")
         await broker.answer_kproxy()
         await said(process, "ready cluster=default")
