@@ -258,7 +258,11 @@ class Walk(Source):
     def rest_of_uvarint(self, var: str) -> None:
         """Its first byte is in `var`, and `pos` is behind it."""
         with self.block(f"if {var} > 127:"):
-            self.line(f"{var}, pos = uvarint(buffer, pos - 1)")
+            self.line(
+                "byte = buffer[pos]"
+            )  # of two bytes are the lengths of records: a call would cost four times this
+            self.line(f"if byte < 128: {var}, pos = {var} + (byte << 7) - 128, pos + 1")
+            self.line(f"else: {var}, pos = uvarint(buffer, pos - 1)")
 
     def struct(self, fields: tuple[Field, ...], path: str) -> str | None:
         values = {}
