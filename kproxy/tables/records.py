@@ -7,7 +7,7 @@ its name later, so what has only an id is kept, and chosen when the rows are wri
 Bounded by: Room for copies of batches, of which one may take BATCH_BYTES and all together ROOM_BYTES;
 DECOMPRESSED_BYTES of one batch; ROWS rows, or KEPT_BYTES of what they show, until they are handed on, and BODY_BYTES of
 that from one body, since rows of one time are sorted in memory. A batch that is too much, or that does not decode, is
-counted, and its bytes too. Refuses to know files.
+counted, and its bytes too; what has no room depends on what else is held. Refuses to know files.
 """
 
 from collections.abc import Callable, Iterator
