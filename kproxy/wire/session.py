@@ -253,7 +253,7 @@ class Session:
             end = pos + 4 + length
             in_flight = len(pending)
             is_usual = prefix == usual_prefix and key_version == usual_key_version and length + 4 >= usual_bytes
-            if is_usual and end <= size and in_flight < LIMIT and usual_plan.request_reader is None:
+            if is_usual and end <= size and in_flight < LIMIT:
                 # As those before it, and whole: it is noted, and there is nothing to decide.
                 exchange = Exchange(usual_plan, correlation_id, self._number, in_flight, length + 4, start)
                 exchange.request_end = start = now
@@ -267,6 +267,8 @@ class Session:
                 pending.append(exchange)
                 self._number += 1
                 completed[0] += 1
+                if usual_plan.request_reader is not None:
+                    self._read_request(exchange, view, pos + 12, end, size, now)
                 pos = end
                 continue
             if in_flight >= LIMIT:
