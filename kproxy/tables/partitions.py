@@ -70,11 +70,11 @@ class TopicNames:
 
 
 class PackedRows:
-    """Packed rows of integers: what an exchange says once, and in each row its index; strings as indices of words."""
+    """Packed rows of integers; strings are indices of words, a topic is the index of its name and its id."""
 
     def __init__(self, table: Table, own: tuple[str, ...]) -> None:
         self._table = table
-        self._names = ("exchange", "direction", "name", "partition", *own)
+        self._names = (*_COMMON, *own)
         self.pack = Struct(f"{len(self._names)}q").pack
         self._clear()
 
@@ -83,27 +83,17 @@ class PackedRows:
         self._packed = bytearray()
         self.words = Words()
         self.topics = _Topics()
-        self._exchanges = bytearray()
-        self._count = 0
 
-    def exchange(self, info: ConnectionInfo, exchange: Exchange) -> int:
-        """What the rows of an exchange have in common; its index."""
+    def common(self, info: ConnectionInfo, exchange: Exchange, direction: int) -> tuple[int, int, int, int, int, int]:
+        """What the rows of one body begin with."""
         words = self.words
-        self._exchanges += _COMMON.pack(
-            words[info.source],
-            info.id,
-            exchange.number,
-            words[exchange.plan.api],
-            exchange.request_start,
-            exchange.response_start,
-        )
-        self._count += 1
-        return self._count - 1
+        start = exchange.response_start if direction == BROKER else exchange.request_start
+        return words[info.source], info.id, exchange.number, words[exchange.plan.api], start, direction
 
     @property
     def size(self) -> int:
         """About how many bytes the rows take."""
-        return len(self._packed) + len(self._exchanges) + self.words.size + self.topics.size
+        return len(self._packed) + self.words.size + self.topics.size
 
     def batch(self) -> pa.RecordBatch:
         """The rows so far, in the order of their arrival; they are forgotten here."""
@@ -115,21 +105,15 @@ class PackedRows:
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         kinds = {field.name: field.type for field in self._table.schema}
-        common = {name: values[raw["exchange"]] for name, values in _unpacked(self._exchanges, _OF_EXCHANGE).items()}
-        answered = raw["direction"] == BROKER
-        start = np.where(answered, common["response_start"], common["request_start"])
         topics = listed(TEXT, [topic for topic, _ in self.topics])
         ids = listed(TEXT, [None if id_ is None else topic_id(id_) for _, id_ in self.topics])
-        names = array(I64, raw["name"])
+        of_topics = array(I64, raw["of_topic"])
         columns = {
-            "source": self.words.column(common["source"]),
-            "connection": numbers(I64, common["connection"]),
-            "number": numbers(I64, common["number"], True),
-            "time": numbers(TIME, start // 1000),
-            "api": self.words.column(common["api"]),
+            "connection": numbers(I64, raw["connection"]),
+            "time": numbers(TIME, raw["start"] // 1000),
             "direction": listed(TEXT, ["request", "response"]).take(array(I64, raw["direction"])),
-            "topic": topics.take(names),
-            "topic_id": ids.take(names),
+            "topic": topics.take(of_topics),
+            "topic_id": ids.take(of_topics),
         }
         for name, values in raw.items():
             if name in kinds and name not in columns:
@@ -151,10 +135,10 @@ class _Topics(dict[tuple[str | None, UUID | None], int]):
         return index
 
 
-_OF_EXCHANGE = ("source", "connection", "number", "api", "request_start", "response_start")
-_COMMON = Struct(f"{len(_OF_EXCHANGE)}q")
+_COMMON = ("source", "connection", "number", "api", "start", "direction", "of_topic", "partition")  # of every row
 _NONE_IS_NULL = frozenset(
     (
+        "number",
         "bytes",
         "batches",
         "records",
@@ -206,19 +190,23 @@ class PartitionColumns(PackedRows):
         key = exchange.plan.api_key
         if key not in APIS:
             return
-        index = self.exchange(info, exchange)
         pack, words, topics = self.pack, self.words, self.topics
         lag_records = lag_ns = NULL
         for direction, found in ((CLIENT, exchange.request_body), (BROKER, exchange.response_body)):
             if found is None:
                 continue
             carries = (key, direction) in _CARRY
+            source, connection, number, api, start, _ = self.common(info, exchange, direction)
             for partition in found.partitions:
                 if key == FETCH:
                     lag_records, lag_ns = _lag(exchange, direction, partition, positions)
                 code = partition.error_code
                 self._packed += pack(
-                    index,
+                    source,
+                    connection,
+                    number,
+                    api,
+                    start,
                     direction,
                     topics[partition[:2]],
                     partition.partition,
@@ -255,16 +243,14 @@ class BatchColumns(PackedRows):
         super().__init__(BATCHES, (*BatchHeader._fields, "partial", "crc_valid"))
 
     def append(self, info: ConnectionInfo, exchange: Exchange) -> None:
-        index = NONE
         for direction, found in ((CLIENT, exchange.request_body), (BROKER, exchange.response_body)):
             if found is None or not found.batches:
                 continue
-            if index == NONE:
-                index = self.exchange(info, exchange)
+            common = self.common(info, exchange, direction)
             for topic, identity, partition, header, partial, crc_valid, _ in found.batches:
                 valid = NULL if crc_valid is None else crc_valid
                 of_topic = self.topics[topic, identity]
-                self._packed += self.pack(index, direction, of_topic, partition, *header, partial, valid)
+                self._packed += self.pack(*common, of_topic, partition, *header, partial, valid)
             self.rows += len(found.batches)
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:

@@ -154,19 +154,18 @@ class RecordColumns(PackedRows):
         secret = batch.topic in SECRET_TOPICS or batch.topic_id in SECRET_TOPICS
         show = self._chosen.show
         show_value = hashed if secret else show
-        index = NONE
+        common: tuple[int, ...] = ()
         for record in Batch(batch.header, memoryview(content)).records(DECOMPRESSED_BYTES):
             if self._body_bytes >= BODY_BYTES:
                 return False
             if self.is_full:
                 hand_on()
-                index = NONE
-            if index == NONE:  # the first one of this batch, or behind those that were handed on
-                index = self.exchange(info, exchange)
+                common = ()
+            if not common:  # the first one of this batch, or behind those that were handed on
+                common = self.common(info, exchange, direction)
                 of_topic = self.topics[batch.topic, batch.topic_id]
             self._packed += self.pack(
-                index,
-                direction,
+                *common,
                 of_topic,
                 batch.partition,
                 batch.header.base_offset,
