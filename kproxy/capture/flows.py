@@ -347,38 +347,34 @@ class Flows:
 
     def _in_order(self, window: Window) -> Iterator[Packet] | None:
         """Take what is in order of a window, many segments at once; returns the rest. None: nothing was taken."""
-        records = window.records
-        if not isinstance(records, Columns) or len(records) < inorder.FEWEST:
+        records = Columns.of(window) if len(window.records) >= inorder.FEWEST else None
+        if records is None:
             return None
         heads = inorder.heads(records.link, records.start, records.end, records.head)
         if heads is None or len(heads.index) < inorder.FEWEST:
             return None
-        flows: list[Flow] = []
-        numbers: dict[int, int] = {}  # by id
-        lanes: list[tuple[int, int]] = []
-        for key in heads.keys:
-            way = self._ways.get(key)
-            if way is None or not _is_calm(way[0]):
-                lanes.append((_FOREIGN if way is None and key in self._foreign else _OTHER, 0))
-                continue
-            number = numbers.setdefault(id(way[0]), len(flows))
-            if number == len(flows):
-                flows.append(way[0])
-            lanes.append((number, way[1]))
-        plain = np.zeros(len(records), bool)
-        plain[heads.index] = True
-        others = np.flatnonzero(~plain).tolist()
-        strangers = len(others) + sum(number == _OTHER for number, _ in lanes)
-        if strangers + max(len(shard.open) for shard in self._shards.values()) > MAX_FLOWS:
-            return None  # which flow is idle longest depends on the order of all
-        dissect, data, ways = self._dissector.segment, window.data, self._ways
+        flows: list[Flow] = []  # that are well under way
+        numbers: dict[Flow, int] = {}
+        lanes = [self._lane(key, flows, numbers) for key in heads.keys]
+        strangers = sum(number == _OTHER for number, _ in lanes)
+
+        others = np.ones(len(records), bool)
+        others[heads.index] = False
+        dissect, data = self._dissector.segment, window.data
         known: dict[int, Segment | None] = {}
         odd: dict[int, int] = {}
-        for index in others:
+        for index in np.flatnonzero(others).tolist():
             time_ns, link, start, end, _ = records[index]
             segment = known[index] = dissect(link, data, start, end, time_ns)
-            if segment is not None and (way := ways.get(segment[1])) is not None and id(way[0]) in numbers:
-                odd[index] = numbers[id(way[0])]
+            if segment is not None:
+                number, _ = self._lane(segment[1], flows, numbers)
+                strangers += number == _OTHER
+                if number >= 0:
+                    odd[index] = number
+
+        if strangers + max(len(shard.open) for shard in self._shards.values()) > MAX_FLOWS:
+            # one may be put away, and which is idle longest depends on the order of all packets
+            return self._rest(window, np.zeros(len(records), bool), known)
         positions = [(flow.talk.halves[0].position, flow.talk.halves[1].position) for flow in flows]
         found, taken = inorder.stretches(heads, lanes, positions, odd, records.time_ns)
         whole = memoryview(data)
@@ -387,6 +383,16 @@ class Flows:
         if self._foreign:
             taken[heads.index[np.array([number == _FOREIGN for number, _ in lanes])[heads.lane]]] = True
         return self._rest(window, taken, known)
+
+    def _lane(self, key: bytes, flows: list[Flow], numbers: dict[Flow, int]) -> tuple[int, int]:
+        """(its flow's number, its side) of a key; the flow is new among `flows`, or is none that is well under way."""
+        way = self._ways.get(key)
+        if way is None or not _is_calm(way[0]):
+            return (_FOREIGN if way is None and key in self._foreign else _OTHER), 0
+        number = numbers.setdefault(way[0], len(flows))
+        if number == len(flows):
+            flows.append(way[0])
+        return number, way[1]
 
     def _take(self, flow: Flow, stretch: inorder.Stretch, whole: memoryview) -> None:
         """As `Conversation.segment` would, of all segments of a stretch."""

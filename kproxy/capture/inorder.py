@@ -10,24 +10,47 @@ Memory: some columns of the window's packets. Refuses to know sessions, and what
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
-from kproxy.capture.packets import ETHERNET, FIN, RST, SYN
+from kproxy.capture.packets import ETHERNET, FIN, RAW, RST, SLL, SLL2, SYN
 from kproxy.capture.reassembly import HALF, MASK
 
-FEWEST = 32  # packets worth columns
+FEWEST = 64  # packets worth columns
+HEAD = 80  # bytes of a packet that are looked at: of SLL2 and IPv6 the most
 
-# Ethernet, IPv4 without options, TCP up to the window: as packets.Dissector's common case.
-_HEADS = np.dtype(
+# An IP header without options or extensions, and TCP's up to the window, as packets.Dissector reads them.
+_IPV4 = np.dtype(
     {
-        "names": ["kind", "first", "total", "fragment", "protocol", "key", "seq", "ack", "bits", "window"],
-        "formats": [">u2", "u1", ">u2", ">u2", "u1", "V12", ">u4", ">u4", ">u2", ">u2"],
-        "offsets": [12, 14, 16, 20, 23, 26, 38, 42, 46, 48],
-        "itemsize": 54,
+        "names": ["first", "total", "fragment", "protocol", "key", "seq", "ack", "bits", "window"],
+        "formats": ["u1", ">u2", ">u2", "u1", "V12", ">u4", ">u4", ">u2", ">u2"],
+        "offsets": [0, 2, 6, 9, 12, 24, 28, 32, 34],
+        "itemsize": 40,
     }
 )
-_MIXED = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # odd numbers
+_IPV6 = np.dtype(
+    {
+        "names": ["first", "total", "protocol", "key", "seq", "ack", "bits", "window"],
+        "formats": ["u1", ">u2", "u1", "V36", ">u4", ">u4", ">u2", ">u2"],
+        "offsets": [0, 4, 6, 8, 44, 48, 52, 54],
+        "itemsize": 60,
+    }
+)
+# What stands before it: link type -> (ethertypes by their offset, where IP begins)
+_V4, _V6, _VLAN = 0x0800, 0x86DD, 0x8100
+_LINKS: dict[int, list[tuple[dict[int, int], int, np.dtype]]] = {
+    ETHERNET: [
+        ({12: _V4}, 14, _IPV4),
+        ({12: _V6}, 14, _IPV6),
+        ({12: _VLAN, 16: _V4}, 18, _IPV4),
+        ({12: _VLAN, 16: _V6}, 18, _IPV6),
+    ],
+    SLL: [({14: _V4}, 16, _IPV4), ({14: _V6}, 16, _IPV6)],
+    SLL2: [({0: _V4}, 20, _IPV4), ({0: _V6}, 20, _IPV6)],
+    RAW: [({}, 0, _IPV4), ({}, 0, _IPV6)],
+}
+_MIXED = np.array([pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, 10)], np.uint64)  # odd numbers
 
 
 @dataclass(slots=True)
@@ -56,29 +79,55 @@ class Stretch:
 
 
 def heads(link: int, start: np.ndarray, end: np.ndarray, head: np.ndarray) -> Heads | None:
-    """The plain headers among packets; None if there are none, or the hashes of two keys are the same."""
-    if link != ETHERNET:
-        return None
-    index = np.flatnonzero(end - start >= _HEADS.itemsize)
-    start, end = start[index], end[index]
-    head = np.ascontiguousarray(head[index]).view(_HEADS)[:, 0]
-    bits, total = head["bits"].astype(np.int64), head["total"].astype(np.int64)
-    payload = start + 34 + (bits >> 12 << 2)
-    stop = start + 14 + total
-    plain = (head["kind"] == 0x0800) & (head["first"] == 0x45) & (head["protocol"] == 6) & (total > 0)
-    plain &= ((head["fragment"] & 0x3FFF) == 0) & (stop >= payload) & (bits >= 0x5000)
-    if not plain.any():
-        return None
+    """The plain headers among packets; None if there are none, or the hashes of two keys are the same.
+
+    head: the first HEAD bytes of each, and whatever is behind those that are shorter.
+    """
+    found: list[Heads] = []
+    for kinds, offset, layout in _LINKS.get(link, ()):
+        among = end - start >= offset + layout.itemsize
+        for place, kind in kinds.items():
+            among &= (head[:, place] == kind >> 8) & (head[:, place + 1] == kind & 0xFF)
+        index = np.flatnonzero(among)
+        if len(index):
+            ip = np.ascontiguousarray(head[index, offset : offset + layout.itemsize]).view(layout)[:, 0]
+            plain = _plain(index, start[index] + offset, end[index], ip)
+            if plain is None:
+                return None
+            found.append(plain)
+    if len(found) < 2:
+        return found[0] if found else None
+    keys = list(chain.from_iterable(each.keys for each in found))
+    shifts = np.cumsum([0, *(len(each.keys) for each in found)])
+    lane = np.concatenate([each.lane + shift for each, shift in zip(found, shifts[:-1], strict=True)])
+    order = np.argsort(index := np.concatenate([each.index for each in found]))
+    seq, ack, first, length, calm = (
+        np.concatenate([getattr(each, name) for each in found])[order]
+        for name in ("seq", "ack", "start", "length", "calm")
+    )
+    return Heads(index[order], lane[order], keys, seq, ack, first, length, calm)
+
+
+def _plain(index: np.ndarray, start: np.ndarray, end: np.ndarray, ip: np.ndarray) -> Heads | None:
+    """Those that are TCP, in one piece and without options, of IP headers of one version at `start`."""
+    bits, total = ip["bits"].astype(np.int64), ip["total"].astype(np.int64)
+    if ip.dtype == _IPV4:
+        plain = (ip["first"] == 0x45) & ((ip["fragment"] & 0x3FFF) == 0)
+        payload, stop = start + 20 + (bits >> 12 << 2), start + total
+    else:
+        plain = ip["first"] >> 4 == 6
+        payload, stop = start + 40 + (bits >> 12 << 2), start + 40 + total
+    plain &= (ip["protocol"] == 6) & (total > 0) & (stop >= payload) & (bits >= 0x5000)
     if not plain.all():
-        index, head, bits, payload, stop, end = (column[plain] for column in (index, head, bits, payload, stop, end))
-    calm = (stop <= end) & (head["window"] != 0) & ((bits & (SYN | RST | FIN)) == 0)
-    keys = np.ascontiguousarray(head["key"])
-    words = keys.view("<u4").reshape(-1, 3).astype(np.uint64) * _MIXED
-    mixed = words[:, 0] ^ words[:, 1] >> np.uint64(9) ^ words[:, 2] >> np.uint64(17)
+        index, ip, bits, payload, stop, end = (column[plain] for column in (index, ip, bits, payload, stop, end))
+    calm = (stop <= end) & (ip["window"] != 0) & ((bits & (SYN | RST | FIN)) == 0)
+    keys = np.ascontiguousarray(ip["key"])
+    words = keys.view("<u4").reshape(len(keys), keys.itemsize // 4) * _MIXED[: keys.itemsize // 4]
+    mixed = np.bitwise_xor.reduce(words >> np.arange(words.shape[1], dtype=np.uint64), axis=1)
     _, where, lane = np.unique(mixed, return_index=True, return_inverse=True)
     if (words[where][lane] != words).any():
         return None
-    seq, ack = head["seq"].astype(np.int64), head["ack"].astype(np.int64)
+    seq, ack = ip["seq"].astype(np.int64), ip["ack"].astype(np.int64)
     return Heads(index, lane, keys[where].tolist(), seq, ack, payload, stop - payload, calm)
 
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
+from kproxy.capture import inorder
 from kproxy.capture.quality import NONE, Quality
 
 if TYPE_CHECKING:
     from kproxy.capture.files import Bytes
     from kproxy.capture.pcap import Record, Window
 
-HEAD = 70  # bytes of a record that say what it is: its own header, and of most packets all headers up to TCP's window
+HEAD = 16 + inorder.HEAD  # bytes of a record that say what it is
 LARGE = 1 << 14  # records on average: to read their heads is cheaper than to map pages for them
 RECORDS = 1 << 14
 FIRST_RECORDS = 1 << 10  # of the first window: connections that are new in it are taken segment by segment
@@ -51,6 +52,21 @@ class Columns(Sequence["Record"]):
         self.end = end
         self.original = original
         self.head = head  # the first bytes of each packet, and what is behind it where it has fewer
+
+    @classmethod
+    def of(cls, window: "Window") -> "Columns | None":
+        """A window's records by column; None where they are not of one link type."""
+        data, _, records = window
+        if isinstance(records, Columns):
+            return records
+        if len({record[1] for record in records}) != 1 or len(data) < inorder.HEAD:
+            return None
+        time_ns, link, start, end, original = np.array(records, np.int64).T
+        room = len(data) - inorder.HEAD
+        head = np.ndarray((room + 1,), f"V{inorder.HEAD}", data, strides=(1,))[np.minimum(start, room)]
+        head = head.view(np.uint8).reshape(-1, inorder.HEAD)
+        head[start > room] = 0  # of no kind of packet that is looked for
+        return cls(time_ns, int(link[0]), start, end, original, head)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -114,35 +130,48 @@ class Mapped:
         """At most `count` whole records from `position` on, where they stop, and whether sound ones may follow."""
         from kproxy.capture.pcap import SECOND, most_captured
 
-        held = self._held
-        unpack = Struct(self._order + "I").unpack_from
-        peek = self._source.peek
-        places: list[int] = []
-        read: list[bytes] = []
-        last = min(len(held) - HEAD, position + WINDOW_BYTES)
-        while position <= last and len(places) < count:
-            places.append(position)
-            if large:
-                read.append(head := peek(position, HEAD))
-                if len(head) < HEAD:
-                    break
-                position += 16 + unpack(head, 8)[0]
-            else:
-                position += 16 + unpack(held, position + 8)[0]
-        start = np.array(places, np.int64)
-        if large:
-            heads = np.frombuffer(b"".join(read).ljust(HEAD * len(read), b"\xff"), np.uint8)
-        else:
-            heads = np.ndarray((len(held) - HEAD + 1,), f"V{HEAD}", held, strides=(1,))[start].view(np.uint8)
-        heads = heads.reshape(-1, HEAD)
+        places, position, heads = (self._read_heads if large else self._map_heads)(position, count)
         fields = np.ascontiguousarray(heads[:, :16]).view(self._order + "u4").astype(np.int64)
         seconds, fraction, captured, original = fields.T
-        start += 16
+        start = places + 16
         end = start + captured
-        wrong = (captured > most_captured(self._snap)) | (fraction >= SECOND // self._unit) | (end > len(held))
+        wrong = (captured > most_captured(self._snap)) | (fraction >= SECOND // self._unit) | (end > len(self._held))
         good = int(wrong.argmax()) if wrong.any() else len(places)
         time_ns = seconds * SECOND + fraction * self._unit
         columns = Columns(time_ns, self._link, start, end, original, heads[:, 16:])
         if good < len(places):
-            return columns[:good], places[good], False
+            return columns[:good], int(places[good]), False
         return columns, position, True
+
+    def _map_heads(self, position: int, count: int) -> tuple[np.ndarray, int, np.ndarray]:
+        """Where records seem to begin, where the next one would, and their heads."""
+        held = self._held
+        length = Struct(self._order + "8xI").unpack_from
+        found: list[int] = []
+        append = found.append
+        last = min(len(held) - HEAD, position + WINDOW_BYTES)
+        for _ in range(count):
+            if position > last:
+                break
+            append(position)
+            position += 16 + length(held, position)[0]
+        places = np.array(found, np.int64)
+        heads = np.ndarray((len(held) - HEAD + 1,), f"V{HEAD}", held, strides=(1,))[places]
+        return places, position, heads.view(np.uint8).reshape(-1, HEAD)
+
+    def _read_heads(self, position: int, count: int) -> tuple[np.ndarray, int, np.ndarray]:
+        """The same, without a page of the file being mapped."""
+        peek = self._source.peek
+        length = Struct(self._order + "8xI").unpack_from
+        places: list[int] = []
+        heads: list[bytes] = []
+        last = min(len(self._held) - HEAD, position + WINDOW_BYTES)
+        while position <= last and len(places) < count:
+            head = peek(position, HEAD)
+            if len(head) < HEAD:  # the file has shrunk: no record can be as long as this one now seems
+                head = head.ljust(HEAD, b"\xff")
+            places.append(position)
+            heads.append(head)
+            position += 16 + length(head)[0]
+        joined = np.frombuffer(b"".join(heads), np.uint8)
+        return np.array(places, np.int64), position, joined.reshape(-1, HEAD)

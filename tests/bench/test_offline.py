@@ -25,12 +25,14 @@ def test_a_generated_capture_is_whole(tmp_path):
 
 
 def test_both_programs_are_measured_and_the_verdict_is_the_status():
-    result = CliRunner().invoke(offline.main, ["--scale", "0.002", "--json"])
+    result = CliRunner().invoke(offline.main, ["--scale", "0.002", "--rounds", "1", "--json"])
     figures = json.loads(result.stdout)
     assert figures.keys() == {"mtu", "offload"}
     for tshark, *kproxy in figures.values():
         assert tshark["program"] == "tshark" and tshark["ratio"] == 1
         assert len(kproxy) == 2
-        assert all(cost["cpu_s"] > 0 and cost["rss_bytes"] > 1e7 for cost in (tshark, *kproxy))
+        assert all(
+            cost["cpu_s"] > 0 and cost["startup_s"] > 0 and cost["rss_bytes"] > 1e7 for cost in (tshark, *kproxy)
+        )
     kept = all(cost["limit"] is None or cost["ratio"] >= cost["limit"] for costs in figures.values() for cost in costs)
     assert result.exit_code == (0 if kept else 1)
