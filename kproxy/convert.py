@@ -28,7 +28,7 @@ from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.rows import Job, Rows, Summary, captures_of, manifest, quality_batch
 from kproxy.tables import schema, writer
-from kproxy.tables.partitions import TopicNames
+from kproxy.tables.names import Names
 from kproxy.tables.records import Chosen
 from kproxy.tables.schema import Table
 from kproxy.wire.bodies import BATCHES, CHECKED, DETAILS
@@ -44,7 +44,7 @@ class _Share:
 
     runs: dict[str, list[Path]]
     quality: Quality
-    names: TopicNames
+    names: Names
 
 
 Progress = Callable[[str, int, int], None]  # (source, bytes read, bytes in all or 0)
@@ -98,7 +98,7 @@ def convert(
     return summary
 
 
-def _told(table: Table, job: Job, names: TopicNames, rows: pa.Table) -> pa.Table:
+def _told(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
     """Rows on their way into a file: topics get their names, and those that nobody chose are left out."""
     rows = names.fill(rows)
     return job.records.of(rows) if table is schema.RECORDS and job.records is not None else rows
@@ -127,11 +127,10 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
     if not small:
         gc.collect()  # flows and their sessions are cycles; merging needs the room
     writer.release()
-    whole = _Share({name: [] for name in (*job.tables, schema.QUALITY.name)}, Quality(), TopicNames())
+    whole = _Share({name: [] for name in (*job.tables, schema.QUALITY.name)}, Quality(), Names())
     for share in results:
         whole.quality.add(share.quality)
-        for identity, name in share.names.names.items():
-            whole.names.add(identity, name)
+        whole.names.add(share.names.told())
         for table, paths in share.runs.items():
             whole.runs[table] += paths
     sorter = writer.Sorter(schema.QUALITY, work, f".{number}")

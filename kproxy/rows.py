@@ -22,7 +22,8 @@ from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema
 from kproxy.tables.arrays import batch
 from kproxy.tables.columns import ExchangeColumns
-from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, TopicNames
+from kproxy.tables.names import Names
+from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions
 from kproxy.tables.records import Chosen, RecordColumns
 from kproxy.tables.schema import Table
 from kproxy.wire.bodies import BATCHES, RECORDS
@@ -110,7 +111,7 @@ class Rows:
         self.records = None if chosen is None else RecordColumns(chosen)
         self.partitions = PartitionColumns()
         self.batches = BatchColumns()
-        self.names = TopicNames()  # whoever writes files fills them in
+        self.names = Names()  # whoever writes files fills them in
         self._add = add
         self._connection_rows: list[dict[str, Any]] = []
         self._tallies: dict[Flow, _Tally] = {}

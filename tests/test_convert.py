@@ -57,6 +57,19 @@ def test_a_capture_becomes_tables_with_exactly_its_exchanges(tmp_path):
     assert str(captures.folder("captures")) not in json.dumps(manifest)
 
 
+@pytest.mark.parametrize("detail", ("headers", "batches"))
+def test_a_broker_is_known_by_the_address_that_it_advertises(tmp_path, detail):
+    """As any answer on any connection tells, later ones too; the controllers' ports are in none."""
+    names = ("k41_java_cluster", "k0822_python147", "k41_ipv6")  # in the last addresses are not those that brokers know
+    convert([captures.capture(name) for name in names], tmp_path, detail=detail)
+    brokers = {9091: 1, 9092: 2, 9093: 3}
+    for name in names:
+        for table in ("exchanges", "connections"):
+            found = {(row["broker_port"], row["broker_id"]) for row in rows(tmp_path, table, f"{name}.pcap")}
+            want = {(port, brokers.get(port) if name != "k41_ipv6" else None) for port, _ in found}
+            assert found == want and len(found) >= (1 if name == "k41_ipv6" else 3)
+
+
 def test_the_number_of_processes_changes_nothing(tmp_path):
     path = captures.capture("k41_java_cluster")
     folders = [tmp_path / str(processes) for processes in (1, 2, 3)]

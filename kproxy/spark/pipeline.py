@@ -11,7 +11,8 @@ Duty: the same rows as `kproxy convert`, by as many tasks as there is work for:
    lie and gives them to the same Flows and Session as everywhere. It sorts its rows by time on its own disk and writes
    them by date and hour. What the scan told is kept on the disks, so that the size of every connection is known before:
    one larger than a task's share has a task of its own, begun first, and the rest go on while it is at work.
-4. name: rows that call topics by their ids get the names that any connection of their capture told.
+4. name: rows that call topics by their ids get the names that any connection of their capture told, and those of a
+   broker whose address is known its id.
 5. publish: the driver renames the files of the tasks that succeeded and writes the counts of `quality`.
 
 Nothing but plans and counts comes to the driver: of connections only those that are larger than a share. An attempt
@@ -52,7 +53,7 @@ from kproxy.rows import BATCH_ROWS, Job, Rows, Summary, captures_of, manifest, q
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey, windows
 from kproxy.tables import schema, writer
-from kproxy.tables.partitions import TopicNames
+from kproxy.tables.names import FILLED, Names
 from kproxy.tables.records import Chosen
 from kproxy.tables.schema import Table
 from kproxy.wire.bodies import BATCHES, DETAILS
@@ -440,8 +441,8 @@ class _Decoder:
             rows.flush(1)
             if capture in self._decoded:
                 rows.note(self._qualities[capture])
-            if rows.names.names:
-                yield capture, "names", json.dumps(rows.names.names)
+            if rows.names:
+                yield capture, "names", json.dumps(rows.names.told())
         for capture, quality in self._qualities.items():
             yield capture, "quality", json.dumps(_listed(quality))
 
@@ -456,7 +457,7 @@ class _Decoder:
                 path = folder / place
                 path.parent.mkdir(parents=True)
                 file = {"table": name, "place": place, "path": str(path.relative_to(folder.parent))}
-                if table.has_topic_ids:
+                if table.has_names:
                     rows = _keep(table, (part for _, part in parts), path)
                 else:
                     rows = writer.store(table, (part for _, part in parts), path)
@@ -553,20 +554,18 @@ def _files(
 ) -> dict[str, Path]:
     """Where the tasks' files belong -> where they are; and the rows in them."""
     rows.update(dict.fromkeys(jobs[0].tables, 0))
-    names: dict[str, TopicNames] = {}
+    names: dict[str, Names] = {}
     files = {}
     unnamed = []
     for capture, kind, text in results:
         if kind == "file":
             files[text["place"]] = work / text["path"]
-            if schema.BY_NAME[text["table"]].has_topic_ids:
+            if schema.BY_NAME[text["table"]].has_names:
                 unnamed.append((text["table"], text["place"]))
             else:
                 rows[text["table"]] += text["rows"]
         elif kind == "names":
-            of_capture = names.setdefault(jobs[capture].source, TopicNames())
-            for identity, name in text.items():
-                of_capture.add(identity, name)
+            names.setdefault(jobs[capture].source, Names()).add(text)
     if unnamed:
         kept = [(table, files[place]) for table, place in unnamed]
         named = _over(spark, kept).mapInArrow(_name(jobs, kept, names), "number bigint, text string")
@@ -580,7 +579,7 @@ def _files(
 
 
 def _name(
-    jobs: Sequence[Job], files: Sequence[tuple[str, Path]], names: dict[str, TopicNames]
+    jobs: Sequence[Job], files: Sequence[tuple[str, Path]], names: dict[str, Names]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Write what was kept as Parquet, each attempt to a file of its own; tells where, and how many rows it has."""
 
@@ -598,16 +597,19 @@ def _name(
     return run
 
 
-def _named(kept: Path, names: dict[str, TopicNames]) -> Iterator[pa.Table]:
+def _named(kept: Path, names: dict[str, Names]) -> Iterator[pa.Table]:
     with pa.memory_map(str(kept)) as file:
         reader = pa.ipc.open_file(file)
         for index in range(reader.num_record_batches):
             rows = pa.Table.from_batches([reader.get_batch(index)])
             for source in rows["source"].unique().to_pylist():
                 if source in names:
-                    filled = names[source].fill(rows)["topic"]
-                    told = pc.if_else(pc.equal(rows["source"], source), filled, rows["topic"])
-                    rows = rows.set_column(rows.schema.get_field_index("topic"), "topic", told)
+                    filled = names[source].fill(rows)
+                    of_source = pc.equal(rows["source"], source)
+                    for place, column in enumerate(rows.schema.names):
+                        if column in FILLED:
+                            told = pc.if_else(of_source, filled[column], rows[column])
+                            rows = rows.set_column(place, column, told)
             yield rows.cast(reader.schema)
 
 

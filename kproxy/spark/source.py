@@ -251,9 +251,9 @@ def _batches(settings: _Settings, part: Part) -> Iterator[pa.RecordBatch]:
 
 
 def _rows(job: Job, table: Table) -> Iterator[pa.RecordBatch]:
-    """The rows of one table of one capture: as they are known, or sorted if names of topics are to be filled in."""
+    """The rows of one table of one capture: as they are known, or sorted if names are to be filled in."""
     quality = Quality()
-    if table.has_topic_ids:
+    if table.has_names:
         with TemporaryDirectory(prefix="kproxy-") as folder:
             sorter = writer.Sorter(schema.BY_NAME[table.name], Path(folder))
             rows = Rows(lambda of, batch: sorter.add(batch) if of.name == table.name else None, job.records)

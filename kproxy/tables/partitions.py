@@ -1,11 +1,10 @@
 """What bodies say of topic-partitions -> Arrow batches of the `partitions` and `batches` tables.
 
 Duty: one row per topic-partition and direction, and one per record batch; how far a fetch lags behind its partition.
-The names of topics that a body calls by their ids are looked up when a file is written, since the answer that tells a
-name may come later, and on any connection: `TopicNames` collects them.
+The names of topics that a body calls by their ids are looked up when a file is written: see `names`.
 
 Bounded by the owner, who takes `batch()` before there are too many `rows`; positions of MAX_POSITIONS partitions per
-connection and MAX_NAMES topics. Refuses to know files, and where events come from.
+connection. Refuses to know files, and where events come from.
 """
 
 from base64 import urlsafe_b64encode
@@ -14,7 +13,6 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
@@ -22,13 +20,12 @@ from kproxy.protocol.records import BatchHeader
 from kproxy.tables.arrays import array, listed
 from kproxy.tables.columns import NULL, Words, named, numbers
 from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
-from kproxy.wire.bodies import Found, Partition
+from kproxy.wire.bodies import Partition
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 from kproxy.wire.interest import FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, PRODUCE, SHARE_FETCH
 
 MAX_POSITIONS = 64 * 1024
-MAX_NAMES = 256 * 1024
 
 APIS = frozenset(
     (PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH)
@@ -38,35 +35,6 @@ _CARRY = frozenset(((PRODUCE, CLIENT), (FETCH, BROKER), (SHARE_FETCH, BROKER))) 
 Positions = dict[
     tuple[str | UUID | None, int], int
 ]  # of one connection: (topic, partition) -> the next offset it wants
-
-
-class TopicNames:
-    """Names of topics by their ids, from whatever body has both."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, str] = {}
-
-    def learn(self, found: Found | None) -> None:
-        for identity, name in found.names.items() if found is not None else ():
-            self.add(topic_id(identity), name)
-
-    def add(self, identity: str, name: str) -> None:
-        """Of two names the first in the alphabet stays, so that it does not matter who comes first."""
-        known = self.names.get(identity)
-        if known is None:
-            if len(self.names) < MAX_NAMES:
-                self.names[identity] = name
-        elif name < known:
-            self.names[identity] = name
-
-    def fill(self, rows: pa.Table) -> pa.Table:
-        """Rows with a topic's name wherever only its id was there."""
-        if not self.names or "topic_id" not in rows.schema.names:
-            return rows
-        known = listed(TEXT, sorted(self.names))
-        names = listed(TEXT, [self.names[identity] for identity in sorted(self.names)])
-        told = names.take(pc.index_in(rows["topic_id"], value_set=known))
-        return rows.set_column(rows.schema.get_field_index("topic"), "topic", pc.coalesce(rows["topic"], told))
 
 
 class PackedRows:

@@ -7,7 +7,7 @@ events are dropped, counted, and told in `quality`. Files appear whole, after RO
 what no file has yet, and nothing else.
 
 Bounded by: QUEUE_BYTES of packed rows that wait, `writer.RUN_ROWS` rows per table in memory, the rest of a file's rows
-on the disk, and ROLL_ROWS rows of one table while its file is written; where bodies are read, `partitions.MAX_NAMES`
+on the disk, and ROLL_ROWS rows of one table while its file is written; where bodies are read, `names.MAX_NAMES`
 topics, and `partitions.MAX_POSITIONS` partitions per connection. The disk is its owner's: nothing here removes old
 files. Refuses to know sockets, and what a proxy is.
 """
@@ -32,7 +32,8 @@ from kproxy.errors import KproxyError
 from kproxy.tables import schema, writer
 from kproxy.tables.arrays import batch
 from kproxy.tables.columns import ExchangeColumns
-from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions, TopicNames
+from kproxy.tables.names import Names
+from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions
 from kproxy.tables.schema import Table
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
@@ -180,13 +181,13 @@ class _Portion:
         self.batches = BatchColumns()
         self.connections: list[dict[str, Any]] = []
         self.faults: list[tuple[str, int]] = []  # source and time
-        self.names = TopicNames()
+        self.names = Names()
 
     @property
     def size(self) -> int:
         """Bytes, about."""
         packed = self.exchanges.size + self.partitions.size + self.batches.size
-        return packed + len(self.connections) * _CONNECTION_BYTES + len(self.names.names) * _NAME_BYTES
+        return packed + len(self.connections) * _CONNECTION_BYTES + len(self.names) * _NAME_BYTES
 
     @property
     def full(self) -> bool:
@@ -264,7 +265,7 @@ class _Files:
         self._name = f"{begun}.{now_ns % 10**9:09}Z"  # of this run's files, with their number
         self._number = 0
         self._sources: set[str] = set()
-        self._names = TopicNames()
+        self._names = Names()
         self._clear()
 
     def _clear(self) -> None:
@@ -307,8 +308,7 @@ class _Files:
             self._events[source] = self._events.get(source, 0) + events
         for source, now_ns in portion.faults:
             self._quality.note(source, "fault", now_ns, _FAULT)
-        for identity, name in portion.names.names.items():
-            self._names.add(identity, name)
+        self._names.add(portion.names.told())
         for table, columns in (
             (schema.EXCHANGES, portion.exchanges),
             (schema.PARTITIONS, portion.partitions),

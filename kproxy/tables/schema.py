@@ -38,9 +38,9 @@ class Table:
         ]
 
     @property
-    def has_topic_ids(self) -> bool:
-        """The names of its topics may be known only when the whole capture was read."""
-        return "topic_id" in self.schema.names
+    def has_names(self) -> bool:
+        """Its topics or brokers may be known only when the whole capture was read (`names.Names.fill`)."""
+        return bool({"topic_id", "broker_id"} & set(self.schema.names))
 
     @property
     def words(self) -> list[str]:

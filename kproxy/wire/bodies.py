@@ -1,7 +1,8 @@
 """The structural reader: walks a body as it streams past and never needs it whole.
 
 Duty: from the pieces of a frame, split anywhere, the throttle and every error code; if asked, what it says of each
-topic-partition and of each batch, and the names of topics where it tells them beside their ids; and for an owner that
+topic-partition and of each batch, the names of topics beside their ids, and the addresses of brokers beside theirs; and
+for an owner that
 rewrites the one change that must be made at the tail of a body whose size is already announced: the addresses in it are
 hidden at constant size. The walk is the schema's, compiled per (api, version, side) into a generator of straight-line
 code that stops only where a chunk ends inside what it must read; payloads are stepped over by their length, so that a
@@ -193,6 +194,7 @@ class Found:
     sums: Sequence[Sums] = ()  # instead, with SUMS
     batches: Sequence[Batch] = ()
     names: Mapping[UUID, str] = MappingProxyType({})  # of topics, where a body has both the name and the id
+    brokers: Mapping[tuple[str, int], int] = MappingProxyType({})  # node ids by (host, port)
     # (topic, partition): what leaves a fetch session, of which `partitions` says what is new. None: it says all.
     forgotten: list[tuple[str | UUID | None, int]] | None = None
     _errors: Sequence[int] = ()
@@ -218,6 +220,13 @@ class Found:
                 self.names = {identity: name}
             elif len(self.names) < MAX_NAMES:
                 cast(dict[UUID, str], self.names)[identity] = name
+
+    def note_broker(self, node: int, host: str, port: int) -> None:
+        if node >= 0:
+            if not self.brokers:
+                self.brokers = {(host, port): node}
+            elif len(self.brokers) < MAX_NAMES:
+                cast(dict[tuple[str, int], int], self.brokers)[host, port] = node
 
     def complete(self) -> None:
         if self.error_code is None and self._errors:
@@ -423,13 +432,14 @@ class _Look(Plan):
         noted = [path for path in paths_of(message.fields, version) if side == "response" and is_noted(path)]
         named = dict(_named_topics(message.fields, version)) if detail and side == "response" else {}
         # What tells names is asked for them: the partitions of Metadata carry nothing, and are many.
-        arrays = set(_partition_arrays(message.fields, version)) if detail and not named else set()
+        told = _brokers(api_key, version) if side == "response" and detail != SUMS else {}
+        arrays = set(_partition_arrays(message.fields, version)) if detail and not named and not told else set()
         attributes = dict(_attributes(message.fields, version, arrays))
         if detail == SUMS:
             attributes = {path: var for path, var in attributes.items() if var in ("topic", "topic_id")}
         topics = dict.fromkeys(named.values(), "topic") | {join(array, "topicId"): "topic_id" for array in named}
-        session = _session(message.fields, version) if detail and side == "request" else {}
-        super().__init__(message, version, (*noted, *attributes, *topics, *session))
+        told |= _session(message.fields, version) if detail and side == "request" else {}
+        super().__init__(message, version, (*noted, *attributes, *topics, *told))
         self.side = side
         self.detail = detail
         self.noted = noted
@@ -442,7 +452,7 @@ class _Look(Plan):
         self.attributes = attributes
         self.named = {f"{array}[]" for array in named}
         self.topics = topics
-        self.session = session
+        self.told = told
         self.names |= {
             "Partition": Partition,
             "Batch": Batch,
@@ -466,8 +476,8 @@ class _Look(Plan):
             self.after(f"{self.attributes[path]} = {var}")
         elif path in self.topics:
             self.after(f"{self.topics[path]} = {var}")
-        elif path in self.session:
-            self.after(self.session[path].format(var))
+        elif path in self.told:
+            self.after(self.told[path].format(var))
         if path == "throttleTimeMs":
             self.after(f"found.throttle_ms = {var}")
         elif path in self.noted:
@@ -693,6 +703,23 @@ class _Stream(_Look):
 def tells_names(api_key: int, version: int) -> bool:
     """Do its answers tell the names of topics beside their ids?"""
     return any(_named_topics(api_message(api_key, version, "response").fields, version))
+
+
+@cache
+def tells_brokers(api_key: int, version: int) -> bool:
+    """Are its answers there to tell where brokers are? (NodeEndpoints, KIP-951, name only what Metadata has named.)"""
+    return bool(_brokers(api_key, version))
+
+
+def _brokers(api_key: int, version: int) -> dict[str, str]:
+    """What an answer says of brokers: paths, and what to do with each value."""
+    array = address_path(api_key, version)
+    if array is None or array == "nodeEndpoints":
+        return {}
+    kept = {"nodeId": "node = {}", "brokerId": "node = {}", "host": "host = {}"}
+    kept["port"] = "found.note_broker(node, host, {})"
+    present = set(paths_of(api_message(api_key, version, "response").fields, version))
+    return {path: line for name, line in kept.items() if (path := join(array, name)) in present}
 
 
 def _named_topics(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[tuple[str, str]]:

@@ -106,9 +106,9 @@ class Interest:
         whose acks say whether an answer comes, of Fetch, whose max_wait_ms is its patience, of SaslHandshake, and of
         ApiVersions, which names the client's software.
     detail: how closely bodies that name topic-partitions are read (bodies.TOPICS, bodies.BATCHES): what is found is in
-        the exchange's request_body and response_body, as are the names of topics that others call by their ids. Without
-        `details` only sums (bodies.SUMS), of what carries records or tells where consumers are. bodies.ERRORS: they
-        are not.
+        the exchange's request_body and response_body, as are the names of topics that others call by their ids. With
+        `details`, whatever the detail, the ids of brokers are there too; without `details` only sums (bodies.SUMS), of
+        what carries records or tells where consumers are. bodies.ERRORS: they are not.
     room: of the batches that are wanted there are copies, with `detail` bodies.RECORDS.
     """
 
@@ -156,7 +156,8 @@ class Interest:
         if self.detail and api.key in (_TELLING if self.details else _COUNTED_REQUESTS):
             plan.request_reader = self._reader(api.key, version, "request")
         telling = api.key in (_TELLING if self.details else _COUNTED_ANSWERS)
-        if self.detail and (telling or bodies.tells_names(api.key, version)):
+        telling |= bodies.tells_names(api.key, version)
+        if (self.detail and telling) or (self.details and bodies.tells_brokers(api.key, version)):
             plan.response_reader = self._reader(api.key, version, "response")
         if self.rewrite:
             plan.transforms_always = api.key == API_VERSIONS

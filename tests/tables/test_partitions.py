@@ -2,13 +2,10 @@
 
 from uuid import UUID
 
-import pyarrow as pa
-
 from kproxy.protocol import codec
-from kproxy.tables.partitions import BatchColumns, PartitionColumns, TopicNames, topic_id
+from kproxy.tables.partitions import BatchColumns, PartitionColumns, topic_id
 from kproxy.tables.schema import BATCHES, PARTITIONS
 from kproxy.wire.bodies import CHECKED as DETAIL
-from kproxy.wire.bodies import Found
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, Exchange
@@ -109,25 +106,6 @@ def test_every_batch_is_a_row():
     assert [(row["producer_id"], row["transactional"]) for row in got] == [(None, False)] * 3
     assert [row["crc_valid"] for row in got] == [False, False, None]
     assert [row["max_timestamp"] for row in got] == [77, 78, 79]
-
-
-def test_topics_are_named_when_the_rows_are_written():
-    exchanges = told((asks((0, 5)), answers((0, 5, None))))
-    columns = PartitionColumns()
-    columns.append(INFO, exchanges[0], {})
-    unnamed = pa.Table.from_batches([columns.batch()])
-    assert unnamed["topic"].to_pylist() == [None, None]
-    names = TopicNames()
-    assert names.fill(unnamed) is unnamed
-    for name in ("orders", "invoices"):  # the same whoever comes first
-        found = Found()
-        found.note_name(TOPIC, name)
-        names.learn(found)
-    named = names.fill(unnamed)
-    assert named["topic"].to_pylist() == ["invoices", "invoices"]
-    assert named.schema.equals(unnamed.schema)
-    names.learn(None)
-    assert names.names == {topic_id(TOPIC): "invoices"}
 
 
 def test_apis_of_other_tables_give_no_rows():

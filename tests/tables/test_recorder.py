@@ -18,7 +18,8 @@ from kproxy.demo.cluster import Cluster
 from kproxy.errors import KproxyError
 from kproxy.tables import recorder, writer
 from kproxy.tables.columns import ExchangeColumns
-from kproxy.tables.partitions import BatchColumns, PartitionColumns, TopicNames
+from kproxy.tables.names import Names
+from kproxy.tables.partitions import BatchColumns, PartitionColumns
 from kproxy.tables.recorder import Recorder
 from kproxy.tables.schema import EXCHANGES, TABLES
 from kproxy.wire.connection import ConnectionInfo
@@ -38,7 +39,7 @@ class Rows:
         self._exchanges = ExchangeColumns()
         self._partitions = PartitionColumns()
         self._batches = BatchColumns()
-        self._names = TopicNames()
+        self._names = Names()
         self.closed = 0
 
     def connected(self, info):

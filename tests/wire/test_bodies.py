@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol import codec, shapes
 from kproxy.protocol.records import Batch, Record, iterate_headers, write_batch, write_message_set
-from kproxy.protocol.schema import schema
+from kproxy.protocol.schema import address_path, schema
 from kproxy.wire import bodies
 from kproxy.wire.bodies import BodyWalker
 from tests.protocol.messages import VECTORS, Layout, layouts, vectors
@@ -494,6 +494,24 @@ def test_who_tells_the_names_of_topics_beside_their_ids() -> None:
         frame = codec.encode_response(key, version, {"correlationId": 1}, {array: [{"name": "t", "topicId": identity}]})
         found = bodies.body_reader(key, version, "response", bodies.SUMS)(frame, 4, len(frame))
         assert found.names == {identity: "t"}
+
+
+@pytest.mark.parametrize("key", (3, 10, 60))
+def test_who_is_where_is_told_by_the_answers_that_are_about_it(key: int) -> None:
+    for version in schema().apis[key].response.versions:
+        assert bodies.tells_brokers(key, version)
+        path = address_path(key, version)
+        node = "brokerId" if key == 60 else "nodeId"
+        one = {node: 7, "host": "10.0.0.1", "port": 9092}
+        nobody = {node: -1, "host": "", "port": -1}  # as where there is no coordinator
+        frame = codec.encode_response(key, version, {"correlationId": 1}, {path: [nobody, one]} if path else one)
+        found = bodies.body_reader(key, version, "response", bodies.BATCHES)(frame, 4, len(frame))
+        walker = bodies.BodyWalker(key, version, detail=bodies.ERRORS)
+        for at in range(4, len(frame)):
+            walker.feed(frame, at, at + 1)
+        walker.finish()
+        assert walker.fault is None
+        assert found.brokers == walker.brokers == {("10.0.0.1", 9092): 7}
 
 
 def test_errors_are_bounded() -> None:

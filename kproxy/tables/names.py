@@ -1,0 +1,100 @@
+"""Names for what rows call otherwise: topics by their ids, brokers by their addresses.
+
+Duty: collect what answers tell, on any connection of a capture or of the proxy, and fill it in when a file is written,
+since it may come after the rows that need it. Nothing depends on who told first: of two names of one topic the first in
+the alphabet stays, and an address that was told of two brokers is nobody's.
+
+Only a broker that advertises an IP address can be found by the address of a connection; behind a translation of
+addresses, or a name, it stays unknown. Bounded by MAX_NAMES topics and as many brokers. Refuses to know where answers
+come from.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kproxy.tables.arrays import listed
+from kproxy.tables.partitions import topic_id
+from kproxy.tables.schema import I32, TEXT
+from kproxy.wire.bodies import Found
+from kproxy.wire.events import NONE
+
+MAX_NAMES = 256 * 1024
+
+FILLED = ("topic", "broker_id")  # the columns
+
+_SPACE = listed(TEXT, [" "])[0]
+
+
+class Names:
+    """Of one capture, or of all that a proxy records."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, str] = {}  # by id, as Kafka writes it
+        self.brokers: dict[str, int] = {}  # node id by "address port"; NONE: two were told
+
+    def __len__(self) -> int:
+        return len(self.topics) + len(self.brokers)
+
+    def learn(self, found: Found | None) -> None:
+        if found is None:
+            return
+        for identity, name in found.names.items():
+            self._add_topic(topic_id(identity), name)
+        for (host, port), node in found.brokers.items():
+            address = _address(host)
+            if address is not None:
+                self._add_broker(f"{address} {port}", node)
+
+    def told(self) -> dict[str, Any]:
+        """What `add` takes, in terms of JSON."""
+        return {"topics": self.topics, "brokers": self.brokers}
+
+    def add(self, told: Mapping[str, Any]) -> None:
+        for identity, name in told["topics"].items():
+            self._add_topic(identity, name)
+        for address, node in told["brokers"].items():
+            self._add_broker(address, node)
+
+    def fill(self, rows: pa.Table) -> pa.Table:
+        """Rows with a topic's name wherever only its id was there, and a broker's id where only its address."""
+        names = rows.schema.names
+        if self.topics and "topic_id" in names:
+            rows = _filled(rows, "topic", rows["topic_id"], self.topics, TEXT)
+        if self.brokers and "broker_id" in names:
+            addresses = pc.binary_join_element_wise(rows["broker_address"], rows["broker_port"].cast(TEXT), _SPACE)
+            brokers = {address: node for address, node in self.brokers.items() if node != NONE}
+            rows = _filled(rows, "broker_id", addresses, brokers, I32)
+        return rows
+
+    def _add_topic(self, identity: str, name: str) -> None:
+        known = self.topics.get(identity)
+        if name < known if known is not None else len(self.topics) < MAX_NAMES:
+            self.topics[identity] = name
+
+    def _add_broker(self, address: str, node: int) -> None:
+        known = self.brokers.get(address)
+        if known is not None:
+            self.brokers[address] = node if node == known else NONE
+        elif len(self.brokers) < MAX_NAMES:
+            self.brokers[address] = node
+
+
+def _filled(rows: pa.Table, column: str, keys: pa.ChunkedArray, known: dict[str, Any], kind: pa.DataType) -> pa.Table:
+    told = listed(kind, [known[key] for key in sorted(known)])
+    found = told.take(pc.index_in(keys, value_set=listed(TEXT, sorted(known))))
+    return rows.set_column(rows.schema.get_field_index(column), column, pc.coalesce(rows[column], found))
+
+
+@lru_cache(maxsize=1024)
+def _address(host: str) -> str | None:
+    """An IP address as the tables write it; None for a name."""
+    family = AF_INET6 if ":" in host else AF_INET
+    try:
+        return inet_ntop(family, inet_pton(family, host))
+    except (OSError, ValueError):
+        return None
