@@ -36,6 +36,8 @@ BEYOND_MODULES = {
     "tests/broker",
     "tests/capture/test_broker_logs.py",
     "tests/capture/test_fuzz.py",
+    "tests/capture/test_shapes.py",
+    "tests/capture/test_tshark.py",
     "tests/test_architecture.py",
     "tests/test_traps.py",
     "tests/tools",

@@ -115,15 +115,6 @@ def test_checksums_are_checked_where_that_is_asked_for(tmp_path):
         assert {row["crc_valid"] for row in batches if not row["partial"]} == {checked}
 
 
-def test_a_shape_without_loss_gives_the_rows_of_its_base(tmp_path):
-    names = ("k41_BASE.pcap", "k41_vlan.pcap", "k41_ng.pcapng", "k41_gz.pcap.gz", "k41_seqwrap.pcap")
-    convert([captures.capture(name) for name in names], tmp_path)
-    base = [row | {"source": None, "connection": None} for row in rows(tmp_path, "exchanges", names[0])]
-    for name in names[1:]:
-        shaped = [row | {"source": None, "connection": None} for row in rows(tmp_path, "exchanges", name)]
-        assert sorted(map(str, shaped)) == sorted(map(str, base))
-
-
 def test_rotated_files_are_one_source(tmp_path):
     whole = captures.capture("k41_BASE").read_bytes()
     position, cut = 24, len(whole) // 2
