@@ -26,6 +26,7 @@ one connection, and RUN_ROWS rows per table.
 """
 
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -591,6 +592,7 @@ def _name(
             if name == schema.RECORDS.name and jobs[0].records is not None:
                 told = map(jobs[0].records.of, told)
             rows = writer.store(schema.BY_NAME[name], told, path)
+            os.utime(path, ns=(kept.stat().st_atime_ns, kept.stat().st_mtime_ns))  # when its connections were decoded
             text = json.dumps((str(path), rows))
             yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), "text": [text]})
 
