@@ -186,9 +186,7 @@ def run(kind: Kind, folder: Path, scale: float, rounds: int) -> list[Cost]:
         command = [*converting, "--detail", detail, "--out", str(folder / detail)]
         programs.append((f"kproxy, {detail}", limit, command))
     least: dict[str, tuple[float, float, int]] = {}
-    for _ in range(
-        rounds
-    ):  # in turns, so that what the machine does besides hits all; the least is nearest to the truth
+    for _ in range(rounds):  # in turns, so that what the machine does besides hits all
         for program, _limit, command in programs:
             startup_s, (cpu_s, rss_bytes) = measured([*command, str(nothing)])[0], measured([*command, str(path)])
             before = least.get(program, (cpu_s, startup_s, rss_bytes))

@@ -47,14 +47,16 @@ class Reader:
         """
         session = self._session
         events, handlers, received = session.events, session._handlers, session._received
+        framed_requests, framed_answers = Session._requests, Session._answers
+        requests, answers = self._requests, self._answers
         for side, start, end, time_ns in segments:
             if time_ns > now:
                 now = time_ns
             side ^= flip
             if side == CLIENT:
-                read = self._requests(whole, start, end, now) if handlers[CLIENT] is Session._requests else start
+                read = requests(whole, start, end, now) if handlers[CLIENT] is framed_requests else start
             else:
-                read = self._answers(whole, start, end, now) if handlers[BROKER] is Session._answers else start
+                read = answers(whole, start, end, now) if handlers[BROKER] is framed_answers else start
             received[side] += read - start
             if read < end:
                 session.receive(side, whole[read:end], now)
