@@ -21,8 +21,8 @@ writes into a folder of its own, so that what failed or ran twice is never seen.
 Captures and tables must lie where every executor can read and write them by the same path. Different from `convert`: no
 connection is put away because too many are open, since one is decoded after the other. A capture whose TLS is to be
 decrypted is decoded by one task, with tshark.
-Memory of a task: MEASURE packets' places, or of a compressed file some MEASURE_BYTES of packets; a window of packets,
-one connection, and RUN_ROWS rows per table.
+Memory of a task: MEASURE packets' places, or of a compressed file some MEASURE_BYTES of packets; one connection,
+RUN_ROWS rows per table, and MAPPED_BYTES of the captures' own pages.
 """
 
 import json
@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby, pairwise
-from mmap import ACCESS_READ, MADV_DONTNEED, mmap
+from mmap import ACCESS_READ, MADV_DONTNEED, PAGESIZE, mmap
 from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryDirectory
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
 TASK_BYTES = 64 << 20  # of captures, to be decoded by one task
 OPEN_FILES = 64
+MAPPED_BYTES = 256 << 20  # pages of files that a task has in its address space
 MEASURE = 128 * 1024  # packets of which the scan tells at once
 MEASURE_BYTES = 8 << 20  # and of compressed files
 ROUNDS = 8  # of tasks for each core: so that late ones are short
@@ -496,7 +497,7 @@ class _Decoder:
             done += len(here)
             self._rows[self._capture].flush(BATCH_ROWS)
         if isinstance(data, mmap):
-            data.madvise(MADV_DONTNEED)  # the pages are the file's own, and need not be ours too
+            self._files.looked_at(min(int(starts.max() - starts.min()), len(packets) * PAGESIZE))
 
 
 def _records(packets: np.ndarray, data: mmap | bytes, start: np.ndarray) -> Sequence[Record]:
@@ -514,6 +515,7 @@ class _Files:
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, mmap] = OrderedDict()
+        self._mapped_bytes = 0  # at most
 
     def open(self, path: str) -> mmap:
         data = self._open.get(path)
@@ -525,6 +527,17 @@ class _Files:
         else:
             self._open.move_to_end(path)
         return data
+
+    def looked_at(self, size: int) -> None:
+        """Pages are the files' own, but count as the process's: let them go before they are many.
+
+        Not at once, since packets of other connections lie in the same ones.
+        """
+        self._mapped_bytes += size
+        if self._mapped_bytes >= MAPPED_BYTES:
+            for data in self._open.values():
+                data.madvise(MADV_DONTNEED)
+            self._mapped_bytes = 0
 
 
 def _keep(table: Table, parts: Iterator[pa.Table], path: Path) -> int:
