@@ -1,6 +1,7 @@
 """The command line: sub-commands only, no logic. Whatever is heavy is imported by the command that needs it."""
 
 import logging
+import os
 import sys
 import time
 from pathlib import Path
@@ -58,7 +59,6 @@ def run(file: str | None, **flags: Any) -> None:
     As a sidecar of each broker, on the same port everywhere:
       kproxy run --route sidecar --listen :19092 --bootstrap localhost:9092
     """
-    import os
 
     from kproxy import config
 
@@ -281,6 +281,8 @@ def _log_lines(level: str) -> None:
 
 
 def main() -> None:
+    # Arrays are added and compared here, never multiplied: numpy's threads for that only cost 40 ms of CPU at each start.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         cli()
     except KproxyError as fault:
