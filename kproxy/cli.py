@@ -59,7 +59,6 @@ def run(file: str | None, **flags: Any) -> None:
     As a sidecar of each broker, on the same port everywhere:
       kproxy run --route sidecar --listen :19092 --bootstrap localhost:9092
     """
-
     from kproxy import config
 
     settings = config.load(file, os.environ, flags)
@@ -281,7 +280,7 @@ def _log_lines(level: str) -> None:
 
 
 def main() -> None:
-    # Arrays are added and compared here, never multiplied: numpy's threads for that only cost 40 ms of CPU at each start.
+    # Nobody multiplies matrices here: numpy's threads for that would only cost 40 ms of CPU at each start.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         cli()
