@@ -181,7 +181,8 @@ class RecordColumns(PackedRows):
             self._values.append(value)
             kept = len(key or b"") + len(value or b"") + _ROW_BYTES
             for name, header in record.headers:
-                shown_name, shown = name.encode()[: self._chosen.shown_bytes], show_value(header)
+                cut = name.encode()[: self._chosen.shown_bytes]  # not inside a character: this column is text
+                shown_name, shown = cut.decode(errors="ignore").encode(), show_value(header)
                 self._header_names.append(shown_name)
                 self._header_values.append(shown)
                 kept += len(shown_name) + len(shown or b"") + _ROW_BYTES

@@ -85,6 +85,13 @@ def readable(log: bytes) -> tuple[list[tuple[int, Record]], int]:
     return found, unread
 
 
+def test_a_header_name_is_not_cut_inside_a_character():
+    told = Told(Chosen(("*",), 5))
+    told.fetched(write_batch([Record(0, 1, None, b"v", (("prénom", b"x"), ("prieé", None)))]))
+    (row,) = told.rows()
+    assert [each["key"] for each in row["headers"]] == ["prén", "prie"]
+
+
 def test_every_kind_of_records_is_told_as_it_is_read():
     """The official library's own: each magic and codec, and cut, controlled and damaged ones; over any split."""
     told, expected, unread = Told(), [], 0
