@@ -25,8 +25,9 @@ CANDIDATES = 256  # waiting requests whose answer is looked for: the oldest
 
 _NAMELESS = 7 << 16  # ControlledShutdown v0, the one header without a client id
 
-# Size < 16 MiB, key < 256, version < 32, a client id that is null or shorter than 512: all big-endian.
-_REQUEST = re.compile(rb"(?s)(?=\x00.{3}\x00.\x00[\x00-\x1f].{4}(?:\xff\xff|[\x00\x01]))")
+# Size < 16 MiB and no less than a header's (zeros are common), key < 256, version < 32, a client id that is null or
+# shorter than 512: all big-endian.
+_REQUEST = re.compile(rb"(?s)(?=\x00(?!\x00\x00[\x00-\x09]).{3}\x00.\x00[\x00-\x1f].{4}(?:\xff\xff|[\x00\x01]))")
 
 
 ClientId = bytes | EllipsisType | None  # ...: not known
