@@ -47,6 +47,7 @@ KINDS = (
     Kind("mtu", "segments of 1448 bytes", 1448, 2500, 150_000, (12.0, 6.0)),
     Kind("offload", "segments of 65000 bytes", 65_000, 1_000_000, 1_500, (25.0, 6.0)),
 )
+_LEAST_WIDTH = 120  # also where the output is no terminal
 DETAILS = ("headers", "batches")  # without the tables of bodies, and with all tables but records
 
 
@@ -215,7 +216,7 @@ def main(scale: float, rounds: int, as_json: bool) -> None:
     if as_json:
         print(json.dumps({name: [asdict(cost) for cost in costs] for name, costs in results.items()}, indent=2))
     else:
-        show(results, Console(width=max(100, Console().width)))
+        show(results, Console(width=max(_LEAST_WIDTH, Console().width)))
     sys.exit(0 if all(cost.passed for costs in results.values() for cost in costs) else 1)
 
 

@@ -12,6 +12,7 @@ Refuses to know what is in a packet.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from mmap import MADV_DONTNEED, PAGESIZE, mmap
 from struct import Struct
 from typing import TYPE_CHECKING, overload
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from kproxy.capture.pcap import Record, Window
 
 HEAD = 16 + inorder.HEAD  # bytes of a record that say what it is
+PEEK = 3 * HEAD  # read at a time: an acknowledgement, and the head of what comes behind it
+POPULATE = 22  # MADV_POPULATE_READ of Linux 5.14: all pages in one go cost half of what their faults do
 LARGE = 1 << 14  # records on average: to read their heads is cheaper than to map pages for them
 RECORDS = 1 << 14
 FIRST_RECORDS = 1 << 10  # of the first window: connections that are new in it are taken segment by segment
@@ -112,7 +115,7 @@ class Mapped:
         count, mean = FIRST_RECORDS, 0
         sound = True
         while sound and position + HEAD <= len(held) <= self._source.length():
-            records, stop, sound = self._walk(position, count, mean > LARGE)
+            records, stop, sound = self._walk(position, count, mean)
             if len(records):
                 last_ns = int(records.time_ns[-1])
                 mean = (stop - position) // len(records)
@@ -126,11 +129,14 @@ class Mapped:
             self._source, self._quality, self._order, self._unit, self._link, self._snap, position, last_ns
         ).windows()
 
-    def _walk(self, position: int, count: int, large: bool) -> tuple[Columns, int, bool]:
-        """At most `count` whole records from `position` on, where they stop, and whether sound ones may follow."""
+    def _walk(self, position: int, count: int, mean: int) -> tuple[Columns, int, bool]:
+        """At most `count` whole records from `position` on, where they stop, and whether sound ones may follow.
+
+        They are expected to have `mean` bytes.
+        """
         from kproxy.capture.pcap import SECOND, most_captured
 
-        places, position, heads = (self._read_heads if large else self._map_heads)(position, count)
+        places, position, heads = (self._read_heads if mean > LARGE else self._map_heads)(position, count, mean)
         fields = np.ascontiguousarray(heads[:, :16]).view(self._order + "u4").astype(np.int64)
         seconds, fraction, captured, original = fields.T
         start = places + 16
@@ -143,13 +149,16 @@ class Mapped:
             return columns[:good], int(places[good]), False
         return columns, position, True
 
-    def _map_heads(self, position: int, count: int) -> tuple[np.ndarray, int, np.ndarray]:
+    def _map_heads(self, position: int, count: int, mean: int) -> tuple[np.ndarray, int, np.ndarray]:
         """Where records seem to begin, where the next one would, and their heads."""
         held = self._held
         length = Struct(self._order + "8xI").unpack_from
         found: list[int] = []
         append = found.append
         last = min(len(held) - HEAD, position + WINDOW_BYTES)
+        page = position // PAGESIZE * PAGESIZE
+        with suppress(OSError):  # an older kernel
+            held.madvise(POPULATE, page, min(position + count * mean, len(held)) - page)
         for _ in range(count):
             if position > last:
                 break
@@ -159,19 +168,23 @@ class Mapped:
         heads = np.ndarray((len(held) - HEAD + 1,), f"V{HEAD}", held, strides=(1,))[places]
         return places, position, heads.view(np.uint8).reshape(-1, HEAD)
 
-    def _read_heads(self, position: int, count: int) -> tuple[np.ndarray, int, np.ndarray]:
+    def _read_heads(self, position: int, count: int, mean: int) -> tuple[np.ndarray, int, np.ndarray]:
         """The same, without a page of the file being mapped."""
         peek = self._source.peek
         length = Struct(self._order + "8xI").unpack_from
         places: list[int] = []
         heads: list[bytes] = []
         last = min(len(self._held) - HEAD, position + WINDOW_BYTES)
+        piece, at = b"", 0  # bytes of the file, and where the next record is in them
         while position <= last and len(places) < count:
-            head = peek(position, HEAD)
-            if len(head) < HEAD:  # the file has shrunk: no record can be as long as this one now seems
-                head = head.ljust(HEAD, b"\xff")
+            if at + HEAD > len(piece):
+                piece, at = peek(position, PEEK), 0
+                if len(piece) < HEAD:  # the file has shrunk: no record can be as long as this one now seems
+                    piece = piece.ljust(HEAD, b"\xff")
             places.append(position)
-            heads.append(head)
-            position += 16 + length(head)[0]
+            heads.append(piece[at : at + HEAD])
+            size = 16 + length(piece, at)[0]
+            position += size
+            at += size
         joined = np.frombuffer(b"".join(heads), np.uint8)
         return np.array(places, np.int64), position, joined.reshape(-1, HEAD)

@@ -1030,6 +1030,8 @@ class Session:
 
 def bound(walker: BodyWalker) -> None:
     """What a body names must not outgrow what a connection may hold."""
+    if not (walker.sums or walker.partitions or walker.batches):
+        return
     for named in (walker.sums, walker.partitions, walker.batches):
         if len(named) > MAX_NAMED:
             walker.left_out += len(named) - MAX_NAMED
