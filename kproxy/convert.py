@@ -118,14 +118,13 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
         processes = 1 if small else min(len(os.sched_getaffinity(0)), SHARDS)
     shares = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
     if here:
-        with _Interrupt() as interrupt:
+        with _Interrupt() as interrupt, _seldom_collected():
             results = [_share(job, work, f".{number}.0", shares[0], True, interrupt if follow else None, progress)]
     elif processes == 1:
-        results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
+        with _seldom_collected():
+            results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)
-    if not small:
-        gc.collect()  # flows and their sessions are cycles; merging needs the room
     writer.release()
     whole = _Share({name: [] for name in (*job.tables, schema.QUALITY.name)}, Quality(), Names())
     for share in results:
@@ -215,20 +214,26 @@ def _worker(pipe: Connection, job: Job, work: Path, prefix: str, shards: tuple[i
     Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
     try:
         report = (lambda *message: pipe.send(message)) if first else None
-        pipe.send(_share(job, work, prefix, shards, first, None, report))
+        with _seldom_collected():
+            pipe.send(_share(job, work, prefix, shards, first, None, report))
     except KproxyError as fault:
         pipe.send(fault)
 
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Exchanges come by the million and are no cycles: looking for some after every 700 takes an eighth of the time."""
+    """Exchanges come by the million and are no cycles: looking for some after every 700 takes an eighth of the time.
+
+    Flows and their sessions are: they go at the end, since what follows needs the room, and what was there before is
+    not looked through for that.
+    """
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, *before[1:])
     try:
         yield
     finally:
+        gc.collect()
         gc.set_threshold(*before)
         gc.unfreeze()
 
@@ -246,10 +251,9 @@ def _share(
     quality = Quality()
     sorters = {name: writer.Sorter(schema.BY_NAME[name], work, prefix) for name in job.tables}
     rows = Rows(lambda table, batch: sorters[table.name].add(batch), job.records)
-    with _seldom_collected():
-        for capture in rows.read(job, quality, shards=shards, first=first, follow=follow):
-            if progress is not None:
-                progress(job.source, capture.consumed, capture.size)
+    for capture in rows.read(job, quality, shards=shards, first=first, follow=follow):
+        if progress is not None:
+            progress(job.source, capture.consumed, capture.size)
     for sorter in sorters.values():
         sorter.spill()
     return _Share({name: sorter.runs for name, sorter in sorters.items()}, quality, rows.names)
