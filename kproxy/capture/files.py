@@ -10,10 +10,10 @@ import io
 import os
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from kproxy.errors import CaptureError
 
@@ -100,11 +100,13 @@ class Bytes:
         except OSError as fault:
             raise CaptureError(self.name, f"cannot be opened: {fault.strerror or fault}") from fault
         head = b""
-        while len(head) < 4 and (more := file.read(4 - len(head))):
-            head += more
+        try:
+            while len(head) < 4 and (more := file.read(4 - len(head))):
+                head += more
+        except OSError as fault:
+            raise CaptureError(self.name, f"cannot be read: {fault.strerror or fault}") from fault
         self._counted = _Counted(file, head, follow)
-        self._stream: BinaryIO = _decompress(head, self._counted)
-        self._packed = self._stream is not cast(BinaryIO, self._counted)
+        self._unpacked = _decompress(head, self._counted)
 
     @property
     def consumed(self) -> int:
@@ -112,7 +114,7 @@ class Bytes:
 
     def mapped(self) -> mmap | None:
         """The bytes as memory, where they lie in a plain file that does not grow."""
-        return None if self._packed else self._counted.mapped()
+        return None if self._unpacked else self._counted.mapped()
 
     def length(self) -> int:
         """How long a mapped file is now."""
@@ -131,34 +133,79 @@ class Bytes:
         if self.cut:
             return b""
         try:
-            return self._stream.read(count) or b""
-        except (EOFError, OSError, zlib.error, RuntimeError, ValueError) as fault:
-            self.cut = str(fault) or "the compressed stream ends early"
-            return b""
-        except Exception as fault:  # zstandard's own error is no subclass of anything
-            if type(fault).__name__ != "ZstdError":
-                raise
+            data = (self._unpacked or self._counted).read(count) or b""
+        except OSError as fault:
             self.cut = str(fault)
             return b""
+        if not data and self._unpacked is not None:
+            self.cut = self._unpacked.cut
+        return data
 
     def close(self) -> None:
         self._counted.close()
 
 
-def _decompress(head: bytes, raw: _Counted) -> BinaryIO:
-    if head[:2] == b"\x1f\x8b":
-        import gzip
+class _Unpacked:
+    """The plain bytes of a compressed stream, member after member: all that there are before it ends or breaks.
 
-        return cast(BinaryIO, gzip.GzipFile(fileobj=io.BufferedReader(raw, 1 << 18), mode="rb"))
-    if head == b"\x28\xb5\x2f\xfd":
+    How much a member's reader makes of one piece is bounded by the piece and the format.
+    """
+
+    def __init__(self, raw: _Counted, begin: Callable[[], Any], fault: type[Exception], piece: int) -> None:
+        self.cut = ""
+        self._raw = raw
+        self._begin = begin  # a reader of one member, with decompress(), eof and unused_data
+        self._fault = fault  # what it raises
+        self._piece = piece
+        self._plain = bytearray()
+        self._pieces = self._unpack()
+
+    def read(self, count: int) -> bytes:
+        """`count` bytes, fewer only at the end; then `cut` tells whether that was a proper one."""
+        plain = self._plain
+        while len(plain) < count:
+            try:
+                piece = next(self._pieces, None)
+            except (OSError, self._fault) as fault:
+                self.cut = str(fault)
+                piece = None
+            if piece is None:
+                break
+            plain += piece
+        data = bytes(plain[:count])
+        del plain[:count]
+        return data
+
+    def _unpack(self) -> Iterator[bytes]:
+        member: Any = None
+        packed = b""
+        while packed or (packed := self._raw.read(self._piece)):
+            if member is None:
+                packed = packed.lstrip(b"\0")  # as gzip does: tapes and block devices pad
+                if not packed:
+                    continue
+                member = self._begin()
+            yield member.decompress(packed)
+            packed = b""
+            if member.eof:
+                packed = member.unused_data or b""
+                member = None
+        if member is not None:
+            self.cut = "the compressed stream ends early"
+
+
+def _decompress(head: bytes, raw: _Counted) -> _Unpacked | None:
+    """What unpacks a file that begins with `head`; None for a plain one."""
+    if head[:2] == b"\x1f\x8b":
+        return _Unpacked(raw, lambda: zlib.decompressobj(wbits=31), zlib.error, 1 << 14)  # 16 MiB of it at most
+    if head == b"\x28\xb5\x2f\xfd" or head[1:] == b"\x2a\x4d\x18":  # pzstd begins with a frame to be skipped
         import zstandard
 
-        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
-            cast(BinaryIO, raw), read_across_frames=True
-        )
-        return cast(BinaryIO, reader)
+        unpack = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj
+        # four bytes may stand for a block of 128 KiB: 16 MiB of it at most
+        return _Unpacked(raw, unpack, zstandard.ZstdError, 1 << 9)
     if head == b"\x04\x22\x4d\x18":
         import lz4.frame
 
-        return cast(BinaryIO, lz4.frame.LZ4FrameFile(cast(BinaryIO, io.BufferedReader(raw, 1 << 18)), mode="rb"))
-    return cast(BinaryIO, raw)
+        return _Unpacked(raw, lz4.frame.LZ4FrameDecompressor, RuntimeError, 1 << 14)  # 4 MiB at most
+    return None

@@ -64,9 +64,10 @@ class Capture:
             last = index == len(self.paths) - 1
             self._bytes = files.Bytes(path, follow=self._follow if last else None)
             try:
+                told = self.quality.count("cut_file")
                 yield from windows_of(self._bytes, self.quality, self.secrets)
-                if self._bytes.cut:
-                    self.quality.note("cut_file")
+                if self._bytes.cut and self.quality.count("cut_file") == told:
+                    self.quality.note("cut_file")  # between two records
             finally:
                 self._bytes.close()
             self._before += self._bytes.consumed

@@ -3,6 +3,7 @@
 import gzip
 import io
 import random
+import tracemalloc
 from struct import pack
 
 import lz4.frame
@@ -134,16 +135,49 @@ def test_pcapng_with_sections_interfaces_resolutions_and_every_packet_block(tmp_
     assert capture.secrets == [b"a key"]
 
 
-@pytest.mark.parametrize("pack_up", (gzip.compress, zstandard.compress, lz4.frame.compress))
-def test_compressed_captures_whole_and_cut(tmp_path, pack_up):
+# How to pack, and what may stand between two members: zeros, as on a tape, or a frame without data, as pzstd makes them.
+FRAME = b"\x50\x2a\x4d\x18\x04\0\0\0none"
+PACKED = {gzip.compress: bytes(40_000), zstandard.compress: FRAME, lz4.frame.compress: b""}
+
+
+@pytest.mark.parametrize("pack_up", PACKED)
+def test_compressed_captures_whole_joined_and_with_something_behind(tmp_path, pack_up):
     plain = captures.capture("k41_quota").read_bytes()
-    packed = pack_up(plain)
     _, want = read(written(tmp_path, plain))
-    assert read(written(tmp_path, packed))[1] == want
-    quality, records = read(written(tmp_path, packed[: len(packed) // 2]))
-    assert records == want[: len(records)]
-    assert len(records) > 100
-    assert quality.count("cut_file")
+    packed = pack_up(plain[:700_000]) + PACKED[pack_up] + pack_up(plain[700_000:])
+    if PACKED[pack_up] == FRAME:
+        packed = FRAME + packed
+    for behind, cut in ((b"", 0), (b"something", 1)):
+        quality, records = read(written(tmp_path, packed + behind))
+        assert records == want
+        assert quality.count("cut_file") == cut
+
+
+@pytest.mark.parametrize("pack_up", PACKED)
+def test_of_a_compressed_capture_that_is_cut_all_that_is_there_is_read(tmp_path, pack_up):
+    noise = random.Random(1).randbytes(1_600_000)
+    plain = packet.pcap([(n * 1_000_000, noise[n * 1500 : n * 1500 + 1500]) for n in range(1000)])
+    packed = pack_up(plain)
+    assert len(packed) > len(plain) * 0.99
+    for upto in range(300_000, len(packed), 250_000):
+        quality, records = read(written(tmp_path, packed[:upto]))
+        assert len(records) * 1516 > upto - 270_000  # a block of lz4 has 256 KiB here, one of zstd 128
+        assert quality.count("cut_file") == 1
+
+
+def test_a_small_file_that_unpacks_to_a_huge_one_is_read_in_pieces(tmp_path):
+    zeros = 1 << 28
+    unpacker = zstandard.ZstdCompressor().compressobj()
+    path = written(tmp_path, b"".join([unpacker.compress(packet.pcap(PACKETS) + bytes(zeros)), unpacker.flush()]))
+    source = files.Bytes(path)
+    tracemalloc.start()
+    try:
+        while source.read(1 << 19):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < zeros // 4
+    finally:
+        tracemalloc.stop()
+        source.close()
 
 
 def test_rotated_files_are_one_capture_and_standard_input_is_a_file(tmp_path, monkeypatch):
