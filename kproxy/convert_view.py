@@ -18,12 +18,14 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from kproxy.rows_view import printable
+
 
 @contextmanager
 def bar() -> Iterator[Any]:
     """A progress bar on standard error, with rate and time left; none where that is no terminal."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
@@ -35,7 +37,7 @@ def bar() -> Iterator[Any]:
 
         def advance(source: str, consumed: int, size: int) -> None:
             if source not in tasks:
-                tasks[source] = shown.add_task(source, total=size or None)
+                tasks[source] = shown.add_task(printable(source), total=size or None)
             shown.update(tasks[source], completed=consumed, total=max(size, consumed) or None)
 
         yield advance

@@ -48,7 +48,7 @@ class Capture:
     ) -> None:
         self.quality = quality
         self.paths = list(paths)
-        self.size = sum(Path(path).stat().st_size for path in paths if str(path) != files.STDIN and Path(path).exists())
+        self.size = sum(_size(path) for path in paths if str(path) != files.STDIN)
         self._follow = follow
         self.secrets: list[bytes] = []  # TLS key logs that a pcapng file carries
         self._before = 0
@@ -72,6 +72,14 @@ class Capture:
                 self._bytes.close()
             self._before += self._bytes.consumed
             self._bytes = None
+
+
+def _size(path: Path | str) -> int:
+    """Of a file that can be looked at; who opens it tells why another cannot."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
 
 
 def windows_of(source: files.Source, quality: Quality, secrets: list[bytes]) -> Iterator[Window]:

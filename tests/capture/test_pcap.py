@@ -135,7 +135,7 @@ def test_pcapng_with_sections_interfaces_resolutions_and_every_packet_block(tmp_
     assert capture.secrets == [b"a key"]
 
 
-# How to pack, and what may stand between two members: zeros, as on a tape, or a frame without data, as pzstd makes them.
+# How to pack, and what may stand between two members: zeros, as on a tape, or a frame without data, as pzstd has them
 FRAME = b"\x50\x2a\x4d\x18\x04\0\0\0none"
 PACKED = {gzip.compress: bytes(40_000), zstandard.compress: FRAME, lz4.frame.compress: b""}
 
