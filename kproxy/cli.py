@@ -86,7 +86,14 @@ def demo(seconds: float | None, record: Path | None) -> None:
 @cli.command()
 @click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
 @click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each.")
-@click.option("--port", "ports", type=int, multiple=True, metavar="N", help="A broker's port. Default: by content.")
+@click.option(
+    "--port",
+    "ports",
+    type=click.IntRange(1, 65535),
+    multiple=True,
+    metavar="N",
+    help="A broker's port. Default: by content.",
+)
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
 @click.option("--rotated", is_flag=True, help="The files are one capture, in this order.")
 @click.option(
@@ -107,9 +114,14 @@ def demo(seconds: float | None, record: Path | None) -> None:
     show_default=True,
     help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
 )
-@click.option("--key-log", metavar="FILE", help="SSLKEYLOGFILE of the TLS connections; needs tshark.")
+@click.option(
+    "--key-log",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="SSLKEYLOGFILE of the TLS connections; needs tshark.",
+)
 @click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
-@click.option("--processes", type=int, default=0, metavar="N", help="Default: as many as there are cores.")
+@click.option("--processes", type=click.IntRange(0), default=0, metavar="N", help="Default: as many as there are cores.")
 def convert(
     captures: tuple[str, ...],
     out: str,

@@ -99,7 +99,14 @@ def _command(name: str, job: Job) -> click.Command:
 @click.command()
 @click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
 @click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each, by date and hour.")
-@click.option("--port", "ports", type=int, multiple=True, metavar="N", help="A broker's port. Default: by content.")
+@click.option(
+    "--port",
+    "ports",
+    type=click.IntRange(1, 65535),
+    multiple=True,
+    metavar="N",
+    help="A broker's port. Default: by content.",
+)
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
 @click.option("--rotated", is_flag=True, help="The files are one capture, in this order.")
 @click.option("--detail", type=click.Choice(("headers", "topics", "batches")), default="batches", show_default=True)
@@ -113,7 +120,12 @@ def _command(name: str, job: Job) -> click.Command:
     show_default=True,
     help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
 )
-@click.option("--key-log", metavar="FILE", help="SSLKEYLOGFILE of the TLS connections; needs tshark.")
+@click.option(
+    "--key-log",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="SSLKEYLOGFILE of the TLS connections; needs tshark.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the tables that are there.")
 @click.option("--tasks", type=click.IntRange(0), default=0, metavar="N", help="Of the decoding. Default: per 64 MiB.")
 def ingest(
