@@ -121,7 +121,9 @@ def demo(seconds: float | None, record: Path | None) -> None:
     help="SSLKEYLOGFILE of the TLS connections; needs tshark.",
 )
 @click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
-@click.option("--processes", type=click.IntRange(0), default=0, metavar="N", help="Default: as many as there are cores.")
+@click.option(
+    "--processes", type=click.IntRange(0), default=0, metavar="N", help="Default: as many as there are cores."
+)
 def convert(
     captures: tuple[str, ...],
     out: str,
