@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from kproxy.errors import ConfigError
 
@@ -137,7 +138,7 @@ class Cluster(_Frozen):
 class Config(_Frozen):
     """All settings of one kproxy."""
 
-    clusters: tuple[Cluster, ...]
+    clusters: Annotated[tuple[Cluster, ...], Field(validation_alias="cluster")]  # as the file calls them, and only so
     admin: Annotated[Address, BeforeValidator(_bound)] | None = None
     max_connections: Annotated[int, Field(ge=1)] = 10_000
     accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024
@@ -196,9 +197,7 @@ def load(
             if not found:
                 sound.append(cluster)
     paths = _Paths(where, origins)
-    process = _validated(
-        Config, {**document, **_only(overrides, PROCESS_SETTINGS), "clusters": clusters}, paths, faults
-    )
+    process = _validated(Config, {**document, **_only(overrides, PROCESS_SETTINGS), "cluster": clusters}, paths, faults)
     faults += _shared_faults(sound, process.admin if process else None)
     if faults or process is None:
         raise ConfigError(faults)
@@ -222,8 +221,10 @@ class _Paths:
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as fault:
-        raise ConfigError([("--config", f"{path} cannot be read: {fault}")]) from None
+    except OSError as fault:
+        raise ConfigError([("--config", f"{path} cannot be read: {fault.strerror or fault}")]) from None
+    except UnicodeDecodeError as fault:
+        raise ConfigError([(str(path), f"not valid TOML: {fault}")]) from None
     except tomllib.TOMLDecodeError as fault:
         raise ConfigError([(str(path), f"not valid TOML: {fault}")]) from None
 
@@ -246,9 +247,25 @@ def _validated(model: type[Model], values: Mapping[str, Any], paths: _Paths, fau
                 known = model.model_fields if len(location) == 1 else BrokerPorts.model_fields
                 text = f"no such setting; there are: {', '.join(known)}".replace("clusters", "cluster")
             else:
-                text = error["msg"].removeprefix("Value error, ")
-            faults.append((paths(*location), text))
+                text = _in_our_words(error)
+            if text:
+                faults.append((paths(*location), text))
         return None
+
+
+def _in_our_words(error: ErrorDetails) -> str:
+    """What pydantic found, with the value that it found it in; nothing where that has been told of its parts."""
+    value = error["input"]
+    match error["type"]:
+        case "value_error":
+            return error["msg"].removeprefix("Value error, ")
+        case "missing":
+            return "is missing"
+        case "too_short":
+            return "" if value else "is empty"
+        case "tuple_type":
+            return f"{value!r} should be a list"
+    return re.sub(r"^(Input|String)\b", lambda _: repr(value), error["msg"])
 
 
 def _cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:

@@ -104,7 +104,10 @@ def test_every_fault_at_once_with_its_place(tmp_path):
         ({"route": "sidecar", "bootstrap": "a:1,b:1"}, "one upstream"),
         ({"route": "sidecar", "broker_port_base": 5}, "binds no broker ports"),
         ({"broker_port_base": 70000}, "less than or equal to 65535"),
-        ({"detail": "bodies"}, "'headers', 'topics' or 'batches'"),
+        ({"detail": "bodies"}, "'bodies' should be 'headers', 'topics' or 'batches'"),
+        ({"bootstrap": ""}, "^--bootstrap: is empty$"),
+        ({"bootstrap": "b"}, r"^--bootstrap\[0\]: 'b' is not HOST:PORT \(IPv6: \[ADDRESS\]:PORT\)$"),
+        ({"bootstrap": 9092}, "9092 should be a list"),
     ],
 )
 def test_what_cannot_work(cluster, fault):
@@ -123,6 +126,7 @@ def test_what_cannot_work(cluster, fault):
         ("{ids = 1, port = 9600}", "taken by admin"),
         ('{ids = 1, port = 9100, upstream = "{host}:9092"}', "only {id}"),
         ("{ids = 1, port = 9100, colour = 1}", "no such setting"),
+        ("{ids = 1}", "port: is missing"),
     ],
 )
 def test_declared_ports_that_cannot_work(tmp_path, brokers, fault):
@@ -139,6 +143,11 @@ def test_declared_ports_that_cannot_work(tmp_path, brokers, fault):
     )
     with pytest.raises(ConfigError, match=fault):
         load(file)
+
+
+def test_a_table_with_another_name_is_not_passed_over(tmp_path):
+    file = written(tmp_path, '[[clusters]]\nlisten = "x:1"')
+    assert faults(file, flags={"listen": "h:9092", "bootstrap": "b:9092"}) == [f"{file}: clusters"]
 
 
 def test_clusters_do_not_get_into_each_others_way(tmp_path):

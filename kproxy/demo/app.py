@@ -54,7 +54,7 @@ async def _play(port: int, over: asyncio.Event, seconds: float | None, record: P
     detail = "batches"  # there is little traffic, and every metric and table to be seen
     cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers), detail=detail)
     admin = Address(_HOST, port + _PORTS - 1)
-    server = Server(Config(clusters=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0, record=record))
+    server = Server(Config(cluster=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0, record=record))
     watch = asyncio.create_task(world.watch(over))
     try:
         await server.start()

@@ -36,7 +36,7 @@ async def proxied(cluster, *sinks, detail="headers", **settings):
     port, claim = claim_ports(random.randrange(20_000, 30_000), 5)
     brokers = tuple(Address(*address) for address in cluster.bootstrap)
     listen = ClusterConfig(listen=Address("127.0.0.1", port), bootstrap=brokers, detail=detail)
-    server = Server(Config(clusters=(listen,), max_connections=100, drain_timeout_s=0.5, **settings), sinks)
+    server = Server(Config(cluster=(listen,), max_connections=100, drain_timeout_s=0.5, **settings), sinks)
     await server.start()
     try:
         async with asyncio.timeout(10):
