@@ -6,7 +6,7 @@ A flow's key is the bytes of both addresses and both ports as they lie in the pa
 
 Lengths come from the IP header, never from the record, since Ethernet pads short frames; `length` is what the segment
 had on the wire, `end - start` what was captured of it. Checksums are not checked: captures on the sending host hold
-partial ones. Memory: fragments of at most 256 datagrams. Refuses to know streams.
+partial ones. Memory: fragments of at most 256 datagrams, 128 KiB of each. Refuses to know streams.
 """
 
 from mmap import mmap
@@ -34,6 +34,8 @@ _GENEVE_PORT = 6081
 
 _DEEPEST = 8  # tunnels, tags and extension headers in one packet: a packet of nothing else must not keep us busy
 _DATAGRAMS = 256
+_LARGEST = 0xFFFF  # datagram
+_PATIENCE_NS = 30_000_000_000  # as Linux waits for the other fragments; the 16-bit identity is used again after it
 
 _COMMON = Struct(">12xHBxHxxHxBxx12sIIHH").unpack_from  # Ethernet, IPv4, TCP up to the window: 50 bytes
 _V4 = Struct(">BxHHHxB").unpack_from
@@ -186,7 +188,12 @@ class Dissector:
     ) -> Segment | str:
         if stop > end:
             return "truncated"  # a datagram with a hole in it tells nothing about where its parts lie
+        if offset + stop - at > _LARGEST:
+            return "malformed"
         datagram = self._fragments.get(name)
+        if datagram is not None and (datagram.full or abs(time_ns - datagram.time_ns) > _PATIENCE_NS):
+            self._incomplete(self._fragments.pop(name))
+            datagram = None
         if datagram is None:
             if len(self._fragments) >= _DATAGRAMS:
                 self._incomplete(self._fragments.pop(next(iter(self._fragments))))
@@ -206,21 +213,29 @@ class Dissector:
 
 
 class _Datagram:
-    """The fragments of one datagram by offset; at most 64 KiB of them, since an offset is no more."""
+    """The fragments of one datagram by offset."""
 
-    __slots__ = ("parts", "time_ns", "total")
+    __slots__ = ("_held", "parts", "time_ns", "total")
 
     def __init__(self, time_ns: int) -> None:
         self.parts: dict[int, bytes] = {}
+        self._held = 0
         self.total = -1
         self.time_ns = time_ns
 
+    @property
+    def full(self) -> bool:
+        """Whether its fragments overlap so much that it can only be meant to hurt."""
+        return self._held > _LARGEST
+
     def put(self, offset: int, part: bytes, last: bool) -> bool:
         """Keep a fragment, the first of an offset; whether the datagram is whole now."""
-        self.parts.setdefault(offset, part)
+        if offset not in self.parts:
+            self.parts[offset] = part
+            self._held += len(part)
         if last and self.total < 0:
             self.total = offset + len(part)
-        if self.total < 0:
+        if not 0 <= self.total <= self._held:
             return False
         reached = 0
         for start in sorted(self.parts):

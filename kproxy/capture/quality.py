@@ -20,7 +20,7 @@ KINDS = {
     "clock_back": "packets stamped earlier than the one before them; times count from the latest",
     "kernel_drops": "packets that the capturing machine dropped, by its own count: capture with a larger buffer",
     "unknown_link": "packets of a link type that kproxy does not read",
-    "not_tcp": "packets without TCP inside",
+    "not_tcp": "packets without TCP inside, or under headers that kproxy does not read",
     "malformed": "packets whose IP or TCP header makes no sense",
     "fragments": "IP fragments whose other parts were not captured",
     "truncated": "segments cut by the capture's snap length: capture with -s 0",

@@ -1,6 +1,7 @@
 """Finding TCP in a packet: every layer that can lie around it, and nothing read past the packet's end."""
 
 import random
+import tracemalloc
 from struct import pack
 
 import pytest
@@ -139,6 +140,34 @@ def test_fragments_are_put_together_in_any_order(build, key):
         segment = next(segment for segment in found if segment is not None)
         assert segment[1] == key
         assert segment[0][segment[6] : segment[7]] == PAYLOAD
+
+
+@pytest.mark.parametrize("apart_ns, found", ((29_000_000_000, 1), (31_000_000_000, 0), (-31_000_000_000, 0)))
+def test_fragments_of_another_time_are_of_another_datagram(apart_ns, found):
+    """The identity of a datagram has 16 bits, and what was lost leaves its other fragments behind."""
+    first, second = fragments(SEGMENT, (16, 999), four)
+    quality = Quality()
+    dissector = packets.Dissector(quality)
+    now_ns = 100_000_000_000
+    assert dissector.segment(1, first, 0, len(first), now_ns) is None
+    segment = dissector.segment(1, second, 0, len(second), now_ns + apart_ns)
+    assert (segment is not None, quality.count("fragments")) == (bool(found), 1 - found)
+
+
+def test_fragments_that_overlap_hold_no_more_than_a_datagram_can_have():
+    dissector = packets.Dissector(Quality())
+    tracemalloc.start()
+    try:
+        for number in range(3000):
+            part = ethernet(ipv4(bytes(32_000), fragment=0x2000 | number))
+            assert dissector.segment(1, part, 0, len(part), 0) is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    beyond = ethernet(ipv4(bytes(600), fragment=0x1FFF))
+    quality = Quality()
+    packets.Dissector(quality).segment(1, beyond, 0, len(beyond), 0)
+    assert quality.count("malformed") == 1
 
 
 def test_fragments_that_never_become_whole_are_counted_and_bounded():
