@@ -8,8 +8,9 @@ What a send did not take is copied and kept, and reading of the side it came fro
 Memory per connection: one read (512 KiB) unsent per direction, what its session holds, and the requests pending, at
 most pairing.LIMIT and those of one read. Idle, it owns nothing but its sockets.
 
-Ends: an end of a side is passed on as an end once everything before it is delivered, a reset as a reset. Refuses to
-know names, routes, rewriting and metrics' meaning: it is given connected sockets and callables.
+Ends: an end of a side is passed on as an end once everything before it is delivered, a reset as a reset. A side that
+hangs is given up, since one that is not read tells of no end: else those who try again would use up all connections.
+Refuses to know names, routes, rewriting and metrics' meaning: it is given connected sockets and callables.
 """
 
 import logging
@@ -28,6 +29,10 @@ from kproxy.wire.session import Session
 
 READ_BYTES = 512 * 1024  # large bodies cost half of what they do at 256 KiB: a peer is woken less often
 LINGER_S = 1.0  # a drained client gets so long to see our end and to end itself
+# So long a side may take over what is unsent, one read: a client as long as a broker lets it be idle, a broker until
+# every client has given up. And so long it may live on when the other has ended: Kafka closes as soon as it sees that.
+STALLED_S = (600.0, 120.0)
+HALF_CLOSED_S = 60.0
 
 DIRECTIONS = ("request", "response")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
@@ -56,6 +61,7 @@ class _Peer:
         "fd",
         "feeders",
         "frames",
+        "patience",
         "readable",
         "reading",
         "send",
@@ -77,6 +83,7 @@ class _Peer:
         self.since = 0  # the recv of the oldest of them
         self.ended = False  # it sends no more
         self.stops = False  # nothing more is to be sent to it
+        self.patience: TimerHandle | None = None  # then it is given up
         self.dead = False  # it takes no more; what it said before may still be there to read
 
 
@@ -197,6 +204,7 @@ class Relay:
         if peer.unsent is None:
             peer.unsent = bytearray(rest)
             peer.since = since
+            peer.patience = self._loop.call_later(STALLED_S[to], self.close, f"{SIDES[to]}_stalled")
             self._poller.add_writer(peer.fd, self._writable, to)
         else:
             peer.unsent += rest
@@ -226,6 +234,9 @@ class Relay:
         """Everything kept for a side has gone: go on where it was waited for."""
         peer = self._peers[to]
         peer.unsent = None
+        assert peer.patience is not None
+        peer.patience.cancel()
+        peer.patience = None
         self._poller.remove_writer(peer.fd)
         if peer.frames:
             self._counting.forwarded(DIRECTIONS[1 - to], peer.frames, monotonic_ns() - peer.since)
@@ -296,6 +307,8 @@ class Relay:
             self._peers[to].sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._unwritable(to)
+            return
+        self._peers[to].patience = self._loop.call_later(HALF_CLOSED_S, self.close, f"{SIDES[1 - to]}_closed")
 
     def _broken(self, side: int, fault: OSError) -> None:
         """A side was reset, or is no longer reachable: the other gets a reset too."""
@@ -331,6 +344,8 @@ class Relay:
         self.session.close(first, now_ns, cause)
         self.session.close(1 - first, now_ns, cause)
         for peer in self._peers:
+            if peer.patience is not None:
+                peer.patience.cancel()
             self._poller.remove_reader(peer.fd)
             if peer.unsent is not None:
                 self._poller.remove_writer(peer.fd)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kproxy.protocol import codec
-from kproxy.proxy import listeners
+from kproxy.proxy import listeners, relay
 from kproxy.proxy.relay import READ_BYTES
 from kproxy.wire import pairing
 from tests.proxy.live import Live, Wire, behind_kproxy, kproxy, live, request, response
@@ -155,6 +155,45 @@ async def test_a_half_close_is_passed_on_and_the_answer_still_comes(here, client
     assert await client.rest() == b""
     await here.until(lambda: not here.relays)
     assert here.server.metrics.disconnects == {("default", "client_closed"): 1}
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["client", "broker"])
+def test_a_side_that_hangs_when_the_other_has_ended_keeps_no_connection(first, monkeypatch):
+    monkeypatch.setattr(relay, "HALF_CLOSED_S", 0.1)
+
+    async def test():
+        async with kproxy() as here:
+            ends = await here.connect()
+            ends[first].close()
+            assert await ends[1 - first].rest() == b""
+            await here.until(lambda: not here.relays)
+            assert here.server.metrics.disconnects == {("default", ("client_closed", "broker_closed")[first]): 1}
+
+    live(test())
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["client", "broker"])
+def test_a_side_that_takes_nothing_is_given_up(side, monkeypatch):
+    """The other is not read meanwhile, so that it may have gone long ago."""
+    monkeypatch.setattr(relay, "STALLED_S", (0.2, 0.2))
+
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            if side == 0:
+                await client.send(request(FETCH, 11, 1))
+                await broker.frame()
+                sending = broker.send(fetched(1, 40 * MEBIBYTE))
+            else:
+                sending = client.send(produce(1, size=40 * MEBIBYTE))
+            with pytest.raises(OSError):
+                await sending
+            await here.until(lambda: not here.relays)
+            assert here.server.metrics.disconnects == {("default", ("client_stalled", "broker_stalled")[side]): 1}
+            for wire in (client, broker):
+                wire.close()
+
+    live(test())
 
 
 @behind_kproxy()
