@@ -88,18 +88,8 @@ class Listener:
         self._gate = gate
         self._accepted = accepted
         self._accepting = False
-        self._sockets: list[socket.socket] = []
-        try:
-            for host in hosts:
-                sock = _bound(host, port)
-                self._sockets.append(sock)
-                port = sock.getsockname()[1]  # of port 0, the same for all hosts
-                sock.listen(backlog)
-        except OSError:
-            for sock in self._sockets:
-                sock.close()
-            raise
-        self.port = port
+        self._sockets = listening(hosts, port, backlog)
+        self.port: int = self._sockets[0].getsockname()[1]
         self._hosts = frozenset(sock.getsockname()[0] for sock in self._sockets)
         gate.listeners.add(self)
         self.accept(gate.is_open)
@@ -146,33 +136,48 @@ class Listener:
 
 def is_local(host: str) -> bool:
     """Whether an address is one of this machine: only those can be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError:
-            return False
-    return True
-
-
-def resolve(host: str) -> list[str]:
-    """The addresses of a host to listen on, once and for all; "" means all of the machine. OSError: no such host."""
-    if host == "":
-        return ["::", "0.0.0.0"] if socket.has_ipv6 and _can_bind("::") else ["0.0.0.0"]
-    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(info[4][0]) for info in infos))
-
-
-def _can_bind(host: str) -> bool:
     try:
-        _bound(host, 0).close()
+        with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
     except OSError:
         return False
     return True
 
 
+def resolve(host: str) -> list[str]:
+    """The addresses of a host to listen on, once and for all; "" means all of the machine. OSError: no such host.
+
+    Of several those of this machine: `localhost` is also ::1 where a container has no IPv6.
+    """
+    if host == "":
+        return ["::", "0.0.0.0"] if is_local("::") else ["0.0.0.0"]
+    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    return [address for address in found if is_local(address)] or found
+
+
+def listening(hosts: Iterable[str], port: int, backlog: int) -> list[socket.socket]:
+    """A socket on each of these addresses, all on one port (0: any that is free). OSError: then on none."""
+    sockets: list[socket.socket] = []
+    try:
+        for host in hosts:
+            sock = _bound(host, port)
+            sockets.append(sock)
+            port = sock.getsockname()[1]
+            sock.listen(backlog)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = _family(host)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -368,6 +368,28 @@ def test_a_port_in_use_is_a_fault_of_the_settings():
     live(test())
 
 
+def test_of_a_name_the_addresses_of_this_machine_are_bound(monkeypatch):
+    """In most containers localhost is ::1 too, and there is no IPv6. 192.0.2.1 is nobody's (RFC 5737)."""
+
+    def addresses(host, *_, **__):
+        assert host == "localhost"
+        return [(None, None, 0, "", (address, 0)) for address in ("192.0.2.1", HOST, "127.0.0.2")]
+
+    async def test():
+        port = free_ports(7)
+        flags = {"listen": f"localhost:{port}", "admin": f"localhost:{port + 6}", "bootstrap": f"{HOST}:1"}
+        server = Server(load(flags=flags))
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "getaddrinfo", addresses)
+            await server.start()
+        for host in (HOST, "127.0.0.2"):
+            for at in (port, port + 6):
+                socket.create_connection((host, at)).close()
+        await server.stop()
+
+    live(test())
+
+
 def test_names_are_resolved_without_stopping_the_others(monkeypatch):
     async def test():
         async with kproxy() as here:
