@@ -44,12 +44,14 @@ def prepare(sock: socket.socket) -> None:
 
 
 async def dial(address: Address, is_ours: IsOurs, timeout_s: float) -> socket.socket:
-    """A connected socket, prepared; every address of the name is tried in turn."""
+    """A connected socket, prepared; every address of the name is tried in turn, with its share of the time."""
     loop = asyncio.get_running_loop()
+    end = loop.time() + timeout_s
     fault: Exception | None = None
     try:
-        async with asyncio.timeout(timeout_s):
-            for family, sockaddr in await _resolve(loop, address):
+        async with asyncio.timeout_at(end):
+            addresses = await _resolve(loop, address)
+            for left, (family, sockaddr) in zip(range(len(addresses), 0, -1), addresses, strict=True):
                 if is_ours(*sockaddr[:2]):
                     raise UpstreamError(
                         f"{address} is kproxy itself: the broker's advertised.listeners, or a name, leads back here; "
@@ -58,21 +60,22 @@ async def dial(address: Address, is_ours: IsOurs, timeout_s: float) -> socket.so
                 sock = socket.socket(family, socket.SOCK_STREAM)
                 try:
                     prepare(sock)
-                    await loop.sock_connect(sock, sockaddr)
+                    async with asyncio.timeout((end - loop.time()) / left):
+                        await loop.sock_connect(sock, sockaddr)
                     return sock
-                except OSError as refused:
+                except OSError as refused:  # a TimeoutError is one
                     sock.close()
                     fault = refused
                 except BaseException:
                     sock.close()
                     raise
-    except TimeoutError:
-        raise UpstreamError(f"{address} did not answer within {timeout_s:g} s") from None
     except OSError as unknown:
         fault = unknown
+    if isinstance(fault, TimeoutError) and fault.errno is None:
+        raise UpstreamError(f"{address} did not answer within {timeout_s:g} s") from None
     # The loop's own words for a refused connection do not say that it was refused.
     errno = getattr(fault, "errno", None) or 0
-    reason = os.strerror(errno) if errno > 0 else str(fault)
+    reason = os.strerror(errno) if errno > 0 else getattr(fault, "strerror", None) or str(fault)
     raise UpstreamError(f"{address} cannot be reached: {reason}") from fault
 
 

@@ -1,0 +1,62 @@
+"""Dialling brokers whose names have several addresses; what kproxy asks them is in test_cluster.py."""
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from kproxy.config import Address
+from kproxy.errors import UpstreamError
+from kproxy.proxy import upstream
+from tests.proxy.live import HOST, live
+
+
+@contextmanager
+def silent() -> Iterator[int]:
+    """A port that takes no more connections and refuses none, as behind a firewall."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+async def dialled(monkeypatch: pytest.MonkeyPatch, ports: Sequence[int], timeout_s: float) -> int:
+    async def addresses(*_: object) -> list[tuple[int, tuple[str, int]]]:
+        return [(socket.AF_INET, (HOST, port)) for port in ports]
+
+    monkeypatch.setattr(upstream, "_resolve", addresses)
+    with await upstream.dial(Address("kafka", 9092), lambda *_: False, timeout_s) as sock:
+        port: int = sock.getpeername()[1]
+        return port
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch):
+    async def test():
+        with silent() as nowhere, socket.create_server((HOST, 0)) as listener:
+            broker = listener.getsockname()[1]
+            assert await dialled(monkeypatch, (nowhere, nowhere, broker), 0.6) == broker
+
+    live(test())
+
+
+def test_why_no_address_was_any_good(monkeypatch):
+    async def test():
+        with silent() as nowhere, socket.socket() as closed:
+            closed.bind((HOST, 0))
+            for ports, reason in (
+                ((nowhere,), "kafka:9092 did not answer within 0.2 s"),
+                ((closed.getsockname()[1], nowhere), "kafka:9092 did not answer within 0.2 s"),
+                ((nowhere, closed.getsockname()[1]), "kafka:9092 cannot be reached: Connection refused"),
+            ):
+                with pytest.raises(UpstreamError) as caught:
+                    await dialled(monkeypatch, ports, 0.2)
+                assert str(caught.value) == reason
+        with pytest.raises(UpstreamError, match=r"^no-such-host\.invalid:1 cannot be reached: [A-Z]"):
+            monkeypatch.undo()
+            await upstream.dial(Address("no-such-host.invalid", 1), lambda *_: False, 5)
+
+    live(test())
