@@ -217,6 +217,10 @@ def decode(
 
     if sum(map(bool, (response, data, records))) > 1:
         raise click.UsageError("--response, --data and --records say what it is: give one of them")
+    if frame is not None and file is not None:
+        raise click.UsageError("the frame is there twice, as hex and by --file: give one of them")
+    if jsonl and (frame is not None or response is not None or data is not None):
+        raise click.UsageError("--jsonl reads lines, from --file or standard input, and each says what it is")
     source = file or sys.stdin.buffer
     if jsonl:
         work = decoding.answer_records if records else decoding.answer_frame
@@ -293,7 +297,19 @@ def _log_lines(level: str) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
+def _open_standard_files() -> None:
+    """One that our parent has closed leads nowhere. Else a socket takes its number, which libuv does not survive."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
 def main() -> None:
+    _open_standard_files()
     # Nobody multiplies matrices here: numpy's threads for that would only cost 40 ms of CPU at each start.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
@@ -301,3 +317,6 @@ def main() -> None:
     except KproxyError as fault:
         click.echo(f"kproxy: {fault}" if "\n" not in str(fault) else f"kproxy:\n{fault}", err=True)
         sys.exit(2)
+    except OSError as fault:  # the disk under the output is full, say
+        click.echo(f"kproxy: {fault}", err=True)
+        sys.exit(1)

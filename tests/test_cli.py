@@ -1,10 +1,18 @@
 """The command line: what cannot be is refused before any work is done, in one line."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 from kproxy.cli import cli
 from tests import captures
+
+KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
+FRAME = "00120000000000070003666f6f"
 
 
 @pytest.mark.parametrize("command", (["convert"], ["spark", "ingest"]), ids=("convert", "ingest"))
@@ -17,3 +25,37 @@ def test_an_option_that_cannot_be_is_refused(tmp_path, command, wrong):
     assert result.exit_code == 2
     assert f"Invalid value for '{wrong[0]}'" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([FRAME, "--file", "-"], "there twice"),
+        (["--jsonl", FRAME], "--jsonl reads lines"),
+        (["--jsonl", "--response", "Metadata:1"], "--jsonl reads lines"),
+        (["--records", "--data", "RequestHeader"], "give one of them"),
+    ],
+)
+def test_nothing_that_was_asked_is_passed_over(arguments, reason):
+    result = CliRunner().invoke(cli, ["decode", *arguments])
+    assert (result.exit_code, reason in result.stderr) == (2, True), result.output
+
+
+def test_a_full_disk_is_a_line_and_not_a_stack():
+    for arguments in (["decode", FRAME], ["decode", "--json", FRAME], ["--help"]):
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run([*KPROXY, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert (done.returncode, done.stderr) == (1, "kproxy: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_standard_files_that_were_closed_take_no_socket(closed):
+    """uvloop aborts the process when it is to close one of these numbers."""
+    code = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    for arguments, status in (
+        (["decode"], 2),  # an empty standard input is no frame
+        (["run", "--listen", "192.0.2.1:9092", "--bootstrap", "127.0.0.1:1"], 2),  # an address of nobody (RFC 5737)
+    ):
+        command = [sys.executable, "-c", code, *KPROXY[1:], *arguments]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=dict(os.environ), check=False)
+        assert done.returncode == status, done.stderr.decode()
