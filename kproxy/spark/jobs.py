@@ -91,9 +91,8 @@ def slow(exchanges: DataFrame, connections: DataFrame, slower_than_ms: float = 1
         .withColumn("queue_ns", F.col("behind_ns") - F.col("mute_ns"))
         .withColumn("broker_ns", F.col("work_ns") - F.col("trip_ns"))
     )
-    causes = ("throttle", "queue", "long_poll", "network", "broker")
-    most = F.greatest(*(f"{cause}_ns" for cause in causes))
-    cause = F.coalesce(*(F.when(F.col(f"{cause}_ns") == most, cause) for cause in causes))
+    most = F.greatest(*(f"{cause}_ns" for cause in _CAUSES))
+    cause = F.coalesce(*(F.when(F.col(f"{cause}_ns") == most, cause) for cause in _CAUSES))
     return (
         parts.withColumn("cause", cause)
         .withColumn("explanation", _explanation())
@@ -106,7 +105,7 @@ def slow(exchanges: DataFrame, connections: DataFrame, slower_than_ms: float = 1
             GROUPS["broker"]().alias("broker"),
             "explanation",
             "api_version",
-            *(f"{cause}_ns" for cause in causes),
+            *(f"{cause}_ns" for cause in _CAUSES),
             "retransmissions",
             "source",
             "connection",
@@ -493,6 +492,15 @@ JOBS = {
 
 _ACCURACY = 10_000
 
+# The parts of a total time, and how one is called beside a larger one; of equal ones the first is the cause.
+_CAUSES = {
+    "throttle": "throttled",
+    "queue": "behind earlier requests",
+    "long_poll": "waiting, as it should",
+    "network": "on the way",
+    "broker": "in the broker",
+}
+
 
 def _named_groups(by: Sequence[str], every: str | None = None) -> list[tuple[str, Column]]:
     groups = [("time", F.window("time", every)["start"])] if every else []
@@ -564,9 +572,20 @@ def _explanation() -> Column:
 
     again = F.when(
         F.col("retransmissions") > 0,
-        F.format_string("; %d segments were sent again meanwhile: the network has a part in it", "retransmissions"),
+        F.format_string("; segments sent again meanwhile: %d, so the network has a part in it", "retransmissions"),
     ).otherwise("")
     cause = F.col("cause")
+    lesser = {each: F.when(cause == each, 0).otherwise(F.col(f"{each}_ns")) for each in _CAUSES}
+    most = F.greatest(*lesser.values())
+    more = F.when(
+        most * 4 >= F.col("total_ns"),
+        F.concat(
+            F.lit("; another "),
+            F.format_number(most / MS, 1),
+            F.lit(" ms "),
+            F.coalesce(*(F.when(part == most, _CAUSES[each]) for each, part in lesser.items())),
+        ),
+    ).otherwise("")
     text = (
         F.when(
             cause == "throttle",
@@ -587,9 +606,12 @@ def _explanation() -> Column:
         .when(
             cause == "long_poll",
             F.format_string(
-                "waited %s ms for data, of the %d ms that it allowed: not slow, nothing new to read",
+                "waited %s ms for data, of the %d ms that it allowed%s",
                 ms("long_poll_ns"),
                 "max_wait_ms",
+                F.when(F.col("records") > 0, ": not slow, data came late")
+                .when(F.col("records") == 0, ": not slow, nothing new to read")
+                .otherwise(""),
             ),
         )
         .when(
@@ -610,4 +632,4 @@ def _explanation() -> Column:
             )
         )
     )
-    return F.concat(text, again)
+    return F.concat(text, more, again)

@@ -100,6 +100,8 @@ def test_slow_names_the_cause(frame):
             exchange(8, latency=160, connection=2),  # whose round trip is 100 ms
             exchange(9, latency=700, acks=-1),
             exchange(10, latency=99),
+            exchange(11, latency=480, api="Fetch", api_version=12, max_wait_ms=500, records=7),
+            exchange(12, latency=481, api="Fetch", api_version=12, max_wait_ms=500, records=0),
         ],
     )
     trips = frame(CONNECTIONS, [{"source": "a.pcap", "connection": 2, "handshake_rtt_ns": 100 * MS}])
@@ -114,6 +116,8 @@ def test_slow_names_the_cause(frame):
         7: "network",
         8: "network",
         9: "broker",
+        11: "long_poll",
+        12: "long_poll",
     }
     parts = {row["number"]: row for row in answer.collect()}
     for row in parts.values():
@@ -124,7 +128,14 @@ def test_slow_names_the_cause(frame):
     assert parts[2]["explanation"] == (
         "waited 700.0 ms behind earlier requests of its connection; 3 were under way when it came"
     )
-    assert parts[7]["explanation"].endswith("; 2 segments were sent again meanwhile: the network has a part in it")
+    assert parts[5]["explanation"] == "the broker took 1,500.0 ms; another 500.0 ms waiting, as it should"
+    assert parts[7]["explanation"].endswith(
+        " in the broker; segments sent again meanwhile: 2, so the network has a part in it"
+    )
+    waited = "ms for data, of the 500 ms that it allowed"
+    assert parts[4]["explanation"] == f"waited 500.0 {waited}"  # bodies were not read
+    assert parts[11]["explanation"] == f"waited 480.0 {waited}: not slow, data came late"
+    assert parts[12]["explanation"] == f"waited 481.0 {waited}: not slow, nothing new to read"
     assert parts[9]["explanation"] == "the broker took 700.0 ms, replication to the others included"
     assert rows(jobs.slow(table, trips, top=2), "number") == [(6,), (5,)]
 
