@@ -66,7 +66,7 @@ class Server:
         return Address(*self._admin.address) if self._admin else None
 
     def run(self) -> None:
-        """Until SIGTERM or SIGINT, whose second ends the drain at once."""
+        """Until SIGTERM, SIGINT or SIGHUP (unless nohup has us ignore it); the second ends the drain at once."""
         import uvloop
 
         uvloop.run(self._run())
@@ -82,8 +82,9 @@ class Server:
             log.info("%s: %s", signal.Signals(number).name, "closing at once" if asked.is_set() else "draining")
             asked.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop, number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, stop, number)
         try:
             await self.start()
             gc.freeze()  # what is here stays: a collection set off by a scrape need not walk it while traffic waits

@@ -120,7 +120,8 @@ def test_sigterm_drains_and_a_second_one_does_not_wait(again):
     live(test())
 
 
-def test_sigterm_writes_what_was_recorded(tmp_path):
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+def test_the_end_writes_what_was_recorded(end, tmp_path):
     async def test():
         broker = Broker()
         port = free_ports(3)
@@ -135,8 +136,8 @@ def test_sigterm_writes_what_was_recorded(tmp_path):
         await client.frame()
         await client.send(request(12, 4, 2))
         await wire.frame()
-        process.send_signal(signal.SIGTERM)
-        await said(process, "SIGTERM: draining")
+        process.send_signal(end)
+        await said(process, f"{end.name}: draining")
         wire.close()
         assert "recorded 2 exchanges" in await said(process, "recorded")
         assert await process.wait() == 0
