@@ -3,7 +3,6 @@
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,10 +58,10 @@ def run(file: str | None, **flags: Any) -> None:
     As a sidecar of each broker, on the same port everywhere:
       kproxy run --route sidecar --listen :19092 --bootstrap localhost:9092
     """
-    from kproxy import config
+    from kproxy import config, log_lines
 
     settings = config.load(file, os.environ, flags)
-    _log_lines(settings.log_level)
+    log_lines.begin(settings.log_level)
 
     from kproxy.proxy.server import Server
 
@@ -287,16 +286,6 @@ def spark() -> None:
     """
 
 
-def _log_lines(level: str) -> None:
-    """One line for each thing that happens, to standard error, times in UTC."""
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
-
-
 def _open_standard_files() -> None:
     """One that our parent has closed leads nowhere. Else a socket takes its number, which libuv does not survive."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
@@ -315,6 +304,7 @@ def main() -> None:
     try:
         cli()
     except KproxyError as fault:
+        logging.shutdown()  # what led to it comes first
         click.echo(f"kproxy: {fault}" if "\n" not in str(fault) else f"kproxy:\n{fault}", err=True)
         sys.exit(2)
     except OSError as fault:  # the disk under the output is full, say

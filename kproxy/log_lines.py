@@ -1,0 +1,63 @@
+"""Log lines to standard error: one for each thing that happens, times in UTC, written by a thread.
+
+Who reads them may stop: a terminal, a pipe, a container's log driver. A write would then stop the event loop, and with
+it all traffic. So lines wait for the thread, at most WAITING of them; how many more there were is told as soon as there
+is room. Refuses to know who logs what.
+"""
+
+import logging
+import os
+import queue
+import threading
+import time
+
+WAITING = 1000
+_LAST_S = 1.0  # for the lines that wait when the process ends
+
+
+class LineHandler(logging.Handler):
+    def __init__(self, file: int = 2) -> None:
+        super().__init__()
+        formatter = logging.Formatter(
+            "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S"
+        )
+        formatter.converter = time.gmtime
+        self.setFormatter(formatter)
+        self._file = file
+        self._lines: queue.Queue[str] = queue.Queue(WAITING)
+        self._left_out = 0
+        threading.Thread(target=self._write, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+            if self._left_out:
+                line = f"({self._left_out} lines were left out here: nobody read them)\n{line}"
+            self._lines.put_nowait(line)
+            self._left_out = 0
+        except queue.Full:
+            self._left_out += 1
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait a moment for what is not written yet; `logging` does so at exit."""
+        end = time.monotonic() + _LAST_S
+        while self._lines.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def _write(self) -> None:
+        while True:
+            data = memoryview(f"{self._lines.get()}\n".encode(errors="backslashreplace"))
+            try:
+                while data:  # not sys.stderr, whose lock would be held at exit
+                    data = data[os.write(self._file, data) :]
+            except OSError:
+                pass  # nobody is left to be told
+            self._lines.task_done()
+
+
+def begin(level: str) -> None:
+    """From now on what kproxy and its libraries log goes there."""
+    logging.basicConfig(level=level.upper(), handlers=[LineHandler()])
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
