@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 from pyspark.errors import AnalysisException, PythonException
+from pyspark.logger import PySparkLogger
 
 from kproxy.errors import KproxyError
 from kproxy.spark import answers
@@ -26,6 +27,9 @@ _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 # The driver of `ingest` plans, and on one machine moves few and large rows: to optimize that costs more than it saves.
 _PLANNING = ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "spark.sql.adaptive.enabled=false")
+
+# To these pyspark logs the whole Java stack of a mistake, as one line of JSON, before it raises what we tell in words.
+_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 _SPARK = (
     click.option("--master", metavar="URL", help="Spark's master. Default: spark-submit's, else local[*]."),
@@ -48,6 +52,8 @@ def _with(options: tuple[Callable[[Any], Any], ...], function: Any) -> Any:
 def _session(master: str | None, config: tuple[str, ...]) -> Any:
     from kproxy import spark
 
+    for name in _LOGGERS:
+        PySparkLogger.getLogger(name).disabled = True
     settings = dict(setting.partition("=")[::2] for setting in config)
     return spark.session(master, settings)
 

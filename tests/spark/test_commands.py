@@ -8,6 +8,7 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from pyspark.logger import PySparkLogger
 
 from kproxy.cli import cli
 from kproxy.errors import KproxyError
@@ -83,6 +84,19 @@ def test_mistakes_are_told(run, tables, tmp_path):
     ):
         with pytest.raises(KproxyError, match=said):
             run(*arguments)
+
+
+def test_a_mistake_is_one_line_without_stacks_of_java(run, tables, monkeypatch):
+    logged = []
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logger = PySparkLogger.getLogger(name)
+        monkeypatch.setattr(logger, "disabled", False)
+        monkeypatch.setattr(logger, "handle", logged.append)
+    for arguments in (("--by", "colour"), ("--every", "a while"), ("--where", "colour = 1")):
+        with pytest.raises(KproxyError) as told:
+            run("latency", tables, *arguments)
+        assert "\n" not in str(told.value)
+    assert not logged
 
 
 def test_ingest(run, tmp_path):
