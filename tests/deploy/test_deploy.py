@@ -1,0 +1,108 @@
+"""What is under deploy/ starts a kproxy that is set up as its comments say."""
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import yaml
+
+from kproxy.cli import run
+from kproxy.config import Address, Config, load
+from kproxy.proxy.routing import Routes
+
+TOP = Path(__file__).parents[2]
+DEPLOY = TOP / "deploy"
+
+
+def settings(arguments: list[str]) -> Config:
+    """What `kproxy run` makes of these arguments."""
+    command, *rest = arguments
+    assert command == "run"
+    flags = run.make_context("run", rest).params
+    return load(flags.pop("file"), {}, flags)
+
+
+def test_compose():
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    kproxy = services["kproxy"]
+    config = settings(kproxy["command"])
+    published = dict(port.split(":")[1:] for port in kproxy["ports"])
+    assert all(outside == inside for outside, inside in published.items())
+    (cluster,) = config.clusters
+    node_id = services["kafka"]["environment"]["KAFKA_NODE_ID"]
+    told = Routes(cluster, cluster.listen.port).advertised(node_id, "kafka")
+    assert told == Address("localhost", 9094)
+    assert config.admin is not None
+    assert set(published) == {str(port) for port in (cluster.listen.port, told.port, config.admin.port)}
+    own = services["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].removeprefix("PLAINTEXT://")
+    assert own == str(cluster.bootstrap[0])
+    assert (DEPLOY / kproxy["build"]["context"] / kproxy["build"]["dockerfile"]).samefile(DEPLOY / "Containerfile")
+
+
+def test_prometheus(tmp_path):
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for volume in services["prometheus"]["volumes"]:
+        here, there, _ = volume.split(":")
+        target = tmp_path / Path(there).relative_to("/etc/prometheus")
+        source = DEPLOY / here
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    done = subprocess.run(
+        ["promtool", "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    admin = settings(services["kproxy"]["command"]).admin
+    (job,) = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"kproxy:{admin.port}"]}]
+
+
+def test_kubernetes_sidecar():
+    template = yaml.safe_load((DEPLOY / "kubernetes-sidecar.yaml").read_text())["spec"]["template"]
+    (kproxy,) = template["spec"]["initContainers"]
+    assert kproxy["restartPolicy"] == "Always"
+    config = settings(kproxy["args"])
+    (cluster,) = config.clusters
+    assert Routes(cluster, cluster.listen.port).advertised(2, "kafka-2.kafka") == Address("kafka-2.kafka", 19092)
+    assert config.admin is not None
+    ports = {port["name"]: port["containerPort"] for port in kproxy["ports"]}
+    assert sorted(ports.values()) == sorted((cluster.listen.port, config.admin.port))
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(config.admin.port)
+    for probe, path in (("livenessProbe", "/health"), ("readinessProbe", "/ready")):
+        assert kproxy[probe]["httpGet"]["path"] == path
+        assert ports[kproxy[probe]["httpGet"]["port"]] == config.admin.port
+
+
+def test_systemd():
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.read(DEPLOY / "kproxy.service")
+    service = unit["Service"]
+    _, *arguments = shlex.split(service["ExecStart"])
+    place = arguments.index("/etc/kproxy/kproxy.toml")
+    arguments[place] = str(DEPLOY / "kproxy.toml")
+    config = settings(arguments)
+    assert int(service["LimitNOFILE"]) >= 2 * config.max_connections + 256
+    assert float(service["TimeoutStopSec"]) > config.drain_timeout_s
+
+
+def test_the_container_has_all_that_kproxy_is_made_of(tmp_path):
+    text = (DEPLOY / "Containerfile").read_text()
+    source = tmp_path / "src"
+    source.mkdir()
+    for files, target in re.findall(r"^COPY (.+) /src/(\S*)$", text, re.MULTILINE):
+        for name in files.split():
+            if (TOP / name).is_dir():
+                shutil.copytree(TOP / name, source / target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(TOP / name, source / target)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)]
+    subprocess.run(pip, check=True, stdin=subprocess.DEVNULL)
+    (wheel,) = tmp_path.glob("kproxy-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for path in (TOP / "kproxy").rglob("*.*"):
+        assert path.suffix == ".pyc" or str(path.relative_to(TOP)) in names
+    assert run.name in text.partition("CMD")[2]
