@@ -11,6 +11,8 @@ import click
 from kproxy import __version__
 from kproxy.errors import KproxyError
 
+_EXTRA_OF = {"numpy": "offline", "pandas": "spark", "pyarrow": "offline", "pyspark": "spark"}
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="kproxy")
@@ -306,6 +308,13 @@ def main() -> None:
     except KproxyError as fault:
         logging.shutdown()  # what led to it comes first
         click.echo(f"kproxy: {fault}" if "\n" not in str(fault) else f"kproxy:\n{fault}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as fault:
+        package = str(fault.name).partition(".")[0]
+        if package not in _EXTRA_OF:
+            raise
+        text = f"this needs {package}, which is not installed: pip install 'kproxy[{_EXTRA_OF[package]}]'"
+        click.echo(f"kproxy: {text}", err=True)
         sys.exit(2)
     except OSError as fault:  # the disk under the output is full, say
         click.echo(f"kproxy: {fault}", err=True)

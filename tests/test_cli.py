@@ -48,6 +48,23 @@ def test_a_full_disk_is_a_line_and_not_a_stack():
         assert (done.returncode, done.stderr) == (1, "kproxy: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "missing", "extra"),
+    [
+        (["convert", "x.pcap", "--out", "tables"], "pyarrow", "offline"),
+        (["demo", "--record", "tables"], "pyarrow", "offline"),
+        (["spark", "--help"], "pyspark", "spark"),
+        (["spark", "latency", "tables"], "pyspark", "spark"),
+    ],
+)
+def test_what_is_not_installed_is_told_with_its_mend(tmp_path, arguments, missing, extra):
+    code = f"import sys; sys.modules['{missing}'] = None; from kproxy.cli import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    text = f"kproxy: this needs {missing}, which is not installed: pip install 'kproxy[{extra}]'\n"
+    assert (done.returncode, done.stderr.replace("record: needs", "this needs")) == (2, text)
+
+
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_standard_files_that_were_closed_take_no_socket(closed):
     """uvloop aborts the process when it is to close one of these numbers."""
