@@ -180,6 +180,7 @@ class ClusterProxy:
         """Take in what a broker tells of all; returns what still keeps clients from coming, or nothing."""
         if brokers is None:
             if self.cluster.brokers:
+                self._warn_of_unknown_upstreams()
                 return "; ".join(self._unbound.values())
             return (
                 f"{asked} tells its brokers only after a login, and kproxy has none: "
@@ -190,6 +191,17 @@ class ClusterProxy:
         for node_id, (host, port) in brokers.items():
             self.tell(node_id, host, port)
         return "; ".join(self._unbound.values())
+
+    def _warn_of_unknown_upstreams(self) -> None:
+        """Some clients dial brokers alone once they know them, and would not come back after a restart of kproxy."""
+        unknown = [str(node_id) for node_id in self.routes.declared() if node_id not in self.routes.upstreams]
+        if unknown:
+            log.warning(
+                "cluster=%s tells its brokers only after a login: until a client's does, those who come to broker %s "
+                "are sent away; give [[cluster.brokers]] an upstream",
+                self.cluster.name,
+                ", ".join(unknown[:8] + ["..."] * (len(unknown) > 8)),
+            )
 
     def tell(self, node_id: int, host: str, port: int) -> tuple[Address, bool]:
         """What clients are told of a broker that says it is at host:port, and whether that address is good."""

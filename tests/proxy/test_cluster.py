@@ -215,7 +215,7 @@ def test_a_sidecar_knows_its_broker_by_more_than_the_address_it_dials(brokers, k
     live(test())
 
 
-def test_where_a_login_is_wanted_the_declared_ports_are_bound(tmp_path):
+def test_where_a_login_is_wanted_the_declared_ports_are_bound(tmp_path, caplog):
     async def closes_on_metadata(broker: Broker) -> None:
         wire = await broker.accept()
         await wire.frame()
@@ -226,7 +226,7 @@ def test_where_a_login_is_wanted_the_declared_ports_are_bound(tmp_path):
 
     async def test():
         broker = Broker()
-        port = free_ports(3)
+        port = free_ports(4)
         file = tmp_path / "kproxy.toml"
         file.write_text(
             f"""
@@ -237,6 +237,9 @@ def test_where_a_login_is_wanted_the_declared_ports_are_bound(tmp_path):
             ids = "0-1"
             port = {port + 1}
             upstream = "{HOST}:{broker.port}"
+            [[cluster.brokers]]
+            ids = 2
+            port = {port + 3}
             """
         )
         server = Server(load(file))
@@ -244,6 +247,7 @@ def test_where_a_login_is_wanted_the_declared_ports_are_bound(tmp_path):
         await closes_on_metadata(broker)
         here = Live(server, broker)
         await here.until(lambda: not server.not_ready())
+        assert "those who come to broker 2 are sent away" in caplog.text
         assert await is_connected(here, port + 2, broker)
         await server.stop()
         async with kproxy(wait=False) as here:  # and where none are declared, it says how
