@@ -26,9 +26,15 @@ Result = TypeVar("Result")
 Plan = Callable[[Any, int, int], Result]
 
 
-def remembered(plan: Plan[Result]) -> Plan[Result]:
-    """The same plan over (buffer, start, end), quicker where frames are alike."""
-    shapes: dict[int, tuple[Callable[[Buffer, int], tuple[Any, ...]], tuple[Any, ...], Result]] = {}
+# What unpacks the bytes that a plan looks at (Struct.unpack_from), their values, and its result.
+Shape = tuple[Any, tuple[Any, ...], Result]
+Shapes = dict[int, Shape[Result]]  # by length
+
+
+def remembered(plan: Plan[Result], shapes: Shapes[Result] | None = None) -> Plan[Result]:
+    """The same plan over (buffer, start, end), quicker where frames are alike; it keeps `shapes`."""
+    if shapes is None:
+        shapes = {}
     misses = 0
 
     def alike(buffer: Buffer, start: int, end: int) -> Result:
@@ -61,14 +67,13 @@ class _Watched:
         self._buffer = buffer
         self._start = start
         self._end = end
-        self.seen: dict[int, tuple[int, str]] = {}  # offset from the start -> (size, format)
+        self.seen: set[tuple[int, int]] = set()  # (offset from the start, where it ends)
 
     def __getitem__(self, pos: int | slice) -> Any:
         if isinstance(pos, slice):
-            size = pos.stop - pos.start
-            self._note(pos.start, size, f"{size}s")
-            return self._buffer[pos]
-        self._note(pos, 1, "B")
+            self._note(pos.start, pos.stop)
+        else:
+            self._note(pos, pos + 1)
         return self._buffer[pos]
 
     def unpack(self, layout: struct.Struct, pos: int) -> tuple[Any, ...]:
@@ -79,20 +84,18 @@ class _Watched:
             size = struct.calcsize(f">{code}")
             for _ in range(int(count or 1)):
                 if code != "x":
-                    self._note(at, size, code)
+                    self._note(at, at + size)
                 at += size
         return layout.unpack_from(self._buffer, pos)
 
-    def _note(self, pos: int, size: int, code: str) -> None:
-        if not self._start <= pos <= pos + size <= self._end or len(self.seen) > FIELDS:
+    def _note(self, pos: int, stop: int) -> None:
+        if not self._start <= pos <= stop <= self._end or len(self.seen) > FIELDS:
             raise _Unwatchable
-        self.seen[pos - self._start] = size, code
+        self.seen.add((pos - self._start, stop - self._start))
 
 
-def _watch(
-    plan: Plan[Result], buffer: Buffer, start: int, end: int
-) -> tuple[Callable[[Buffer, int], tuple[Any, ...]], tuple[Any, ...], Result] | None:
-    """(what unpacks the bytes that the plan looks at, their values here, the result); None: it cannot be told."""
+def _watch(plan: Plan[Result], buffer: Buffer, start: int, end: int) -> Shape[Result] | None:
+    """The shape of a frame; None: it cannot be told."""
     watched = _Watched(buffer, start, end)
     unpackers = getattr(plan, "__defaults__", None) or ()
 
@@ -103,12 +106,16 @@ def _watch(
         result = plan(watched, start, end, *map(watching, unpackers))
     except Exception:  # whatever is wrong with the frame or the watching, the plan itself will tell
         return None
+    spans: list[list[int]] = []
+    for offset, stop in sorted(watched.seen):
+        if spans and offset <= spans[-1][1]:
+            spans[-1][1] = max(spans[-1][1], stop)
+        else:
+            spans.append([offset, stop])
     layout = ">"
     at = 0
-    for offset, (size, code) in sorted(watched.seen.items()):
-        if offset < at:
-            return None  # looked at twice, in different ways
-        layout += f"{offset - at}x{code}"
-        at = offset + size
+    for offset, stop in spans:
+        layout += f"{offset - at}x{stop - offset}s"
+        at = stop
     unpack = struct.Struct(layout).unpack_from
     return unpack, unpack(buffer, start), result

@@ -37,7 +37,8 @@ SHARE_FETCH = 78
 UNSUPPORTED_VERSION = 35
 
 Reader = Callable[[Any, int, int], bodies.Found]
-Scan = Callable[[Any, int, int], tuple[int, int | None, tuple[int, ...], bool]]
+Scanned = tuple[int, int | None, tuple[int, ...], bool]  # throttle, error code, all error codes, carries addresses
+Scan = Callable[[Any, int, int], Scanned]
 Prefix = Callable[[Any, int, int], tuple[tuple[Any, ...], int] | None]
 
 # Read of every request, in this order, after the client id; fields that a version does not have are None.
@@ -69,11 +70,13 @@ class ApiPlan:
         "carries_addresses",
         "known",
         "prefix",
+        "repeats",
         "request",
         "request_reader",
         "response",
         "response_reader",
         "scan",
+        "shapes",
         "throttled_after_answer",
         "transforms_always",
     )
@@ -86,7 +89,9 @@ class ApiPlan:
         self.request = FORWARD
         self.response = PASS
         self.prefix: Prefix | None = None
+        self.repeats = False  # exchanges that are alike may be told together
         self.scan: Scan | None = None
+        self.shapes: shapes.Shapes[Scanned] = {}  # by which the scan knows an answer again
         self.request_reader: Reader | None = None  # tells what the body says of topic-partitions
         self.response_reader: Reader | None = None
         self.carries_addresses = False  # its answers can tell clients where brokers are
@@ -110,6 +115,8 @@ class Interest:
         `details`, whatever the detail, the ids of brokers are there too; without `details` only sums (bodies.SUMS), of
         what carries records or tells where consumers are. bodies.ERRORS: they are not.
     room: of the batches that are wanted there are copies, with `detail` bodies.RECORDS.
+    repeats: exchanges of a live connection that are alike may be told together, as `Repeated`, where no body is read:
+        for an owner that only counts.
     """
 
     def __init__(
@@ -119,11 +126,13 @@ class Interest:
         details: bool = False,
         detail: int = bodies.ERRORS,
         room: bodies.Room | None = None,
+        repeats: bool = False,
     ) -> None:
         self.rewrite = rewrite
         self.details = details
         self.detail = detail if details else min(detail, bodies.SUMS)
         self.room = room
+        self.repeats = repeats and not self.detail
         # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
         self._unknown = 0
@@ -150,7 +159,7 @@ class Interest:
         plan.throttled_after_answer = version in api.throttled_after_answer
         if self.details or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE, API_VERSIONS):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
-        plan.scan = shapes.remembered(codec.response_scan(api.key, version))
+        plan.scan = shapes.remembered(codec.response_scan(api.key, version), plan.shapes)
         plan.carries_addresses = schema.address_path(api.key, version) is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
         if self.detail and api.key in (_TELLING if self.details else _COUNTED_REQUESTS):
@@ -163,6 +172,7 @@ class Interest:
             plan.transforms_always = api.key == API_VERSIONS
             if plan.response == SCAN and (plan.carries_addresses or plan.transforms_always):
                 plan.response = HOLD
+        plan.repeats = self.repeats and not (plan.response == STREAM or plan.response_reader or plan.transforms_always)
         return plan
 
     def _reader(self, api_key: int, version: int, side: str) -> Reader:
