@@ -29,6 +29,7 @@ _FIRST_PORT = 19092  # where clients bootstrap; the brokers' ports and the admin
 _PORTS = 10
 _SCREEN_EVERY_S = 1.0
 _LINE_EVERY_S = 2.0
+_COARSE_S = 0.01  # the loop's timers end a little early, which would show the last look twice
 
 
 def run(seconds: float | None, record: Path | None = None) -> None:
@@ -110,7 +111,7 @@ async def _ticks(
 ) -> None:
     """Look and show, again and again."""
     end = None if seconds is None else time.monotonic() + seconds
-    while not over.is_set() and (end is None or time.monotonic() < end):
+    while not over.is_set() and (end is None or time.monotonic() < end - _COARSE_S):
         pause_s = every_s if end is None else max(0.0, min(every_s, end - time.monotonic()))
         with suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), pause_s)
