@@ -79,9 +79,11 @@ def _template(value: Any) -> str:
     """HOST:PORT in which {id}, {host} and {port} may stand; checked by filling it in once."""
     text = str(value)
     try:
-        names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
-        if names - PLACEHOLDERS:
-            raise ValueError(f"{{{min(names - PLACEHOLDERS)}}} is none of {{id}}, {{host}}, {{port}}")
+        for _, name, form, conversion in string.Formatter().parse(text):
+            if name is not None and name not in PLACEHOLDERS:
+                raise ValueError(f"{{{name}}} is none of {{id}}, {{host}}, {{port}}")
+            if conversion or (form and not re.fullmatch("0[1-9]", form)):
+                raise ValueError(f"of {{{name}}} only the digits can be told, like {{id:03}}")
         address = parse_address(text.format(id=1, host="host", port=9092))
     except (ValueError, IndexError, KeyError, AttributeError) as fault:
         raise ValueError(f"{text!r} is no address to advertise: {fault}") from None
@@ -92,7 +94,7 @@ def _template(value: Any) -> str:
 
 def _upstream_template(value: Any) -> str:
     text = _template(value)
-    if "{host}" in text or "{port}" in text:
+    if "{host" in text or "{port" in text:
         raise ValueError(f"{text!r}: of the placeholders only {{id}} says anything about an upstream")
     return text
 
@@ -142,8 +144,8 @@ class Config(_Frozen):
     admin: Annotated[Address, BeforeValidator(_bound)] | None = None
     max_connections: Annotated[int, Field(ge=1)] = 10_000
     accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024
-    connect_timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    drain_timeout_s: Annotated[float, Field(ge=0)] = 10.0
+    connect_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
+    drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     record: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -284,7 +286,7 @@ def _cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
             "listen",
             f"clients cannot dial {cluster.listen}: say what they should, like --advertise 'kproxy.example:{{port}}'",
         )
-    elif "{port}" not in template and "{id}" not in template:
+    elif "{port" not in template and "{id" not in template:
         yield "advertise", f"{template!r} is the same for every broker: put {{port}} or {{id}} into it"
     if cluster.brokers and cluster.broker_port_base is not None:
         yield "broker_port_base", "brokers declares the ports already: keep one of the two"

@@ -99,6 +99,10 @@ def test_every_fault_at_once_with_its_place(tmp_path):
         ({"advertise": "0.0.0.0:{port}"}, "names no host"),
         ({"advertise": "{0}:1"}, "no address to advertise"),
         ({"advertise": "{id.x}:1"}, "no address to advertise"),
+        ({"advertise": "{id!r}:{port}"}, "only the digits"),
+        ({"advertise": "b{id:>999999999}:1"}, "only the digits"),
+        ({"connect_timeout_s": "inf"}, "finite number"),
+        ({"drain_timeout_s": "nan"}, "finite number"),
         ({"bootstrap": "h:9092"}, "is kproxy itself"),
         ({"bootstrap": "0.0.0.0:9"}, "names no host to dial"),
         ({"route": "sidecar", "bootstrap": "a:1,b:1"}, "one upstream"),
@@ -191,6 +195,12 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default():
     plain = load(flags={"listen": "127.0.0.1:9092", "bootstrap": "kafka-1:9092,kafka-2:9092"}).clusters[0]
     assert config.clusters[0].advertised == plain.advertised
     assert Routes(config.clusters[0], 9092).door(3) == Routes(plain, 9092).door(3)
+
+
+def test_node_ids_with_leading_zeros():
+    flags = {"listen": "h:9092", "bootstrap": "b:9092", "advertise": "kafka-{id:03}.h:9092"}
+    (cluster,) = load(flags=flags).clusters
+    assert Routes(cluster, 9092).advertised(7, "b") == Address("kafka-007.h", 9092)
 
 
 def test_addresses():
