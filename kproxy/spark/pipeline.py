@@ -127,7 +127,7 @@ def ingest(
         raise KproxyError(f"{out} holds tables already: name another folder, or say --overwrite")
     splits, failed = _plan(spark, jobs, split_bytes)
     size = sum(Path(path).stat().st_size for number in splits for path in jobs[number].paths)
-    work = dataset.begin("spark")
+    work = dataset.begin("spark", by_hour=True)
     try:
         while True:
             parts = [(number, file, split) for number, of_job in splits.items() for file, split in of_job]

@@ -9,10 +9,12 @@ For one version of pyarrow the same rows give the same bytes: fixed row groups, 
 Refuses to know what rows mean.
 """
 
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,33 +43,45 @@ class Dataset:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self._work: Path | None = None
+        self._claim = -1  # a descriptor of that folder, locked
 
-    def begin(self, name: str) -> Path:
-        """A fresh folder for the files of one piece of work, which `name` tells from others at the same dataset."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            work = self.folder / f".unfinished-{name}"
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-        except OSError as fault:
-            raise KproxyError(f"{self.folder}: cannot be written to: {fault.strerror or fault}") from fault
-        self._work = work
+    def begin(self, name: str, *, by_hour: bool = False) -> Path:
+        """A fresh folder for the files of one piece of work, which `name` tells from others at the same dataset.
+
+        Tables by hour know no sources by their files, so that no file of another run could take a source's place.
+        """
+        if not by_hour and any(self.folder.glob("*/date=*")):
+            raise KproxyError(f"{self.folder} holds tables by date and hour, as Spark writes them: name another folder")
+        work = self.folder / f".unfinished-{name}"
+        with _writing(self.folder):
+            work.mkdir(parents=True, exist_ok=True)
+            claim = os.open(work, os.O_RDONLY)
+            try:
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(claim)
+                raise KproxyError(f"{self.folder}: another kproxy writes to it; wait, or name another folder") from None
+            for left in work.iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        self._work, self._claim = work, claim
         return work
 
     def publish(self, files: dict[str, Path], manifest: dict[str, Any]) -> None:
         """Move finished files (their place -> where they are now) into the dataset; the manifest comes last."""
-        for place, file in sorted(files.items()):
-            target = self.folder / place
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _sync(file)
-            file.replace(target)
-            _sync(target.parent)
         assert self._work is not None
         draft = self._work / MANIFEST
-        draft.write_text(json.dumps({"schema_version": schema.VERSION, **manifest}, indent=2, sort_keys=True) + "\n")
-        _sync(draft)
-        draft.replace(self.folder / MANIFEST)
-        _sync(self.folder)
+        text = json.dumps({"schema_version": schema.VERSION, **manifest}, indent=2, sort_keys=True) + "\n"
+        with _writing(self.folder):
+            for place, file in sorted(files.items()):
+                target = self.folder / place
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _sync(file)
+                file.replace(target)
+                _sync(target.parent)
+            draft.write_text(text)
+            _sync(draft)
+            draft.replace(self.folder / MANIFEST)
+            _sync(self.folder)
         self.abandon()
 
     def clear(self) -> None:
@@ -81,6 +95,7 @@ class Dataset:
         """Leave nothing half-written behind."""
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
+            os.close(self._claim)
             self._work = None
 
 
@@ -120,7 +135,7 @@ class Sorter:
     def _write_run(self, tables: Iterator[pa.Table]) -> None:
         path = self._stem.with_name(f"{self._stem.name}.{self._count}.run")
         self._count += 1
-        with pa.ipc.new_file(str(path), self._table.schema) as sink:
+        with _writing(path.parent), pa.ipc.new_file(str(path), self._table.schema) as sink:
             for rows in tables:
                 least = max(1, STEP_BYTES * rows.num_rows // max(1, rows.nbytes))
                 sink.write_table(rows, max_chunksize=min(STEP_ROWS, least))
@@ -139,17 +154,20 @@ def write(table: Table, runs: list[Path], path: Path, fill: Callable[[pa.Table],
 def store(table: Table, parts: Iterable[pa.Table], path: Path) -> int:
     """Write rows, in the order in which they come, as one Parquet file; returns how many there were."""
     count = 0
-    with pq.ParquetWriter(
-        path,
-        table.schema,
-        compression="zstd",
-        compression_level=3,
-        use_dictionary=table.words,
-        column_encoding=dict.fromkeys(table.deltas, "DELTA_BINARY_PACKED"),
-        version="2.6",
-        write_statistics=True,
-        store_schema=True,
-    ) as sink:
+    with (
+        _writing(path.parent),
+        pq.ParquetWriter(
+            path,
+            table.schema,
+            compression="zstd",
+            compression_level=3,
+            use_dictionary=table.words,
+            column_encoding=dict.fromkeys(table.deltas, "DELTA_BINARY_PACKED"),
+            version="2.6",
+            write_statistics=True,
+            store_schema=True,
+        ) as sink,
+    ):
         for group in _groups(table, parts):
             sink.write_table(group, row_group_size=ROW_GROUP)
             count += group.num_rows
@@ -231,6 +249,16 @@ def _sorted(table: Table, rows: pa.Table) -> pa.Table:
 def release() -> None:
     """Give memory that Arrow keeps for later back to the system."""
     pa.default_memory_pool().release_unused()
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A fault of the disk, that it is full say, is told with its place."""
+    try:
+        yield
+    except OSError as fault:
+        reason = os.strerror(fault.errno) if fault.errno else fault
+        raise KproxyError(f"{folder}: cannot be written to: {reason}") from fault
 
 
 def _sync(path: Path) -> None:

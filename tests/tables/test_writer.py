@@ -2,6 +2,9 @@
 
 import json
 import random
+import resource
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +13,7 @@ import pytest
 from kproxy.errors import KproxyError
 from kproxy.tables import writer
 from kproxy.tables.schema import EXCHANGES, RECORDS, TABLES
+from tests import captures
 
 COLUMNS = {field.name: None for field in EXCHANGES.schema}
 
@@ -144,8 +148,10 @@ def test_a_dataset_appears_at_once_with_its_manifest_last_and_can_be_written_aga
 
 
 def test_what_a_killed_run_left_is_swept_away(tmp_path):
-    left = writer.Dataset(tmp_path).begin("convert")
-    (left / "half").write_bytes(b"written")
+    left = tmp_path / ".unfinished-convert"
+    (left / "task").mkdir(parents=True)
+    for file in (left / "half", left / "task" / "half"):
+        file.write_bytes(b"written")
     assert not list(writer.Dataset(tmp_path).begin("convert").iterdir())
 
 
@@ -153,3 +159,37 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(KproxyError, match="cannot be written"):
         writer.Dataset(tmp_path / "file").begin("convert")
+
+
+def test_two_that_write_to_one_dataset_do_not_get_into_each_others_way(tmp_path):
+    first = writer.Dataset(tmp_path)
+    (first.begin("convert") / "half").write_bytes(b"written")
+    with pytest.raises(KproxyError, match="another kproxy writes to it"):
+        writer.Dataset(tmp_path).begin("convert")
+    assert (tmp_path / ".unfinished-convert" / "half").exists()
+    first.abandon()
+    writer.Dataset(tmp_path).begin("convert")
+
+
+def test_tables_by_hour_do_not_mix_with_others(tmp_path):
+    """The rows of one source would be there twice."""
+    (tmp_path / "exchanges" / "date=2026-01-01").mkdir(parents=True)
+    with pytest.raises(KproxyError, match="by date and hour"):
+        writer.Dataset(tmp_path).begin("convert")
+    writer.Dataset(tmp_path).begin("spark", by_hour=True)
+
+
+@pytest.mark.parametrize("processes", ("1", "2"))
+def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path, processes):
+    """In its stead a limit on the size of files, which processes pass on to their children."""
+    command = [sys.executable, "-c", "from kproxy.cli import main; main()", "convert", captures.capture("k41_quota")]
+    done = subprocess.run(
+        [*command, "--out", tmp_path, "--processes", processes],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"kproxy: {tmp_path}/.unfinished-convert: cannot be written to: File too large\n"
+    assert not list(tmp_path.iterdir())
