@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -227,7 +228,7 @@ def decode(
         work = decoding.answer_records if records else decoding.answer_frame
         for line in source:
             if line.strip():
-                click.echo(decoding.answer(line, work))
+                _write_line(decoding.answer(line, work))
         return
     if frame is None and file is None and source.isatty():
         raise click.UsageError("give a frame as hex, with --file, or on standard input")
@@ -237,7 +238,7 @@ def decode(
         given = decoding.bytes_of(decoding.contents(source))
     if records:
         if as_json:
-            click.echo(json.dumps(decoding.records_as_json(given), indent=2))
+            _write_line(decoding.records_as_json(given))
         else:
             from kproxy import decode_view as view
 
@@ -260,6 +261,12 @@ def decode(
             from kproxy import decode_view as view
 
             view.show(one, show_secrets=show_secrets, records=records_shown)
+
+
+def _write_line(pieces: Iterable[str]) -> None:
+    sys.stdout.writelines(pieces)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
 
 
 class _SparkCommands(click.Group):

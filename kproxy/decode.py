@@ -4,14 +4,15 @@ Duty: find the bytes in what was given (hex or binary, with the size prefix or w
 and render it as JSON. The machine form is a contract: a JSON object a line, in and out, bodies exactly as Kafka's own
 converters render them, every fault an {"error": ...} of its line. The form for readers is `decode_view`.
 
-Memory: one frame or line and its answer.
+Memory: one frame and its answer, or one line and of its answer a record.
 """
 
 import json
 import mmap
 import re
 from base64 import b64encode
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -142,7 +143,7 @@ def as_json(decoded: Decoded, *, show_secrets: bool) -> Json:
     return {"header": header, "body": body}
 
 
-def batch_as_json(batch: Batch) -> Json:
+def _batch_as_json(batch: Batch) -> Json:
     header = batch.header
     return {
         "base_offset": batch.base_offset,
@@ -162,28 +163,45 @@ def batch_as_json(batch: Batch) -> Json:
         "last_sequence": header.last_sequence,
         "max_timestamp": header.max_timestamp,
         "delete_horizon": header.delete_horizon,
-        "records": [_record_as_json(record) for record in batch.records()],
     }
 
 
-def records_as_json(fragment: Buffer) -> Json:
+def records_as_json(fragment: Buffer) -> Iterator[str]:
+    """The text of {"batches": ..., "trailing_bytes": ...}, a record at a time: a kilobyte may hold a million of them.
+
+    All of it is read before, since a fault takes the place of everything.
+    """
     batches, trailing_bytes = read_batches(fragment)
-    return {"batches": [batch_as_json(batch) for batch in batches], "trailing_bytes": trailing_bytes}
+    heads = [json.dumps(_batch_as_json(batch)).removesuffix("}") for batch in batches]
+    for batch in batches:
+        deque(batch.records(), maxlen=0)
+
+    def text() -> Iterator[str]:
+        yield '{"batches": ['
+        for number, (head, batch) in enumerate(zip(heads, batches, strict=True)):
+            yield f'{", " if number else ""}{head}, "records": ['
+            before = ""
+            for record in batch.records():
+                yield before + json.dumps(_record_as_json(record))
+                before = ", "
+            yield "]}"
+        yield f'], "trailing_bytes": {trailing_bytes}}}'
+
+    return text()
 
 
-def answer(line: str | bytes, work: Callable[[Json], Json]) -> str:
-    """The answer to a line of the machine form; `work` is `answer_frame` or `answer_records`."""
+def answer(line: str | bytes, work: Callable[[Json], Iterable[str]]) -> Iterable[str]:
+    """The answer to a line of the machine form, in pieces; `work` is `answer_frame` or `answer_records`."""
     try:
         asked = json.loads(line)
         if not isinstance(asked, dict):
             raise Malformed("a line is a JSON object")
-        result = work(asked)
+        return work(asked)
     except (ProtocolError, ValueError, RecursionError) as fault:
-        result = {"error": str(fault) or type(fault).__name__}
-    return json.dumps(result)
+        return (json.dumps({"error": str(fault) or type(fault).__name__}),)
 
 
-def answer_frame(asked: Json) -> Json:
+def answer_frame(asked: Json) -> Iterable[str]:
     side, frame = asked.get("side"), _frame_asked(asked)
     if side == "request":
         decoded = request(frame)
@@ -193,10 +211,10 @@ def answer_frame(asked: Json) -> Json:
         decoded = data(frame, str(asked.get("message")))
     else:
         raise Unsupported(f"side {side!r} is none of request, response, data")
-    return as_json(decoded, show_secrets=True)
+    return (json.dumps(as_json(decoded, show_secrets=True)),)
 
 
-def answer_records(asked: Json) -> Json:
+def answer_records(asked: Json) -> Iterable[str]:
     return records_as_json(_frame_asked(asked))
 
 

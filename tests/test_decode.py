@@ -2,11 +2,16 @@
 
 import gzip
 import json
+import struct
 import subprocess
 import sys
+import tracemalloc
+from itertools import islice
 from pathlib import Path
 
+import crc32c
 import pytest
+import zstandard
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +40,10 @@ def kproxy_decode(*arguments, lines):
 
 def run(*arguments, input=None):
     return CliRunner().invoke(cli, ["decode", *arguments], input=input, catch_exceptions=False)
+
+
+def answered(line, work):
+    return json.loads("".join(decode.answer(line, work)))
 
 
 def test_every_vector_through_the_machine_form():
@@ -88,10 +97,10 @@ def test_a_bad_line_is_an_error_of_its_own_and_the_rest_goes_on():
     answers = kproxy_decode("--jsonl", lines=[*bad, good])
     assert [list(answer) for answer in answers] == [["error"]] * len(bad) + [["header", "body"]]
     assert all(answer["error"] for answer in answers[:-1])
-    assert "error" in json.loads(decode.answer(b"not json", decode.answer_frame))
-    assert "error" in json.loads(decode.answer(b"\xff\xfe", decode.answer_frame))
-    assert "error" in json.loads(decode.answer("[" * 100_000, decode.answer_frame))
-    assert "error" in json.loads(decode.answer('{"hex": "ff"}', lambda asked: decode.answer_records({})))
+    assert "error" in answered(b"not json", decode.answer_frame)
+    assert "error" in answered(b"\xff\xfe", decode.answer_frame)
+    assert "error" in answered("[" * 100_000, decode.answer_frame)
+    assert "error" in answered('{"hex": "ff"}', lambda asked: decode.answer_records({}))
 
 
 @given(
@@ -105,12 +114,12 @@ def test_any_bytes_get_an_answer(side, api_key, version, content):
         "api_version": version,
         "message": "GroupMetadataKey",
     }
-    assert set(json.loads(decode.answer(json.dumps(asked), decode.answer_frame))) in ({"header", "body"}, {"error"})
+    assert set(answered(json.dumps(asked), decode.answer_frame)) in ({"header", "body"}, {"error"})
 
 
 def test_unknown_tags_and_trailing_bytes_are_in_the_answer():
     frame = "0012000300000007ffff00" + "0261" + "0262" + "01050178" + "ffff"
-    answer = json.loads(decode.answer(json.dumps({"side": "request", "hex": frame}), decode.answer_frame))
+    answer = answered(json.dumps({"side": "request", "hex": frame}), decode.answer_frame)
     assert answer["body"]["_tags"] == {"5": "eA=="}
     assert answer["body"]["_trailing"] == "//8="
 
@@ -182,6 +191,22 @@ def test_records_from_standard_input():
     batch = write_batch([Record(5, 1700000000000, b"k", None)], codec=4)
     found = json.loads(run("--records", "--json", input=batch).output)
     assert [record["offset"] for record in found["batches"][0]["records"]] == [5]
+
+
+def test_records_are_told_one_by_one():
+    """A kilobyte of zstd is a million records, which as objects would fill a gigabyte."""
+    count = 100_000
+    records = zstandard.compress(bytes.fromhex("0c000000010100") * count)
+    tail = struct.pack(">hiqqqhii", 4, count - 1, 0, 0, -1, -1, -1, count) + records
+    batch = struct.pack(">qiibI", 0, len(tail) + 9, 0, 2, crc32c.crc32c(tail)) + tail
+    tracemalloc.start()
+    try:
+        pieces = decode.answer_records({"hex": batch.hex()})
+        first = "".join(islice(pieces, 1000))
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    assert first.startswith('{"batches": [{"base_offset": 0, ')
 
 
 def test_what_is_asked_wrongly_is_told():
