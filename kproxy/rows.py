@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 import kproxy
@@ -27,6 +28,7 @@ from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions
 from kproxy.tables.records import Chosen, RecordColumns
 from kproxy.tables.schema import Table
 from kproxy.wire.bodies import BATCHES, RECORDS
+from kproxy.wire.bulk import Bulk
 from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
 
 BATCH_ROWS = 16 * 1024
@@ -151,7 +153,7 @@ class Rows:
         return Flows(
             job.source,
             quality,
-            Handlers(self.decided, self.ended),
+            Handlers(self.decided, self.many, self.ended),
             cluster=job.cluster,
             ports=job.ports,
             shards=shards,
@@ -173,6 +175,27 @@ class Rows:
     def decided(self, flow: Flow) -> "_Tally":
         tally = self._tallies[flow] = _Tally(flow, self)
         return tally
+
+    def many(self, flows: Sequence[Flow], bulk: Bulk) -> None:
+        """Exchanges of some flows, all at once."""
+        tallies = [self._tallies[flow] for flow in flows]
+        infos = [tally.info for tally in tallies]
+        counts = np.bincount(bulk.connection, minlength=len(flows))
+        for tally, count in zip(tallies, counts.tolist(), strict=True):
+            tally.requests += count
+            tally.answers += count
+        sent_again = np.zeros(len(bulk.connection), np.int64)
+        for number, flow in enumerate(flows):
+            if counts[number] and flow.talk.retransmitted_ns:
+                mine = bulk.connection == number
+                times = np.array(flow.talk.retransmitted_ns)
+                sent_again[mine] = np.searchsorted(times, bulk.columns["response_end"][mine], "right")
+                sent_again[mine] -= np.searchsorted(times, bulk.columns["request_start"][mine], "left")
+        self.exchanges.extend(infos, bulk, sent_again)
+        if bulk.request_body is not None or bulk.response_body is not None:
+            self.partitions.extend(infos, bulk, [tally.positions for tally in tallies])
+            self.batches.extend(infos, bulk)
+        self.flush(BATCH_ROWS)
 
     def ended(self, flow: Flow) -> None:
         self._connection_rows.append(self._tallies.pop(flow).row())
@@ -200,12 +223,12 @@ class _Tally:
     def __init__(self, flow: Flow, rows: Rows) -> None:
         assert flow.info is not None
         self._flow = flow
-        self._info = flow.info
+        self.info = flow.info
         self._rows = rows
         self._retransmitted = flow.talk.retransmitted_ns
-        self._positions: Positions = {}
-        self._requests = 0
-        self._answers = 0
+        self.positions: Positions = {}
+        self.requests = 0
+        self.answers = 0
         self._resyncs = 0
         self._faults = 0
 
@@ -213,11 +236,11 @@ class _Tally:
         for event in events:
             kind = type(event)
             if kind is Exchange:
-                self._answers += event.response_end != NONE
-                self._requests += event.outcome is not REQUEST_NOT_SEEN
+                self.answers += event.response_end != NONE
+                self.requests += event.outcome is not REQUEST_NOT_SEEN
                 self._exchange(event)
             elif kind is Unanswered:
-                self._requests += 1
+                self.requests += 1
                 self._exchange(event.exchange)
             elif kind is Gap:
                 self._resyncs += event.resync
@@ -226,13 +249,13 @@ class _Tally:
 
     def _exchange(self, exchange: Exchange) -> None:
         rows = self._rows
-        rows.exchanges.append(self._info, exchange, self._sent_again(exchange) if self._retransmitted else 0)
+        rows.exchanges.append(self.info, exchange, self._sent_again(exchange) if self._retransmitted else 0)
         if exchange.request_body is not None or exchange.response_body is not None:
-            rows.partitions.append(self._info, exchange, self._positions)
-            rows.batches.append(self._info, exchange)
+            rows.partitions.append(self.info, exchange, self.positions)
+            rows.batches.append(self.info, exchange)
             rows.names.learn(exchange.response_body)
             if rows.records is not None:
-                rows.records.append(self._info, exchange, rows.hand_on_records)
+                rows.records.append(self.info, exchange, rows.hand_on_records)
         if rows.exchanges.rows >= BATCH_ROWS or rows.partitions.rows >= BATCH_ROWS or rows.batches.rows >= BATCH_ROWS:
             rows.flush(BATCH_ROWS)
 
@@ -244,7 +267,7 @@ class _Tally:
         return bisect_right(times, end) - bisect_left(times, start)
 
     def row(self) -> dict[str, Any]:
-        flow, info = self._flow, self._info
+        flow, info = self._flow, self.info
         client = flow.client
         session = flow.session
         return {
@@ -259,8 +282,8 @@ class _Tally:
             "broker_address": info.broker_address,
             "broker_port": info.broker_port,
             "broker_id": info.broker_id,
-            "requests": self._requests,
-            "answers": self._answers,
+            "requests": self.requests,
+            "answers": self.answers,
             "client_bytes": flow.payload_bytes[client ^ CLIENT],
             "broker_bytes": flow.payload_bytes[client ^ 1],
             "software_name": session.software[0] if session and session.software else None,

@@ -5,9 +5,18 @@ import json
 import lzma
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from kproxy.protocol.records import BatchHeader
+from kproxy.wire import bodies
+from kproxy.wire.bulk import NULL, Bodies, Bulk
+from kproxy.wire.events import ANSWERED, FULL, Exchange
 
 DATA = Path(__file__).parent / "data" / "captures"
 
@@ -69,3 +78,50 @@ def line(entry: dict) -> tuple:
 
 def counted(tuples) -> Counter:
     return Counter(tuples)
+
+
+def one_by_one(bulk: Bulk) -> Iterator[tuple[int, Exchange]]:
+    """The exchanges of a bulk, each with its connection."""
+    for row, connection in enumerate(bulk.connection.tolist()):
+        said = {name: int(column[row]) for name, column in bulk.columns.items()}
+        code = said["error_code"]
+        first = (said.pop(name) for name in ("correlation_id", "number", "in_flight", "request_bytes", "request_start"))
+        exchange = Exchange(bulk.plan, *first)
+        for name, value in said.items():
+            setattr(exchange, name, value)
+        exchange.error_code = None if code == NULL else code
+        exchange.errors = (code,) if code not in (0, NULL) else ()
+        exchange.outcome, exchange.decoded = ANSWERED, FULL
+        (
+            exchange.client_id,
+            exchange.acks,
+            exchange.max_wait_ms,
+            exchange.group_id,
+            exchange.transactional_id,
+        ) = bulk.prefixes[bulk.prefix[row]]
+        if bulk.request_body is not None:
+            exchange.request_body = found(bulk.request_body, row)
+        if bulk.response_body is not None:
+            exchange.response_body = found(bulk.response_body, row)
+        yield connection, exchange
+
+
+def found(columns: Bodies, number: int) -> bodies.Found:
+    """What one of many bodies says."""
+    one = bodies.Found()
+    rows = np.flatnonzero(columns.of == number)
+    one.partitions = []
+    for row in rows.tolist():
+        numbers: dict[str, Any] = {name: int(column[row]) for name, column in columns.numbers.items()}
+        if numbers["error_code"] == NULL:
+            numbers["error_code"] = None
+        topic, topic_id = columns.topics[columns.topic[row]]
+        texts = {name: columns.texts[name][row] if name in columns.texts else None for name in ("group_id", "metadata")}
+        one.partitions.append(bodies.Partition(topic=topic, topic_id=topic_id, **texts, **numbers))
+    mine = np.isin(columns.batch_of, rows)
+    one.batches = []
+    for place, header in zip(np.searchsorted(rows, columns.batch_of[mine]), columns.batches[mine], strict=True):
+        of = one.partitions[place]
+        header = BatchHeader(*header.tolist())
+        one.batches.append(bodies.Batch(of.topic, of.topic_id, of.partition, header, False, None, None))
+    return one

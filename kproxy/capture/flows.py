@@ -21,18 +21,19 @@ from zlib import crc32
 
 import numpy as np
 
-from kproxy.capture import content, inorder
+from kproxy.capture import content, inorder, pairs
 from kproxy.capture.mapped import Columns
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import FURTHEST, MASK, Budget, Conversation, Receiver, ahead
-from kproxy.wire.bodies import ERRORS, Room
+from kproxy.wire.bodies import BATCHES, ERRORS, Room
+from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Desync, Event, Gap
 from kproxy.wire.interest import Interest
-from kproxy.wire.stretch import Reader
+from kproxy.wire.session import Usual
 
 SHARDS = 16  # fixed: which flows are together must not depend on the number of processes
 
@@ -56,6 +57,7 @@ class Handlers:
     """What the owner of the flows wants to be told, of connections that are Kafka's or encrypted."""
 
     decided: Callable[["Flow"], Listener]  # what a flow speaks; its events go to the listener
+    many: Callable[[Sequence["Flow"], Bulk], None]  # exchanges of flows all at once, instead of events
     ended: Callable[["Flow"], None]
 
 
@@ -110,9 +112,6 @@ class _Deaf:
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         pass
 
-    def stretch(self, whole: memoryview, segments: list[tuple[int, int, int, int]], now_ns: int) -> int:
-        return max(now_ns, max((time_ns for _, _, _, time_ns in segments), default=now_ns))
-
     def gap(self, side: int, count: int, now_ns: int) -> None:
         pass
 
@@ -126,35 +125,34 @@ _DEAF = _Deaf()
 class _Kafka:
     """Takes the bytes of a Kafka connection to its session, and the session's events to whoever listens."""
 
-    __slots__ = ("_flip", "_listener", "_quality", "_reader", "_session")
+    __slots__ = ("_listener", "_quality", "flip", "openings", "session")
 
     def __init__(self, session: CapturedSession, flip: int, listener: Listener, quality: Quality) -> None:
-        self._session = session
-        self._flip = flip  # 1 where side 0 of the conversation is the broker
+        self.session = session
+        self.flip = flip  # 1 where side 0 of the conversation is the broker
+        self.openings: dict[int, Usual] = {}  # how its requests began, by key and version
         self._listener = listener
         self._quality = quality
-        self._reader = Reader(session)
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
-        session = self._session
-        session.receive(side ^ self._flip, view, now_ns)
+        session = self.session
+        session.receive(side ^ self.flip, view, now_ns)
+        usual = session.usual
+        if usual[4].known:
+            self.openings[usual[2]] = usual
         if session.events:
             self._tell()
 
-    def stretch(self, whole: memoryview, segments: list[tuple[int, int, int, int]], now_ns: int) -> int:
-        """Segments in order, as (side, start, end, time); returns what time it is then."""
-        return self._reader.read(whole, segments, self._flip, now_ns, self._tell)
-
     def gap(self, side: int, count: int, now_ns: int) -> None:
-        self._session.gap(side ^ self._flip, count, now_ns)
+        self.session.gap(side ^ self.flip, count, now_ns)
         self._tell()
 
     def close(self, side: int, now_ns: int) -> None:
-        self._session.close(side ^ self._flip, now_ns)
+        self.session.close(side ^ self.flip, now_ns)
         self._tell()
 
     def _tell(self) -> None:
-        events = self._session.events
+        events = self.session.events
         for event in events:
             if type(event) is Gap and event.resync:
                 self._quality.note("resync", event.now_ns, size=event.count)
@@ -376,10 +374,8 @@ class Flows:
             # one may be put away, and which is idle longest depends on the order of all packets
             return self._rest(window, np.zeros(len(records), bool), known)
         positions = [(flow.talk.halves[0].position, flow.talk.halves[1].position) for flow in flows]
-        found, taken = inorder.stretches(heads, lanes, positions, odd, records.time_ns)
-        whole = memoryview(data)
-        for stretch in found:
-            self._take(flows[stretch.flow], stretch, whole)
+        found, segments, taken = inorder.stretches(heads, lanes, positions, odd, records.time_ns)
+        self._take([(flows[stretch.flow], stretch) for stretch in found], segments, memoryview(data))
         if self._foreign:
             taken[heads.index[np.array([number == _FOREIGN for number, _ in lanes])[heads.lane]]] = True
         return self._rest(window, taken, known)
@@ -394,23 +390,33 @@ class Flows:
             flows.append(way[0])
         return number, way[1]
 
-    def _take(self, flow: Flow, stretch: inorder.Stretch, whole: memoryview) -> None:
-        """As `Conversation.segment` would, of all segments of a stretch."""
-        talk = flow.talk
-        receiver = talk.receiver
-        for side, half in enumerate(talk.halves):
-            flow.payload_bytes[side] += stretch.positions[side] - half.position
-            half.position = stretch.positions[side]
-        if max(talk.retransmitted_ns, default=0) <= stretch.first_ns:
+    def _take(self, found: Sequence[tuple[Flow, inorder.Stretch]], segments: pairs.Segments, whole: memoryview) -> None:
+        """As `Conversation.segment` would, of all segments of stretches."""
+        at_once: list[tuple[Flow, pairs.Part]] = []
+        for flow, stretch in found:
+            talk = flow.talk
+            for side, half in enumerate(talk.halves):
+                flow.payload_bytes[side] += stretch.positions[side] - half.position
+                half.position = stretch.positions[side]
+            low, high = stretch.low, stretch.high
+            receiver = talk.receiver
+            # Rows say what was sent again until they are told: what came since is not among it.
+            is_late = max(talk.retransmitted_ns, default=0) > stretch.first_ns
+            if isinstance(receiver, _Kafka) and not is_late and self._interest.detail <= BATCHES:
+                at_once.append((flow, pairs.Part(receiver, low, high, talk.clock_ns)))
+            elif receiver is _DEAF:
+                talk.clock_ns = max(talk.clock_ns, int(segments.time_ns[low:high].max(initial=0)))
+            else:
+                for side, start, end, time_ns in segments.rows(low, high):
+                    flow.last_ns = time_ns
+                    talk.clock_ns = max(talk.clock_ns, time_ns)
+                    receiver.receive(side, whole[start:end], talk.clock_ns)
             flow.last_ns = stretch.last_ns
-            assert isinstance(receiver, _Kafka | _Deaf)
-            talk.clock_ns = receiver.stretch(whole, stretch.segments, talk.clock_ns)
-            return
-        for side, start, end, time_ns in stretch.segments:  # rows say what was sent again until now
-            flow.last_ns = time_ns
-            talk.clock_ns = max(talk.clock_ns, time_ns)
-            receiver.receive(side, whole[start:end], talk.clock_ns)
-        flow.last_ns = stretch.last_ns
+        flows = [flow for flow, _ in at_once]
+        for bulk in pairs.read(whole, segments, [part for _, part in at_once], self._interest.detail):
+            self._handlers.many(flows, bulk)
+        for flow, part in at_once:
+            flow.talk.clock_ns = part.clock_ns
 
     def _rest(self, window: Window, taken: np.ndarray, known: dict[int, Segment | None]) -> Iterator[Packet]:
         """The segments of a window that no stretch took."""

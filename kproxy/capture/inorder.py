@@ -15,6 +15,7 @@ from itertools import chain
 import numpy as np
 
 from kproxy.capture.packets import ETHERNET, FIN, RAW, RST, SLL, SLL2, SYN
+from kproxy.capture.pairs import Segments
 from kproxy.capture.reassembly import HALF, MASK
 
 FEWEST = 64  # packets worth columns
@@ -75,7 +76,8 @@ class Stretch:
     positions: tuple[int, int]  # where both sides stand after it
     first_ns: int  # nothing in it is earlier
     last_ns: int  # of its last packet
-    segments: list[tuple[int, int, int, int]]  # side, start, end, time_ns of those with payload
+    low: int  # its segments with payload: from this one
+    high: int  # to this one
 
 
 def heads(link: int, start: np.ndarray, end: np.ndarray, head: np.ndarray) -> Heads | None:
@@ -137,8 +139,8 @@ def stretches(
     positions: Sequence[tuple[int, int]],
     odd: Mapping[int, int],
     time_ns: np.ndarray,
-) -> tuple[list[Stretch], np.ndarray]:
-    """What the connections have before anything but the common case, and whether a packet of the window is in that.
+) -> tuple[list[Stretch], Segments, np.ndarray]:
+    """What the connections have before anything but the common case, its segments, and whether a packet is in that.
 
     lanes: (connection, side) of each key; -1: none that is well under way. positions: where both sides of each
     connection stand. odd: the connection of packets whose headers are not plain, by their index.
@@ -148,7 +150,7 @@ def stretches(
     flow = flows[heads.lane]
     member = np.flatnonzero(flow >= 0)
     if not len(member):
-        return [], taken
+        return [], Segments(*np.zeros((4, 0), np.int64)), taken
     index, flow, side = heads.index[member], flow[member], sides[heads.lane[member]]
     length, seq, ack = heads.length[member], heads.seq[member], heads.ack[member]
     start, calm = heads.start[member], heads.calm[member]
@@ -184,15 +186,7 @@ def stretches(
     taken[index[inside]] = True
     carrying = np.flatnonzero(inside & (length > 0))
     times, begins = time_ns[index], start[order][carrying]
-    segments = list(
-        zip(
-            side[carrying].tolist(),
-            begins.tolist(),
-            (begins + length[carrying]).tolist(),
-            times[carrying].tolist(),
-            strict=True,
-        )
-    )
+    segments = Segments(side[carrying], begins, begins + length[carrying], times[carrying])
     some = stop > group
     last = stop[some] - 1
     rows = zip(
@@ -205,7 +199,11 @@ def stretches(
         np.searchsorted(carrying, stop[some]).tolist(),
         strict=True,
     )
-    return [
-        Stretch(flow_, (client, broker), first_ns, last_ns, segments[low:high])
-        for flow_, client, broker, first_ns, last_ns, low, high in rows
-    ], taken
+    return (
+        [
+            Stretch(flow_, (client, broker), first_ns, last_ns, low, high)
+            for flow_, client, broker, first_ns, last_ns, low, high in rows
+        ],
+        segments,
+        taken,
+    )

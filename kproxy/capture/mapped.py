@@ -33,6 +33,7 @@ LARGE = 1 << 14  # records on average: to read their heads is cheaper than to ma
 RECORDS = 1 << 14
 FIRST_RECORDS = 1 << 10  # of the first window: connections that are new in it are taken segment by segment
 WINDOW_BYTES = 1 << 26
+LARGE_WINDOW_BYTES = 1 << 30  # of records of which only the heads are read
 
 
 class Columns(Sequence["Record"]):
@@ -174,7 +175,7 @@ class Mapped:
         length = Struct(self._order + "8xI").unpack_from
         places: list[int] = []
         heads: list[bytes] = []
-        last = min(len(self._held) - HEAD, position + WINDOW_BYTES)
+        last = min(len(self._held) - HEAD, position + LARGE_WINDOW_BYTES)
         piece, at = b"", 0  # bytes of the file, and where the next record is in them
         while position <= last and len(places) < count:
             if at + HEAD > len(piece):

@@ -59,7 +59,7 @@ _INT16_PAIR = Struct(">hh")
 _MESSAGE_BYTES = (_MESSAGE.size, _MESSAGE.size + 8)  # before the key, by magic
 LEAST_LENGTH = (14, 22, HEADER_BYTES - _PREFIX_BYTES)  # by magic, as the length counts
 
-_CODEC = 0x07
+CODEC = 0x07
 _LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
 CONTROL = 0x20
@@ -106,7 +106,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def codec(self) -> int:
-        return self.attributes & _CODEC
+        return self.attributes & CODEC
 
     @property
     def last_offset(self) -> int:
@@ -237,7 +237,7 @@ def read_header(buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
             return None
         offset, length, crc, magic, attributes = _MESSAGE.unpack_from(buffer, pos)
         timestamp = _INT64.unpack_from(buffer, pos + _MESSAGE.size)[0] if magic else -1
-        count = -1 if attributes & _CODEC else 1
+        count = -1 if attributes & CODEC else 1
         header = BatchHeader(offset, length, -1, magic, crc, attributes, 0, timestamp, timestamp, -1, -1, -1, count)
     if header.length < LEAST_LENGTH[magic]:
         raise Malformed(f"a batch of magic {magic} and {header.length} bytes: {LEAST_LENGTH[magic]} is the least")

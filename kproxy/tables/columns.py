@@ -7,7 +7,7 @@ owner, who takes `batch()` before there are too many `rows`. The live recorder a
 Refuses to know files, and where events come from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any
 
@@ -17,13 +17,12 @@ import pyarrow as pa
 from kproxy.protocol.error_codes import error_name
 from kproxy.tables.arrays import array, listed
 from kproxy.tables.schema import EXCHANGES, I16, I64, TEXT, TIME
+from kproxy.wire.bulk import NULL, Bulk
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import NONE, Exchange
-from kproxy.wire.interest import FETCH, PRODUCE, SHARE_FETCH
+from kproxy.wire.events import ANSWERED, FULL, NONE, Exchange
+from kproxy.wire.interest import FETCH, PRODUCE, SHARE_FETCH, ApiPlan
 
 _INFO_BYTES = 600  # about
-
-NULL = -(1 << 63)  # in a packed row; NONE (-1) is a value that some columns have
 
 
 class Words(dict[str | None, int]):
@@ -72,6 +71,7 @@ _PACKED = (
     "retransmissions",
 )
 _ROW = Struct(f"<{len(_PACKED)}q")
+_TIMES = frozenset(("request_start_ns", "request_end_ns", "response_start_ns", "response_end_ns"))
 _WORDS = frozenset(("client_id", "outcome", "group_id", "transactional_id", "decoded"))
 _NONE_IS_NULL = frozenset(
     (
@@ -114,15 +114,8 @@ class ExchangeColumns:
 
     def append(self, info: ConnectionInfo, exchange: Exchange, retransmissions: int = NONE) -> None:
         """A row for an exchange, answered or not. `retransmissions`: NONE where TCP is not seen."""
-        connection = self._connections.get(id(info))  # the info is kept, so that its id stays its own
-        if connection is None:
-            connection = self._connections[id(info)] = len(self._infos)
-            self._infos.append(info)
-        plan = exchange.plan
-        api = self._apis.get(id(plan))
-        if api is None:
-            api = self._apis[id(plan)] = len(self._plans)
-            self._plans.append(plan)
+        connection = self._connection(info)
+        api = self._api(exchange.plan)
         words = self._words
         code = exchange.error_code
         acks = exchange.acks
@@ -157,6 +150,51 @@ class ExchangeColumns:
             retransmissions,
         )
         self.rows += 1
+
+    def extend(self, infos: Sequence[ConnectionInfo], bulk: Bulk, retransmissions: np.ndarray) -> None:
+        """A row for each of many exchanges, of the connections that `infos` describe."""
+        words = self._words
+        count = len(bulk.connection)
+        rows = np.empty((count, len(_PACKED)), "<i8")
+        said = bulk.columns
+        used, inverse = np.unique(bulk.connection, return_inverse=True)
+        prefixes = [
+            (words[client_id], _or_null(acks), _or_null(max_wait_ms), words[group_id], words[transactional_id])
+            for client_id, acks, max_wait_ms, group_id, transactional_id in bulk.prefixes
+        ]
+        topics, partitions, records = _carried(bulk)
+        columns: dict[str, Any] = {
+            "connection": np.array([self._connection(infos[index]) for index in used.tolist()])[inverse],
+            "api": self._api(bulk.plan),
+            "outcome": words[ANSWERED],
+            "errors": (said["error_code"] != 0) & (said["error_code"] != NULL),
+            "topics": topics,
+            "partitions": partitions,
+            "records": records,
+            "decoded": words[FULL],
+            "retransmissions": retransmissions,
+        }
+        of_prefixes = np.array(prefixes, np.int64)[bulk.prefix]
+        for index, name in enumerate(("client_id", "acks", "max_wait_ms", "group_id", "transactional_id")):
+            columns[name] = of_prefixes[:, index]
+        for index, name in enumerate(_PACKED):
+            rows[:, index] = said[name.removesuffix("_ns")] if name in _TIMES else columns.get(name, said.get(name))
+        self._packed += rows.tobytes()
+        self.rows += count
+
+    def _connection(self, info: ConnectionInfo) -> int:
+        connection = self._connections.get(id(info))  # the info is kept, so that its id stays its own
+        if connection is None:
+            connection = self._connections[id(info)] = len(self._infos)
+            self._infos.append(info)
+        return connection
+
+    def _api(self, plan: ApiPlan) -> int:
+        api = self._apis.get(id(plan))
+        if api is None:
+            api = self._apis[id(plan)] = len(self._plans)
+            self._plans.append(plan)
+        return api
 
     def batch(self) -> pa.RecordBatch:
         """The rows so far as a batch, in the order of their arrival; they are forgotten here."""
@@ -216,6 +254,25 @@ def carried(exchange: Exchange) -> tuple[int, int, int]:
         if records != NONE:
             records = NONE if partition.records == NONE else records + partition.records
     return len(topics), len(found.partitions), records
+
+
+def _carried(bulk: Bulk) -> tuple[Any, Any, Any]:
+    """The same of many, by column."""
+    key = bulk.plan.api_key
+    found = bulk.request_body if key == PRODUCE else bulk.response_body if key in (FETCH, SHARE_FETCH) else None
+    if found is None:
+        return NONE, NONE, NONE
+    count = len(bulk.connection)
+    topics: dict[Any, int] = {}
+    topic = np.array([topics.setdefault(name or identity, len(topics)) for name, identity in found.topics], np.int64)
+    pairs = np.unique(found.of * max(len(topics), 1) + topic[found.topic]) // max(len(topics), 1)
+    records = np.zeros(count, np.int64)
+    np.add.at(records, found.of, found.numbers["records"])
+    return np.bincount(pairs, minlength=count), np.bincount(found.of, minlength=count), records
+
+
+def _or_null(number: int | None) -> int:
+    return NULL if number is None else number
 
 
 def numbers(kind: pa.DataType, values: np.ndarray, none_is_null: bool = False) -> pa.Array:

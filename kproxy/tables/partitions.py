@@ -8,7 +8,9 @@ connection. Refuses to know files, and where events come from.
 """
 
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from struct import Struct
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -18,9 +20,10 @@ from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.records import BatchHeader
 from kproxy.tables.arrays import array, listed
-from kproxy.tables.columns import NULL, Words, named, numbers
+from kproxy.tables.columns import Words, named, numbers
 from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
 from kproxy.wire.bodies import Partition
+from kproxy.wire.bulk import NULL, Bodies, Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 from kproxy.wire.interest import FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, PRODUCE, SHARE_FETCH
@@ -35,6 +38,9 @@ _CARRY = frozenset(((PRODUCE, CLIENT), (FETCH, BROKER), (SHARE_FETCH, BROKER))) 
 Positions = dict[
     tuple[str | UUID | None, int], int
 ]  # of one connection: (topic, partition) -> the next offset it wants
+
+
+Own = dict[str, np.ndarray | int]  # columns by name
 
 
 class PackedRows:
@@ -57,6 +63,30 @@ class PackedRows:
         words = self.words
         start = exchange.response_start if direction == BROKER else exchange.request_start
         return words[info.source], info.id, exchange.number, words[exchange.plan.api], start, direction
+
+    def add(self, infos: Sequence[ConnectionInfo], bulk: Bulk, direction: int, of: np.ndarray, own: Own) -> None:
+        """Rows by column: of which exchange each is, and what it has besides what rows of one body begin with."""
+        words, said = self.words, bulk.columns
+        used, inverse = np.unique(bulk.connection[of], return_inverse=True)
+        ids = np.array([(words[infos[index].source], infos[index].id) for index in used.tolist()], np.int64)
+        columns = {
+            "source": ids[inverse, 0],
+            "connection": ids[inverse, 1],
+            "number": said["number"][of],
+            "api": words[bulk.plan.api],
+            "start": said["response_start" if direction == BROKER else "request_start"][of],
+            "direction": direction,
+            **own,
+        }
+        rows = np.empty((len(of), len(self._names)), np.int64)
+        for index, name in enumerate(self._names):
+            rows[:, index] = columns[name]
+        self._packed += rows.tobytes()
+        self.rows += len(of)
+
+    def of_topics(self, found: Bodies) -> np.ndarray:
+        """Indices of the topics of rows."""
+        return np.array([self.topics[topic] for topic in found.topics], np.int64)[found.topic]
 
     @property
     def size(self) -> int:
@@ -196,6 +226,26 @@ class PartitionColumns(PackedRows):
                 )
             self.rows += len(found.partitions)
 
+    def extend(self, infos: Sequence[ConnectionInfo], bulk: Bulk, positions: Sequence[Positions]) -> None:
+        """The rows of both bodies of many exchanges; `infos` and `positions` are those of connections."""
+        key = bulk.plan.api_key
+        if key not in APIS:
+            return
+        bodies = [(CLIENT, bulk.request_body), (BROKER, bulk.response_body)]
+        lags = _lags(bulk, positions) if key == FETCH else {}
+        for direction, found in bodies:
+            if found is None or not len(found.of):
+                continue
+            own: Own = dict(found.numbers)
+            own["of_topic"] = self.of_topics(found)
+            if (key, direction) not in _CARRY:
+                own["bytes"] = own["batches"] = own["records"] = NONE
+            own["lag_records"], own["lag_ns"] = lags.get(direction, (NULL, NULL))
+            for name in ("metadata", "group_id"):
+                texts = found.texts.get(name)
+                own[name] = 0 if texts is None else np.array([self.words[text] for text in texts], np.int64)
+            self.add(infos, bulk, direction, found.of, own)
+
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         columns = super()._columns(raw)
         codecs, inverse = np.unique(raw["codecs"], return_inverse=True)
@@ -220,6 +270,17 @@ class BatchColumns(PackedRows):
                 of_topic = self.topics[topic, identity]
                 self._packed += self.pack(*common, of_topic, partition, *header, partial, valid)
             self.rows += len(found.batches)
+
+    def extend(self, infos: Sequence[ConnectionInfo], bulk: Bulk) -> None:
+        """The rows of both bodies of many exchanges, of the connections that `infos` describe."""
+        for direction, found in ((CLIENT, bulk.request_body), (BROKER, bulk.response_body)):
+            if found is None or not len(found.batches):
+                continue
+            own: Own = {name: found.batches[name] for name in BatchHeader._fields}
+            own["of_topic"] = self.of_topics(found)[found.batch_of]
+            own["partition"] = found.numbers["partition"][found.batch_of]
+            own |= {"partial": 0, "crc_valid": NULL}
+            self.add(infos, bulk, direction, found.of[found.batch_of], own)
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         distinct, inverse = np.unique(raw["magic"] << 16 | raw["attributes"] & 0xFFFF, return_inverse=True)
@@ -269,6 +330,57 @@ def _lag(exchange: Exchange, direction: int, partition: Partition, positions: Po
     if following < 0 or partition.high_watermark < 0:
         return NULL, age
     return max(0, partition.high_watermark - following), age
+
+
+def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """The same of many fetches, by column and direction: what a partition was last asked for is known from before."""
+    asked, got = bulk.request_body, bulk.response_body
+    assert asked is not None and got is not None
+    if not len(asked.of) + len(got.of):
+        return {}
+    topics: dict[Any, int] = {}
+    keys, offsets, orders = [], [], []
+    for direction, found in ((CLIENT, asked), (BROKER, got)):
+        topic = np.array([topics.setdefault(name or id_, len(topics)) for name, id_ in found.topics], np.int64)
+        connection = bulk.connection[found.of]
+        keys.append(np.stack((connection, topic[found.topic], found.numbers["partition"])))
+        offsets.append(found.numbers["offset"])
+        orders.append(2 * found.of + direction)
+    key = np.concatenate(keys, axis=1)
+    order = np.lexsort((np.concatenate(orders), *key[::-1]))
+    is_asked = (order < len(asked.of)).astype(bool)
+    key = key[:, order]
+    begins = np.ones(len(order), bool)
+    begins[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
+    first = np.flatnonzero(begins)
+    which = np.cumsum(begins) - 1
+    # the place of the last request before, if it is of the same partition
+    before = np.maximum.accumulate(np.where(is_asked, np.arange(len(order)), -1))
+    known = before >= first[which] if len(first) else before > 0
+    names = list(topics)
+    told = [
+        (positions[connection], (names[topic], partition)) for connection, topic, partition in key[:, first].T.tolist()
+    ]
+    at_first = np.array([of_connection.get(name, NONE) for of_connection, name in told], np.int64)
+    following = np.where(known, np.concatenate(offsets)[order][before], at_first[which])
+    last = np.append(first[1:], len(order)) - 1
+    for (of_connection, name), is_known, offset in zip(
+        told, known[last].tolist(), following[last].tolist(), strict=True
+    ):
+        if is_known and (name in of_connection or len(of_connection) < MAX_POSITIONS):
+            of_connection[name] = offset
+
+    wanted = np.empty(len(order), np.int64)
+    wanted[order] = following
+    wanted = wanted[len(asked.of) :]
+    numbers = got.numbers
+    carries = numbers["batches"] > 0
+    following = np.where(carries, numbers["last_offset"] + 1, wanted)
+    mark = numbers["high_watermark"]
+    lag = np.where((following < 0) | (mark < 0), NULL, np.maximum(0, mark - following))
+    dated = carries & (numbers["max_timestamp"] > 0)
+    age = bulk.columns["response_start"][got.of] - np.where(dated, numbers["max_timestamp"], 0) * 1_000_000
+    return {BROKER: (lag, np.where(dated, age, NULL))}
 
 
 def _codecs(bits: int) -> str | None:

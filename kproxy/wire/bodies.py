@@ -114,7 +114,7 @@ class Partition(NamedTuple):
 
 
 # What a partition begins as: nothing is known of it, and it carries nothing.
-_BLANK = Partition(None, None, None, None, None, NONE, 0, 0, 0, 0, *(NONE,) * 9)
+BLANK = Partition(None, None, None, None, None, NONE, 0, 0, 0, 0, *(NONE,) * 9)
 _SUMMED = (
     "bytes",
     "batches",
@@ -419,6 +419,37 @@ def _walk(api_key: int, version: int, side: str, detail: int, neutralise: bool) 
     return _Stream(api_key, version, side, detail, neutralise).plan()
 
 
+class Wanted:
+    """What is looked at in the bodies of one API, version and side, by path; see `codec.paths_of`."""
+
+    def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
+        if detail == SUMS and api_key in _OF_CONSUMERS:
+            detail = TOPICS
+        self.detail = detail
+        self.message = api_message(api_key, version, side)
+        fields = self.message.fields
+        self.noted = [path for path in paths_of(fields, version) if side == "response" and is_noted(path)]
+        named = dict(_named_topics(fields, version)) if detail and side == "response" else {}
+        # What tells names is asked for them: the partitions of Metadata carry nothing, and are many.
+        self.told = _brokers(api_key, version) if side == "response" and detail != SUMS else {}
+        arrays = set(_partition_arrays(fields, version)) if detail and not named and not self.told else set()
+        self.attributes = dict(_attributes(fields, version, arrays))  # paths, and what they are of a Partition
+        if detail == SUMS:
+            self.attributes = {path: var for path, var in self.attributes.items() if var in ("topic", "topic_id")}
+        self.topics = dict.fromkeys(named.values(), "topic") | {join(array, "topicId"): "topic_id" for array in named}
+        self.told |= _session(fields, version) if detail and side == "request" else {}
+        self.partitions = {f"{array}[]" for array in arrays}
+        self.named = {f"{array}[]" for array in named}
+        # What may be said of a partition; the rest is as in BLANK.
+        carries = any(path.endswith(".records") for path in paths_of(fields, version))
+        self.known = {var.removeprefix("of_") for var in self.attributes.values()} & {*Partition._fields[3:]}
+        self.known |= set(_SUMMED if carries else ())
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (*self.noted, *self.attributes, *self.topics, *self.told)
+
+
 class _Look(Plan):
     """What is kept of a body, into `found`, and of its records."""
 
@@ -426,33 +457,18 @@ class _Look(Plan):
     walks_all_tags = True
 
     def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
-        if detail == SUMS and api_key in _OF_CONSUMERS:
-            detail = TOPICS
-        message = api_message(api_key, version, side)
-        noted = [path for path in paths_of(message.fields, version) if side == "response" and is_noted(path)]
-        named = dict(_named_topics(message.fields, version)) if detail and side == "response" else {}
-        # What tells names is asked for them: the partitions of Metadata carry nothing, and are many.
-        told = _brokers(api_key, version) if side == "response" and detail != SUMS else {}
-        arrays = set(_partition_arrays(message.fields, version)) if detail and not named and not told else set()
-        attributes = dict(_attributes(message.fields, version, arrays))
-        if detail == SUMS:
-            attributes = {path: var for path, var in attributes.items() if var in ("topic", "topic_id")}
-        topics = dict.fromkeys(named.values(), "topic") | {join(array, "topicId"): "topic_id" for array in named}
-        told |= _session(message.fields, version) if detail and side == "request" else {}
-        super().__init__(message, version, (*noted, *attributes, *topics, *told))
+        wanted = Wanted(api_key, version, side, detail)
+        super().__init__(wanted.message, version, wanted.paths)
         self.side = side
-        self.detail = detail
-        self.noted = noted
-        self.partitions = {f"{array}[]" for array in arrays}
-        # What may be said of a partition; the rest is as in _BLANK.
-        carries = any(path.endswith(".records") for path in paths_of(message.fields, version))
-        self.known = {var.removeprefix("of_") for var in attributes.values()} & {*Partition._fields[3:]}
-        self.known |= set(_SUMMED if carries else ())
-        self.lists = ("sums",) if detail == SUMS else ("partitions", "batches") if arrays else ()
-        self.attributes = attributes
-        self.named = {f"{array}[]" for array in named}
-        self.topics = topics
-        self.told = told
+        self.detail = wanted.detail
+        self.noted = wanted.noted
+        self.partitions = wanted.partitions
+        self.known = wanted.known
+        self.lists = ("sums",) if self.detail == SUMS else ("partitions", "batches") if self.partitions else ()
+        self.attributes = wanted.attributes
+        self.named = wanted.named
+        self.topics = wanted.topics
+        self.told = wanted.told
         self.names |= {
             "Partition": Partition,
             "Batch": Batch,
@@ -494,16 +510,14 @@ class _Look(Plan):
             self.line("total = batches = records = codecs = 0")
         elif path in self.partitions:
             for name in self.known:
-                self.line(f"of_{name} = {getattr(_BLANK, name)}")
+                self.line(f"of_{name} = {getattr(BLANK, name)}")
 
     def behind(self, path: str) -> None:
         if path in self.partitions and self.detail == SUMS:
             carried = "new(Sums, (topic, topic_id, total, batches, records, codecs))"
             self.line(f"if total: sums.append({carried})")
         elif path in self.partitions:
-            said = (
-                f"of_{name}" if name in self.known else str(getattr(_BLANK, name)) for name in Partition._fields[3:]
-            )
+            said = (f"of_{name}" if name in self.known else str(getattr(BLANK, name)) for name in Partition._fields[3:])
             self.line(f"partitions.append(new(Partition, (topic, topic_id, group_id, {', '.join(said)})))")
         elif path in self.named:
             self.line("found.note_name(topic_id, topic)")

@@ -15,7 +15,7 @@ from typing import Any
 from kproxy.wire import resync
 from kproxy.wire.events import BROKER, CLIENT, FAILED, Exchange, Gap
 from kproxy.wire.interest import Interest
-from kproxy.wire.session import Piece, Session
+from kproxy.wire.session import Piece, Session, Usual
 
 
 class CapturedSession(Session):
@@ -42,6 +42,39 @@ class CapturedSession(Session):
         else:
             self._gap_ns = now_ns
             self._gap_in_answers(count, now_ns)
+
+    @property
+    def is_framed(self) -> bool:
+        """Whether `missing` says where the next frame of each side begins, and nothing but frames is due."""
+        return (
+            not (self._client_head or self._broker_head)
+            and self._handshake is None
+            and self._handlers[CLIENT] is Session._requests
+            and self._handlers[BROKER] is Session._answers
+        )
+
+    @property
+    def number(self) -> int:
+        """Of the next request."""
+        return self._number
+
+    @property
+    def free_at(self) -> int:
+        """When the broker is done with the last request, its throttle included."""
+        return self._free_at
+
+    @property
+    def usual(self) -> Usual:
+        """How the connection's requests begin lately."""
+        return self._usual
+
+    def passed(self, exchanges: int, received_bytes: tuple[int, int], free_at: int) -> None:
+        """Between two frames of each side, so many answered requests passed that someone else has read."""
+        self._number += exchanges
+        for side, count in enumerate(received_bytes):
+            self.completed[side] += exchanges
+            self._received[side] += count
+        self._free_at = free_at
 
     def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
         self._fault(side, kind, text, None, now)

@@ -61,7 +61,7 @@ class Seen:
         self.exchanges = []  # (info, exchange)
         self.flows = []
         self.quality = Quality()
-        handlers = Handlers(self.decided, self.flows.append)
+        handlers = Handlers(self.decided, self.many, self.flows.append)
         flows = Flows("test", self.quality, handlers, ports=ports, shards=shards, detail=detail)
         for window in pcap.Capture(paths, self.quality).windows():
             flows.window(window)
@@ -76,6 +76,9 @@ class Seen:
                     self.exchanges.append((flow.info, event))
 
         return listen
+
+    def many(self, flows, bulk):
+        self.exchanges += [(flows[number].info, exchange) for number, exchange in captures.one_by_one(bulk)]
 
     def requests(self, ports=True):
         """Counted: what NAME.exchanges.jsonl.gz says of each request."""

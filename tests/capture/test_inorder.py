@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.capture import flows, inorder, mapped, pcap
-from kproxy.capture.flows import Flows
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
 from kproxy.protocol import codec, records
@@ -53,19 +52,19 @@ def _small_windows():
 
 
 def told(path, fewest, detail=bodies.BATCHES, ports=()):
-    """Every row of a capture by table, its quality, and how many segments stretches took."""
+    """Every row of a capture by table, its quality, and how many exchanges were taken at once."""
     rows = {name: [] for name in OF_FLOWS}
     quality = Quality()
     at_once = []
-    take = Flows._take
+    many = Rows.many
 
-    def counted(self, flow, stretch, whole):
-        at_once.append(len(stretch.segments))
-        take(self, flow, stretch, whole)
+    def counted(self, flows, bulk):
+        at_once.append(len(bulk.connection))
+        many(self, flows, bulk)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inorder, "FEWEST", fewest)
-        patch.setattr(Flows, "_take", counted)
+        patch.setattr(Rows, "many", counted)
         reader = Rows(lambda table, batch: rows[table.name].extend(batch.to_pylist()))
         for _ in reader.read(Job("test", (str(path),), "default", ports, None, detail), quality):
             pass
@@ -86,12 +85,17 @@ def same(path, **options):
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_gives_the_same_rows(name, detail):
     taken = same(captures.capture(f"k41_{name}"), detail=detail)
-    assert taken > 100 or name == "oneway"  # whose answers are one hole
+    assert taken > 20 or name == "oneway"  # whose answers are one hole
 
 
-@pytest.mark.parametrize("name", ("k41_kip848_share", "k0102_sasl_plain", "k41_tls13_keys", "k39_zookeeper"))
+@pytest.mark.parametrize("name", ("k41_kip848_share", "k0102_sasl_plain"))
 def test_captures_give_the_same_rows(name):
-    assert same(captures.capture(name)) > 100
+    assert same(captures.capture(name)) > 20
+
+
+@pytest.mark.parametrize("name", ("k41_tls13_keys", "k39_zookeeper"))
+def test_what_is_not_to_be_read_gives_the_same_rows(name):
+    assert same(captures.capture(name)) == 0
 
 
 # --- captures made up ------------------------------------------------------------------------------------------------
@@ -243,14 +247,22 @@ def test_made_up_captures_give_the_same_rows(tmp_path_factory, seed, harm, port)
         same(path, detail=dice.choice((bodies.ERRORS, bodies.BATCHES)), ports=(port,) if port > 1 else ())
 
 
+def heartbeats(wire, count):
+    for number in range(count):
+        header = {"requestApiKey": 12, "requestApiVersion": 4, "correlationId": number, "clientId": "me"}
+        wire.send(0, frame(codec.encode_request(header, {"groupId": "g"})))
+        wire.send(1, frame(codec.encode_response(12, 4, {"correlationId": number}, {})))
+    return wire
+
+
 def test_a_packet_that_is_not_plain_ends_a_stretch(tmp_path):
     """A reset under two VLAN tags: what comes after it is another connection, however well it would follow."""
-    wire = Wire().shake().ask(*range(60)).send(1, flags=RST)
+    wire = heartbeats(Wire().shake(), 60).send(1, flags=RST)
     wire.packets[-1] = wire.packets[-1][:12] + b"\x81\0\0\7" * 2 + wire.packets[-1][12:]
-    wire.ask(*range(60, 120))
+    heartbeats(wire, 60)
     path = tmp_path / "reset.pcap"
     path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
     rows, _, taken = told(path, 1)
     assert len({row["connection"] for row in rows["exchanges"]}) == 2
-    assert taken > 60
+    assert taken > 20
     same(path)

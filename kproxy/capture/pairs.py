@@ -1,0 +1,598 @@
+"""Exchanges of many connections, found all at once in segments that are in order.
+
+Duty: of most bytes there is nothing to decide: whole requests that begin as an earlier one of the connection did, and
+whole answers to them, in turn. Both are cut, paired and read by column. What a connection has before them (the rest of
+frames, answers to requests of before) and behind them, from the first thing on that is anything else, goes to its
+session; so the session alone decides, and what is told does not depend on who read the bytes. A test holds the two
+against each other.
+
+Memory: some columns of the segments, and copies of the frames that lie in several segments and must be looked at across
+them, JOINED_BYTES each. Refuses to know TCP, and why the segments are in order.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+
+from kproxy.capture import lockstep
+from kproxy.wire import frames
+from kproxy.wire.bodies import ERRORS
+from kproxy.wire.bulk import NULL, Bodies, Bulk
+from kproxy.wire.captured import CapturedSession
+from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
+from kproxy.wire.interest import ApiPlan
+from kproxy.wire.pairing import LIMIT
+from kproxy.wire.session import MAX_USUAL_PREFIX, Usual
+
+FEWEST = 8  # segments of a connection that are worth columns
+JOINED_BYTES = 1 << 20
+LARGE = 1 << 14  # bytes of a segment, of which few begin a frame
+
+_HEADS = (frames.REQUEST_HEAD_BYTES, frames.RESPONSE_HEAD_BYTES)
+_LEAST = (4 + frames.MIN_REQUEST, 4 + frames.MIN_RESPONSE)  # with the four bytes of their size
+_MOST = (4 + frames.MAX_REQUEST, 1 << 31)
+_REQUEST = np.dtype([("length", ">i4"), ("key_version", ">u4"), ("correlation_id", ">i4")])
+_RESPONSE = np.dtype([("length", ">i4"), ("correlation_id", ">i4")])
+_FAR = 1 << 62
+_UNKNOWN = Exchange(ApiPlan(NONE, NONE, "unknown", False), 0, NONE, 0, 0, 0)  # a request that someone else has read
+_LOOK = (MAX_USUAL_PREFIX, _HEADS[BROKER])  # bytes of a frame that are looked at in one piece
+
+
+class Talk(Protocol):
+    """A Kafka connection of a capture."""
+
+    session: CapturedSession
+    openings: dict[int, Usual]  # how requests began that its session has read, by key and version
+    flip: int  # 1 where side 0 of the segments is the broker's
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Part:
+    """What a connection has of the segments: those from `low` to `high`."""
+
+    talk: Talk
+    low: int
+    high: int
+    clock_ns: int  # what time it is before them, and then after them
+
+
+@dataclass(slots=True)
+class Segments:
+    """By column, those of a connection together and in order."""
+
+    side: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    time_ns: np.ndarray
+
+    def rows(self, low: int, high: int) -> Iterator[tuple[int, int, int, int]]:
+        """(side, start, end, time_ns) of some."""
+        columns = (self.side, self.start, self.end, self.time_ns)
+        return zip(*(column[low:high].tolist() for column in columns), strict=True)
+
+
+@dataclass(slots=True)
+class _Frames:
+    """Whole frames of one direction, by column: those of a part together and in order."""
+
+    begin: np.ndarray  # in a count of the bytes of all lanes, one behind the other
+    size: np.ndarray  # with its four bytes
+    lane: np.ndarray  # the place of its first segment among those of all lanes
+    first: np.ndarray  # the segment with its first byte
+    head: np.ndarray  # that with the last byte of its header
+    last: np.ndarray  # that with its last byte
+    at: np.ndarray  # where it is; in `joined`, if it is there
+    limit: np.ndarray  # up to where it is there
+    is_joined: np.ndarray
+
+    def some(self, which: np.ndarray) -> "_Frames":
+        return _Frames(*(getattr(self, each.name)[which] for each in fields(self)))
+
+
+class _Lanes:
+    """The bytes of one direction after the other, of each part: segments, and the frames in them."""
+
+    def __init__(self, whole: memoryview, segments: Segments, parts: Sequence[tuple[Part, int]]) -> None:
+        self.whole = whole
+        self.data = np.frombuffer(whole, np.uint8)
+        self.joined = bytearray(MAX_USUAL_PREFIX)  # so that it can be looked at before there is anything
+        index = np.concatenate([np.arange(begin, part.high) for part, begin in parts])
+        flips = np.concatenate(
+            [np.full(part.high - begin, 2 * number + part.talk.flip) for number, (part, begin) in enumerate(parts)]
+        )
+        lane = flips ^ segments.side[index]
+        order = np.argsort(lane.astype(np.uint16) if len(parts) < 1 << 15 else lane, kind="stable")
+        self.segment = index[order]
+        self.start = segments.start[self.segment]
+        self.end = segments.end[self.segment]
+        stop = np.cumsum(self.end - self.start)
+        self.begin = stop - (self.end - self.start)
+        self.bounds = np.searchsorted(lane[order], np.arange(2 * len(parts) + 1)).tolist()
+        self.stop = int(stop[-1])
+        self._lane = lane[order]
+        self._lists = self.begin.tolist(), self.start.tolist(), self.end.tolist()
+        self._following = self._hop()
+
+    def frames(self, number: int, side: int, skip: int) -> list[int]:
+        """Where the whole frames begin that a part has from a side behind `skip` bytes, and where the last ends."""
+        begins, starts, ends = self._lists
+        low, high = self.bounds[2 * number + side : 2 * number + side + 2]
+        if low == high:
+            return []
+        following = self._following
+        stop = begins[high] if high < len(begins) else self.stop
+        found: list[int] = []
+        append = found.append
+        position, place = begins[low] + skip, low
+        if skip:
+            place = bisect_right(begins, position, low, high) - 1
+        while position < stop:
+            append(position)
+            to = following[place] if position == begins[place] else 0
+            if low < to <= high:  # most frames begin where a segment begins
+                place = to
+                position = begins[to] if to < high else stop
+                continue
+            if stop - position < _HEADS[side]:
+                break
+            at = starts[place] + position - begins[place]
+            head = self.whole[at : at + 4] if at + 4 <= ends[place] else self.join(place, at, 4)
+            size = 4 + int.from_bytes(head, signed=True)
+            if not _LEAST[side] <= size <= _MOST[side] or size > stop - position:
+                break
+            position += size
+            place = bisect_right(begins, position, place, high) - 1
+        else:
+            if position == stop:
+                append(position)
+        return found
+
+    def _hop(self) -> list[int]:
+        """Where a frame that begins with a segment ends with one: the place of the next; else 0, or if few begin."""
+        length = self.end - self.start
+        if self.stop > LARGE * len(length):  # to look at all would touch a page for each
+            return [0] * len(length)
+        room = len(self.data) - 4
+        size = (
+            np.ndarray((room + 1,), ">i4", self.data, strides=(1,))[np.minimum(self.start, room)].astype(np.int64) + 4
+        )
+        stop = self.begin + size
+        place = np.searchsorted(self.begin, stop)
+        begin = np.append(self.begin, self.stop)
+        lane = self._lane
+        least, most = (np.array(values)[lane & 1] for values in (_LEAST, _MOST))
+        sound = (length >= 4) & (size >= least) & (size <= most) & (begin[place] == stop)
+        following: list[int] = np.where(sound, place, 0).tolist()
+        return following
+
+    def begins(self, number: int, side: int) -> int:
+        """Where what a part has from a side begins."""
+        place = self.bounds[2 * number + side]
+        return self._lists[0][place] if place < len(self.segment) else self.stop
+
+    def correlation_id(self, position: int) -> int:
+        """Of the answer that begins there."""
+        begins, starts, ends = self._lists
+        place = bisect_right(begins, position) - 1
+        at = starts[place] + position - begins[place]
+        head = self.whole[at : at + 8] if at + 8 <= ends[place] else self.join(place, at, 8)
+        return int(frames.RESPONSE_HEAD.unpack(head)[1])
+
+    def join(self, place: int, at: int, size: int) -> bytes:
+        """`size` bytes that begin in a segment at `at`."""
+        _, starts, ends = self._lists
+        whole = self.whole
+        pieces = [whole[at : min(at + size, ends[place])]]
+        left = size - len(pieces[0])
+        while left:
+            place += 1
+            start = starts[place]
+            pieces.append(whole[start : min(start + left, ends[place])])
+            left -= len(pieces[-1])
+        return b"".join(pieces)
+
+    def columns(self, begin: np.ndarray, end: np.ndarray, side: int) -> _Frames:
+        """Frames by column."""
+        size = end - begin
+        lane = np.searchsorted(self.begin, begin, "right") - 1
+        last = np.searchsorted(self.begin, end, "left") - 1
+        at = self.start[lane] + begin - self.begin[lane]
+        limit = np.minimum(at + size, self.end[lane])
+        head = lane.copy()
+        over = np.flatnonzero(at + _HEADS[side] > limit)
+        head[over] = np.searchsorted(self.begin, begin[over] + _HEADS[side], "left") - 1
+        segment = self.segment
+        found = _Frames(
+            begin, size, lane, segment[lane], segment[head], segment[last], at, limit, np.zeros(len(at), bool)
+        )
+        self.join_some(found, np.flatnonzero(limit - at < np.minimum(size, _LOOK[side])))
+        return found
+
+    def seat(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(where in the bytes the segments of positions lie, compared with those; the positions where they end)"""
+        place = np.searchsorted(self.begin, position, "right") - 1
+        shift = self.start[place] - self.begin[place]
+        return shift, self.end[place] - shift
+
+    def join_some(self, found: _Frames, which: np.ndarray) -> None:
+        """Copies of some frames, in one piece."""
+        sizes = np.minimum(found.size[which], JOINED_BYTES)
+        for index, size in zip(which.tolist(), sizes.tolist(), strict=True):
+            place = int(found.lane[index])
+            begins, starts, _ = self._lists
+            at = starts[place] + int(found.begin[index]) - begins[place]
+            found.at[index] = len(self.joined)
+            self.joined += self.join(place, at, size)
+            found.limit[index] = len(self.joined)
+        found.is_joined[which] = True
+
+    def gather(self, found: _Frames, which: np.ndarray, layout: np.dtype, offset: int = 0) -> np.ndarray:
+        """So many bytes of each of some frames; what is behind what is there is anything."""
+        taken = np.zeros(len(which), layout)
+        for is_joined, data in ((False, self.data), (True, np.frombuffer(self.joined, np.uint8))):
+            some = np.flatnonzero(found.is_joined[which] == is_joined)
+            room = len(data) - layout.itemsize
+            if len(some) and room >= 0:
+                every = np.ndarray((room + 1,), layout, data, strides=(1,))
+                taken[some] = every[np.minimum(found.at[which[some]] + offset, room)]
+        return taken
+
+
+def read(whole: memoryview, segments: Segments, parts: Sequence[Part], detail: int) -> Iterator[Bulk]:
+    """What connections say in their segments. Their sessions tell the rest, before and after the columns are yielded.
+
+    detail: as the sessions' interest has it, bodies.BATCHES at most.
+    """
+    clock = _clock(segments.time_ns, parts)
+    feed = _Feed(whole, segments, clock)
+    begun = []
+    for number, part in enumerate(parts):
+        begin = part.low
+        while part.high - begin >= FEWEST and not part.talk.session.is_framed:
+            feed(part, begin, stop=begin + 1)
+            begin += 1
+        if part.high - begin >= FEWEST:
+            begun.append((number, part, begin))
+        else:
+            feed(part, begin)
+    if begun:
+        reading = _Reading(whole, segments, clock, [(part, begin) for _, part, begin in begun], detail, feed)
+        for bulk in reading.bulks():
+            bulk.connection = np.array([number for number, _, _ in begun])[bulk.connection]
+            yield bulk
+        reading.settle()
+    for part in parts:
+        if part.low < part.high:
+            part.clock_ns = int(clock[part.high - 1])
+
+
+class _Feed:
+    """Hands bytes of parts to their sessions, in the order of the segments."""
+
+    def __init__(self, whole: memoryview, segments: Segments, clock: np.ndarray) -> None:
+        self._whole = whole
+        self._sides, self._starts, self._ends = segments.side.tolist(), segments.start.tolist(), segments.end.tolist()
+        self._times = clock.tolist()
+
+    def __call__(
+        self,
+        part: Part,
+        begin: int,
+        *,
+        stop: int | None = None,
+        skip: tuple[int, int] = (0, 0),
+        until: tuple[int, int] = (_FAR, _FAR),
+        answered: Sequence[int] = (),
+    ) -> None:
+        """The segments from `begin` to `stop`; of each side the bytes from `skip` to `until`, counted from `begin`.
+
+        answered: the segments at which those requests were answered that the session does not know. Until then they
+        wait with those that it knows.
+        """
+        talk = part.talk
+        receive, flip, pending = talk.receive, talk.flip, talk.session.pending
+        whole, sides, starts, ends, times = self._whole, self._sides, self._starts, self._ends, self._times
+        waiting = len(answered)
+        if waiting:
+            pending.extendleft([_UNKNOWN] * waiting)
+        seen = [0, 0]
+        for index in range(begin, part.high if stop is None else stop):
+            while waiting and answered[-waiting] <= index:
+                pending.popleft()
+                waiting -= 1
+            side = sides[index] ^ flip
+            start, end = starts[index], ends[index]
+            before = seen[side]
+            seen[side] += end - start
+            first, last = max(skip[side] - before, 0), min(until[side] - before, end - start)
+            if first < last:
+                receive(sides[index], whole[start + first : start + last], times[index])
+            elif seen[CLIENT] >= until[CLIENT] and seen[BROKER] >= until[BROKER]:
+                break
+        for _ in range(waiting):
+            pending.popleft()
+
+
+def _clock(time_ns: np.ndarray, parts: Sequence[Part]) -> np.ndarray:
+    """The latest time so far on each connection."""
+    clock = time_ns.copy()
+    for part in parts:
+        mine = clock[part.low : part.high]
+        if len(mine):
+            mine[0] = max(int(mine[0]), part.clock_ns)
+            np.maximum.accumulate(mine, out=mine)
+    return clock
+
+
+class _Reading:
+    """The columns of parts whose sessions stand at known places of a frame."""
+
+    def __init__(
+        self,
+        whole: memoryview,
+        segments: Segments,
+        clock: np.ndarray,
+        parts: Sequence[tuple[Part, int]],
+        detail: int,
+        feed: _Feed,
+    ) -> None:
+        self.detail = detail
+        self._feed = feed
+        self._clock = clock
+        self._parts = parts
+        self._lanes = lanes = _Lanes(whole, segments, parts)
+        found: tuple[list[int], list[int]] = ([], [])  # where frames begin, and where the last of a part ends
+        firsts: tuple[list[int], list[int]] = ([], [])
+        counts, waiting = [], []
+        for number, (part, _) in enumerate(parts):
+            session = part.talk.session
+            for side in (CLIENT, BROKER):
+                firsts[side].append(len(found[side]))
+                found[side].extend(lanes.frames(number, side, session.missing(side)))
+            asked, answered = (max(len(each) - first[-1] - 1, 0) for each, first in zip(found, firsts, strict=True))
+            waits = len(session.pending)
+            if waits + asked >= LIMIT or not self._are_due(session, found[BROKER][firsts[BROKER][-1] : -1]):
+                asked = 0
+            counts.append(max(min(asked, answered - waits), 0))
+            waiting.append(waits)
+        self._counts = np.array(counts)
+        self._waiting = np.array(waiting)  # requests that wait already, whose answers come first
+        self._first = np.cumsum(self._counts) - self._counts  # where the pairs of each part begin
+        self._part = np.repeat(np.arange(len(parts)), self._counts)
+        self._requests = self._frames(found[CLIENT], firsts[CLIENT], self._counts, CLIENT)
+        self._waiting *= self._counts > 0
+        answers = self._frames(found[BROKER], firsts[BROKER], self._waiting + self._counts, BROKER)
+        early = np.cumsum(self._waiting)
+        self._responses = answers.some(np.arange(len(self._part)) + early[self._part])
+        self._answer_heads = answers.head  # those to requests that wait already are among them:
+        self._first_answers = self._first + early - self._waiting
+        self._taken = np.zeros(len(parts), np.int64)  # pairs of each part
+        self._throttle_ms = np.full(len(self._part), NONE, np.int64)
+
+    def bulks(self) -> Iterator[Bulk]:
+        if len(self._part):
+            yield from self._read()
+
+    def settle(self) -> None:
+        """Tell the sessions what was taken, and what is behind it."""
+        lanes = self._lanes
+        for number, (part, begin) in enumerate(self._parts):
+            taken = int(self._taken[number])
+            if not taken:
+                self._feed(part, begin)
+                continue
+            first = int(self._first[number])
+            pairs = slice(first, first + taken)
+            last = first + taken - 1
+            requests, responses = self._requests, self._responses
+            received = int(requests.size[pairs].sum()), int(responses.size[pairs].sum())
+            part.talk.session.passed(taken, received, int(self._free[last]))
+            skip = (
+                int(requests.begin[last] + requests.size[last]) - lanes.begins(number, CLIENT),
+                int(responses.begin[last] + responses.size[last]) - lanes.begins(number, BROKER),
+            )
+            low = int(self._first_answers[number])
+            answered = self._answer_heads[low : low + int(self._waiting[number]) + taken]
+            self._feed(part, begin, skip=skip, answered=answered.tolist())
+
+    def _are_due(self, session: CapturedSession, answers: Sequence[int]) -> bool:
+        """Whether the first answers are those to the requests that wait."""
+        for position, exchange in zip(answers, session.pending, strict=False):
+            if self._lanes.correlation_id(position) != exchange.correlation_id:
+                return False
+        return True
+
+    def _frames(self, begins: Sequence[int], firsts: Sequence[int], counts: np.ndarray, side: int) -> _Frames:
+        """The first frames of each part."""
+        before = np.cumsum(counts) - counts
+        index = np.arange(int(counts.sum())) + np.repeat(np.array(firsts, np.int64) - before, counts)
+        places = np.array(begins, np.int64)
+        return self._lanes.columns(places[index], places[index + 1], side)
+
+    def _read(self) -> Iterator[Bulk]:
+        requests, responses, part = self._requests, self._responses, self._part
+        every = np.arange(len(part))
+        pair = every - self._first[part]  # of its part
+        heads = self._lanes.gather(requests, every, _REQUEST)
+        answers = self._lanes.gather(responses, every, _RESPONSE)
+        wrong = (heads["correlation_id"] != answers["correlation_id"]) | (responses.head <= requests.last)
+        groups = []
+        error_code = np.full(len(part), NULL, np.int64)
+        for key_version in np.unique(heads["key_version"]).tolist():
+            which = np.flatnonzero(heads["key_version"] == key_version)
+            group = _Group(self, which, key_version)
+            groups.append(group)
+            wrong[which] |= group.wrong
+            self._throttle_ms[which] = group.throttle_ms
+            error_code[which] = group.error_code
+        some = np.flatnonzero(self._counts > 0)
+        first_wrong = np.minimum.reduceat(np.where(wrong, every, _FAR), self._first[some])
+        self._taken[some] = np.minimum(first_wrong - self._first[some], self._counts[some])
+        self._lead_up()
+
+        clock = self._clock
+        request_end = clock[requests.last]
+        response_start, response_end = clock[responses.first], clock[responses.last]
+        self._free = free = response_end.copy()
+        for group in groups:
+            if group.plan is not None and group.plan.throttled_after_answer:
+                throttle_ms = self._throttle_ms[group.which]
+                free[group.which] += np.where(throttle_ms > 0, throttle_ms, 0) * 1_000_000
+        freed = np.concatenate(([0], free[:-1]))
+        sessions = [each.talk.session for each, _ in self._parts]
+        freed[self._first[some]] = np.array([session.free_at for session in sessions], np.int64)[some]
+        answered = np.searchsorted(self._answer_heads, requests.head) - self._first_answers[part]
+        columns = {
+            "number": pair + np.array([session.number for session in sessions])[part],
+            "request_start": clock[requests.first],
+            "request_end": request_end,
+            "response_start": response_start,
+            "response_end": response_end,
+            "queue_ns": np.maximum(np.minimum(freed, response_start) - request_end, 0),
+            "correlation_id": heads["correlation_id"].astype(np.int64),
+            "request_bytes": requests.size,
+            "response_bytes": responses.size,
+            "error_code": error_code,
+            "throttle_ms": self._throttle_ms,
+            "in_flight": self._waiting[part] + pair - answered,
+        }
+        taken = pair < self._taken[part]
+        for group in groups:
+            bulk = group.bulk(taken, columns)
+            if bulk is not None:
+                yield bulk
+
+    def _lead_up(self) -> None:
+        """What is in front of the pairs that are taken goes to the sessions."""
+        for number in np.flatnonzero(self._taken).tolist():
+            part, begin = self._parts[number]
+            first = int(self._first[number])
+            until = (
+                int(self._requests.begin[first]) - self._lanes.begins(number, CLIENT),
+                int(self._responses.begin[first]) - self._lanes.begins(number, BROKER),
+            )
+            if any(until):
+                self._feed(part, begin, until=until)
+
+    # --- for the groups ----------------------------------------------------------------------------------------------
+
+    def openings(self, key_version: int, which: np.ndarray) -> tuple[dict[int, Usual], np.ndarray]:
+        """How requests of a kind begin, and which part goes by which; those of -1 by none."""
+        of_part = np.full(len(self._parts), -1)
+        found: dict[int, Usual] = {}
+        places: dict[bytes, int] = {}
+        for number in np.unique(self._part[which]).tolist():
+            opening = self._parts[number][0].talk.openings.get(key_version)
+            if opening is not None:
+                place = places.setdefault(opening[3], len(places))
+                found[place] = opening
+                of_part[number] = place
+        return found, of_part[self._part[which]]
+
+    def begins(self, which: np.ndarray, opening: Usual) -> np.ndarray:
+        """Which of some requests begin so."""
+        _, size, _, prefix, _, _ = opening
+        lanes, requests = self._lanes, self._requests
+        if not prefix:
+            return np.asarray(requests.size[which] >= size)
+        taken = lanes.gather(requests, which, np.dtype(f"V{len(prefix)}"), frames.REQUEST_HEAD_BYTES)
+        alike = (taken.view(np.uint8).reshape(len(which), -1) == np.frombuffer(prefix, np.uint8)).all(axis=1)
+        there = requests.limit[which] - requests.at[which] >= size
+        return np.asarray(alike & there & (requests.size[which] >= size))
+
+    def bodies(
+        self, side: int, which: np.ndarray, plan: ApiPlan, detail: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Bodies | None] | None:
+        """(those that are not read, throttle_ms, error_code, the rest) of the frames of a kind; None: one by one."""
+        reader = lockstep.reader(plan.api_key, plan.api_version, ("request", "response")[side], detail)
+        if reader is None:
+            return None
+        found = (self._requests, self._responses)[side]
+        lanes = self._lanes
+        unread = np.zeros(len(which), bool)
+        throttle_ms = np.full(len(which), NONE, np.int64)
+        error_code = np.full(len(which), NULL, np.int64)
+        bodies: list[tuple[Bodies, np.ndarray]] = []
+        in_place = np.flatnonzero(~found.is_joined[which])
+        for place, is_joined in ((in_place, False), (np.flatnonzero(found.is_joined[which]), True)):
+            if is_joined:
+                place = np.concatenate((place, in_place))
+            if not len(place):
+                continue
+            mine = which[place]
+            at, size = found.at[mine], found.size[mine]
+            begin = at if is_joined else found.begin[mine]
+            limit = found.limit[mine] - at + begin
+            result = reader.read(
+                np.frombuffer(lanes.joined, np.uint8) if is_joined else lanes.data,
+                begin + _HEADS[side],
+                limit,
+                begin + size,
+                at - begin,
+                None if is_joined else lanes.seat,
+            )
+            unread[place] = result.left | result.short
+            throttle_ms[place], error_code[place] = result.throttle_ms, result.error_code
+            if result.bodies is not None:
+                bodies.append((result.bodies, place))
+            in_place = place[result.short & (size <= JOINED_BYTES)]
+            if not is_joined:
+                lanes.join_some(found, which[in_place])
+        return unread, throttle_ms, error_code, Bodies.together(bodies) if bodies else None
+
+
+class _Group:
+    """The pairs of one API and version."""
+
+    def __init__(self, reading: _Reading, which: np.ndarray, key_version: int) -> None:
+        self.which = which
+        self._part = reading._part[which]
+        self._openings, self._opening = reading.openings(key_version, which)
+        self.wrong = self._opening < 0
+        self.throttle_ms: np.ndarray | int = NONE
+        self.error_code: np.ndarray | int = NULL
+        self.plan: ApiPlan | None = None
+        self._bodies: list[Bodies | None] = [None, None]
+        for place, opening in self._openings.items():
+            mine = np.flatnonzero(self._opening == place)
+            self.wrong[mine] |= ~reading.begins(which[mine], opening)
+            self.plan = opening[4]
+        if self.plan is None:
+            return
+        plan = self.plan
+        for side, is_read, detail in (
+            (CLIENT, plan.request_reader is not None, reading.detail),
+            (BROKER, plan.scan is not None, reading.detail if plan.response_reader is not None else ERRORS),
+        ):
+            if not is_read:
+                continue
+            found = reading.bodies(side, which, plan, detail)
+            if found is None:
+                self.wrong[:] = True
+                return
+            unread, throttle_ms, error_code, self._bodies[side] = found
+            self.wrong |= unread
+            if side == BROKER:
+                self.throttle_ms, self.error_code = throttle_ms, error_code
+
+    def bulk(self, taken: np.ndarray, columns: dict[str, np.ndarray]) -> Bulk | None:
+        """Of the pairs that are taken."""
+        mine = taken[self.which]
+        if self.plan is None or not mine.any():
+            return None
+        which = self.which[mine]
+        asked, answered = (None if each is None else each.some(mine) for each in self._bodies)
+        return Bulk(
+            self.plan,
+            self._part[mine],
+            self._opening[mine],
+            [opening[5] for opening in self._openings.values()],
+            {name: column[which] for name, column in columns.items()},
+            asked,
+            answered,
+        )

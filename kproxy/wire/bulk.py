@@ -1,0 +1,90 @@
+"""Many exchanges of one API and version, by column: what a thousand `Exchange` events say, as arrays.
+
+For owners that make tables of them. Each column means what the attribute of that name means, and a missing number is
+NONE (-1), or NULL where -1 is a value. All of them were answered, and all that was asked for was read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import numpy as np
+
+from kproxy.wire.interest import ApiPlan
+
+NULL = -(1 << 63)  # no number
+
+
+@dataclass(slots=True)
+class Bodies:
+    """What bodies say of topic-partitions, a row for each, in the order of the bodies and, in one, of the wire."""
+
+    of: np.ndarray  # the exchange of each row
+    topics: Sequence[tuple[str | None, UUID | None]]  # name and id
+    topic: np.ndarray  # an index of those
+    numbers: dict[str, np.ndarray]  # by the names that `bodies.Partition` gives them
+    texts: dict[str, Sequence[str | None]]  # group_id and metadata
+    batch_of: np.ndarray  # the row of each record batch
+    batches: np.ndarray  # a header each, by the names of `records.BatchHeader`
+
+    @staticmethod
+    def together(parts: "Sequence[tuple[Bodies, np.ndarray]]") -> "Bodies":
+        """Of several readings, each with the exchanges that it was of."""
+        if len(parts) == 1:
+            bodies, exchanges = parts[0]
+            bodies.of = exchanges[bodies.of]
+            return bodies
+        of = np.concatenate([exchanges[bodies.of] for bodies, exchanges in parts])
+        order = np.argsort(of, kind="stable")
+        place = np.empty(len(of), np.int64)
+        place[order] = np.arange(len(of))
+        rows = np.cumsum([0, *(len(bodies.of) for bodies, _ in parts)])
+        names = np.cumsum([0, *(len(bodies.topics) for bodies, _ in parts)])
+        batch_of = np.concatenate([place[bodies.batch_of + row] for (bodies, _), row in zip(parts, rows, strict=False)])
+        of_batches = np.argsort(batch_of, kind="stable")
+        texts: dict[str, Sequence[str | None]] = {}
+        for name in {name for bodies, _ in parts for name in bodies.texts}:
+            column = [text for bodies, _ in parts for text in bodies.texts.get(name, [None] * len(bodies.of))]
+            texts[name] = [column[row] for row in order.tolist()]
+        return Bodies(
+            of[order],
+            [topic for bodies, _ in parts for topic in bodies.topics],
+            np.concatenate([bodies.topic + first for (bodies, _), first in zip(parts, names, strict=False)])[order],
+            {
+                name: np.concatenate([bodies.numbers[name] for bodies, _ in parts])[order]
+                for name in parts[0][0].numbers
+            },
+            texts,
+            batch_of[of_batches],
+            np.concatenate([bodies.batches for bodies, _ in parts])[of_batches],
+        )
+
+    def some(self, exchanges: np.ndarray) -> "Bodies":
+        """Of the exchanges that a mask says, which are counted anew."""
+        rows = np.flatnonzero(exchanges[self.of])
+        number = np.cumsum(exchanges) - 1
+        kept = np.zeros(len(self.of), bool)
+        kept[rows] = True
+        batches = np.flatnonzero(kept[self.batch_of])
+        return Bodies(
+            number[self.of[rows]],
+            self.topics,
+            self.topic[rows],
+            {name: column[rows] for name, column in self.numbers.items()},
+            {name: [column[row] for row in rows.tolist()] for name, column in self.texts.items()},
+            (np.cumsum(kept) - 1)[self.batch_of[batches]],
+            self.batches[batches],
+        )
+
+
+@dataclass(slots=True)
+class Bulk:
+    """Answered exchanges of one API and version, those of a connection in their order."""
+
+    plan: ApiPlan
+    connection: np.ndarray  # an index into what the owner calls its connections
+    prefix: np.ndarray  # an index into `prefixes`
+    prefixes: Sequence[tuple[str | None, int | None, int | None, str | None, str | None]]  # see interest.PREFIX_FIELDS
+    columns: dict[str, np.ndarray]  # the numbers of `events.Exchange` by their names; error_code may be NULL
+    request_body: Bodies | None
+    response_body: Bodies | None
