@@ -100,10 +100,8 @@ class Run:
         while count > 1:
             unpack_ids, unpack_rest = _unpackers(unpack.__self__, frame_bytes, count)
             correlation_ids = self._correlation_ids[at : at + count]
-            if [*unpack_ids(view, pos)] == correlation_ids and unpack_rest(view, pos) == (
-                frame_bytes - 4,
-                *values,
-            ) * count:
+            rest = (frame_bytes - 4, *values) * count
+            if [*unpack_ids(view, pos)] == correlation_ids and unpack_rest(view, pos) == rest:
                 break
             count //= 2
         else:
