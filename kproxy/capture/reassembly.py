@@ -223,10 +223,10 @@ class Conversation:
 
     def finish(self, time_ns: int) -> None:
         """Nothing more will come: holes are declared, and both sides end."""
-        self.clock_ns = max(self.clock_ns, time_ns)
         self._budget.left += self.halves[0].queued_bytes + self.halves[1].queued_bytes
-        while self._deliver() or self._give_up():
+        while self._deliver() or self._give_up():  # what waited keeps the times at which it came
             pass
+        self.clock_ns = max(self.clock_ns, time_ns)
         for side in (0, 1):
             self._end(side)
 

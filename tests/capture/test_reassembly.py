@@ -144,6 +144,22 @@ def test_a_hole_is_declared_once_the_peer_acknowledged_it_and_patience_is_over()
     assert bytes(ears.streams[0][10:]) == b"behind"
 
 
+def test_what_waited_behind_a_hole_until_the_end_keeps_its_times():
+    """A connection may end before patience is over; its last exchanges took as long as they took."""
+    talk, ears = conversation()
+    sent = [1, 1]
+    for turn in range(PATIENCE // 4):
+        side = turn % 2
+        if turn != 2:  # a request that was not captured, and its answer acknowledges it
+            talk.segment(side, sent[side], sent[1 - side], ACK, BIG, memoryview(b"four"), 4, turn * 1000)
+        sent[side] += 4
+    assert len(ears.times) == 2
+    talk.finish(999_999)
+    assert ears.gaps == [(0, 4, 4)]
+    came = [turn * 1000 for turn in range(PATIENCE // 4)]
+    assert ears.times == [*came[:2], came[1], *came[3:]]  # the hole is told at the time of what was before it
+
+
 def test_a_request_that_is_lost_is_declared_before_its_answer():
     talk, ears = conversation()
     talk.segment(1, 1, 51, ACK, BIG, memoryview(b"answer"), 6, 1)
