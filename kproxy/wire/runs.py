@@ -82,12 +82,10 @@ class Run:
         return exchange
 
     def answered(self, view: Any, pos: int, size: int) -> tuple[Exchange, Repeated] | None:
-        """Take the next requests, at least two, whose answers from `pos` on are whole and say the same.
+        """Take the next requests, at least two, whose answers are whole and say the same; a header stands at `pos`.
 
         None if there are none, or if what they say must be told of each: a throttle, errors, addresses.
         """
-        if size - pos < frames.RESPONSE_HEAD_BYTES:
-            return None
         frame_bytes = 4 + frames.SIZE.unpack_from(view, pos)[0]
         shape = self._plan.shapes.get(frame_bytes - frames.RESPONSE_HEAD_BYTES)
         if shape is None:

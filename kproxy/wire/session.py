@@ -635,7 +635,7 @@ class Session:
         """Take many answers at once, from `pos` on; returns where they end. What waits behind them waits alone."""
         pending = self.pending
         begin = pos
-        while pos < size and pending.runs:
+        while size - pos >= frames.RESPONSE_HEAD_BYTES and pending.runs:
             answered = pending.run.answered(view, pos, size)
             if answered is None:
                 if pos == begin and len(pending.run) > 1:

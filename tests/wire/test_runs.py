@@ -18,7 +18,7 @@ from kproxy.wire.events import BROKER, CLIENT, Event, Exchange, Repeated
 from kproxy.wire.interest import Interest
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.runs import PAUSE
-from tests.wire.playbook import Dialogue, foreign_request, request, response
+from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
 
 PRODUCE, METADATA, HEARTBEAT, HANDSHAKE, API_VERSIONS = 0, 3, 12, 17, 18
 INFO = ConnectionInfo("c", "live:main", "127.0.0.1", 40000, "127.0.0.1", 9092, 1, 0)
@@ -26,6 +26,8 @@ Step = tuple[int, bytes] | int  # a side says something, or it closes
 
 
 SLOW = {"name": "slow", "throttleTimeMs": 3}
+FAILED = {"name": "failing", "error": 6}
+MOVED = {"nodeEndpoints": [{"nodeId": 1, "host": "b", "port": 1}]}
 
 
 def produce(number: int, version: int = 9, size: int = 10, acks: int = -1) -> bytes:
@@ -49,7 +51,7 @@ def says(numbers: Iterable[int], **more: Any) -> bytes:
 def interest(repeats: bool) -> Interest:
     """One that has seen answers to Produce before."""
     made = Interest(rewrite=True, repeats=repeats)
-    for version, said in ((9, {}), (9, {"name": "topic"}), (9, SLOW), (13, {})):
+    for version, said in ((9, {}), (9, {"name": "topic"}), (9, SLOW), (9, FAILED), (13, {}), (13, MOVED)):
         scan = made.plan(PRODUCE << 16 | version).scan
         assert scan is not None
         frame = produced(0, version, **said)
@@ -95,9 +97,9 @@ def cells(metrics: Metrics) -> Any:
     return apis, broker.queue, broker.queue_ns, metrics.faults, metrics.unanswered
 
 
-def played(steps: Iterable[Step]) -> list[int]:
+def played(steps: Iterable[Step], **settings: Any) -> list[int]:
     """Play it with and without runs, and compare all that comes of it; returns how many were told at once."""
-    talks = [Dialogue(interest(repeats), transform=shout) for repeats in (True, False)]
+    talks = [Dialogue(interest(repeats), transform=shout, **settings) for repeats in (True, False)]
     counted = []
     for talk in talks:
         metrics = Metrics()
@@ -122,6 +124,7 @@ def played(steps: Iterable[Step]) -> list[int]:
 
 USUAL = (CLIENT, produce(0)), (BROKER, produced(0))  # from here on such a request is as usual
 SPLIT = produced(4)[:20], produced(4)[20:]
+HEAD, TOPICS = produced(3), says((4, 5)) + says((6, 7, 8), name="topic")
 
 
 @pytest.mark.parametrize(
@@ -135,13 +138,15 @@ SPLIT = produced(4)[:20], produced(4)[20:]
         ([(CLIENT, produce(1)[:9]), (CLIENT, produce(1)[9:] + asks(range(2, 9))), (BROKER, says(range(1, 9)))], [8]),
         ([(CLIENT, asks(range(1, 5))), (CLIENT, asks(range(5, 9))), (BROKER, says(range(1, 9)))], [4, 4]),
         ([(CLIENT, asks(range(1, 9))), (BROKER, says(range(1, 4)) + SPLIT[0]), (BROKER, SPLIT[1] + says((5, 6)))], [3]),
-        ([(CLIENT, asks(range(1, 9))), (BROKER, produced(1)[:6]), (BROKER, produced(1)[6:] + says(range(2, 9)))], []),
+        ([(CLIENT, asks(range(1, 9))), (BROKER, produced(1)[:6]), (BROKER, produced(1)[6:] + says(range(2, 9)))], [8]),
+        ([(CLIENT, asks(range(1, 9))), (BROKER, says((1, 2)) + HEAD[:7]), (BROKER, HEAD[7:] + TOPICS)], [2, 3, 3]),
         ([(CLIENT, asks(range(1, 9))), (BROKER, says(range(1, 4))), BROKER, CLIENT], [3]),
         ([(CLIENT, asks(range(1, 9))), CLIENT, (BROKER, says(range(1, 9))), BROKER], [8]),
         ([(CLIENT, asks(range(1, 9))), (BROKER, says((1, 2, 5, 6)))], [2]),
         ([(CLIENT, asks(range(1, 9))), (BROKER, says((1, 2, 99, 3)))], [2]),
         ([(CLIENT, asks((5, 5, 5, 5, 5))), (BROKER, says((5, 5, 5, 5, 5)))], [5]),
         ([(CLIENT, asks(range(1, 9))), (BROKER, says((1, 2, 3)) + produced(4, error=6) + says((5, 6, 7, 8)))], [2]),
+        ([(CLIENT, asks(range(1, 9))), (BROKER, says(range(1, 9), **FAILED))], []),
         ([(CLIENT, asks(range(1, 9))), (BROKER, says(range(1, 9), **SLOW))], []),
         ([(CLIENT, asks(range(1, 9))), (BROKER, says((1, 2, 3)) + says((4, 5, 6), name="topic"))], [3, 3]),
         ([(CLIENT, asks(range(1, 5)) + produce(5, acks=0) + asks(range(6, 9))), (BROKER, says((1, 2, 3, 4, 6)))], [4]),
@@ -160,12 +165,14 @@ SPLIT = produced(4)[:20], produced(4)[20:]
         "two runs",
         "an answer in two reads",
         "the first answer's header in two reads",
+        "another answer's header in two reads",
         "closed by the broker",
         "closed by the client",
         "overtaken",
         "an answer to nobody",
         "ids that repeat",
         "an error",
+        "errors alike",
         "throttled",
         "answers of two kinds",
         "acks=0",
@@ -192,10 +199,19 @@ def test_a_run_that_is_answered_one_by_one_is_not_tried_again_for_a_while() -> N
 
 
 def test_an_answer_with_addresses_is_told_and_rewritten_alone() -> None:
-    moved = {"nodeEndpoints": [{"nodeId": 1, "host": "b", "port": 1}]}
     usual = (CLIENT, produce(0, 13)), (BROKER, produced(0, 13))
-    answers = says((1, 2, 3), version=13) + produced(4, 13, **moved) + says((5, 6), version=13)
+    answers = says((1, 2, 3), version=13) + says((4, 5, 6), version=13, **MOVED)
     assert played([*usual, (CLIENT, asks(range(1, 7), version=13)), (BROKER, answers)]) == [3]
+
+
+def test_what_is_too_large_or_ends_inside_its_first_fields_is_in_no_run() -> None:
+    large = produce(5, size=5000)
+    assert played([*USUAL, (CLIENT, asks(range(1, 5)) + large)], max_request_bytes=1000) == []
+    assert played([*USUAL, (CLIENT, asks(range(1, 5)) + large), (BROKER, says(range(1, 6)))]) == [5]
+    whole = produce(4)
+    cut = sized(whole[4:16])  # what its first fields usually are goes on behind it
+    steps = [*USUAL, (CLIENT, asks(range(1, 4)) + cut + whole[16:20] + bytes(200))]
+    assert played(steps) == []
 
 
 def test_only_who_asks_for_it_and_reads_no_bodies_is_told_so() -> None:
