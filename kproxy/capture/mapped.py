@@ -4,9 +4,9 @@ Duty: the sound records of a file, many at a time, none of their bytes copied an
 From the first place on that is not sound (damage, or the end inside a record) the ordinary reader takes over, so that
 what is counted there is counted in one place.
 
-Memory: columns of RECORDS records. The pages of a window, WINDOW_BYTES at most, are the file's own in the page cache,
-and are let go before the next one. The file must not shrink meanwhile, as one of a ring that tcpdump overwrites does:
-the kernel would end the process. That is looked for before each window.
+Memory: columns of RECORDS records. The pages of a window, LARGE_WINDOW_BYTES at most, are the file's own in the page
+cache, and are let go before the next one. The file must not shrink meanwhile, as one of a ring that tcpdump overwrites
+does: the kernel would end the process. That is looked for before each window.
 
 Refuses to know what is in a packet.
 """
@@ -33,7 +33,7 @@ LARGE = 1 << 14  # records on average: to read their heads is cheaper than to ma
 RECORDS = 1 << 14
 FIRST_RECORDS = 1 << 10  # of the first window: connections that are new in it are taken segment by segment
 WINDOW_BYTES = 1 << 26
-LARGE_WINDOW_BYTES = 1 << 30  # of records of which only the heads are read
+LARGE_WINDOW_BYTES = 1 << 27  # of records of which only the heads are read
 
 
 class Columns(Sequence["Record"]):

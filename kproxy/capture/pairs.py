@@ -6,8 +6,8 @@ frames, answers to requests of before) and behind them, from the first thing on 
 session; so the session alone decides, and what is told does not depend on who read the bytes. A test holds the two
 against each other.
 
-Memory: some columns of the segments, and copies of the frames that lie in several segments and must be looked at across
-them, JOINED_BYTES each. Refuses to know TCP, and why the segments are in order.
+Memory: some columns of the segments, and JOINED_BYTES of copies of frames that lie in several segments and must be
+looked at across them. Refuses to know TCP, and why the segments are in order.
 """
 
 from bisect import bisect_right
@@ -28,7 +28,7 @@ from kproxy.wire.pairing import LIMIT
 from kproxy.wire.session import MAX_USUAL_PREFIX, Usual
 
 FEWEST = 8  # segments of a connection that are worth columns
-JOINED_BYTES = 1 << 20
+JOINED_BYTES = 16 << 20
 LARGE = 1 << 14  # bytes of a segment, of which few begin a frame
 
 _HEADS = (frames.REQUEST_HEAD_BYTES, frames.RESPONSE_HEAD_BYTES)
@@ -49,6 +49,9 @@ class Talk(Protocol):
     flip: int  # 1 where side 0 of the segments is the broker's
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None: ...
+
+
+Place = tuple[int, int]  # a segment, and how far into it
 
 
 @dataclass(slots=True)
@@ -97,13 +100,13 @@ class _Frames:
 class _Lanes:
     """The bytes of one direction after the other, of each part: segments, and the frames in them."""
 
-    def __init__(self, whole: memoryview, segments: Segments, parts: Sequence[tuple[Part, int]]) -> None:
+    def __init__(self, whole: memoryview, segments: Segments, parts: Sequence[Part]) -> None:
         self.whole = whole
         self.data = np.frombuffer(whole, np.uint8)
         self.joined = bytearray(MAX_USUAL_PREFIX)  # so that it can be looked at before there is anything
-        index = np.concatenate([np.arange(begin, part.high) for part, begin in parts])
+        index = np.concatenate([np.arange(part.low, part.high) for part in parts])
         flips = np.concatenate(
-            [np.full(part.high - begin, 2 * number + part.talk.flip) for number, (part, begin) in enumerate(parts)]
+            [np.full(part.high - part.low, 2 * number + part.talk.flip) for number, part in enumerate(parts)]
         )
         lane = flips ^ segments.side[index]
         order = np.argsort(lane.astype(np.uint16) if len(parts) < 1 << 15 else lane, kind="stable")
@@ -170,10 +173,14 @@ class _Lanes:
         following: list[int] = np.where(sound, place, 0).tolist()
         return following
 
-    def begins(self, number: int, side: int) -> int:
-        """Where what a part has from a side begins."""
-        place = self.bounds[2 * number + side]
-        return self._lists[0][place] if place < len(self.segment) else self.stop
+    def place(self, number: int, side: int, position: int) -> Place:
+        """Where a position is of what a part has from a side."""
+        begins, _, _ = self._lists
+        low, high = self.bounds[2 * number + side : 2 * number + side + 2]
+        place = bisect_right(begins, position, low, high) - 1
+        if place == high - 1 and position == (begins[high] if high < len(begins) else self.stop):
+            return _FAR, 0
+        return int(self.segment[place]), position - begins[place]
 
     def correlation_id(self, position: int) -> int:
         """Of the answer that begins there."""
@@ -220,16 +227,16 @@ class _Lanes:
         return shift, self.end[place] - shift
 
     def join_some(self, found: _Frames, which: np.ndarray) -> None:
-        """Copies of some frames, in one piece."""
-        sizes = np.minimum(found.size[which], JOINED_BYTES)
-        for index, size in zip(which.tolist(), sizes.tolist(), strict=True):
-            place = int(found.lane[index])
-            begins, starts, _ = self._lists
-            at = starts[place] + int(found.begin[index]) - begins[place]
-            found.at[index] = len(self.joined)
-            self.joined += self.join(place, at, size)
-            found.limit[index] = len(self.joined)
-        found.is_joined[which] = True
+        """Copies of some frames, in one piece, for which there is room."""
+        begins, starts, _ = self._lists
+        for index, size in zip(which.tolist(), found.size[which].tolist(), strict=True):
+            if len(self.joined) + size <= JOINED_BYTES:
+                place = int(found.lane[index])
+                at = starts[place] + int(found.begin[index]) - begins[place]
+                found.at[index] = len(self.joined)
+                self.joined += self.join(place, at, size)
+                found.limit[index] = len(self.joined)
+                found.is_joined[index] = True
 
     def gather(self, found: _Frames, which: np.ndarray, layout: np.dtype, offset: int = 0) -> np.ndarray:
         """So many bytes of each of some frames; what is behind what is there is anything."""
@@ -252,23 +259,22 @@ def read(whole: memoryview, segments: Segments, parts: Sequence[Part], detail: i
     feed = _Feed(whole, segments, clock)
     begun = []
     for number, part in enumerate(parts):
-        begin = part.low
-        while part.high - begin >= FEWEST and not part.talk.session.is_framed:
-            feed(part, begin, stop=begin + 1)
-            begin += 1
-        if part.high - begin >= FEWEST:
-            begun.append((number, part, begin))
+        low = part.low
+        while part.high - part.low >= FEWEST and not part.talk.session.is_framed:
+            feed(part, until=((part.low + 1, 0), (part.low + 1, 0)))
+            part.low += 1
+        if part.high - part.low >= FEWEST:
+            begun.append(number)
         else:
-            feed(part, begin)
+            feed(part)
+        if low < part.high:
+            part.clock_ns = int(clock[part.high - 1])
     if begun:
-        reading = _Reading(whole, segments, clock, [(part, begin) for _, part, begin in begun], detail, feed)
+        reading = _Reading(whole, segments, clock, [parts[number] for number in begun], detail, feed)
         for bulk in reading.bulks():
-            bulk.connection = np.array([number for number, _, _ in begun])[bulk.connection]
+            bulk.connection = np.array(begun)[bulk.connection]
             yield bulk
         reading.settle()
-    for part in parts:
-        if part.low < part.high:
-            part.clock_ns = int(clock[part.high - 1])
 
 
 class _Feed:
@@ -282,14 +288,11 @@ class _Feed:
     def __call__(
         self,
         part: Part,
-        begin: int,
-        *,
-        stop: int | None = None,
-        skip: tuple[int, int] = (0, 0),
-        until: tuple[int, int] = (_FAR, _FAR),
+        behind: tuple[Place, Place] | None = None,
+        until: tuple[Place, Place] | None = None,
         answered: Sequence[int] = (),
     ) -> None:
-        """The segments from `begin` to `stop`; of each side the bytes from `skip` to `until`, counted from `begin`.
+        """The bytes of both sides from some places on, of the part's beginning otherwise, or until they are reached.
 
         answered: the segments at which those requests were answered that the session does not know. Until then they
         wait with those that it knows.
@@ -297,23 +300,25 @@ class _Feed:
         talk = part.talk
         receive, flip, pending = talk.receive, talk.flip, talk.session.pending
         whole, sides, starts, ends, times = self._whole, self._sides, self._starts, self._ends, self._times
+        first = part.low if behind is None else min(behind)[0]
+        last = part.high if until is None else max(until)[0] + 1
         waiting = len(answered)
         if waiting:
             pending.extendleft([_UNKNOWN] * waiting)
-        seen = [0, 0]
-        for index in range(begin, part.high if stop is None else stop):
+        for index in range(first, min(last, part.high)):
             while waiting and answered[-waiting] <= index:
                 pending.popleft()
                 waiting -= 1
-            side = sides[index] ^ flip
+            side = sides[index]
             start, end = starts[index], ends[index]
-            before = seen[side]
-            seen[side] += end - start
-            first, last = max(skip[side] - before, 0), min(until[side] - before, end - start)
-            if first < last:
-                receive(sides[index], whole[start + first : start + last], times[index])
-            elif seen[CLIENT] >= until[CLIENT] and seen[BROKER] >= until[BROKER]:
-                break
+            if behind is not None and index <= behind[side ^ flip][0]:
+                segment, offset = behind[side ^ flip]
+                start = start + offset if index == segment else end
+            if until is not None and index >= until[side ^ flip][0]:
+                segment, offset = until[side ^ flip]
+                end = start + offset if index == segment else start
+            if start < end:
+                receive(side, whole[start:end], times[index])
         for _ in range(waiting):
             pending.popleft()
 
@@ -337,7 +342,7 @@ class _Reading:
         whole: memoryview,
         segments: Segments,
         clock: np.ndarray,
-        parts: Sequence[tuple[Part, int]],
+        parts: Sequence[Part],
         detail: int,
         feed: _Feed,
     ) -> None:
@@ -349,7 +354,7 @@ class _Reading:
         found: tuple[list[int], list[int]] = ([], [])  # where frames begin, and where the last of a part ends
         firsts: tuple[list[int], list[int]] = ([], [])
         counts, waiting = [], []
-        for number, (part, _) in enumerate(parts):
+        for number, part in enumerate(parts):
             session = part.talk.session
             for side in (CLIENT, BROKER):
                 firsts[side].append(len(found[side]))
@@ -380,11 +385,10 @@ class _Reading:
 
     def settle(self) -> None:
         """Tell the sessions what was taken, and what is behind it."""
-        lanes = self._lanes
-        for number, (part, begin) in enumerate(self._parts):
+        for number, part in enumerate(self._parts):
             taken = int(self._taken[number])
             if not taken:
-                self._feed(part, begin)
+                self._feed(part)
                 continue
             first = int(self._first[number])
             pairs = slice(first, first + taken)
@@ -392,13 +396,13 @@ class _Reading:
             requests, responses = self._requests, self._responses
             received = int(requests.size[pairs].sum()), int(responses.size[pairs].sum())
             part.talk.session.passed(taken, received, int(self._free[last]))
-            skip = (
-                int(requests.begin[last] + requests.size[last]) - lanes.begins(number, CLIENT),
-                int(responses.begin[last] + responses.size[last]) - lanes.begins(number, BROKER),
-            )
             low = int(self._first_answers[number])
             answered = self._answer_heads[low : low + int(self._waiting[number]) + taken]
-            self._feed(part, begin, skip=skip, answered=answered.tolist())
+            asked, told = (
+                self._lanes.place(number, side, int(found.begin[last] + found.size[last]))
+                for side, found in ((CLIENT, requests), (BROKER, responses))
+            )
+            self._feed(part, behind=(asked, told), answered=answered.tolist())
 
     def _are_due(self, session: CapturedSession, answers: Sequence[int]) -> bool:
         """Whether the first answers are those to the requests that wait."""
@@ -421,6 +425,8 @@ class _Reading:
         heads = self._lanes.gather(requests, every, _REQUEST)
         answers = self._lanes.gather(responses, every, _RESPONSE)
         wrong = (heads["correlation_id"] != answers["correlation_id"]) | (responses.head <= requests.last)
+        for side, found in ((CLIENT, requests), (BROKER, responses)):
+            wrong |= found.limit - found.at < _HEADS[side]
         groups = []
         error_code = np.full(len(part), NULL, np.int64)
         for key_version in np.unique(heads["key_version"]).tolist():
@@ -444,7 +450,7 @@ class _Reading:
                 throttle_ms = self._throttle_ms[group.which]
                 free[group.which] += np.where(throttle_ms > 0, throttle_ms, 0) * 1_000_000
         freed = np.concatenate(([0], free[:-1]))
-        sessions = [each.talk.session for each, _ in self._parts]
+        sessions = [each.talk.session for each in self._parts]
         freed[self._first[some]] = np.array([session.free_at for session in sessions], np.int64)[some]
         answered = np.searchsorted(self._answer_heads, requests.head) - self._first_answers[part]
         columns = {
@@ -470,14 +476,12 @@ class _Reading:
     def _lead_up(self) -> None:
         """What is in front of the pairs that are taken goes to the sessions."""
         for number in np.flatnonzero(self._taken).tolist():
-            part, begin = self._parts[number]
-            first = int(self._first[number])
-            until = (
-                int(self._requests.begin[first]) - self._lanes.begins(number, CLIENT),
-                int(self._responses.begin[first]) - self._lanes.begins(number, BROKER),
+            part, first = self._parts[number], int(self._first[number])
+            asked, answered = (
+                self._lanes.place(number, side, int(found.begin[first]))
+                for side, found in ((CLIENT, self._requests), (BROKER, self._responses))
             )
-            if any(until):
-                self._feed(part, begin, until=until)
+            self._feed(part, until=(asked, answered))
 
     # --- for the groups ----------------------------------------------------------------------------------------------
 
@@ -487,7 +491,7 @@ class _Reading:
         found: dict[int, Usual] = {}
         places: dict[bytes, int] = {}
         for number in np.unique(self._part[which]).tolist():
-            opening = self._parts[number][0].talk.openings.get(key_version)
+            opening = self._parts[number].talk.openings.get(key_version)
             if opening is not None:
                 place = places.setdefault(opening[3], len(places))
                 found[place] = opening
@@ -540,9 +544,10 @@ class _Reading:
             throttle_ms[place], error_code[place] = result.throttle_ms, result.error_code
             if result.bodies is not None:
                 bodies.append((result.bodies, place))
-            in_place = place[result.short & (size <= JOINED_BYTES)]
             if not is_joined:
+                in_place = place[result.short]
                 lanes.join_some(found, which[in_place])
+                in_place = in_place[found.is_joined[which[in_place]]]
         return unread, throttle_ms, error_code, Bodies.together(bodies) if bodies else None
 
 
