@@ -38,14 +38,14 @@ KINDS = {
     "zookeeper": "ZooKeeper connections",
     "http": "HTTP connections",
     "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",
-    "undecided": "connections with too few bytes to tell what they speak",
+    "undecided": "connections that did not tell what they speak: too few bytes, or one side only",
     "no_data": "connections without a byte of payload",
     "raw_sasl": "SASL tokens without a Kafka header, which give no exchanges",
     "other_ports": "segments of ports that were not asked for",
     "strays": "segments whose sequence number belongs to no window of their connection",
     "records_left_out": "batches of chosen topics too large for all of their records to be told",
     "records_unread": "batches of chosen topics whose records do not decompress or make no sense",
-    "fault": "bytes of a Kafka connection that are not what the protocol says",
+    "fault": "places where a Kafka connection is not what the protocol says, or answers what the capture does not hold",
 }
 
 
