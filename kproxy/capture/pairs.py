@@ -429,7 +429,7 @@ class _Reading:
             wrong |= found.limit - found.at < _HEADS[side]
         groups = []
         error_code = np.full(len(part), NULL, np.int64)
-        for key_version in np.unique(heads["key_version"]).tolist():
+        for key_version in sorted(set(heads["key_version"].tolist())):
             which = np.flatnonzero(heads["key_version"] == key_version)
             group = _Group(self, which, key_version)
             groups.append(group)
@@ -490,7 +490,7 @@ class _Reading:
         of_part = np.full(len(self._parts), -1)
         found: dict[int, Usual] = {}
         places: dict[bytes, int] = {}
-        for number in np.unique(self._part[which]).tolist():
+        for number in np.flatnonzero(np.bincount(self._part[which])).tolist():
             opening = self._parts[number].talk.openings.get(key_version)
             if opening is not None:
                 place = places.setdefault(opening[3], len(places))

@@ -265,10 +265,11 @@ def _carried(bulk: Bulk) -> tuple[Any, Any, Any]:
     count = len(bulk.connection)
     topics: dict[Any, int] = {}
     topic = np.array([topics.setdefault(name or identity, len(topics)) for name, identity in found.topics], np.int64)
-    pairs = np.unique(found.of * max(len(topics), 1) + topic[found.topic]) // max(len(topics), 1)
+    # with an index: without one numpy.ma is imported, 15 ms
+    pairs, _ = np.unique(found.of * max(len(topics), 1) + topic[found.topic], return_index=True)
     records = np.zeros(count, np.int64)
     np.add.at(records, found.of, found.numbers["records"])
-    return np.bincount(pairs, minlength=count), np.bincount(found.of, minlength=count), records
+    return np.bincount(pairs // max(len(topics), 1), minlength=count), np.bincount(found.of, minlength=count), records
 
 
 def _or_null(number: int | None) -> int:
