@@ -61,7 +61,7 @@ async def dial(address: Address, is_ours: IsOurs, timeout_s: float) -> socket.so
                 try:
                     prepare(sock)
                     async with asyncio.timeout((end - loop.time()) / left):
-                        await loop.sock_connect(sock, sockaddr)
+                        await _connect(loop, sock, sockaddr)
                     return sock
                 except OSError as refused:  # a TimeoutError is one
                     sock.close()
@@ -73,10 +73,24 @@ async def dial(address: Address, is_ours: IsOurs, timeout_s: float) -> socket.so
         fault = unknown
     if isinstance(fault, TimeoutError) and fault.errno is None:
         raise UpstreamError(f"{address} did not answer within {timeout_s:g} s") from None
-    # The loop's own words for a refused connection do not say that it was refused.
-    errno = getattr(fault, "errno", None) or 0
-    reason = os.strerror(errno) if errno > 0 else getattr(fault, "strerror", None) or str(fault)
+    reason = getattr(fault, "strerror", None) or str(fault)
     raise UpstreamError(f"{address} cannot be reached: {reason}") from fault
+
+
+async def _connect(loop: asyncio.AbstractEventLoop, sock: socket.socket, sockaddr: tuple[Any, ...]) -> None:
+    """uvloop's own sends every address to the resolver's few threads, where it would wait behind names that hang."""
+    try:
+        sock.connect(sockaddr)
+    except (BlockingIOError, InterruptedError):
+        connected = asyncio.Event()
+        loop.add_writer(sock, connected.set)
+        try:
+            await connected.wait()
+        finally:
+            loop.remove_writer(sock)
+        errno = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if errno:
+            raise OSError(errno, os.strerror(errno)) from None
 
 
 async def _resolve(loop: asyncio.AbstractEventLoop, address: Address) -> list[tuple[int, tuple[Any, ...]]]:

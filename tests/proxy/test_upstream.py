@@ -1,10 +1,12 @@
 """Dialling brokers whose names have several addresses; what kproxy asks them is in test_cluster.py."""
 
+import asyncio
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
+import uvloop
 
 from kproxy.config import Address
 from kproxy.errors import UpstreamError
@@ -41,6 +43,27 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch):
             assert await dialled(monkeypatch, (nowhere, nowhere, broker), 0.6) == broker
 
     live(test())
+
+
+class Resolverless(uvloop.Loop):
+    async def getaddrinfo(self, *_: object, **__: object) -> list[object]:  # type: ignore[override]
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_an_address_does_not_wait_for_the_resolver():
+    """One name that hangs would hold up all clusters: the loop has four threads for names."""
+
+    async def test():
+        for host in (HOST, "::1"):
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with socket.create_server((host, 0), family=family) as listener:
+                address = Address(host, listener.getsockname()[1])
+                with await upstream.dial(address, lambda *_: False, 5) as sock:
+                    assert sock.getpeername()[:2] == tuple(address)
+
+    with asyncio.Runner(loop_factory=Resolverless) as runner:
+        runner.run(test())
 
 
 def test_why_no_address_was_any_good(monkeypatch):
