@@ -59,6 +59,7 @@ class Seen:
 
     def __init__(self, *paths, ports=(), shards=range(SHARDS), detail=bodies.ERRORS):
         self.exchanges = []  # (info, exchange)
+        self.at_once = 0  # of them were taken by column
         self.flows = []
         self.quality = Quality()
         handlers = Handlers(self.decided, self.many, self.flows.append)
@@ -78,6 +79,7 @@ class Seen:
         return listen
 
     def many(self, flows, bulk):
+        self.at_once += len(bulk.connection)
         self.exchanges += [(flows[number].info, exchange) for number, exchange in captures.one_by_one(bulk)]
 
     def requests(self, ports=True):

@@ -14,6 +14,7 @@ from struct import unpack
 
 import pytest
 
+from kproxy.capture import mapped
 from kproxy.capture.packets import SYN
 from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import FAILED, NONE, REQUEST_NOT_SEEN
@@ -134,11 +135,12 @@ def strangers(seen, known):
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_damaged_captures_break_nothing_and_invent_nothing(tmp_path, part):
+def test_damaged_captures_break_nothing_and_invent_nothing(tmp_path, part, monkeypatch):
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 128)  # so that some is taken by column, as in long ones
     path = tmp_path / "harmed.pcap"
     signal.signal(signal.SIGVTALRM, lambda *_: pytest.fail("a damaged capture keeps it busy for 10 CPU seconds"))
     assert len(unharmed()) > 1000
-    exchanges = torn_apart = 0
+    exchanges = at_once = torn_apart = 0
     grown = []
     for seed in range(part, RUNS, PARTS):
         data, torn, flipped = harmed(random.Random(seed))
@@ -150,7 +152,9 @@ def test_damaged_captures_break_nothing_and_invent_nothing(tmp_path, part):
         assert torn or not found, seed
         torn_apart += len(found)
         exchanges += len(seen.exchanges)
+        at_once += seen.at_once
         grown.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert exchanges > 100 * RUNS // PARTS
+    assert at_once > exchanges / 10
     assert torn_apart < exchanges / 10_000
     assert grown[-1] - grown[len(grown) // 4] < 32 * 1024  # KiB, of files of up to 280
