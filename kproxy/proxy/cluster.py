@@ -18,6 +18,7 @@ from kproxy.config import Address, Cluster, Config
 from kproxy.errors import ConfigError, UpstreamError
 from kproxy.proxy.lines import Lines
 from kproxy.proxy.listeners import Gate, Listener, is_local, resolve
+from kproxy.proxy.names import Names
 from kproxy.proxy.poller import Poller
 from kproxy.proxy.relay import Relay
 from kproxy.proxy.rewrite import API_VERSIONS, cap_versions, rewrite_addresses
@@ -50,6 +51,7 @@ class Worker:
     clock_offset_ns: int  # monotonic time and this is the time of day, fixed at start
     connection: Callable[..., Any]  # Metrics.connection
     sinks: Sequence[Sink]
+    names: Names = field(default_factory=Names)
     relays: set[Relay] = field(default_factory=set)
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last relay closes
 
@@ -157,7 +159,8 @@ class ClusterProxy:
             pause_s = min(2 * pause_s, _LAST_RETRY_S)
 
     async def _ask(self, address: Address) -> dict[int, Address] | None:
-        return await ask_brokers(address, self._worker.gate.is_ours, self._worker.config.connect_timeout_s)
+        worker = self._worker
+        return await ask_brokers(address, worker.names, worker.gate.is_ours, worker.config.connect_timeout_s)
 
     async def _who(self, asked: Address, brokers: dict[int, Address]) -> int | None:
         """Which of the brokers answers at an address, if that is certain: no answer tells who gave it.
@@ -172,10 +175,10 @@ class ClusterProxy:
 
     async def _is_here(self, address: Address) -> bool:
         try:
-            infos = await asyncio.get_running_loop().getaddrinfo(*address, type=socket.SOCK_STREAM)
+            places = await self._worker.names.addresses(address)
         except OSError:
             return False
-        return any(is_local(info[4][0]) for info in infos)
+        return any(is_local(place[0]) for _, place in places)
 
     def _learn(self, asked: Address, brokers: dict[int, Address] | None) -> str:
         """Take in what a broker tells of all; returns what still keeps clients from coming, or nothing."""
@@ -347,11 +350,12 @@ class ClusterProxy:
         raise fault
 
     async def _dial_one(self, address: Address) -> socket.socket:
+        worker = self._worker
         try:
-            return await dial(address, self._worker.gate.is_ours, self._worker.config.connect_timeout_s)
+            return await dial(address, worker.names, worker.gate.is_ours, worker.config.connect_timeout_s)
         except UpstreamError as fault:
             if isinstance(fault.__cause__, OSError):
-                self._worker.gate.check(fault.__cause__)
+                worker.gate.check(fault.__cause__)
             raise
 
     def _bootstrap_order(self) -> list[Address]:

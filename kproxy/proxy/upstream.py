@@ -20,6 +20,7 @@ from kproxy.protocol import codec
 from kproxy.protocol.codec import Body
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
+from kproxy.proxy.names import Names
 
 API_VERSIONS = 18
 METADATA = 3
@@ -43,14 +44,14 @@ def prepare(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-async def dial(address: Address, is_ours: IsOurs, timeout_s: float) -> socket.socket:
+async def dial(address: Address, names: Names, is_ours: IsOurs, timeout_s: float) -> socket.socket:
     """A connected socket, prepared; every address of the name is tried in turn, with its share of the time."""
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout_s
     fault: Exception | None = None
     try:
         async with asyncio.timeout_at(end):
-            addresses = await _resolve(loop, address)
+            addresses = await names.addresses(address)
             for left, (family, sockaddr) in zip(range(len(addresses), 0, -1), addresses, strict=True):
                 if is_ours(*sockaddr[:2]):
                     raise UpstreamError(
@@ -93,32 +94,21 @@ async def _connect(loop: asyncio.AbstractEventLoop, sock: socket.socket, sockadd
             raise OSError(errno, os.strerror(errno)) from None
 
 
-async def _resolve(loop: asyncio.AbstractEventLoop, address: Address) -> list[tuple[int, tuple[Any, ...]]]:
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, address.host)
-        except OSError:
-            continue
-        return [(family, tuple(address))]
-    infos = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    return [(info[0], info[4]) for info in infos]
-
-
 class _Closed(UpstreamError):
     """The broker closed the connection on a question: it does not know it, or wants a login first."""
 
 
-async def ask_brokers(address: Address, is_ours: IsOurs, timeout_s: float) -> dict[int, Address] | None:
+async def ask_brokers(address: Address, names: Names, is_ours: IsOurs, timeout_s: float) -> dict[int, Address] | None:
     """Node id -> address of all brokers, as the one at `address` tells; None: it is there, but wants a login first."""
     try:
         async with asyncio.timeout(timeout_s):
-            sock = await _dial_to_ask(address, is_ours, timeout_s)
+            sock = await _dial_to_ask(address, names, is_ours, timeout_s)
             try:
                 version = await _metadata_version(sock, address)
             except _Closed:
                 version = 0  # ApiVersions came with 0.10
                 sock.close()
-                sock = await _dial_to_ask(address, is_ours, timeout_s)
+                sock = await _dial_to_ask(address, names, is_ours, timeout_s)
             try:
                 topics: Body = {"topics": []} if version else {}
                 answer = await _ask(sock, address, METADATA, version, topics)
@@ -135,8 +125,8 @@ async def ask_brokers(address: Address, is_ours: IsOurs, timeout_s: float) -> di
         raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
 
 
-async def _dial_to_ask(address: Address, is_ours: IsOurs, timeout_s: float) -> socket.socket:
-    sock = await dial(address, is_ours, timeout_s)
+async def _dial_to_ask(address: Address, names: Names, is_ours: IsOurs, timeout_s: float) -> socket.socket:
+    sock = await dial(address, names, is_ours, timeout_s)
     log.debug("asking for the brokers, connected to %s from %s", address, Address(*sock.getsockname()[:2]))
     return sock
 

@@ -11,6 +11,7 @@ import uvloop
 from kproxy.config import Address
 from kproxy.errors import UpstreamError
 from kproxy.proxy import upstream
+from kproxy.proxy.names import Names, Places
 from tests.proxy.live import HOST, live
 
 
@@ -26,21 +27,21 @@ def silent() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-async def dialled(monkeypatch: pytest.MonkeyPatch, ports: Sequence[int], timeout_s: float) -> int:
-    async def addresses(*_: object) -> list[tuple[int, tuple[str, int]]]:
-        return [(socket.AF_INET, (HOST, port)) for port in ports]
+async def dialled(ports: Sequence[int], timeout_s: float) -> int:
+    class Several(Names):
+        async def addresses(self, of: Address) -> Places:
+            return [(socket.AF_INET, (HOST, port)) for port in ports]
 
-    monkeypatch.setattr(upstream, "_resolve", addresses)
-    with await upstream.dial(Address("kafka", 9092), lambda *_: False, timeout_s) as sock:
+    with await upstream.dial(Address("kafka", 9092), Several(), lambda *_: False, timeout_s) as sock:
         port: int = sock.getpeername()[1]
         return port
 
 
-def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch):
+def test_an_address_that_does_not_answer_leaves_time_for_the_next():
     async def test():
         with silent() as nowhere, socket.create_server((HOST, 0)) as listener:
             broker = listener.getsockname()[1]
-            assert await dialled(monkeypatch, (nowhere, nowhere, broker), 0.6) == broker
+            assert await dialled((nowhere, nowhere, broker), 0.6) == broker
 
     live(test())
 
@@ -59,14 +60,14 @@ def test_an_address_does_not_wait_for_the_resolver():
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             with socket.create_server((host, 0), family=family) as listener:
                 address = Address(host, listener.getsockname()[1])
-                with await upstream.dial(address, lambda *_: False, 5) as sock:
+                with await upstream.dial(address, Names(), lambda *_: False, 5) as sock:
                     assert sock.getpeername()[:2] == tuple(address)
 
     with asyncio.Runner(loop_factory=Resolverless) as runner:
         runner.run(test())
 
 
-def test_why_no_address_was_any_good(monkeypatch):
+def test_why_no_address_was_any_good():
     async def test():
         with silent() as nowhere, socket.socket() as closed:
             closed.bind((HOST, 0))
@@ -76,10 +77,9 @@ def test_why_no_address_was_any_good(monkeypatch):
                 ((nowhere, closed.getsockname()[1]), "kafka:9092 cannot be reached: Connection refused"),
             ):
                 with pytest.raises(UpstreamError) as caught:
-                    await dialled(monkeypatch, ports, 0.2)
+                    await dialled(ports, 0.2)
                 assert str(caught.value) == reason
         with pytest.raises(UpstreamError, match=r"^no-such-host\.invalid:1 cannot be reached: [A-Z]"):
-            monkeypatch.undo()
-            await upstream.dial(Address("no-such-host.invalid", 1), lambda *_: False, 5)
+            await upstream.dial(Address("no-such-host.invalid", 1), Names(), lambda *_: False, 5)
 
     live(test())
