@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from kproxy.config import Address
+from kproxy.config import MAX_PORT, Address
 
 Places = list[tuple[socket.AddressFamily, tuple[Any, ...]]]  # as sockets take them
 
@@ -21,7 +21,9 @@ class Names:
         self._asked: dict[Address, asyncio.Future[Places]] = {}
 
     async def addresses(self, of: Address) -> Places:
-        """OSError: the name is not known."""
+        """OSError: the name is not known, or that is no port: a broker can say anything."""
+        if not 0 < of.port <= MAX_PORT:
+            raise OSError(f"{of.port} is no port")
         for family in (socket.AF_INET, socket.AF_INET6):
             with suppress(OSError, ValueError):
                 socket.inet_pton(family, of.host)
@@ -39,7 +41,7 @@ class Names:
             found = [(info[0], info[4]) for info in socket.getaddrinfo(*of, type=socket.SOCK_STREAM)]
         except OSError as fault:
             found = fault
-        except ValueError as fault:  # what a broker calls a name may be none: too long, or with a zero in it
+        except ValueError as fault:  # too long, or with a zero in it
             found = OSError(f"{of.host!r} is no name: {fault}")
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self._tell, of, found)

@@ -405,5 +405,9 @@ def test_names_are_resolved_without_stopping_the_others(monkeypatch):
             lost = loop.create_task((await Wire.dial(here.port + 3)).rest())
             assert await told(client, broker, [node(1, here.broker.port)])
             assert await lost == b""
+            for nonsense in (node(2, -1), node(2, 70000), node(2, 9092, "h" * 300), node(2, 9092, "\0")):
+                await told(client, broker, [nonsense])
+                assert await (await Wire.dial(here.port + 3)).rest() == b""
+            assert here.server.metrics.disconnects["default", "unreachable"] == 5
 
     live(test())

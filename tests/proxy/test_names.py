@@ -48,10 +48,20 @@ def test_a_name_that_hangs_holds_up_no_other_and_not_the_end(monkeypatch):
     answer.set()
 
 
-@pytest.mark.parametrize("host", ["h" * 300, "a..b", "zero\0zero", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["h" * 300, "a..b", "zero\0zero", "no-such-host.invalid", "", "::1%nowhere"])
 def test_what_is_no_name_is_an_os_error(host):
     async def test():
         with pytest.raises(OSError):
             await Names().addresses(Address(host, 9092))
+
+    live(test())
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536, 1 << 31])
+def test_what_is_no_port_is_an_os_error(port):
+    async def test():
+        for host in (HOST, "::1", "localhost"):
+            with pytest.raises(OSError, match="is no port"):
+                await Names().addresses(Address(host, port))
 
     live(test())
