@@ -12,6 +12,7 @@ import threading
 import time
 
 WAITING = 1000
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127)}  # a peer's name may not end a line or move a cursor
 _LAST_S = 1.0  # for the lines that wait when the process ends
 
 
@@ -31,6 +32,8 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
+            if record.exc_info is None:
+                line = line.translate(_CONTROLS)
             if self._left_out:
                 line = f"({self._left_out} lines were left out here: nobody read them)\n{line}"
             self._lines.put_nowait(line)

@@ -38,3 +38,11 @@ def test_where_nobody_is_left_to_read_nothing_happens():
         handler.emit(record("\udcff"))
     handler.flush()
     assert not handler._lines.unfinished_tasks
+
+
+def test_what_a_peer_says_stays_on_its_line():
+    reader, writer = os.pipe()
+    handler = LineHandler(writer)
+    handler.emit(record("host\nERROR forged\x1b[2J é"))
+    handler.flush()
+    assert os.read(reader, 1000).decode().endswith(" host\\x0aERROR forged\\x1b[2J é\n")
