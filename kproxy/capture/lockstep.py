@@ -12,7 +12,6 @@ Memory: a few columns of the bodies. Refuses to know frames and pairing.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -24,8 +23,9 @@ from kproxy.wire.bodies import BLANK, MAX_TEXT, NONE, Partition, Wanted
 from kproxy.wire.bulk import NULL, Bodies
 from kproxy.wire.interest import API_VERSIONS
 
-MOST = 64  # elements of an array, or batches of a partition: each takes a round of steps
-
+MOST = 64  # elements of an array, or batches of a partition: each takes a round of steps,
+ABREAST = 16  # which this many bodies must take together,
+ALONE = 4  # unless it is one of the first
 FEW_TOPICS = 16  # are told apart in a step for each; more of them row by row
 
 _NUMPY = {"?": "u1", "b": "i1", "h": ">i2", "H": ">u2", "i": ">i4", "I": ">u4", "q": ">i8", "d": ">f8", "16s": "V16"}
@@ -33,9 +33,9 @@ _HEADER = np.dtype([(name, _NUMPY[code]) for name, code in zip(BatchHeader._fiel
 _TEXTS = ("topic", "topic_id", "group_id", "metadata")
 _NUMBERS = tuple(name for name in Partition._fields if name not in _TEXTS)
 _CARRIED = ("bytes", "batches", "records", "codecs", "magic", "first_offset", "last_offset", "max_timestamp")
-Seat = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-
 _TEXT_BITS = 16  # a text is where it begins, and in the lowest bits how long it is; null is -1
+
+Seat = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # of positions: see `Lockstep.read`
 
 
 @dataclass(slots=True)
@@ -342,7 +342,7 @@ class _Reading:
             return
         kept = [path for path, _ in run if self._keeps(path)]
         if kept:
-            taken = self._take(cursor, np.dtype([(path, _NUMPY[code]) for path, code in run]))
+            taken = self._take(cursor, _layout(tuple(run)))
             offset = 0
             for path, code in run:
                 if path in kept:
@@ -401,13 +401,14 @@ class _Reading:
         if code is not None:
             cursor.pos += count * size_of(code)
             return
-        self._leave(cursor, count > MOST)
+        rounds = np.sort(count)[-ABREAST] if len(count) >= ABREAST else 0
+        self._leave(cursor, count > min(max(rounds, ALONE), MOST))
         self._alive(cursor, count)
         element = f"{path}[]"
         for number in range(int(count.max(initial=0))):
             self._of_some(cursor, count > number, lambda some: self._element(each, path, element, some))
 
-    def _of_some(self, cursor: _Cursor, which: np.ndarray, step: Any) -> None:
+    def _of_some(self, cursor: _Cursor, which: np.ndarray, step: Callable[[_Cursor], None]) -> None:
         """Take a step with some of the bodies."""
         if which.all():
             inside = _Cursor(cursor.who, cursor.pos, cursor.limit, cursor.shift, dict(cursor.around))
@@ -440,9 +441,9 @@ class _Reading:
         sums["bytes"] = size
         around.update(sums)
         left = size.copy()
-        for _ in range(MOST):
+        for number in range(MOST):
             now = np.flatnonzero(left > 0)
-            if not len(now):
+            if not len(now) or (number >= ALONE and len(now) < ABREAST):
                 break
             which = np.zeros(len(left), bool)
             which[now] = True
@@ -476,6 +477,11 @@ class _Reading:
         sums["max_timestamp"][now] = np.maximum(sums["max_timestamp"][now], header["max_timestamp"])
         sums["records"][now] += np.where(attributes & CONTROL, 0, header["record_count"])
         self._batches.append((cursor.who, row, header))
+
+
+@cache
+def _layout(run: tuple[tuple[str, str], ...]) -> np.dtype:
+    return np.dtype([(path, _NUMPY[code]) for path, code in run])
 
 
 _PREFIX_BYTES = HEADER_BYTES - LEAST_LENGTH[2]
