@@ -9,12 +9,14 @@ rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it i
 
 import asyncio
 import html
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from kproxy import __version__
 from kproxy.proxy.listeners import listening, resolve
@@ -26,6 +28,10 @@ _TURN_S = 0.0002
 _THREAD_BYTES = 4096  # answers from this size on are compressed on a thread
 _BACKLOG = 128
 _SHUTDOWN_S = 1.0  # answers under way when the process ends
+
+log = logging.getLogger("kproxy.admin")
+# Who speaks bad HTTP is told so; a stack for each would let anybody fill the log.
+log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>kproxy</title>
@@ -78,7 +84,9 @@ class Admin:
         app.router.add_get("/api", self._api_names)
         app.router.add_get("/api/{name}", self._api_value)
         sys.setswitchinterval(min(_TURN_S, sys.getswitchinterval()))
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=log, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
+        )
         await self._runner.setup()
         try:
             for sock in listening(resolve(self._host), self._port, _BACKLOG):

@@ -86,6 +86,25 @@ def test_a_scrape_that_fails_is_an_error_and_not_the_end(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_bad_http_is_answered_and_fills_no_log(caplog):
+    async def main():
+        async with serving() as client:
+            url = client._base_url
+            for sent in (
+                b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000,
+                b"GET / HTTP/7.x\r\n\r\n",
+                b"\0\0\0\x12\0\x12",
+                b"GET \r\n",
+            ):
+                reader, writer = await asyncio.open_connection(url.host, url.port)
+                writer.write(sent + b"\r\n\r\n")
+                assert (await reader.read()).split()[1] == b"400"
+                writer.close()
+
+    run(main())
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("reasons", "status", "text"),
     [
