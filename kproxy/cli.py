@@ -151,6 +151,9 @@ def convert(
     And then, in any tool that reads Parquet:
       select api, approx_quantile(latency_ns, 0.99) from 'tables/exchanges/*.parquet' group by api
     """
+    if follow and len(captures) > 1 and not rotated:
+        raise click.UsageError("--follow is of one capture, or of --rotated files, of which the last one grows")
+
     from kproxy import convert as conversion
     from kproxy import convert_view, rows_view
     from kproxy.tables.records import chosen

@@ -76,3 +76,11 @@ def test_standard_files_that_were_closed_take_no_socket(closed):
         command = [sys.executable, "-c", code, *KPROXY[1:], *arguments]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=dict(os.environ), check=False)
         assert done.returncode == status, done.stderr.decode()
+
+
+def test_only_one_capture_can_be_followed(tmp_path):
+    """Nothing but Ctrl-C would end the first, and the others would not be looked at until then."""
+    both = [str(captures.capture(name)) for name in ("k41_BASE", "k41_midstream")]
+    result = CliRunner().invoke(cli, ["convert", *both, "--follow", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "--follow is of one capture" in result.stderr
