@@ -97,7 +97,7 @@ def demo(seconds: float | None, record: Path | None) -> None:
     help="A broker's port. Default: by content.",
 )
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
-@click.option("--rotated", is_flag=True, help="The files are one capture, in this order.")
+@click.option("--rotated", is_flag=True, help="The files are one capture, in the order of their packets.")
 @click.option(
     "--detail",
     type=click.Choice(("headers", "topics", "batches")),

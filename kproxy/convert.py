@@ -109,13 +109,14 @@ def _told(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
 
 def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None) -> _Share:
     """Read a capture into sorted runs by table."""
-    regular = [Path(path) for path in job.paths if Path(path).is_file()]
+    regular = [Path(path) for path in job.paths if os.path.isfile(path)]  # noqa: PTH113 - raises never
     here = follow or len(regular) < len(job.paths)  # a pipe has one reader, and what grows has no common end
     small = sum(path.stat().st_size for path in regular) < SMALL_BYTES
     if here:
         processes = 1
     elif not processes:
-        processes = 1 if small else min(len(os.sched_getaffinity(0)), SHARDS)
+        processes = 1 if small else len(os.sched_getaffinity(0))
+    processes = min(processes, SHARDS)
     shares = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
     if here:
         with _Interrupt() as interrupt, _seldom_collected():

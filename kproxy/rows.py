@@ -4,6 +4,7 @@ Duty: name the captures that paths stand for, read them, listen to their flows, 
 BATCH_ROWS rows per table. Refuses to know where rows go, and how flows are shared out among processes or machines.
 """
 
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import kproxy
 from kproxy.capture import content, files
 from kproxy.capture.decrypt import decrypt
 from kproxy.capture.flows import SHARDS, Flow, Flows, Handlers
-from kproxy.capture.pcap import Capture
+from kproxy.capture.pcap import Capture, in_time
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema
@@ -63,6 +64,7 @@ def captures_of(captures: Sequence[Path | str], cluster: str, ports: tuple[int, 
     """The captures that paths name: one each, or with `rotated` all of them together."""
     paths = [str(path) for path in captures]
     if rotated:
+        paths = in_time(paths)
         return [Job(_source(paths[0]), tuple(paths), cluster, ports)]
     jobs = [Job(_source(path), (path,), cluster, ports) for path in paths]
     seen: dict[str, str] = {}
@@ -77,7 +79,8 @@ def captures_of(captures: Sequence[Path | str], cluster: str, ports: tuple[int, 
 
 
 def _source(path: str) -> str:
-    return "stdin" if path == files.STDIN else Path(path).name
+    # names of files are bytes, of which some are no text
+    return "stdin" if path == files.STDIN else os.fsencode(Path(path).name).decode(errors="backslashreplace")
 
 
 @dataclass

@@ -72,11 +72,12 @@ def test_a_broker_is_known_by_the_address_that_it_advertises(tmp_path, detail):
 
 def test_the_number_of_processes_changes_nothing(tmp_path):
     path = captures.capture("k41_java_cluster")
-    folders = [tmp_path / str(processes) for processes in (1, 2, 3)]
-    for processes, folder in enumerate(folders, 1):
+    counts = (1, 2, 3, 17)  # one more than there are shards
+    folders = [tmp_path / str(processes) for processes in counts]
+    for processes, folder in zip(counts, folders, strict=True):
         convert([path], folder, processes=processes)
     files = [sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()) for folder in folders]
-    assert files[0] == files[1] == files[2]
+    assert files[0] == files[1] == files[2] == files[3]
     assert len(files[0]) == len(TABLES) + 1
     for name in files[0]:
         assert len({(folder / name).read_bytes() for folder in folders}) == 1
@@ -122,8 +123,18 @@ def test_rotated_files_are_one_source(tmp_path):
         position += 16 + int.from_bytes(whole[position + 8 : position + 12], "little")
     (tmp_path / "part0").write_bytes(whole[:position])
     (tmp_path / "part1").write_bytes(whole[:24] + whole[position:])
-    convert([tmp_path / "part0", tmp_path / "part1"], tmp_path / "out", rotated=True)
-    assert len(rows(tmp_path / "out", "exchanges", "part0")) == len(captures.expected("k41_BASE"))
+    for order in ((0, 1), (1, 0)):  # as their packets tell: `ls` puts tcpdump's tenth file before the second
+        convert([tmp_path / f"part{number}" for number in order], tmp_path / "out", rotated=True)
+        assert len(rows(tmp_path / "out", "exchanges", "part0")) == len(captures.expected("k41_BASE"))
+        assert "clock_back" not in {row["kind"] for row in rows(tmp_path / "out", "quality", "part0")}
+
+
+def test_names_of_files_may_be_no_text_and_no_names(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.pcap")
+    path.write_bytes(captures.capture("k41_midstream").read_bytes())
+    summary = convert([path, "x" * 300], tmp_path / "out")
+    assert {row["source"] for row in rows(tmp_path / "out", "exchanges", r"\xff.pcap")} == {r"\xff.pcap"}
+    assert [fault.text for fault in summary.failed] == ["cannot be opened: File name too long"]
 
 
 def test_standard_input_is_a_capture(tmp_path):

@@ -317,6 +317,7 @@ class Flows:
             talk = flow.talk
             if talk.segment(side, seq, ack, flags, size, view, length, time_ns) and self._is_copy(index, segment):
                 talk.same_packet(side)
+                flow.payload_bytes[side] -= length
             if not talk.open_sides:
                 self._end(flow, "fin")
         while self._recent and (not (kept := self._recent[0].records) or kept[-1][0] < self._last_ns - SAME_PACKET_NS):

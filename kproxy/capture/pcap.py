@@ -13,7 +13,9 @@ all raises `CaptureError`.
 Refuses to know what is in a packet.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from math import inf
 from mmap import mmap
 from pathlib import Path
 from struct import Struct
@@ -59,7 +61,7 @@ class Capture:
         """Bytes of the files read so far, for a progress bar; of compressed files the compressed ones."""
         return self._before + (self._bytes.consumed if self._bytes else 0)
 
-    def windows(self) -> Iterator[Window]:
+    def windows(self) -> Generator[Window, None, None]:
         for index, path in enumerate(self.paths):
             last = index == len(self.paths) - 1
             self._bytes = files.Bytes(path, follow=self._follow if last else None)
@@ -72,6 +74,23 @@ class Capture:
                 self._bytes.close()
             self._before += self._bytes.consumed
             self._bytes = None
+
+
+def in_time(paths: Sequence[str]) -> list[str]:
+    """Files of one capture by their first packets: `tcpdump -C` numbers them without zeros before, so names mislead."""
+    # what is no file, like a pipe, can be read but once
+    return sorted(paths, key=_begin_ns) if all(map(os.path.isfile, paths)) else list(paths)
+
+
+def _begin_ns(path: str) -> float:
+    """When a file begins; one without packets, and one that its reader will complain of, comes last."""
+    windows = Capture([path], Quality()).windows()
+    try:
+        return next((window.records[0][0] for window in windows), inf)
+    except CaptureError:
+        return inf
+    finally:
+        windows.close()
 
 
 def _size(path: Path | str) -> int:

@@ -114,7 +114,7 @@ def _command(name: str, job: Job) -> click.Command:
     help="A broker's port. Default: by content.",
 )
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
-@click.option("--rotated", is_flag=True, help="The files are one capture, in this order.")
+@click.option("--rotated", is_flag=True, help="The files are one capture, in the order of their packets.")
 @click.option("--detail", type=click.Choice(("headers", "topics", "batches")), default="batches", show_default=True)
 @click.option(
     "--records", metavar="TOPIC[,...]", help="The table `records` too, of these topics; * as in a shell, ids as names."

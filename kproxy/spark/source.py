@@ -9,7 +9,7 @@ Options, beside the paths (files, patterns or folders):
 - `from`, `to`: ISO 8601; rows whose `time` lies in between, `to` not included. `apis`: names of exchanges' APIs.
 - `records` (of that table): topics whose records are told, as `kproxy convert --records` has them, and `recordValues`.
 - `ports`: brokers' ports; by default Kafka is found by content. `cluster`: the column `cluster`.
-- `rotated`: true: the files are one capture, in the order of their names.
+- `rotated`: true: the files are one capture, in the order of their packets.
 - `splitBytes` (segments): a larger file is shared out among tasks; 128 MiB by default, 0 never.
 - `quietSeconds` (streams): a file is complete when a later one is there, or when it has not changed for so long; 60.
 

@@ -435,6 +435,7 @@ def test_a_whole_capture_captured_twice_gives_the_same_exchanges(tmp_path):
     assert Counter(map(exact, (e for _, e in seen.exchanges))) == Counter(map(exact, (e for _, e in base.exchanges)))
     assert seen.kinds()["duplicate_packets"] > 800
     assert seen.kinds()["retransmissions"] == base.kinds()["retransmissions"]
+    assert seen.quality.size("kafka") == base.quality.size("kafka")
 
 
 def test_the_client_is_found_without_a_syn(tmp_path):
