@@ -13,7 +13,6 @@ files. Refuses to know sockets, and what a proxy is.
 """
 
 import fcntl
-import json
 import logging
 import os
 import sys
@@ -358,16 +357,11 @@ class _Files:
         return lost
 
     def _manifest(self) -> dict[str, Any]:
-        """Earlier recordings and conversions into the folder stay named."""
-        try:
-            before = json.loads((self._dataset.folder / writer.MANIFEST).read_text())["sources"]
-        except (OSError, ValueError, LookupError, TypeError):  # none, or not ours
-            before = {}
         return {
             "kproxy": __version__,
             "pyarrow": pa.__version__,
             "settings": self._settings,
-            "sources": before | {source: before.get(source, []) for source in sorted(self._sources)},
+            "sources": {source: [] for source in sorted(self._sources)},
         }
 
 

@@ -67,10 +67,12 @@ class Dataset:
         return work
 
     def publish(self, files: dict[str, Path], manifest: dict[str, Any]) -> None:
-        """Move finished files (their place -> where they are now) into the dataset; the manifest comes last."""
+        """Move finished files (their place -> where they are now) into the dataset; the manifest comes last.
+
+        It goes on naming the sources of earlier runs, whose files stay.
+        """
         assert self._work is not None
         draft = self._work / MANIFEST
-        text = json.dumps({"schema_version": schema.VERSION, **manifest}, indent=2, sort_keys=True) + "\n"
         with _writing(self.folder):
             for place, file in sorted(files.items()):
                 target = self.folder / place
@@ -78,11 +80,24 @@ class Dataset:
                 _sync(file)
                 file.replace(target)
                 _sync(target.parent)
-            draft.write_text(text)
+            draft.write_text(json.dumps(self._manifest(manifest), indent=2, sort_keys=True) + "\n")
             _sync(draft)
             draft.replace(self.folder / MANIFEST)
             _sync(self.folder)
         self.abandon()
+
+    def _manifest(self, told: dict[str, Any]) -> dict[str, Any]:
+        try:
+            before = dict(json.loads((self.folder / MANIFEST).read_text())["sources"])
+        except (OSError, ValueError, LookupError, TypeError):  # none, or not ours
+            before = {}
+        whole = {"schema_version": schema.VERSION, **told, "sources": before | told["sources"]}
+        if before and "rows" in told:
+            whole["rows"] = {
+                name: sum(pq.read_metadata(file).num_rows for file in (self.folder / name).glob("*.parquet"))
+                for name in told["rows"]
+            }
+        return whole
 
     def clear(self) -> None:
         """Remove what earlier runs published, and first the manifest that says it is whole."""

@@ -135,16 +135,21 @@ def test_every_table_is_stored_as_it_says(tmp_path):
 
 
 def test_a_dataset_appears_at_once_with_its_manifest_last_and_can_be_written_again(tmp_path):
-    for turn in range(2):
-        dataset = writer.Dataset(tmp_path / "out")
+    """What other runs wrote stays, and stays named."""
+    out = tmp_path / "out"
+    for turn, source in enumerate(("a", "b", "a"), 1):
+        dataset = writer.Dataset(out)
         work = dataset.begin("convert")
-        file = work / "a"
-        file.write_bytes(b"rows")
-        assert not (tmp_path / "out" / "exchanges").exists() or turn
-        dataset.publish({"exchanges/a.parquet": file}, {"rows": turn})
-        assert (tmp_path / "out" / "exchanges" / "a.parquet").read_bytes() == b"rows"
-        assert json.loads((tmp_path / "out" / "_kproxy.json").read_text())["rows"] == turn
+        table = pa.Table.from_pylist(rows(8 * turn), EXCHANGES.schema)
+        count = writer.store(EXCHANGES, iter((table,)), work / "new")
+        assert not (out / "exchanges" / f"{source}.parquet").exists() or turn == 3
+        told = {"rows": {"exchanges": count}, "sources": {source: [source]}}
+        dataset.publish({f"exchanges/{source}.parquet": work / "new"}, told)
+        assert pq.read_metadata(out / "exchanges" / f"{source}.parquet").num_rows == 8 * turn
         assert not work.exists()
+        manifest = json.loads((out / "_kproxy.json").read_text())
+        assert manifest["sources"] == {each: [each] for each in "ab"[:turn]}
+        assert manifest["rows"] == {"exchanges": {1: 8, 2: 8 + 16, 3: 24 + 16}[turn]}
 
 
 def test_what_a_killed_run_left_is_swept_away(tmp_path):
