@@ -2,7 +2,7 @@
 
 The loop's own way has four threads for all names and waits for them at the end: a few names that hang would hold up the
 rest, and the process when it is to go. Here who asks for a name that is being looked up shares the answer, so there are
-never more threads than names. Nothing is remembered: brokers move. Refuses to know what the addresses are for.
+never more threads than names, nor than MAX_LOOKUPS: brokers can make names up. Nothing is remembered: brokers move. Refuses to know what the addresses are for.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from kproxy.config import MAX_PORT, Address
+
+MAX_LOOKUPS = 256
 
 Places = list[tuple[socket.AddressFamily, tuple[Any, ...]]]  # as sockets take them
 
@@ -30,6 +32,8 @@ class Names:
                 return [(family, tuple(of))]
         asked = self._asked.get(of)
         if asked is None:
+            if len(self._asked) >= MAX_LOOKUPS:
+                raise OSError(f"{MAX_LOOKUPS} other names are being looked up, and nothing answers")
             loop = asyncio.get_running_loop()
             asked = self._asked[of] = loop.create_future()
             threading.Thread(target=self._look_up, args=(loop, of), name="name", daemon=True).start()

@@ -8,6 +8,7 @@ import pytest
 import uvloop
 
 from kproxy.config import Address
+from kproxy.proxy import names as names_module
 from kproxy.proxy.names import Names
 from tests.proxy.live import HOST, live
 
@@ -35,6 +36,9 @@ def test_a_name_that_hangs_holds_up_no_other_and_not_the_end(monkeypatch):
         assert await names.addresses(Address(HOST, 9092)) == [place]
         assert await names.addresses(Address("::1", 9092)) == [(socket.AF_INET6, ("::1", 9092))]
         assert sorted(asked) == sorted([*(f"hangs-{n}" for n in range(8)), "localhost"])
+        monkeypatch.setattr(names_module, "MAX_LOOKUPS", 8)
+        with pytest.raises(OSError, match="8 other names"):
+            await names.addresses(Address("localhost", 9092))
         for task in hang[1:]:
             task.cancel()  # who gives up takes the answer from nobody
         answer.set()
