@@ -2,7 +2,8 @@
 
 The loop's own way has four threads for all names and waits for them at the end: a few names that hang would hold up the
 rest, and the process when it is to go. Here who asks for a name that is being looked up shares the answer, so there are
-never more threads than names, nor than MAX_LOOKUPS: brokers can make names up. Nothing is remembered: brokers move. Refuses to know what the addresses are for.
+never more threads than names, nor than MAX_LOOKUPS: brokers can make names up. Nothing is remembered: brokers move.
+Refuses to know what the addresses are for.
 """
 
 import asyncio
