@@ -38,7 +38,7 @@ def verdict(quality: Quality) -> str:
         return "There is no packet in it."
     if not quality.count("kafka"):
         if quality.count("tls"):
-            return "No plaintext Kafka in it; the TLS connections need a key log to be read."
+            return "No plaintext Kafka in it; the TLS connections need a key log that has their keys to be read."
         return "No Kafka in it. If there should be, name the brokers' ports with --port."
     lost = [
         text

@@ -34,7 +34,7 @@ KINDS = {
     "open": "connections still open when the capture ended",
     "idle": "connections put away because too many were open at once; the longest idle went first",
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
-    "tls": "connections encrypted with TLS: give a key log to read them",
+    "tls": "connections encrypted with TLS: give a key log that has their keys to read them",
     "zookeeper": "ZooKeeper connections",
     "http": "HTTP connections",
     "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",
