@@ -119,7 +119,7 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
     processes = min(processes, SHARDS)
     shares = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
     if here:
-        with _Interrupt() as interrupt, _seldom_collected():
+        with _Interrupt(follow) as interrupt, _seldom_collected():
             results = [_share(job, work, f".{number}.0", shares[0], True, interrupt if follow else None, progress)]
     elif processes == 1:
         with _seldom_collected():
@@ -143,19 +143,25 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
 class _Interrupt:
     """Ctrl-C, while a file is followed or a pipe is read, means that the capture is over: the tables are written.
 
-    Whatever feeds the pipe gets it too, and ends it. A second one breaks off.
+    Whatever feeds the pipe gets it too, and ends it. A second one breaks off. SIGTERM, as services are ended by, means
+    the same for a file that is followed; a pipe goes on being fed, so there it ends the process as ever.
     """
 
-    def __enter__(self) -> "_Interrupt":
+    def __init__(self, follow: bool) -> None:
         self._seen = False
-        self._before = signal.getsignal(signal.SIGINT)
+        self._signals = (signal.SIGINT, signal.SIGTERM) if follow else (signal.SIGINT,)
+        self._before = [signal.getsignal(number) for number in self._signals]
+
+    def __enter__(self) -> "_Interrupt":
         if current_thread() is main_thread():
-            signal.signal(signal.SIGINT, self._note)
+            for number in self._signals:
+                signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         if current_thread() is main_thread():
-            signal.signal(signal.SIGINT, self._before)
+            for number, before in zip(self._signals, self._before, strict=True):
+                signal.signal(number, before)
 
     def __call__(self) -> bool:
         """Wait a little for more of a file; whether to go on."""

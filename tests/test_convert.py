@@ -143,7 +143,8 @@ def test_standard_input_is_a_capture(tmp_path):
     assert len(rows(tmp_path, "exchanges", "stdin")) == len(captures.expected("k41_BASE"))
 
 
-def test_a_file_that_grows_is_followed_until_interrupted(tmp_path):
+@pytest.mark.parametrize("ending", (signal.SIGINT, signal.SIGTERM))
+def test_a_file_that_grows_is_followed_until_interrupted(tmp_path, ending):
     path, out = tmp_path / "growing.pcap", tmp_path / "out"
     whole = captures.capture("k41_BASE").read_bytes()
     path.write_bytes(whole[:200_001])
@@ -156,7 +157,7 @@ def test_a_file_that_grows_is_followed_until_interrupted(tmp_path):
     read = Path(f"/proc/{process.pid}/fdinfo")
     while not any(at_end(info, len(whole)) for info in read.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(ending)
     assert process.wait(timeout=60) == 0
     assert len(rows(out, "exchanges", "growing.pcap")) == len(captures.expected("k41_BASE"))
 
