@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -328,4 +329,7 @@ def main() -> None:
         sys.exit(2)
     except OSError as fault:  # the disk under the output is full, say
         click.echo(f"kproxy: {fault}", err=True)
+        with suppress(OSError):
+            sys.stdout.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries once more at its end, and tells of it again
         sys.exit(1)
