@@ -594,7 +594,7 @@ def _explanation() -> Column:
         .when(
             cause == "queue",
             F.format_string(
-                "waited %s ms behind earlier requests of its connection; %d were under way when it came",
+                "waited %s ms behind earlier requests of its connection; under way when it came: %d",
                 ms("queue_ns"),
                 "in_flight",
             ),

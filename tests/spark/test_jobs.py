@@ -126,7 +126,7 @@ def test_slow_names_the_cause(frame):
         )
     assert parts[1]["throttle_ns"] == 400 * MS and parts[1]["queue_ns"] == 40 * MS
     assert parts[2]["explanation"] == (
-        "waited 700.0 ms behind earlier requests of its connection; 3 were under way when it came"
+        "waited 700.0 ms behind earlier requests of its connection; under way when it came: 3"
     )
     assert parts[5]["explanation"] == "the broker took 1,500.0 ms; another 500.0 ms waiting, as it should"
     assert parts[7]["explanation"].endswith(
