@@ -11,6 +11,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
@@ -57,8 +58,9 @@ class _Counted(io.RawIOBase):
     def length(self) -> int:
         return os.fstat(self._file.fileno()).st_size
 
-    def peek(self, position: int, count: int) -> bytes:
-        return os.pread(self._file.fileno(), count, position)
+    @property
+    def peek(self) -> Callable[[int, int], bytes]:
+        return partial(os.pread, self._file.fileno())
 
     def go_to(self, position: int) -> None:
         self._file.seek(position)
@@ -120,9 +122,10 @@ class Bytes:
         """How long a mapped file is now."""
         return self._counted.length()
 
-    def peek(self, position: int, count: int) -> bytes:
-        """Some bytes of a mapped file, read."""
-        return self._counted.peek(position, count)
+    @property
+    def peek(self) -> Callable[[int, int], bytes]:
+        """Reads so many bytes of a mapped file, from a position on."""
+        return self._counted.peek
 
     def go_to(self, position: int) -> None:
         """What lies before is read; a mapped file's next bytes are those at `position`."""

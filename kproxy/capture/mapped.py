@@ -176,12 +176,19 @@ class Mapped:
         places: list[int] = []
         heads: list[bytes] = []
         last = min(len(self._held) - HEAD, position + LARGE_WINDOW_BYTES)
-        piece, at = b"", 0  # bytes of the file, and where the next record is in them
-        while position <= last and len(places) < count:
-            if at + HEAD > len(piece):
-                piece, at = peek(position, PEEK), 0
+        piece, at, room = (
+            b"",
+            0,
+            -1,
+        )  # bytes of the file, where the next record is in them, and where it would be the last
+        for _ in range(count):
+            if position > last:
+                break
+            if at > room:
+                piece, at = peek(PEEK, position), 0
                 if len(piece) < HEAD:  # the file has shrunk: no record can be as long as this one now seems
                     piece = piece.ljust(HEAD, b"\xff")
+                room = len(piece) - HEAD
             places.append(position)
             heads.append(piece[at : at + HEAD])
             size = 16 + length(piece, at)[0]
