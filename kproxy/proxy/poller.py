@@ -12,7 +12,8 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import Any
 
-_EVENTS = 256  # of one turn; then the rest of the loop has its own
+_EVENTS = 256  # of one turn
+_TURNS = 4  # while there is something; then the rest of the loop has its own
 
 Callback = Callable[..., None]
 
@@ -62,10 +63,15 @@ class Poller:
     def _ready(self) -> None:
         readers = self._readers
         writers = self._writers
-        for fd, events in self._epoll.poll(0, _EVENTS):
-            # An error and a hang-up are for both: whoever reads or writes then meets them.
-            if events != select.EPOLLOUT and fd in readers:
-                readers[fd]()
-            if events != select.EPOLLIN and fd in writers:
-                callback, args = writers[fd]
-                callback(*args)
+        poll = self._epoll.poll
+        for _ in range(_TURNS):
+            ready = poll(0, _EVENTS)
+            if not ready:
+                break
+            for fd, events in ready:
+                # An error and a hang-up are for both: whoever reads or writes then meets them.
+                if events != select.EPOLLOUT and fd in readers:
+                    readers[fd]()
+                if events != select.EPOLLIN and fd in writers:
+                    callback, args = writers[fd]
+                    callback(*args)
