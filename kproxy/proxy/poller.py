@@ -12,8 +12,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import Any
 
-_EVENTS = 256  # of one turn
-_TURNS = 4  # while there is something; then the rest of the loop has its own
+_EVENTS = 256  # in one turn; then the rest of the loop has its own
 
 Callback = Callable[..., None]
 
@@ -63,11 +62,9 @@ class Poller:
     def _ready(self) -> None:
         readers = self._readers
         writers = self._writers
-        poll = self._epoll.poll
-        for _ in range(_TURNS):
-            ready = poll(0, _EVENTS)
-            if not ready:
-                break
+        left = _EVENTS
+        while left and (ready := self._epoll.poll(0, left)):  # to come back for them would cost two calls more
+            left -= len(ready)
             for fd, events in ready:
                 # An error and a hang-up are for both: whoever reads or writes then meets them.
                 if events != select.EPOLLOUT and fd in readers:
