@@ -16,7 +16,7 @@ def passed(run: Run) -> bool:
 
 def show(run: Run, console: Console) -> None:
     table = Table(
-        title="CPU time of the proxy: median round; ratios to HAProxy in TCP mode, lowest to highest in brackets",
+        title="CPU time of the proxy, least of the rounds; ratio to HAProxy in TCP mode (median of rounds' ratios)",
         title_justify="left",
     )
     for name in ("case", "version"):
@@ -30,7 +30,7 @@ def show(run: Run, console: Console) -> None:
             _cost(result, "haproxy"),
             _cost(result, "kproxy"),
             f"{result.ratio('nginx'):.2f}",
-            f"[bold]{result.ratio('kproxy'):.2f}[/] {_spread(result)}",
+            f"[bold]{result.ratio('kproxy'):.2f}[/] ({result.median('kproxy'):.2f})",
             f"{result.case.limit:.2f}",
             _verdict(result.passed),
         )
@@ -60,6 +60,7 @@ def as_json(run: Run) -> dict[str, Any]:
                 "proxies": {
                     proxy: {
                         "ratio": result.ratio(proxy),
+                        "median": result.median(proxy),
                         "ratios": result.ratios(proxy),
                         "us_per_request": result.us_per_request(proxy),
                         "s_per_gb": result.s_per_gb(proxy),
@@ -82,11 +83,6 @@ def _cost(result: Result, proxy: str) -> str:
     if result.case.is_bulk:
         return f"{result.s_per_gb(proxy):.2f} s/GB"
     return f"{result.us_per_request(proxy):.1f} us"
-
-
-def _spread(result: Result) -> str:
-    ratios = result.ratios("kproxy")
-    return f"({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def _verdict(good: bool) -> str:
