@@ -89,24 +89,15 @@ class Lockstep:
         return _Reading(self, data, start, limit, end, shifts, seat).read()
 
 
+@dataclass(slots=True)
 class _Cursor:
     """Where some of the bodies stand, and what was read around that place, by name."""
 
-    __slots__ = ("around", "limit", "pos", "shift", "who")
-
-    def __init__(
-        self,
-        who: np.ndarray,
-        pos: np.ndarray,
-        limit: np.ndarray,
-        shift: np.ndarray,
-        around: dict[str, np.ndarray],
-    ) -> None:
-        self.who = who
-        self.pos = pos
-        self.limit = limit
-        self.shift = shift
-        self.around = around
+    who: np.ndarray  # which of the bodies
+    pos: np.ndarray
+    limit: np.ndarray  # up to here their bytes are at hand,
+    shift: np.ndarray  # so much further in the data
+    around: dict[str, np.ndarray]
 
     @property
     def at(self) -> np.ndarray:
