@@ -215,7 +215,7 @@ def run(kind: Kind, folder: Path, scale: float, rounds: int) -> list[Cost]:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--scale", default=1.0, show_default=True, help="Of the captures' size; 1 is 450 MB and 2.5 GB.")
-@click.option("--rounds", default=3, show_default=True, help="Of each program; the least CPU time counts.")
+@click.option("--rounds", default=5, show_default=True, help="Of each program; the least CPU time counts.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
 def main(scale: float, rounds: int, as_json: bool) -> None:
     """CPU time and memory of `kproxy convert` beside tshark."""
