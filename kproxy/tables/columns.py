@@ -264,9 +264,9 @@ def _carried(bulk: Bulk) -> tuple[Any, Any, Any]:
         return NONE, NONE, NONE
     count = len(bulk.connection)
     topics: dict[Any, int] = {}
-    topic = np.array([topics.setdefault(name or identity, len(topics)) for name, identity in found.topics], np.int64)
+    topic = found.topic_keys(topics)
     # with an index: without one numpy.ma is imported, 15 ms
-    pairs, _ = np.unique(found.of * max(len(topics), 1) + topic[found.topic], return_index=True)
+    pairs, _ = np.unique(found.of * max(len(topics), 1) + topic, return_index=True)
     records = np.zeros(count, np.int64)
     np.add.at(records, found.of, found.numbers["records"])
     return np.bincount(pairs // max(len(topics), 1), minlength=count), np.bincount(found.of, minlength=count), records

@@ -341,14 +341,12 @@ def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndar
     topics: dict[Any, int] = {}
     keys, offsets, orders = [], [], []
     for direction, found in ((CLIENT, asked), (BROKER, got)):
-        topic = np.array([topics.setdefault(name or id_, len(topics)) for name, id_ in found.topics], np.int64)
-        connection = bulk.connection[found.of]
-        keys.append(np.stack((connection, topic[found.topic], found.numbers["partition"])))
+        keys.append(np.stack((bulk.connection[found.of], found.topic_keys(topics), found.numbers["partition"])))
         offsets.append(found.numbers["offset"])
         orders.append(2 * found.of + direction)
     key = np.concatenate(keys, axis=1)
     order = np.lexsort((np.concatenate(orders), *key[::-1]))
-    is_asked = (order < len(asked.of)).astype(bool)
+    is_asked = order < len(asked.of)
     key = key[:, order]
     begins = np.ones(len(order), bool)
     begins[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
@@ -356,7 +354,7 @@ def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndar
     which = np.cumsum(begins) - 1
     # the place of the last request before, if it is of the same partition
     before = np.maximum.accumulate(np.where(is_asked, np.arange(len(order)), -1))
-    known = before >= first[which] if len(first) else before > 0
+    known = before >= first[which]
     names = list(topics)
     told = [
         (positions[connection], (names[topic], partition)) for connection, topic, partition in key[:, first].T.tolist()

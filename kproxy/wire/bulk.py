@@ -27,6 +27,11 @@ class Bodies:
     batch_of: np.ndarray  # the row of each record batch
     batches: np.ndarray  # a header each, by the names of `records.BatchHeader`
 
+    def topic_keys(self, keys: dict[str | UUID | None, int]) -> np.ndarray:
+        """The topic of each row as a number, by its name or else its id; `keys` grows by those that are new."""
+        of_topics = np.array([keys.setdefault(name or id_, len(keys)) for name, id_ in self.topics], np.int64)
+        return np.take(of_topics, self.topic)
+
     @staticmethod
     def together(parts: "Sequence[tuple[Bodies, np.ndarray]]") -> "Bodies":
         """Of several readings, each with the exchanges that it was of."""
