@@ -62,6 +62,9 @@ class _Counted(io.RawIOBase):
     def peek(self) -> Callable[[int, int], bytes]:
         return partial(os.pread, self._file.fileno())
 
+    def peek_into(self, room: memoryview, position: int) -> int:
+        return os.preadv(self._file.fileno(), [room], position)
+
     def go_to(self, position: int) -> None:
         self._file.seek(position)
         self._head = b""
@@ -126,6 +129,10 @@ class Bytes:
     def peek(self) -> Callable[[int, int], bytes]:
         """Reads so many bytes of a mapped file, from a position on."""
         return self._counted.peek
+
+    def peek_into(self, room: memoryview, position: int) -> int:
+        """Fills `room` with what a mapped file has from a position on; how much that was."""
+        return self._counted.peek_into(room, position)
 
     def go_to(self, position: int) -> None:
         """What lies before is read; a mapped file's next bytes are those at `position`."""

@@ -22,7 +22,7 @@ from zlib import crc32
 import numpy as np
 
 from kproxy.capture import content, inorder, pairs
-from kproxy.capture.mapped import Columns
+from kproxy.capture.mapped import Columns, kept
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import Quality
@@ -281,17 +281,16 @@ class Flows:
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}
         self._last_ns = -1
-        self._recent: deque[Window] = deque(maxlen=RECENT)  # the last is the one in hand
+        self._recent: deque[tuple[Window, np.ndarray]] = deque(maxlen=RECENT)  # with clocks; the last is in hand
 
     def window(self, window: Window) -> None:
         """Take the packets of a window."""
-        data, _, records = window
+        data, records = window.data, window.records
         whole = memoryview(data)
         ways = self._ways
         foreign = self._foreign
         flow: Flow | None
-        self._recent.append(window)
-        self._count(records)
+        self._recent.append((window, self._count(records)))
         for index, time_ns, segment in self._in_order(window) or self._one_by_one(window):
             held, key, seq, ack, flags, size, start, end, length = segment
             way = ways.get(key)
@@ -320,13 +319,21 @@ class Flows:
                 flow.payload_bytes[side] -= length
             if not talk.open_sides:
                 self._end(flow, "fin")
-        while self._recent and (not (kept := self._recent[0].records) or kept[-1][0] < self._last_ns - SAME_PACKET_NS):
+        since_ns = self._last_ns - SAME_PACKET_NS
+        while self._recent and (not len(clock := self._recent[0][1]) or clock[-1] < since_ns):
             self._recent.popleft()
+        if self._recent:
+            window, clock = self._recent.pop()
+            window = kept(window, int(np.searchsorted(clock, since_ns)))
+            self._recent.append((window, clock[len(clock) - len(window.records) :]))
 
-    def _count(self, records: Sequence[Record]) -> None:
-        """Count the packets of a window, and those that are stamped earlier than one before them."""
+    def _count(self, records: Sequence[Record]) -> np.ndarray:
+        """Count the packets of a window, and those that are stamped earlier than one before them.
+
+        Returns the capture's clock: the latest time so far, at each packet.
+        """
         if not records:
-            return
+            return np.zeros(0, np.int64)
         times = (
             records.time_ns if isinstance(records, Columns) else np.array([record[0] for record in records], np.int64)
         )
@@ -335,6 +342,8 @@ class Flows:
             self._note("clock_back", time_ns)
         self._last_ns = int(latest[-1])
         self._note("packets", int(times.min()), count=len(times), last_ns=self._last_ns)
+        clock: np.ndarray = latest[1:]
+        return clock
 
     def _one_by_one(self, window: Window) -> Iterator[Packet]:
         """The segments of a window."""
@@ -595,11 +604,10 @@ class Flows:
         header = start - (bits >> 12 << 2)
         fixed, options = held[header : header + 16], held[header + 20 : start]
         identity = held[header - 16 : header - 14] if header >= 20 and held[header - 20] == 0x45 else b""
-        since_ns = self._recent[-1].records[index][0] - SAME_PACKET_NS
-        for age, (data, _, records) in enumerate(reversed(self._recent)):
-            first = stop = len(records) if age else index
-            while first and records[first - 1][0] >= since_ns:
-                first -= 1
+        since_ns = self._recent[-1][1][index] - SAME_PACKET_NS
+        for age, ((data, _, records, _), clock) in enumerate(reversed(self._recent)):
+            stop = len(records) if age else index
+            first = int(np.searchsorted(clock[:stop], since_ns))
             if first < stop:
                 oldest, place = records[first][2], records[stop - 1][3]
                 while (place := data.rfind(fixed, oldest, place)) >= 0:

@@ -1,12 +1,14 @@
-"""Classic captures in plain files, mapped into memory: records as columns of numbers.
+"""Classic captures in plain files: records as columns of numbers.
 
-Duty: the sound records of a file, many at a time, none of their bytes copied and nothing but their headers touched.
-From the first place on that is not sound (damage, or the end inside a record) the ordinary reader takes over, so that
-what is counted there is counted in one place.
+Duty: the sound records of a file, many at a time. Small ones are read into one and the same buffer, since a page of the
+file that is mapped costs more than its copy; of large ones, which stay in the file and are mapped, nothing but the
+heads is touched. From the first place on that is not sound (damage, or the end inside a record) the ordinary reader
+takes over, so that what is counted there is counted in one place.
 
-Memory: columns of RECORDS records. The pages of a window, LARGE_WINDOW_BYTES at most, are the file's own in the page
-cache, and are let go before the next one. The file must not shrink meanwhile, as one of a ring that tcpdump overwrites
-does: the kernel would end the process. That is looked for before each window.
+Memory: the buffer, BUFFER_BYTES, and columns of RECORDS records. The mapped pages of a window, LARGE_WINDOW_BYTES at
+most, are the file's own in the page cache, and are let go before the next one. A file with large records must not
+shrink meanwhile, as one of a ring that tcpdump overwrites does: the kernel would end the process. That is looked for
+before each window.
 
 Refuses to know what is in a packet.
 """
@@ -15,28 +17,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from mmap import MADV_DONTNEED, PAGESIZE, mmap
 from struct import Struct
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import numpy as np
 
 from kproxy.capture import inorder
+from kproxy.capture.files import Bytes
+from kproxy.capture.pcap import SECOND, Classic, Record, Window, most_captured
 from kproxy.capture.quality import NONE, Quality
-
-if TYPE_CHECKING:
-    from kproxy.capture.files import Bytes
-    from kproxy.capture.pcap import Record, Window
 
 HEAD = 16 + inorder.HEAD  # bytes of a record that say what it is
 PEEK = 3 * HEAD  # read at a time: an acknowledgement, and the head of what comes behind it
-POPULATE = 22  # MADV_POPULATE_READ of Linux 5.14: all pages in one go cost half of what their faults do
-LARGE = 1 << 14  # records on average: to read their heads is cheaper than to map pages for them
+HUGE = 14  # MADV_HUGEPAGE of Linux
+LARGE = 1 << 13  # bytes of a record on average: to read its head and map what is looked at is cheaper than to copy it
 RECORDS = 1 << 14
 FIRST_RECORDS = 1 << 10  # of the first window: connections that are new in it are taken segment by segment
-WINDOW_BYTES = 1 << 26
+PIECE_BYTES = 1 << 18  # are read at a time, and walked over while they are near
+BUFFER_BYTES = 1 << 25
+KEPT_BYTES = 1 << 21
 LARGE_WINDOW_BYTES = 1 << 27  # of records of which only the heads are read
 
 
-class Columns(Sequence["Record"]):
+class Columns(Sequence[Record]):
     """The records of a window by column; as a sequence they are records like all others."""
 
     __slots__ = ("end", "head", "link", "original", "start", "time_ns")
@@ -58,9 +60,9 @@ class Columns(Sequence["Record"]):
         self.head = head  # the first bytes of each packet, and what is behind it where it has fewer
 
     @classmethod
-    def of(cls, window: "Window") -> "Columns | None":
+    def of(cls, window: Window) -> "Columns | None":
         """A window's records by column; None where they are not of one link type."""
-        data, _, records = window
+        data, records = window.data, window.records
         if isinstance(records, Columns):
             return records
         if len({record[1] for record in records}) != 1 or len(data) < inorder.HEAD:
@@ -76,16 +78,16 @@ class Columns(Sequence["Record"]):
         return len(self.start)
 
     @overload
-    def __getitem__(self, index: int) -> "Record": ...
+    def __getitem__(self, index: int) -> Record: ...
     @overload
     def __getitem__(self, index: slice) -> "Columns": ...
-    def __getitem__(self, index: int | slice) -> "Record | Columns":
+    def __getitem__(self, index: int | slice) -> "Columns | Record":
         time_ns, start, end, original = self.time_ns[index], self.start[index], self.end[index], self.original[index]
         if isinstance(index, slice):
             return Columns(time_ns, self.link, start, end, original, self.head[index])
         return int(time_ns), self.link, int(start), int(end), int(original)
 
-    def __iter__(self) -> "Iterator[Record]":
+    def __iter__(self) -> Iterator[Record]:
         link = self.link
         for time_ns, start, end, original in zip(
             self.time_ns.tolist(), self.start.tolist(), self.end.tolist(), self.original.tolist(), strict=True
@@ -93,11 +95,26 @@ class Columns(Sequence["Record"]):
             yield time_ns, link, start, end, original
 
 
+def kept(window: Window, first: int) -> Window:
+    """What of a window outlasts it: all of it, or a copy of its packets from one on, the last KEPT_BYTES at most."""
+    data, offset, records, is_lasting = window
+    if is_lasting or not isinstance(records, Columns):
+        return window
+    last = records[max(first, int(np.searchsorted(records.start, records.end[-1] - KEPT_BYTES))) :]
+    if not len(last):
+        return Window(b"", offset, ())
+    begin, end = int(last.start[0]), int(last.end[-1])
+    columns = Columns(
+        last.time_ns.copy(), last.link, last.start - begin, last.end - begin, last.original.copy(), last.head.copy()
+    )
+    return Window(data[begin:end], offset + begin, columns)
+
+
 class Mapped:
     """The records of one classic pcap file, its header already read."""
 
     def __init__(
-        self, source: "Bytes", held: mmap, quality: Quality, order: str, unit: int, link: int, snap: int
+        self, source: Bytes, held: mmap, quality: Quality, order: str, unit: int, link: int, snap: int
     ) -> None:
         self._source = source
         self._held = held
@@ -106,23 +123,26 @@ class Mapped:
         self._unit = unit
         self._link = link
         self._snap = snap
+        self._buffer = mmap(-1, BUFFER_BYTES)
+        with suppress(OSError):  # a kernel without them
+            self._buffer.madvise(HUGE)
 
-    def windows(self) -> "Iterator[Window]":
-        from kproxy.capture.pcap import Classic, Window
-
-        held = self._held
+    def windows(self) -> Iterator[Window]:
         position = 24
         last_ns = NONE
         count, mean = FIRST_RECORDS, 0
         sound = True
-        while sound and position + HEAD <= len(held) <= self._source.length():
-            records, stop, sound = self._walk(position, count, mean)
-            if len(records):
-                last_ns = int(records.time_ns[-1])
-                mean = (stop - position) // len(records)
-                self._source.go_to(stop)
-                yield Window(held, 0, records)
-                held.madvise(MADV_DONTNEED, first := position // PAGESIZE * PAGESIZE, stop - first)
+        while sound and position + HEAD <= len(self._held) <= self._source.length():
+            window, sound = (self._mapped if mean > LARGE else self._copied)(position, count)
+            if not window.records:
+                break
+            last_ns, _, _, end, _ = window.records[-1]
+            stop = window.offset + end
+            mean = (stop - position) // len(window.records)
+            self._source.go_to(stop)
+            yield window
+            if window.data is self._held:
+                self._held.madvise(MADV_DONTNEED, first := position // PAGESIZE * PAGESIZE, stop - first)
             position = stop
             count = min(2 * count, RECORDS)
         self._source.go_to(position)
@@ -130,60 +150,63 @@ class Mapped:
             self._source, self._quality, self._order, self._unit, self._link, self._snap, position, last_ns
         ).windows()
 
-    def _walk(self, position: int, count: int, mean: int) -> tuple[Columns, int, bool]:
-        """At most `count` whole records from `position` on, where they stop, and whether sound ones may follow.
+    def _copied(self, position: int, count: int) -> tuple[Window, bool]:
+        """At most `count` whole records from `position` on, in the buffer, and whether sound ones may follow."""
+        buffer, peek_into = self._buffer, self._source.peek_into
+        length = Struct(self._order + "8xI").unpack_from
+        every = np.ndarray((len(buffer) - HEAD + 1,), f"V{HEAD}", buffer, strides=(1,))
+        pieces: list[np.ndarray] = []
+        places: list[np.ndarray] = []
+        filled = at = found = 0
+        with memoryview(buffer) as room:
+            while found <= count and (more := peek_into(room[filled : filled + PIECE_BYTES], position + filled)):
+                filled += more
+                last = filled - HEAD
+                walked: list[int] = []
+                append = walked.append
+                while at <= last:
+                    append(at)
+                    at += 16 + length(buffer, at)[0]
+                if walked:
+                    places.append(np.array(walked, np.int64))
+                    pieces.append(every[places[-1]])
+                    found += len(walked)
+        if not found:
+            return Window(buffer, position, ()), True
+        columns, sound = self._columns(np.concatenate(places)[:count], np.concatenate(pieces)[:count], position)
+        if len(columns) and columns.end[-1] > filled:  # behind it there was no room; it is whole in the next window
+            columns = columns[:-1]
+        return Window(buffer, position, columns, is_lasting=False), sound
 
-        They are expected to have `mean` bytes.
-        """
-        from kproxy.capture.pcap import SECOND, most_captured
+    def _mapped(self, position: int, count: int) -> tuple[Window, bool]:
+        """The same, of records that stay where they are."""
+        places, heads = self._read_heads(position, count)
+        columns, sound = self._columns(places, heads, 0)
+        return Window(self._held, 0, columns), sound
 
-        places, position, heads = (self._read_heads if mean > LARGE else self._map_heads)(position, count, mean)
-        fields = np.ascontiguousarray(heads[:, :16]).view(self._order + "u4").astype(np.int64)
-        seconds, fraction, captured, original = fields.T
+    def _columns(self, places: np.ndarray, heads: np.ndarray, offset: int) -> tuple[Columns, bool]:
+        """Records that begin, in data from `offset` on, at places; those before one that is not sound, if there is."""
+        heads = heads.view(np.uint8).reshape(-1, HEAD)
+        fields = np.ascontiguousarray(heads[:, :16])
+        seconds, fraction, captured, original = fields.view(self._order + "u4").astype(np.int64).T
         start = places + 16
         end = start + captured
-        wrong = (captured > most_captured(self._snap)) | (fraction >= SECOND // self._unit) | (end > len(self._held))
-        good = int(wrong.argmax()) if wrong.any() else len(places)
+        wrong = (captured > most_captured(self._snap)) | (fraction >= SECOND // self._unit)
+        wrong |= end + offset > len(self._held)
         time_ns = seconds * SECOND + fraction * self._unit
         columns = Columns(time_ns, self._link, start, end, original, heads[:, 16:])
-        if good < len(places):
-            return columns[:good], int(places[good]), False
-        return columns, position, True
+        return (columns[: int(wrong.argmax())], False) if wrong.any() else (columns, True)
 
-    def _map_heads(self, position: int, count: int, mean: int) -> tuple[np.ndarray, int, np.ndarray]:
-        """Where records seem to begin, where the next one would, and their heads."""
-        held = self._held
-        length = Struct(self._order + "8xI").unpack_from
-        found: list[int] = []
-        append = found.append
-        last = min(len(held) - HEAD, position + WINDOW_BYTES)
-        page = position // PAGESIZE * PAGESIZE
-        with suppress(OSError):  # an older kernel
-            held.madvise(POPULATE, page, min(position + count * mean, len(held)) - page)
-        for _ in range(count):
-            if position > last:
-                break
-            append(position)
-            position += 16 + length(held, position)[0]
-        places = np.array(found, np.int64)
-        heads = np.ndarray((len(held) - HEAD + 1,), f"V{HEAD}", held, strides=(1,))[places]
-        return places, position, heads.view(np.uint8).reshape(-1, HEAD)
-
-    def _read_heads(self, position: int, count: int, mean: int) -> tuple[np.ndarray, int, np.ndarray]:
-        """The same, without a page of the file being mapped."""
+    def _read_heads(self, position: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where records seem to begin, and their heads, without a page of the file being mapped."""
         peek = self._source.peek
         length = Struct(self._order + "8xI").unpack_from
         places: list[int] = []
         heads: list[bytes] = []
         last = min(len(self._held) - HEAD, position + LARGE_WINDOW_BYTES)
-        piece, at, room = (
-            b"",
-            0,
-            -1,
-        )  # bytes of the file, where the next record is in them, and where it would be the last
-        for _ in range(count):
-            if position > last:
-                break
+        piece = b""
+        at, room = 0, -1  # where the next record is in the piece, and where it would be the last
+        while position <= last and len(places) < count:
             if at > room:
                 piece, at = peek(PEEK, position), 0
                 if len(piece) < HEAD:  # the file has shrunk: no record can be as long as this one now seems
@@ -194,5 +217,4 @@ class Mapped:
             size = 16 + length(piece, at)[0]
             position += size
             at += size
-        joined = np.frombuffer(b"".join(heads), np.uint8)
-        return np.array(places, np.int64), position, joined.reshape(-1, HEAD)
+        return np.array(places, np.int64), np.frombuffer(b"".join(heads), np.uint8)

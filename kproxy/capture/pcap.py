@@ -4,7 +4,7 @@ Duty: classic pcap (both byte orders, micro- and nanoseconds) and pcapng, read i
 file with the records that lie whole in it. A record is a plain tuple (time_ns, link type, start, end, original length);
 start and end are offsets of its captured bytes in the window's data, and `window.offset + start` is where they lie in
 the (decompressed) file. Memory: one window of 512 KiB and the records in it, or one record if that is larger; plain
-files of classic pcap are mapped instead (mapped.py).
+files of classic pcap are read by column instead (mapped.py).
 
 A file that ends inside a record, and a record's header that makes no sense, are flaws of the capture, not errors: they
 are counted, and reading goes on at the next place where records follow each other. Only a file that is no capture at
@@ -35,11 +35,12 @@ LINK_MASK = 0x03FF_FFFF  # above it: the length of a frame check sequence
 
 
 class Window(NamedTuple):
-    """A piece of a capture. `data` is immutable, so that views of it stay valid as long as somebody holds them."""
+    """A piece of a capture."""
 
     data: bytes | mmap
     offset: int  # of data[0] in the plain file
     records: Sequence[Record]
+    is_lasting: bool = True  # views of `data` stay valid; else until the next window is asked for
 
 
 class Capture:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from kproxy.capture import content, pcap
+from kproxy.capture import content, mapped, pcap
 from kproxy.capture.flows import SHARDS, Flows, Handlers, shard_of
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
@@ -412,7 +412,8 @@ def test_syns_sent_again_are_one_connection(tmp_path):
 @pytest.mark.parametrize("window", (pcap.WINDOW, 300, 1))
 def test_a_packet_captured_twice_is_not_a_segment_sent_again(tmp_path, monkeypatch, window):
     """As on a bridge and its member: the copies come in bursts. Sent again, a segment has another IP identity."""
-    monkeypatch.setattr(pcap, "WINDOW", window)
+    for module, name in ((pcap, "WINDOW"), (mapped, "PIECE_BYTES"), (mapped, "FIRST_RECORDS")):
+        monkeypatch.setattr(module, name, window)
     wire = Wire().shake().ask(1, 2, 3)
     copies = wire.packets[3:6]
     wire.packets += copies  # three that were captured twice

@@ -22,13 +22,13 @@ class Read(Bytes):
 
 def told(source):
     quality = Quality()
-    windows = list(pcap.windows_of(source, quality, []))
-    records = [
-        (time_ns, link, window.offset + start, window.offset + end, original, bytes(window.data[start:end]))
-        for window in windows
-        for time_ns, link, start, end, original in window.records
-    ]
-    columns = any(isinstance(window.records, mapped.Columns) for window in windows)
+    records, columns = [], 0
+    for window in pcap.windows_of(source, quality, []):
+        columns += isinstance(window.records, mapped.Columns)
+        records += [
+            (time_ns, link, window.offset + start, window.offset + end, original, bytes(window.data[start:end]))
+            for time_ns, link, start, end, original in window.records
+        ]
     return records, [astuple(row) for row in quality], source.consumed, columns
 
 
@@ -46,6 +46,9 @@ def test_mapped_records_are_those_that_reading_gives(tmp_path_factory, seed, lar
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mapped, "FIRST_RECORDS", dice.choice((1, 7, 1024)))
+        patch.setattr(mapped, "RECORDS", dice.choice((1, 7, 1024)))
+        patch.setattr(mapped, "PIECE_BYTES", dice.choice((1, 100, 1000, 1 << 18)))
+        patch.setattr(mapped, "BUFFER_BYTES", dice.choice((500, 5000, 1 << 20)))
         patch.setattr(mapped, "LARGE", 0 if large else 1 << 40)
         *at_once, columns = told(Bytes(path))
     *read, plain = told(Read(path))
@@ -54,8 +57,10 @@ def test_mapped_records_are_those_that_reading_gives(tmp_path_factory, seed, lar
     assert columns or len(packets) < 5 or harm
 
 
-def test_a_mapped_file_that_shrinks_is_cut(tmp_path):
+@pytest.mark.parametrize("large", (0, 1 << 14))
+def test_a_mapped_file_that_shrinks_is_cut(tmp_path, monkeypatch, large):
     """As by a ring of captures that is written over; what was mapped of it must not be touched any more."""
+    monkeypatch.setattr(mapped, "LARGE", large)
     path = tmp_path / "ring.pcap"
     path.write_bytes(packet.pcap([(number * 1000, bytes(1000)) for number in range(4000)]))
     quality = Quality()
