@@ -156,9 +156,10 @@ def convert(
         raise click.UsageError("--follow is of one capture, or of --rotated files, of which the last one grows")
 
     from kproxy import convert as conversion
-    from kproxy import convert_view, rows_view
+    from kproxy import convert_view, memory, rows_view
     from kproxy.tables.records import chosen
 
+    memory.retain()
     with convert_view.bar() as advance:
         summary = conversion.convert(
             captures,

@@ -23,6 +23,7 @@ from threading import Thread, current_thread, main_thread
 
 import pyarrow as pa
 
+from kproxy import memory
 from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
@@ -126,7 +127,7 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
             results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)
-    writer.release()
+    memory.release()
     whole = _Share({name: [] for name in (*job.tables, schema.QUALITY.name)}, Quality(), Names())
     for share in results:
         whole.quality.add(share.quality)
@@ -218,6 +219,7 @@ def _worker(pipe: Connection, job: Job, work: Path, prefix: str, shards: tuple[i
     """A process of its own: its share of a capture's flows. It ends with its parent, whose folder it writes in."""
     parent = parent_process()
     assert parent is not None
+    memory.retain()
     Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
     try:
         report = (lambda *message: pipe.send(message)) if first else None

@@ -136,11 +136,14 @@ class _Lanes:
             place = bisect_right(begins, position, low, high) - 1
         while position < stop:
             append(position)
-            to = following[place] if position == begins[place] else 0
-            if low < to <= high:  # most frames begin where a segment begins
-                place = to
-                position = begins[to] if to < high else stop
-                continue
+            if position == begins[place]:
+                while low < (to := following[place]) < high:  # most frames begin where a segment begins
+                    place = to
+                    append(begins[to])
+                position = begins[place]
+                if to == high:
+                    position = stop
+                    continue
             if stop - position < _HEADS[side]:
                 break
             at = starts[place] + position - begins[place]
@@ -282,8 +285,7 @@ class _Feed:
 
     def __init__(self, whole: memoryview, segments: Segments, clock: np.ndarray) -> None:
         self._whole = whole
-        self._sides, self._starts, self._ends = segments.side.tolist(), segments.start.tolist(), segments.end.tolist()
-        self._times = clock.tolist()
+        self._segments = Segments(segments.side, segments.start, segments.end, clock)
 
     def __call__(
         self,
@@ -299,18 +301,16 @@ class _Feed:
         """
         talk = part.talk
         receive, flip, pending = talk.receive, talk.flip, talk.session.pending
-        whole, sides, starts, ends, times = self._whole, self._sides, self._starts, self._ends, self._times
-        first = part.low if behind is None else min(behind)[0]
-        last = part.high if until is None else max(until)[0] + 1
+        whole = self._whole
+        first = part.low if behind is None else min(min(behind)[0], part.high)
+        last = part.high if until is None else min(max(until)[0] + 1, part.high)
         waiting = len(answered)
         if waiting:
             pending.extendleft([_UNKNOWN] * waiting)
-        for index in range(first, min(last, part.high)):
+        for index, (side, start, end, time_ns) in enumerate(self._segments.rows(first, last), first):
             while waiting and answered[-waiting] <= index:
                 pending.popleft()
                 waiting -= 1
-            side = sides[index]
-            start, end = starts[index], ends[index]
             if behind is not None and index <= behind[side ^ flip][0]:
                 segment, offset = behind[side ^ flip]
                 start = start + offset if index == segment else end
@@ -318,7 +318,7 @@ class _Feed:
                 segment, offset = until[side ^ flip]
                 end = start + offset if index == segment else start
             if start < end:
-                receive(side, whole[start:end], times[index])
+                receive(side, whole[start:end], time_ns)
         for _ in range(waiting):
             pending.popleft()
 

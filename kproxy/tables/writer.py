@@ -261,11 +261,6 @@ def _sorted(table: Table, rows: pa.Table) -> pa.Table:
     return rows.take(pc.sort_indices(rows, sort_keys=[(key, "ascending") for key in table.keys])).combine_chunks()
 
 
-def release() -> None:
-    """Give memory that Arrow keeps for later back to the system."""
-    pa.default_memory_pool().release_unused()
-
-
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     """A fault of the disk, that it is full say, is told with its place."""

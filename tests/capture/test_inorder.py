@@ -244,7 +244,9 @@ def test_made_up_captures_give_the_same_rows(tmp_path_factory, seed, harm, port)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flows, "MAX_FLOWS", dice.choice((2, 1024)))
         patch.setattr(mapped, "LARGE", dice.choice((0, 1 << 14)))
-        patch.setattr(mapped, "RECORDS", dice.choice((100, 1 << 14)))  # also windows that end between packets and copies
+        patch.setattr(
+            mapped, "RECORDS", dice.choice((100, 1 << 14))
+        )  # also windows that end between packets and copies
         patch.setattr(mapped, "PIECE_BYTES", dice.choice((3000, 1 << 18)))
         same(path, detail=dice.choice((bodies.ERRORS, bodies.BATCHES)), ports=(port,) if port > 1 else ())
 
