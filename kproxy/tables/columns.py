@@ -1,8 +1,9 @@
 """Events -> Arrow batches of the `exchanges` table.
 
 Duty: what an exchange says, as one packed row of integers: numbers as they are, strings as indices into the words of
-this batch. Packing costs a microsecond, and the columns come out of the rows in one numpy step each. Bounded by the
-owner, who takes `batch()` before there are too many `rows`. The live recorder and the captures share it.
+this batch. Packing costs a microsecond, and the columns come out of the rows in one numpy step each; where many
+exchanges are told by column they stay columns. Bounded by the owner, who takes `batch()` before there are too many
+`rows`. The live recorder and the captures share it.
 
 Refuses to know files, and where events come from.
 """
@@ -41,6 +42,38 @@ class Words(dict[str | None, int]):
         return listed(TEXT, list(self)).take(array(I64, indices))
 
 
+class PackedRows:
+    """Rows of integers, told one by one or many at a time by column."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self.pack = Struct(f"<{len(names)}q").pack
+        self.packed = bytearray()  # the rows that were told one by one; whoever tells them appends
+        self._many: list[tuple[int, dict[str, np.ndarray | int], int]] = []  # (packed bytes before, columns, rows)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the rows take."""
+        return len(self.packed) + sum(count for _, _, count in self._many) * 8 * len(self._names)
+
+    def extend(self, columns: dict[str, np.ndarray | int], count: int) -> None:
+        """Rows by column; a number stands for all of them."""
+        self._many.append((len(self.packed), columns, count))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """All rows by column, in the order in which they were told."""
+        rows = np.frombuffer(bytes(self.packed), "<i8").reshape(-1, len(self._names))
+        found = {}
+        for index, name in enumerate(self._names):
+            parts, row = [], 0
+            for before, columns, count in self._many:
+                before //= 8 * len(self._names)
+                parts += [rows[row:before, index], np.broadcast_to(columns[name], count)]
+                row = before
+            found[name] = np.concatenate([*parts, rows[row:, index]], dtype=np.int64)
+        return found
+
+
 # Columns of a packed row, in order. The first index is the connection's, the second the API's.
 _PACKED = (
     "connection",
@@ -70,7 +103,6 @@ _PACKED = (
     "decoded",
     "retransmissions",
 )
-_ROW = Struct(f"<{len(_PACKED)}q")
 _TIMES = frozenset(("request_start_ns", "request_end_ns", "response_start_ns", "response_end_ns"))
 _WORDS = frozenset(("client_id", "outcome", "group_id", "transactional_id", "decoded"))
 _NONE_IS_NULL = frozenset(
@@ -100,7 +132,7 @@ class ExchangeColumns:
 
     def _clear(self) -> None:
         self.rows = 0
-        self._packed = bytearray()
+        self._packed = PackedRows(_PACKED)
         self._words = Words()
         self._apis: dict[int, int] = {}
         self._plans: list[Any] = []
@@ -110,7 +142,7 @@ class ExchangeColumns:
     @property
     def size(self) -> int:
         """About how many bytes the rows take."""
-        return len(self._packed) + self._words.size + len(self._infos) * _INFO_BYTES
+        return self._packed.size + self._words.size + len(self._infos) * _INFO_BYTES
 
     def append(self, info: ConnectionInfo, exchange: Exchange, retransmissions: int = NONE) -> None:
         """A row for an exchange, answered or not. `retransmissions`: NONE where TCP is not seen."""
@@ -121,7 +153,8 @@ class ExchangeColumns:
         acks = exchange.acks
         max_wait_ms = exchange.max_wait_ms
         topics, partitions, records = carried(exchange)
-        self._packed += _ROW.pack(
+        packed = self._packed
+        packed.packed += packed.pack(
             connection,
             api,
             exchange.number,
@@ -154,8 +187,6 @@ class ExchangeColumns:
     def extend(self, infos: Sequence[ConnectionInfo], bulk: Bulk, retransmissions: np.ndarray) -> None:
         """A row for each of many exchanges, of the connections that `infos` describe."""
         words = self._words
-        count = len(bulk.connection)
-        rows = np.empty((count, len(_PACKED)), "<i8")
         said = bulk.columns
         used, inverse = np.unique(bulk.connection, return_inverse=True)
         prefixes = [
@@ -164,6 +195,7 @@ class ExchangeColumns:
         ]
         topics, partitions, records = _carried(bulk)
         columns: dict[str, Any] = {
+            **{f"{name}_ns" if f"{name}_ns" in _TIMES else name: column for name, column in said.items()},
             "connection": np.array([self._connection(infos[index]) for index in used.tolist()])[inverse],
             "api": self._api(bulk.plan),
             "outcome": words[ANSWERED],
@@ -177,10 +209,8 @@ class ExchangeColumns:
         of_prefixes = np.array(prefixes, np.int64)[bulk.prefix]
         for index, name in enumerate(("client_id", "acks", "max_wait_ms", "group_id", "transactional_id")):
             columns[name] = of_prefixes[:, index]
-        for index, name in enumerate(_PACKED):
-            rows[:, index] = said[name.removesuffix("_ns")] if name in _TIMES else columns.get(name, said.get(name))
-        self._packed += rows.tobytes()
-        self.rows += count
+        self._packed.extend(columns, len(bulk.connection))
+        self.rows += len(bulk.connection)
 
     def _connection(self, info: ConnectionInfo) -> int:
         connection = self._connections.get(id(info))  # the info is kept, so that its id stays its own
@@ -198,8 +228,7 @@ class ExchangeColumns:
 
     def batch(self) -> pa.RecordBatch:
         """The rows so far as a batch, in the order of their arrival; they are forgotten here."""
-        packed = np.frombuffer(bytes(self._packed), "<i8").reshape(-1, len(_PACKED))
-        raw = {name: np.ascontiguousarray(packed[:, index]) for index, name in enumerate(_PACKED)}
+        raw = self._packed.columns()
         columns: dict[str, pa.Array] = {}
         for name, values in raw.items():
             if name in _WORDS:

@@ -9,7 +9,6 @@ connection. Refuses to know files, and where events come from.
 
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
-from struct import Struct
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +19,7 @@ from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.records import BatchHeader
 from kproxy.tables.arrays import array, listed
-from kproxy.tables.columns import Words, named, numbers
+from kproxy.tables.columns import PackedRows, Words, named, numbers
 from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
 from kproxy.wire.bodies import Partition
 from kproxy.wire.bulk import NULL, Bodies, Bulk
@@ -43,18 +42,17 @@ Positions = dict[
 Own = dict[str, np.ndarray | int]  # columns by name
 
 
-class PackedRows:
-    """Packed rows of integers; strings are indices of words, a topic is the index of its name and its id."""
+class BodyRows:
+    """Rows of what bodies say; strings are indices of words, a topic is the index of its name and its id."""
 
     def __init__(self, table: Table, own: tuple[str, ...]) -> None:
         self._table = table
         self._names = (*_COMMON, *own)
-        self.pack = Struct(f"{len(self._names)}q").pack
         self._clear()
 
     def _clear(self) -> None:
         self.rows = 0
-        self._packed = bytearray()
+        self._packed = PackedRows(self._names)
         self.words = Words()
         self.topics = _Topics()
 
@@ -69,7 +67,7 @@ class PackedRows:
         words, said = self.words, bulk.columns
         used, inverse = np.unique(bulk.connection[of], return_inverse=True)
         ids = np.array([(words[infos[index].source], infos[index].id) for index in used.tolist()], np.int64)
-        columns = {
+        columns: Own = {
             "source": ids[inverse, 0],
             "connection": ids[inverse, 1],
             "number": said["number"][of],
@@ -78,10 +76,7 @@ class PackedRows:
             "direction": direction,
             **own,
         }
-        rows = np.empty((len(of), len(self._names)), np.int64)
-        for index, name in enumerate(self._names):
-            rows[:, index] = columns[name]
-        self._packed += rows.tobytes()
+        self._packed.extend(columns, len(of))
         self.rows += len(of)
 
     def of_topics(self, found: Bodies) -> np.ndarray:
@@ -91,11 +86,11 @@ class PackedRows:
     @property
     def size(self) -> int:
         """About how many bytes the rows take."""
-        return len(self._packed) + self.words.size + self.topics.size
+        return self._packed.size + self.words.size + self.topics.size
 
     def batch(self) -> pa.RecordBatch:
         """The rows so far, in the order of their arrival; they are forgotten here."""
-        columns = self._columns(_unpacked(self._packed, self._names))
+        columns = self._columns(self._packed.columns())
         self._clear()
         return pa.RecordBatch.from_arrays(
             [columns[field.name] for field in self._table.schema], schema=self._table.schema
@@ -158,7 +153,7 @@ _NONE_IS_NULL = frozenset(
 )
 
 
-class PartitionColumns(PackedRows):
+class PartitionColumns(BodyRows):
     """Rows of `partitions`."""
 
     def __init__(self) -> None:
@@ -188,7 +183,7 @@ class PartitionColumns(PackedRows):
         key = exchange.plan.api_key
         if key not in APIS:
             return
-        pack, words, topics = self.pack, self.words, self.topics
+        packed, words, topics = self._packed, self.words, self.topics
         lag_records = lag_ns = NULL
         for direction, found in ((CLIENT, exchange.request_body), (BROKER, exchange.response_body)):
             if found is None:
@@ -199,7 +194,7 @@ class PartitionColumns(PackedRows):
                 if key == FETCH:
                     lag_records, lag_ns = _lag(exchange, direction, partition, positions)
                 code = partition.error_code
-                self._packed += pack(
+                packed.packed += packed.pack(
                     source,
                     connection,
                     number,
@@ -254,7 +249,7 @@ class PartitionColumns(PackedRows):
         return columns
 
 
-class BatchColumns(PackedRows):
+class BatchColumns(BodyRows):
     """Rows of `batches`: a header as it lies on the wire; what its attributes say is worked out for all at once."""
 
     def __init__(self) -> None:
@@ -265,10 +260,11 @@ class BatchColumns(PackedRows):
             if found is None or not found.batches:
                 continue
             common = self.common(info, exchange, direction)
+            packed = self._packed
             for topic, identity, partition, header, partial, crc_valid, _ in found.batches:
                 valid = NULL if crc_valid is None else crc_valid
                 of_topic = self.topics[topic, identity]
-                self._packed += self.pack(*common, of_topic, partition, *header, partial, valid)
+                packed.packed += packed.pack(*common, of_topic, partition, *header, partial, valid)
             self.rows += len(found.batches)
 
     def extend(self, infos: Sequence[ConnectionInfo], bulk: Bulk) -> None:
@@ -301,11 +297,6 @@ class BatchColumns(PackedRows):
 
 _EMPTY = BatchHeader(*(0 for _ in BatchHeader._fields))
 PREFIX_BYTES = _EMPTY.size_bytes  # before what a batch's length counts
-
-
-def _unpacked(packed: bytearray, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    rows = np.frombuffer(bytes(packed), np.int64).reshape(-1, len(names))
-    return {name: np.ascontiguousarray(rows[:, index]) for index, name in enumerate(names)}
 
 
 def topic_id(identity: UUID) -> str:

@@ -25,7 +25,7 @@ from kproxy.errors import KproxyError, ProtocolError
 from kproxy.protocol.records import Batch, Record
 from kproxy.protocol.secrets import SECRET_TOPICS
 from kproxy.tables.arrays import listed
-from kproxy.tables.partitions import PackedRows
+from kproxy.tables.partitions import BodyRows
 from kproxy.tables.schema import BYTES, HEADERS, RECORDS, TEXT
 from kproxy.wire import bodies
 from kproxy.wire.connection import ConnectionInfo
@@ -89,7 +89,7 @@ def chosen(topics: str, values: str) -> Chosen:
     return Chosen(names, int(values))
 
 
-class RecordColumns(PackedRows):
+class RecordColumns(BodyRows):
     """Rows of `records`."""
 
     def __init__(self, chosen: Chosen) -> None:
@@ -164,7 +164,7 @@ class RecordColumns(PackedRows):
             if not common:  # the first one of this batch, or behind those that were handed on
                 common = self.common(info, exchange, direction)
                 of_topic = self.topics[batch.topic, batch.topic_id]
-            self._packed += self.pack(
+            self._packed.packed += self._packed.pack(
                 *common,
                 of_topic,
                 batch.partition,
