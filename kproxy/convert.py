@@ -127,7 +127,6 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
             results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)
-    memory.release()
     whole = _Share({name: [] for name in (*job.tables, schema.QUALITY.name)}, Quality(), Names())
     for share in results:
         whole.quality.add(share.quality)

@@ -4,7 +4,7 @@ Duty: arrays of a few hundred kilobytes come and go by the thousand. As allocato
 taken from the kernel and given back, and its pages are cleared and mapped anew: a sixth of the CPU time of
 `kproxy convert`. Here what is freed stays, and is used again.
 
-Memory: KEPT_BYTES at most that nobody uses, until `release`. Refuses to know what it is used for.
+Memory: KEPT_BYTES at most that nobody uses. Refuses to know what it is used for.
 """
 
 import ctypes
@@ -23,8 +23,3 @@ def retain() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(_MMAP_THRESHOLD, LARGEST_BYTES)
-
-
-def release() -> None:
-    """Give what nobody uses back to the system."""
-    pa.default_memory_pool().release_unused()

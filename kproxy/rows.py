@@ -21,7 +21,7 @@ from kproxy.capture.flows import SHARDS, Flow, Flows, Handlers
 from kproxy.capture.pcap import Capture, in_time
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.tables import schema
+from kproxy.tables import schema, writer
 from kproxy.tables.arrays import batch
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.names import Names
@@ -32,7 +32,7 @@ from kproxy.wire.bodies import BATCHES, RECORDS
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
 
-BATCH_ROWS = 16 * 1024
+BATCH_ROWS = writer.RUN_ROWS  # so that one batch is one run, and in order
 CONNECTION_ROWS = 1024  # they are kept as dicts, which take ten times the space
 OF_FLOWS = (
     "exchanges",
@@ -108,7 +108,7 @@ def manifest(jobs: Sequence[Job], summary: Summary) -> dict[str, Any]:
 
 
 class Rows:
-    """The rows of some flows; `add` gets them in batches of about BATCH_ROWS, in order of arrival."""
+    """The rows of some flows; `add` gets them in batches of about BATCH_ROWS."""
 
     def __init__(self, add: Callable[[Table, pa.RecordBatch], None], chosen: Chosen | None = None) -> None:
         """`chosen`: whose records are told too."""

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+_NEAR = 1 << 16
+
 
 def array(kind: pa.DataType, values: np.ndarray, missing: np.ndarray | None = None) -> pa.Array:
     """Numbers, times or flags; null where `missing` says so."""
@@ -39,6 +41,17 @@ def listed(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
     np.cumsum([len(text) for text in texts], out=offsets[1:])
     validity = _bits(~missing) if missing.any() else None
     return pa.Array.from_buffers(kind, len(texts), [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))])
+
+
+def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different numbers, in order, and which of them each one is. Near ones, as most are, need no sorting."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    if high - low >= _NEAR:
+        numbers, index = np.unique(values, return_inverse=True)
+        return numbers, index
+    seen = np.zeros(high - low + 1, bool)
+    seen[values - low] = True
+    return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[values - low]
 
 
 def batch(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:

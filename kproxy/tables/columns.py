@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from kproxy.protocol.error_codes import error_name
-from kproxy.tables.arrays import array, listed
+from kproxy.tables.arrays import array, distinct, listed
 from kproxy.tables.schema import EXCHANGES, I16, I64, TEXT, TIME
 from kproxy.wire.bulk import NULL, Bulk
 from kproxy.wire.connection import ConnectionInfo
@@ -63,7 +63,7 @@ class PackedRows:
     def columns(self) -> dict[str, np.ndarray]:
         """All rows by column, in the order in which they were told."""
         rows = np.frombuffer(bytes(self.packed), "<i8").reshape(-1, len(self._names))
-        found = {}
+        found: dict[str, np.ndarray] = {}
         for index, name in enumerate(self._names):
             parts, row = [], 0
             for before, columns, count in self._many:
@@ -188,7 +188,7 @@ class ExchangeColumns:
         """A row for each of many exchanges, of the connections that `infos` describe."""
         words = self._words
         said = bulk.columns
-        used, inverse = np.unique(bulk.connection, return_inverse=True)
+        used, inverse = distinct(bulk.connection)
         prefixes = [
             (words[client_id], _or_null(acks), _or_null(max_wait_ms), words[group_id], words[transactional_id])
             for client_id, acks, max_wait_ms, group_id, transactional_id in bulk.prefixes
@@ -227,16 +227,17 @@ class ExchangeColumns:
         return api
 
     def batch(self) -> pa.RecordBatch:
-        """The rows so far as a batch, in the order of their arrival; they are forgotten here."""
+        """The rows so far as a batch, in the order of `time` and of their arrival; they are forgotten here."""
         raw = self._packed.columns()
-        columns: dict[str, pa.Array] = {}
+        time = np.where(raw["request_start_ns"] != NONE, raw["request_start_ns"], raw["response_start_ns"]) // 1000
+        order = np.argsort(time, kind="stable")  # here it costs least: later there are more columns, and texts
+        raw = {name: column[order] for name, column in raw.items()}
+        columns: dict[str, pa.Array] = {"time": array(TIME, time[order])}
         for name, values in raw.items():
             if name in _WORDS:
                 columns[name] = self._words.column(values)
             elif name in EXCHANGES.schema.names and name not in ("connection", "api"):
                 columns[name] = numbers(EXCHANGES.schema.field(name).type, values, name in _NONE_IS_NULL)
-        first = np.where(raw["request_start_ns"] != NONE, raw["request_start_ns"], raw["response_start_ns"])
-        columns["time"] = array(TIME, first // 1000)
         columns["latency_ns"] = _difference(raw["response_start_ns"], raw["request_end_ns"])
         columns["total_ns"] = _difference(raw["response_end_ns"], raw["request_start_ns"])
         columns["error"] = named(raw["error_code"], error_name)
@@ -294,8 +295,7 @@ def _carried(bulk: Bulk) -> tuple[Any, Any, Any]:
     count = len(bulk.connection)
     topics: dict[Any, int] = {}
     topic = found.topic_keys(topics)
-    # with an index: without one numpy.ma is imported, 15 ms
-    pairs, _ = np.unique(found.of * max(len(topics), 1) + topic, return_index=True)
+    pairs, _ = distinct(found.of * max(len(topics), 1) + topic)
     records = np.zeros(count, np.int64)
     np.add.at(records, found.of, found.numbers["records"])
     return np.bincount(pairs // max(len(topics), 1), minlength=count), np.bincount(found.of, minlength=count), records
@@ -316,8 +316,11 @@ def _difference(later: np.ndarray, earlier: np.ndarray) -> pa.Array:
     return array(I64, np.where(missing, 0, later - earlier), missing)
 
 
+_NO_CODE = -(1 << 15) - 1  # below all of 16 bits
+
+
 def named(codes: np.ndarray, name: Callable[[int], str]) -> pa.Array:
     """A column of names for the codes of another."""
-    distinct, inverse = np.unique(codes, return_inverse=True)
-    names = listed(TEXT, [None if code == NULL else name(int(code)) for code in distinct])
+    known, inverse = distinct(np.where(codes == NULL, _NO_CODE, codes))
+    names = listed(TEXT, [None if code == _NO_CODE else name(int(code)) for code in known])
     return names.take(array(I64, inverse))

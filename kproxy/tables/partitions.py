@@ -18,7 +18,7 @@ import pyarrow as pa
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.records import BatchHeader
-from kproxy.tables.arrays import array, listed
+from kproxy.tables.arrays import array, distinct, listed
 from kproxy.tables.columns import PackedRows, Words, named, numbers
 from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
 from kproxy.wire.bodies import Partition
@@ -65,7 +65,7 @@ class BodyRows:
     def add(self, infos: Sequence[ConnectionInfo], bulk: Bulk, direction: int, of: np.ndarray, own: Own) -> None:
         """Rows by column: of which exchange each is, and what it has besides what rows of one body begin with."""
         words, said = self.words, bulk.columns
-        used, inverse = np.unique(bulk.connection[of], return_inverse=True)
+        used, inverse = distinct(bulk.connection[of])
         ids = np.array([(words[infos[index].source], infos[index].id) for index in used.tolist()], np.int64)
         columns: Own = {
             "source": ids[inverse, 0],
@@ -89,12 +89,18 @@ class BodyRows:
         return self._packed.size + self.words.size + self.topics.size
 
     def batch(self) -> pa.RecordBatch:
-        """The rows so far, in the order of their arrival; they are forgotten here."""
-        columns = self._columns(self._packed.columns())
+        """The rows so far; they are forgotten here."""
+        columns = self._columns(self._raw())
         self._clear()
         return pa.RecordBatch.from_arrays(
             [columns[field.name] for field in self._table.schema], schema=self._table.schema
         )
+
+    def _raw(self) -> dict[str, np.ndarray]:
+        """In the order of `time` and of their arrival."""
+        raw = self._packed.columns()
+        order = np.argsort(raw["start"] // 1000, kind="stable")
+        return {name: column[order] for name, column in raw.items()}
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         kinds = {field.name: field.type for field in self._table.schema}
@@ -243,7 +249,7 @@ class PartitionColumns(BodyRows):
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         columns = super()._columns(raw)
-        codecs, inverse = np.unique(raw["codecs"], return_inverse=True)
+        codecs, inverse = distinct(raw["codecs"])
         columns["codec"] = listed(TEXT, [_codecs(int(bits)) for bits in codecs]).take(array(I64, inverse))
         columns["error"] = named(raw["error_code"], error_name)
         return columns
@@ -279,9 +285,9 @@ class BatchColumns(BodyRows):
             self.add(infos, bulk, direction, found.of[found.batch_of], own)
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
-        distinct, inverse = np.unique(raw["magic"] << 16 | raw["attributes"] & 0xFFFF, return_inverse=True)
-        headers = [_EMPTY._replace(magic=int(value) >> 16, attributes=int(value) & 0xFFFF) for value in distinct]
-        inverse = array(I64, inverse)
+        kinds, index = distinct(raw["magic"] << 16 | raw["attributes"] & 0xFFFF)
+        headers = [_EMPTY._replace(magic=int(kind) >> 16, attributes=int(kind) & 0xFFFF) for kind in kinds]
+        inverse = array(I64, index)
         raw |= {
             "last_offset": raw["base_offset"] + raw["last_offset_delta"],
             "records": raw["record_count"],

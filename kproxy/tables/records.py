@@ -191,6 +191,10 @@ class RecordColumns(BodyRows):
             self._body_bytes += kept
         return True
 
+    def _raw(self) -> dict[str, np.ndarray]:
+        """In the order of their arrival, which their keys and values have."""
+        return self._packed.columns()
+
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         columns = super()._columns(raw)
         columns["key"] = listed(BYTES, self._keys)
