@@ -35,7 +35,8 @@ FIRST_RECORDS = 1 << 10  # of the first window: connections that are new in it a
 PIECE_BYTES = 1 << 18  # are read at a time, and walked over while they are near
 BUFFER_BYTES = 1 << 25
 KEPT_BYTES = 1 << 21
-LARGE_WINDOW_BYTES = 1 << 27  # of records of which only the heads are read
+LARGE_WINDOW_BYTES = 1 << 28  # of records of which only the heads are read
+FEW = 32  # records that may be larger before they are taken to be large
 
 
 class Columns(Sequence[Record]):
@@ -144,14 +145,18 @@ class Mapped:
             if window.data is self._held:
                 self._held.madvise(MADV_DONTNEED, first := position // PAGESIZE * PAGESIZE, stop - first)
             position = stop
-            count = min(2 * count, RECORDS)
+            if len(window.records) == count:
+                count = min(2 * count, RECORDS)
         self._source.go_to(position)
         yield from Classic(
             self._source, self._quality, self._order, self._unit, self._link, self._snap, position, last_ns
         ).windows()
 
     def _copied(self, position: int, count: int) -> tuple[Window, bool]:
-        """At most `count` whole records from `position` on, in the buffer, and whether sound ones may follow."""
+        """At most `count` whole records from `position` on, in the buffer, and whether sound ones may follow.
+
+        There are fewer where they turn out to be large.
+        """
         buffer, peek_into = self._buffer, self._source.peek_into
         length = Struct(self._order + "8xI").unpack_from
         every = np.ndarray((len(buffer) - HEAD + 1,), f"V{HEAD}", buffer, strides=(1,))
@@ -159,7 +164,10 @@ class Mapped:
         places: list[np.ndarray] = []
         filled = at = found = 0
         with memoryview(buffer) as room:
-            while found <= count and (more := peek_into(room[filled : filled + PIECE_BYTES], position + filled)):
+            while found <= count and (found < 2 or filled <= LARGE * (found + FEW)):
+                more = peek_into(room[filled : filled + PIECE_BYTES], position + filled)
+                if not more:
+                    break
                 filled += more
                 last = filled - HEAD
                 walked: list[int] = []
