@@ -255,7 +255,7 @@ def _packets(number: int, capture: int, file: int, split: Split, job: Job) -> It
     secrets: list[bytes] = []
     for window, found in segments(split, quality, secrets):
         clock.window(window, quality)
-        data, base, _ = window
+        data, base = window.data, window.offset
         for (time_ns, link, start, end, original), segment, earlier in found:
             key = segment[1]
             connection = known.get(key)

@@ -146,8 +146,8 @@ def windows(split: Split, quality: Quality, secrets: list[bytes] | None = None) 
     ours = Quality()
     with Path(split.path).open("rb") as file:
         shift = split.start - len(split.opening)
-        for data, offset, records in pcap.windows_of(_Piece(split, file), ours, secrets):
-            yield Window(data, offset + shift, records)
+        for window in pcap.windows_of(_Piece(split, file), ours, secrets):
+            yield window._replace(offset=window.offset + shift)
     for row in ours:
         if split.last or row.kind != "kernel_drops":  # whose counts only grow: the last split has them all
             quality.note(row.kind, row.first_ns, count=row.count, size=row.bytes, last_ns=row.last_ns)

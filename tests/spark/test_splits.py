@@ -18,7 +18,7 @@ def records(windows):
     """(time, link, where its bytes lie in the file, original length) and the bytes."""
     return [
         (time_ns, link, offset + start, original, data[start:end])
-        for data, offset, found in windows
+        for data, offset, found, _ in windows
         for time_ns, link, start, end, original in found
     ]
 
