@@ -125,7 +125,7 @@ def demo(seconds: float | None, record: Path | None) -> None:
 )
 @click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
 @click.option(
-    "--processes", type=click.IntRange(0), default=0, metavar="N", help="Default: as many as there are cores."
+    "--processes", type=click.IntRange(0), default=0, metavar="N", help="Default: as many as cores and memory allow."
 )
 def convert(
     captures: tuple[str, ...],
@@ -156,10 +156,10 @@ def convert(
         raise click.UsageError("--follow is of one capture, or of --rotated files, of which the last one grows")
 
     from kproxy import convert as conversion
-    from kproxy import convert_view, memory, rows_view
+    from kproxy import convert_view, machine, rows_view
     from kproxy.tables.records import chosen
 
-    memory.retain()
+    machine.retain()
     with convert_view.bar() as advance:
         summary = conversion.convert(
             captures,

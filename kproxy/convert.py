@@ -23,7 +23,7 @@ from threading import Thread, current_thread, main_thread
 
 import pyarrow as pa
 
-from kproxy import memory
+from kproxy import machine
 from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
@@ -36,6 +36,7 @@ from kproxy.wire.bodies import BATCHES, CHECKED, DETAILS
 
 POLL_S = 0.2  # of a file that grows
 COLLECT_AFTER = 20_000  # containers made
+PROCESS_BYTES = 256 << 20  # that one may take
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
 
 
@@ -116,7 +117,7 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
     if here:
         processes = 1
     elif not processes:
-        processes = 1 if small else len(os.sched_getaffinity(0))
+        processes = 1 if small else max(1, min(machine.cores(), machine.memory_bytes() // PROCESS_BYTES))
     processes = min(processes, SHARDS)
     shares = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
     if here:
@@ -218,7 +219,7 @@ def _worker(pipe: Connection, job: Job, work: Path, prefix: str, shards: tuple[i
     """A process of its own: its share of a capture's flows. It ends with its parent, whose folder it writes in."""
     parent = parent_process()
     assert parent is not None
-    memory.retain()
+    machine.retain()
     Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
     try:
         report = (lambda *message: pipe.send(message)) if first else None

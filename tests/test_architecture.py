@@ -14,7 +14,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 
 # Imports point from a later line to an earlier one, never within a line (a unit and its own view or package aside).
 LAYERS = (
-    {"errors", "memory"},
+    {"errors", "machine"},
     {"protocol", "config", "log_lines"},
     {"wire"},
     {"metrics", "tables", "insight", "capture", "proxy"},

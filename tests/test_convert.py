@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from kproxy import convert as conversion
+from kproxy import machine
 from kproxy.cli import cli
 from kproxy.convert import convert
 from kproxy.errors import KproxyError
@@ -68,6 +71,27 @@ def test_a_broker_is_known_by_the_address_that_it_advertises(tmp_path, detail):
             found = {(row["broker_port"], row["broker_id"]) for row in rows(tmp_path, table, f"{name}.pcap")}
             want = {(port, brokers.get(port) if name != "k41_ipv6" else None) for port, _ in found}
             assert found == want and len(found) >= (1 if name == "k41_ipv6" else 3)
+
+
+@pytest.mark.parametrize(("memory", "started"), ((1 << 40, 8), (700 << 20, 2), (300 << 20, 0), (0, 0)))
+def test_as_many_processes_as_cores_and_memory_allow(tmp_path, monkeypatch, memory, started):
+    """In a container of a large machine, say; what one process can do needs no second."""
+    shares = []
+
+    class Started(Exception):
+        pass
+
+    def start(job, work, number, parts, progress):
+        shares.extend(parts)
+        raise Started
+
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: memory)
+    monkeypatch.setattr(conversion, "SMALL_BYTES", 0)
+    monkeypatch.setattr(conversion, "_in_processes", start)
+    with pytest.raises(Started) if started else nullcontext():
+        convert([captures.capture("k41_BASE")], tmp_path)
+    assert len(shares) == started
 
 
 def test_the_number_of_processes_changes_nothing(tmp_path):

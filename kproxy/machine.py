@@ -1,0 +1,84 @@
+"""What a process that reads captures may take of its machine, and how it keeps the memory that it took.
+
+Duty: processors and memory as they are left to us, by the system and by the control groups that containers are (both
+versions: cgroups(7), cgroup-v2.rst). And an allocator that keeps what is freed: arrays of a few hundred kilobytes come
+and go by the thousand, and as allocators are set by default each is taken from the kernel and given back, its pages
+cleared and mapped anew: a sixth of the CPU time of `kproxy convert`.
+
+Memory: KEPT_BYTES at most that nobody uses. Refuses to know what it is all used for.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+PROC = Path("/proc")
+GROUPS = Path("/sys/fs/cgroup")
+KEPT_BYTES = 1 << 28
+LARGEST_BYTES = 1 << 25  # of one piece; glibc takes no more
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_ of glibc's mallopt(3)
+
+
+def retain() -> None:
+    """For the rest of the process, one allocator for all, which keeps what is freed."""
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(_MMAP_THRESHOLD, LARGEST_BYTES)
+
+
+def cores() -> int:
+    """Processors that we may run on, of which our groups may have a share only; at least one."""
+    shares = [float(len(os.sched_getaffinity(0)))]
+    for group in _groups("cpu"):
+        told = _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
+        if len(told) == 2 and min(told) > 0:
+            shares.append(told[0] / told[1])
+    return max(1, round(min(shares)))
+
+
+def memory_bytes() -> int:
+    """Memory that we may still take. What a group holds of files it lets go of when there is need."""
+    rooms = [_table(PROC / "meminfo").get("MemAvailable:", 1 << 52) << 10]
+    for group in _groups("memory"):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            told = _numbers(group / limit, group / used)
+            if len(told) == 2:
+                table = _table(group / "memory.stat")
+                files = [table.get(f"total_{name}", table.get(name, 0)) for name in ("active_file", "inactive_file")]
+                rooms.append(max(0, told[0] - told[1] + sum(files)))
+    return min(rooms)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The folders of the groups that we are in, from ours up to the last that we can see."""
+    with suppress(OSError):
+        for line in (PROC / "self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            root = GROUPS / controller if controllers else GROUPS  # each for itself in version 1, one for all in 2
+            group = root / path.strip("/")
+            for folder in (group, *group.parents):
+                yield folder
+                if folder == root:
+                    break
+
+
+def _numbers(*paths: Path) -> tuple[int, ...]:
+    """The numbers in some files; none if one is not there, or has a word like "max"."""
+    with suppress(OSError, ValueError):
+        return tuple(int(word) for path in paths for word in path.read_text().split())
+    return ()
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    with suppress(OSError, ValueError, IndexError):
+        return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines())}
+    return {}
