@@ -46,7 +46,7 @@ import pyarrow.compute as pc
 
 from kproxy.capture import mapped
 from kproxy.capture.flows import Flows
-from kproxy.capture.mapped import FIRST_RECORDS, RECORDS, Columns
+from kproxy.capture.mapped import RECORDS, Columns
 from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import NONE, Quality
 from kproxy.errors import CaptureError, KproxyError
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 TASK_BYTES = 64 << 20  # of captures, to be decoded by one task
 OPEN_FILES = 64
 MAPPED_BYTES = 256 << 20  # pages of files that a task has in its address space
+FIRST_PACKETS = 64  # of a connection, taken one by one until it is under way
+SHORT = 320  # packets: a connection that has no more costs less one by one
 MEASURE = 128 * 1024  # packets of which the scan tells at once
 MEASURE_BYTES = 8 << 20  # and of compressed files
 ROUNDS = 8  # of tasks for each core: so that late ones are short
@@ -410,6 +412,8 @@ class _Decoder:
         self._capture = -1
         self._connection: int | None = None
         self._met = False  # that connection, in an earlier window
+        self._file = -1
+        self._waiting: list[np.ndarray] = []  # packets of that connection in that file, RECORDS about
         self._flows: Flows | None = None
         self._qualities: dict[int, Quality] = {}
         self._reports: list[tuple[int, str, str]] = []
@@ -427,15 +431,19 @@ class _Decoder:
             else:
                 if (capture, connection) != (self._capture, self._connection):
                     self._begin(capture, connection)
+                if file != self._file or sum(map(len, self._waiting)) >= RECORDS:
+                    self._hand_on()
+                    self._file = file
                 places = np.frombuffer(packets.as_buffer(), _PLACE)
-                ends = np.cumsum(places["captured"], dtype=np.int64)
                 if inline.is_valid:
+                    ends = np.cumsum(places["captured"], dtype=np.int64)
                     self._packets(places, inline.as_py(), ends - places["captured"])
                 else:
-                    self._packets(places, self._files.open(self._jobs[capture].paths[file]), places["offset"])
+                    self._waiting.append(places.copy())
 
     def finish(self) -> Iterator[tuple[int, str, str]]:
         """The last connection has ended: what the scan reported, and the counts of the connections."""
+        self._hand_on()
         if self._flows is not None:
             self._flows.finish()
         yield from self._reports
@@ -466,6 +474,7 @@ class _Decoder:
                 yield -1, "file", json.dumps({**file, "rows": rows})
 
     def _begin(self, capture: int, connection: int) -> None:
+        self._hand_on()
         if self._flows is not None:
             self._flows.finish()
         if capture != self._capture:
@@ -485,12 +494,20 @@ class _Decoder:
             )
         return self._rows[capture]
 
+    def _hand_on(self) -> None:
+        """The packets that wait, many at once: what is done once a window is most of what a small one costs."""
+        if self._waiting:
+            packets = np.concatenate(self._waiting)
+            self._waiting.clear()
+            data = self._files.open(self._jobs[self._capture].paths[self._file])
+            self._packets(packets, data, packets["offset"])
+
     def _packets(self, packets: np.ndarray, data: mmap | bytes, starts: np.ndarray) -> None:
         """Give packets of one connection, which begin at `starts` of `data`, to the flows."""
         assert self._flows is not None
         done = 0
         while done < len(packets):
-            here = packets[done : done + (RECORDS if self._met else FIRST_RECORDS)]
+            here = packets[done : done + (RECORDS if self._met or len(packets) <= SHORT else FIRST_PACKETS)]
             records = _records(here, data, starts[done : done + len(here)])
             self._flows.window(Window(data, 0, records))
             self._met = True

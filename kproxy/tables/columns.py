@@ -62,15 +62,21 @@ class PackedRows:
 
     def columns(self) -> dict[str, np.ndarray]:
         """All rows by column, in the order in which they were told."""
-        rows = np.frombuffer(bytes(self.packed), "<i8").reshape(-1, len(self._names))
-        found: dict[str, np.ndarray] = {}
-        for index, name in enumerate(self._names):
-            parts, row = [], 0
-            for before, columns, count in self._many:
-                before //= 8 * len(self._names)
-                parts += [rows[row:before, index], np.broadcast_to(columns[name], count)]
-                row = before
-            found[name] = np.concatenate([*parts, rows[row:, index]], dtype=np.int64)
+        packed = np.frombuffer(bytes(self.packed), "<i8").reshape(-1, len(self._names))
+        total = len(packed) + sum(count for _, _, count in self._many)
+        found = {name: np.empty(total, np.int64) for name in self._names}
+        taken = row = 0
+        for before, columns, count in [*self._many, (len(self.packed), {}, 0)]:
+            before //= 8 * len(self._names)
+            if before > taken:
+                for index, column in enumerate(found.values()):
+                    column[row : row + before - taken] = packed[taken:before, index]
+                row += before - taken
+                taken = before
+            for name in columns:
+                if name in found:
+                    found[name][row : row + count] = columns[name]
+            row += count
         return found
 
 
