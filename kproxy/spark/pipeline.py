@@ -46,7 +46,7 @@ import pyarrow.compute as pc
 
 from kproxy.capture import mapped
 from kproxy.capture.flows import Flows
-from kproxy.capture.mapped import RECORDS, Columns
+from kproxy.capture.mapped import Columns
 from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import NONE, Quality
 from kproxy.errors import CaptureError, KproxyError
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 TASK_BYTES = 64 << 20  # of captures, to be decoded by one task
 OPEN_FILES = 64
 MAPPED_BYTES = 256 << 20  # pages of files that a task has in its address space
+TOGETHER = 8 * 1024  # packets of a connection: more gain little, and from an unusual one on the rest go one by one
 FIRST_PACKETS = 64  # of a connection, taken one by one until it is under way
 SHORT = 320  # packets: a connection that has no more costs less one by one
 MEASURE = 128 * 1024  # packets of which the scan tells at once
@@ -413,7 +414,7 @@ class _Decoder:
         self._connection: int | None = None
         self._met = False  # that connection, in an earlier window
         self._file = -1
-        self._waiting: list[np.ndarray] = []  # packets of that connection in that file, RECORDS about
+        self._waiting: list[np.ndarray] = []  # packets of that connection in that file, TOGETHER about
         self._flows: Flows | None = None
         self._qualities: dict[int, Quality] = {}
         self._reports: list[tuple[int, str, str]] = []
@@ -431,7 +432,7 @@ class _Decoder:
             else:
                 if (capture, connection) != (self._capture, self._connection):
                     self._begin(capture, connection)
-                if file != self._file or sum(map(len, self._waiting)) >= RECORDS:
+                if file != self._file or sum(map(len, self._waiting)) >= TOGETHER:
                     self._hand_on()
                     self._file = file
                 places = np.frombuffer(packets.as_buffer(), _PLACE)
@@ -507,7 +508,7 @@ class _Decoder:
         assert self._flows is not None
         done = 0
         while done < len(packets):
-            here = packets[done : done + (RECORDS if self._met or len(packets) <= SHORT else FIRST_PACKETS)]
+            here = packets[done : done + (TOGETHER if self._met or len(packets) <= SHORT else FIRST_PACKETS)]
             records = _records(here, data, starts[done : done + len(here)])
             self._flows.window(Window(data, 0, records))
             self._met = True
