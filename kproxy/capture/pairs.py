@@ -2,9 +2,9 @@
 
 Duty: of most bytes there is nothing to decide: whole requests that begin as an earlier one of the connection did, and
 whole answers to them, in turn. Both are cut, paired and read by column. What a connection has before them (the rest of
-frames, answers to requests of before) and behind them, from the first thing on that is anything else, goes to its
-session; so the session alone decides, and what is told does not depend on who read the bytes. A test holds the two
-against each other.
+frames, answers to requests of before) and the first thing behind them that is anything else go to its session; so the
+session alone decides, and what is told does not depend on who read the bytes. Behind an exchange of its own kind it
+goes on by column, else what is left is the session's. A test holds the two against each other.
 
 Memory: some columns of the segments, and JOINED_BYTES of copies of frames that lie in several segments and must be
 looked at across them. Refuses to know TCP, and why the segments are in order.
@@ -28,6 +28,8 @@ from kproxy.wire.pairing import LIMIT
 from kproxy.wire.session import MAX_USUAL_PREFIX, Usual
 
 FEWEST = 8  # segments of a connection that are worth columns
+WORTH = 256  # segments in all that are left, and pairs that came of the round before, to go round again
+ROUNDS = 16
 JOINED_BYTES = 16 << 20
 LARGE = 1 << 14  # bytes of a segment, of which few begin a frame
 
@@ -105,9 +107,12 @@ class _Lanes:
         self.data = np.frombuffer(whole, np.uint8)
         self.joined = bytearray(MAX_USUAL_PREFIX)  # so that it can be looked at before there is anything
         index = np.concatenate([np.arange(part.low, part.high) for part in parts])
-        flips = np.concatenate(
-            [np.full(part.high - part.low, 2 * number + part.talk.flip) for number, part in enumerate(parts)]
+        flips = np.repeat(
+            [2 * number + part.talk.flip for number, part in enumerate(parts)],
+            [part.high - part.low for part in parts],
         )
+        left = segments.end[index] > segments.start[index]  # some were read in an earlier round
+        index, flips = index[left], flips[left]
         lane = flips ^ segments.side[index]
         order = np.argsort(lane.astype(np.uint16) if len(parts) < 1 << 15 else lane, kind="stable")
         self.segment = index[order]
@@ -272,12 +277,14 @@ def read(whole: memoryview, segments: Segments, parts: Sequence[Part], detail: i
             feed(part)
         if low < part.high:
             part.clock_ns = int(clock[part.high - 1])
-    if begun:
-        reading = _Reading(whole, segments, clock, [parts[number] for number in begun], detail, feed)
-        for bulk in reading.bulks():
-            bulk.connection = np.array(begun)[bulk.connection]
-            yield bulk
-        reading.settle()
+    for number in range(1, ROUNDS + 1):
+        if begun:
+            reading = _Reading(whole, segments, clock, [parts[number] for number in begun], detail, feed)
+            for bulk in reading.bulks():
+                bulk.connection = np.array(begun)[bulk.connection]
+                yield bulk
+            may_go_on = number < ROUNDS and (number == 1 or reading.taken >= WORTH)
+            begun = [begun[part] for part in reading.settle(may_go_on)]
 
 
 class _Feed:
@@ -349,6 +356,7 @@ class _Reading:
         self.detail = detail
         self._feed = feed
         self._clock = clock
+        self._segments = segments
         self._parts = parts
         self._lanes = lanes = _Lanes(whole, segments, parts)
         found: tuple[list[int], list[int]] = ([], [])  # where frames begin, and where the last of a part ends
@@ -383,26 +391,69 @@ class _Reading:
         if len(self._part):
             yield from self._read()
 
-    def settle(self) -> None:
-        """Tell the sessions what was taken, and what is behind it."""
+    @property
+    def taken(self) -> int:
+        """Pairs of all parts."""
+        return int(self._taken.sum())
+
+    def settle(self, may_go_on: bool) -> list[int]:
+        """Tell the sessions what was taken, and what is behind it; returns the parts that have more for columns."""
+        going_on = []
         for number, part in enumerate(self._parts):
             taken = int(self._taken[number])
-            if not taken:
-                self._feed(part)
-                continue
             first = int(self._first[number])
-            pairs = slice(first, first + taken)
-            last = first + taken - 1
-            requests, responses = self._requests, self._responses
-            received = int(requests.size[pairs].sum()), int(responses.size[pairs].sum())
-            part.talk.session.passed(taken, received, int(self._free[last]))
-            low = int(self._first_answers[number])
-            answered = self._answer_heads[low : low + int(self._waiting[number]) + taken]
-            asked, told = (
-                self._lanes.place(number, side, int(found.begin[last] + found.size[last]))
-                for side, found in ((CLIENT, requests), (BROKER, responses))
-            )
-            self._feed(part, behind=(asked, told), answered=answered.tolist())
+            behind, answered = None, []
+            if taken:
+                pairs = slice(first, first + taken)
+                received = int(self._requests.size[pairs].sum()), int(self._responses.size[pairs].sum())
+                part.talk.session.passed(taken, received, int(self._free[first + taken - 1]))
+                low = int(self._first_answers[number])
+                answered = self._answer_heads[low : low + int(self._waiting[number]) + taken].tolist()
+                behind = self._ends(number, first + taken - 1)
+            if may_go_on and self._is_apart(number, taken):
+                until = self._ends(number, first + taken)
+                self._feed(part, behind, until, answered)
+                self._drop(part, until)
+                if part.talk.session.is_framed and not part.talk.session.pending:
+                    going_on.append(number)
+                else:
+                    self._feed(part)
+            else:
+                self._feed(part, behind, None, answered)
+        if sum(self._parts[number].high - self._parts[number].low for number in going_on) >= WORTH:
+            return going_on
+        for number in going_on:
+            self._feed(self._parts[number])
+        return []
+
+    def _is_apart(self, number: int, taken: int) -> bool:
+        """Whether what was not taken begins with one exchange, answered before the next one is asked."""
+        odd = int(self._first[number]) + taken
+        return bool(
+            taken + 1 < self._counts[number]
+            and self._paired[odd]
+            and self._responses.head[odd] < self._requests.head[odd + 1]
+        )
+
+    def _ends(self, number: int, pair: int) -> tuple[Place, Place]:
+        """Where a pair ends, of each side."""
+        asked, told = (
+            self._lanes.place(number, side, int(found.begin[pair] + found.size[pair]))
+            for side, found in ((CLIENT, self._requests), (BROKER, self._responses))
+        )
+        return asked, told
+
+    def _drop(self, part: Part, until: tuple[Place, Place]) -> None:
+        """What is before some places was read."""
+        segments = self._segments
+        mine = slice(part.low, part.high)
+        side, index = segments.side[mine] ^ part.talk.flip, np.arange(part.low, part.high)
+        for number, (segment, offset) in enumerate(until):
+            read = (side == number) & (index < segment)
+            segments.start[mine][read] = segments.end[mine][read]
+            if offset:
+                segments.start[segment] += offset
+        part.low = min(part.high, min(until)[0])
 
     def _are_due(self, session: CapturedSession, answers: Sequence[int]) -> bool:
         """Whether the first answers are those to the requests that wait."""
@@ -427,6 +478,7 @@ class _Reading:
         wrong = (heads["correlation_id"] != answers["correlation_id"]) | (responses.head <= requests.last)
         for side, found in ((CLIENT, requests), (BROKER, responses)):
             wrong |= found.limit - found.at < _HEADS[side]
+        self._paired = ~wrong
         groups = []
         error_code = np.full(len(part), NULL, np.int64)
         for key_version in sorted(set(heads["key_version"].tolist())):

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 TASK_BYTES = 64 << 20  # of captures, to be decoded by one task
 OPEN_FILES = 64
 MAPPED_BYTES = 256 << 20  # pages of files that a task has in its address space
-TOGETHER = 8 * 1024  # packets of a connection: more gain little, and from an unusual one on the rest go one by one
+TOGETHER = 32 * 1024  # packets of a connection
 FIRST_PACKETS = 64  # of a connection, taken one by one until it is under way
 SHORT = 320  # packets: a connection that has no more costs less one by one
 MEASURE = 128 * 1024  # packets of which the scan tells at once

@@ -14,7 +14,7 @@ from struct import unpack
 
 import pytest
 
-from kproxy.capture import mapped
+from kproxy.capture import mapped, pairs
 from kproxy.capture.packets import SYN
 from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import FAILED, NONE, REQUEST_NOT_SEEN
@@ -137,6 +137,7 @@ def strangers(seen, known):
 @pytest.mark.parametrize("part", range(PARTS))
 def test_damaged_captures_break_nothing_and_invent_nothing(tmp_path, part, monkeypatch):
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 128)  # so that some is taken by column, as in long ones
+    monkeypatch.setattr(pairs, "WORTH", 16)
     path = tmp_path / "harmed.pcap"
     signal.signal(signal.SIGVTALRM, lambda *_: pytest.fail("a damaged capture keeps it busy for 10 CPU seconds"))
     assert len(unharmed()) > 1000

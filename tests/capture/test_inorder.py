@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.capture import flows, inorder, mapped, pcap
+from kproxy.capture import flows, inorder, mapped, pairs, pcap
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
 from kproxy.protocol import codec, records
@@ -43,8 +43,9 @@ SHAPES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_windows():
-    """So that windows end anywhere, and connections are well under way after a few packets."""
+    """So that windows end anywhere, connections are well under way after a few packets, and go on after odd ones."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairs, "WORTH", 0)
         patch.setattr(mapped, "FIRST_RECORDS", 8)
         patch.setattr(mapped, "RECORDS", 64)
         patch.setattr(pcap, "WINDOW", 20_000)
@@ -257,6 +258,22 @@ def heartbeats(wire, count):
         wire.send(0, frame(codec.encode_request(header, {"groupId": "g"})))
         wire.send(1, frame(codec.encode_response(12, 4, {"correlationId": number}, {})))
     return wire
+
+
+def test_an_odd_exchange_is_read_for_itself_and_the_rest_by_column(tmp_path, monkeypatch):
+    monkeypatch.setattr(mapped, "RECORDS", 4096)
+    wire = heartbeats(Wire().shake(), 60)
+    for number in range(9):
+        header = {"requestApiKey": 3, "requestApiVersion": 9, "correlationId": number, "clientId": "me"}
+        wire.send(0, frame(codec.encode_request(header, {"topics": []})))
+        wire.send(1, frame(codec.encode_response(3, 9, {"correlationId": number}, {"clusterId": "c"})))
+        heartbeats(wire, 60)
+    path = tmp_path / "odd.pcap"
+    path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
+    taken = same(path)
+    assert taken > 9 * 60
+    monkeypatch.setattr(pairs, "ROUNDS", 1)
+    assert same(path) < taken - 60
 
 
 def test_a_packet_that_is_not_plain_ends_a_stretch(tmp_path):
