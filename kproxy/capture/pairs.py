@@ -277,14 +277,15 @@ def read(whole: memoryview, segments: Segments, parts: Sequence[Part], detail: i
             feed(part)
         if low < part.high:
             part.clock_ns = int(clock[part.high - 1])
-    for number in range(1, ROUNDS + 1):
-        if begun:
-            reading = _Reading(whole, segments, clock, [parts[number] for number in begun], detail, feed)
-            for bulk in reading.bulks():
-                bulk.connection = np.array(begun)[bulk.connection]
-                yield bulk
-            may_go_on = number < ROUNDS and (number == 1 or reading.taken >= WORTH)
-            begun = [begun[part] for part in reading.settle(may_go_on)]
+    rounds = 0
+    while begun:
+        rounds += 1
+        reading = _Reading(whole, segments, clock, [parts[number] for number in begun], detail, feed)
+        for bulk in reading.bulks():
+            bulk.connection = np.array(begun)[bulk.connection]
+            yield bulk
+        may_go_on = rounds < ROUNDS and (rounds == 1 or reading.taken >= WORTH)
+        begun = [begun[number] for number in reading.settle(may_go_on)]
 
 
 class _Feed:

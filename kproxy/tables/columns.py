@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kproxy.protocol.error_codes import error_name
 from kproxy.tables.arrays import array, distinct, listed
-from kproxy.tables.schema import EXCHANGES, I16, I64, TEXT, TIME
+from kproxy.tables.schema import EXCHANGES, I16, I64, TEXT
 from kproxy.wire.bulk import NULL, Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import ANSWERED, FULL, NONE, Exchange
@@ -78,6 +78,12 @@ class PackedRows:
                     found[name][row : row + count] = columns[name]
             row += count
         return found
+
+
+def in_order(columns: dict[str, np.ndarray], time: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows by a time, of equal ones as they came. As integers it costs least: later there are texts among them."""
+    order = np.argsort(time, kind="stable")
+    return {name: column[order] for name, column in columns.items()}
 
 
 # Columns of a packed row, in order. The first index is the connection's, the second the API's.
@@ -235,10 +241,10 @@ class ExchangeColumns:
     def batch(self) -> pa.RecordBatch:
         """The rows so far as a batch, in the order of `time` and of their arrival; they are forgotten here."""
         raw = self._packed.columns()
-        time = np.where(raw["request_start_ns"] != NONE, raw["request_start_ns"], raw["response_start_ns"]) // 1000
-        order = np.argsort(time, kind="stable")  # here it costs least: later there are more columns, and texts
-        raw = {name: column[order] for name, column in raw.items()}
-        columns: dict[str, pa.Array] = {"time": array(TIME, time[order])}
+        first_ns = np.where(raw["request_start_ns"] != NONE, raw["request_start_ns"], raw["response_start_ns"])
+        raw["time"] = first_ns // 1000
+        raw = in_order(raw, raw["time"])
+        columns: dict[str, pa.Array] = {}
         for name, values in raw.items():
             if name in _WORDS:
                 columns[name] = self._words.column(values)

@@ -19,7 +19,7 @@ from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.records import BatchHeader
 from kproxy.tables.arrays import array, distinct, listed
-from kproxy.tables.columns import PackedRows, Words, named, numbers
+from kproxy.tables.columns import PackedRows, Words, in_order, named, numbers
 from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
 from kproxy.wire.bodies import Partition
 from kproxy.wire.bulk import NULL, Bodies, Bulk
@@ -99,8 +99,7 @@ class BodyRows:
     def _raw(self) -> dict[str, np.ndarray]:
         """In the order of `time` and of their arrival."""
         raw = self._packed.columns()
-        order = np.argsort(raw["start"] // 1000, kind="stable")
-        return {name: column[order] for name, column in raw.items()}
+        return in_order(raw, raw["start"] // 1000)
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         kinds = {field.name: field.type for field in self._table.schema}
