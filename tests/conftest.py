@@ -9,7 +9,11 @@ from hypothesis import settings
 settings.register_profile("kproxy", deadline=None)
 settings.load_profile("kproxy")
 
-TOGETHER = ("tests/broker/", "tests/spark/")  # one Kafka cluster, one Spark
+pytest_plugins = ["tests.spark_session"]
+
+# One Kafka cluster, one Spark: what needs it runs in one process.
+KAFKA = ("tests/broker/",)
+SPARK = ("tests/spark/", "tests/analysis/", "tests/cli/test_spark.py", "tests/views/test_answers.py")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -18,6 +22,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid)
+            return next((group[0] for group in (KAFKA, SPARK) if nodeid.startswith(group)), nodeid)
 
     return Together(config, log)

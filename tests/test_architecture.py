@@ -12,18 +12,21 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "kproxy"
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
 
-# Imports point from a later line to an earlier one, never within a line (a unit and its own view or package aside).
+# Imports point from a later line to an earlier one, never within a line. The rooms of `proxy` have their own order.
 LAYERS = (
-    {"errors", "machine"},
-    {"protocol", "config", "log_lines"},
+    {"errors"},
+    {"protocol"},
     {"wire"},
-    {"metrics", "tables", "insight", "capture", "proxy"},
-    {"rows"},
-    {"convert", "decode", "demo", "report", "spark"},
+    {"metrics", "tables", "capture"},
+    {"convert", "proxy"},
+    {"analysis", "spark"},
+    {"views"},
+    {"demo"},
     {"cli"},
 )
 LAYER = {unit: depth for depth, units in enumerate(LAYERS) for unit in units}
-JOINS_SIBLINGS = {"kproxy.proxy.server"}  # the composition root
+ROOMS_OF_PROXY = ("config", "lines", "log_lines", "relay", "upstream", "control")
+JOINS_SIBLINGS = {"kproxy.proxy.control.server"}  # the composition root
 
 # What bytes-to-events code must never touch, so that it stays pure: clocks, sockets, loggers, threads, Arrow, metrics.
 IMPURE = {"aiohttp", "asyncio", "logging", "os", "prometheus_client", "pyarrow", "random", "rich", "select", "socket"}
@@ -45,9 +48,9 @@ BEYOND_MODULES = {
 
 
 def unit_of(module):
-    """The part of the package that a module belongs to; a view belongs to what it shows."""
+    """The room of the package that a module belongs to."""
     name = module.split(".")[1]
-    return "kproxy" if name == "__init__" else name.removesuffix("_view")
+    return "kproxy" if name == "__init__" else name
 
 
 @cache
@@ -67,8 +70,8 @@ def imports_of(module):
     return {name for name in imported_names(MODULES[module]) if not name.startswith("kproxy") or name in MODULES}
 
 
-def test_every_unit_has_its_layer():
-    assert {unit_of(module) for module in MODULES} - {"kproxy"} <= set(LAYER)
+def test_every_room_has_its_layer_and_every_layer_its_rooms():
+    assert {unit_of(module) for module in MODULES} - {"kproxy"} == set(LAYER)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -81,6 +84,15 @@ def test_imports_point_one_way(module):
         assert unit != "kproxy", f"{module} is imported by all and imports {imported}"
         sibling = LAYER[unit] == LAYER[other] and module in JOINS_SIBLINGS
         assert LAYER[other] < LAYER[unit] or sibling, f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if unit_of(module) == "proxy"])
+def test_the_rooms_of_the_proxy_know_only_those_before_them(module):
+    def depth(name):
+        return ROOMS_OF_PROXY.index(name.split(".")[2]) if not name.endswith("proxy.__init__") else -1
+
+    beyond = {name for name in imports_of(module) if name.startswith("kproxy.proxy.") and depth(name) > depth(module)}
+    assert not beyond
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if unit_of(module) in PURE_UNITS])

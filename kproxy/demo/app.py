@@ -18,11 +18,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from kproxy.config import Address, Cluster, Config
-from kproxy.demo.view import View
 from kproxy.errors import UpstreamError
 from kproxy.metrics.summary import summarise
-from kproxy.proxy.server import Server
+from kproxy.proxy.config import Address, Cluster, Config
+from kproxy.proxy.control.server import Server
+from kproxy.views.live import View
 
 _HOST = "127.0.0.1"
 _FIRST_PORT = 19092  # where clients bootstrap; the brokers' ports and the admin port follow

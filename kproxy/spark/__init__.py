@@ -1,6 +1,7 @@
 """Captures at any size on Spark: source.py reads them, pipeline.py makes tables of them, jobs.py asks the tables.
 
-    from kproxy.spark import jobs, session, table
+    from kproxy.analysis import jobs
+    from kproxy.spark import session, table
 
     spark = session()          # or register(spark) with any session of yours
     spark.read.format("kafka-pcap").option("table", "exchanges").load("captures/*.pcap")

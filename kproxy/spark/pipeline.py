@@ -49,8 +49,8 @@ from kproxy.capture.flows import Flows
 from kproxy.capture.mapped import Columns
 from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import NONE, Quality
+from kproxy.convert.rows import BATCH_ROWS, Job, Rows, Summary, captures_of, manifest, quality_batch
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.rows import BATCH_ROWS, Job, Rows, Summary, captures_of, manifest, quality_batch
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey, windows
 from kproxy.tables import schema, writer

@@ -42,8 +42,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
+from kproxy.convert.rows import BATCH_ROWS, Job, Rows, captures_of, quality_batch
 from kproxy.errors import KproxyError
-from kproxy.rows import BATCH_ROWS, Job, Rows, captures_of, quality_batch
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Split, plan
 from kproxy.tables import schema, writer

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kproxy.capture import decrypt
-from kproxy.convert import convert
+from kproxy.convert.processes import convert
 from tests import captures
 
 # the broker's request log of k41_tls13_keys, as the captures' notes give it

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kproxy.capture import flows, inorder, mapped, pairs, pcap
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
+from kproxy.convert.rows import OF_FLOWS, Job, Rows
 from kproxy.protocol import codec, records
-from kproxy.rows import OF_FLOWS, Job, Rows
 from kproxy.wire import bodies
 from tests import captures
 from tests.capture import packet

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from kproxy.convert import convert
+from kproxy.convert.processes import convert
 from kproxy.tables.schema import TABLES
 from tests import captures
 from tests.capture.test_flows import SAME

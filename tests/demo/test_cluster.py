@@ -8,8 +8,6 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kproxy.config import Address, Config
-from kproxy.config import Cluster as ClusterConfig
 from kproxy.demo.app import claim_ports
 from kproxy.demo.client import Connection
 from kproxy.demo.cluster import (
@@ -26,7 +24,9 @@ from kproxy.demo.cluster import (
 )
 from kproxy.metrics.summary import summarise
 from kproxy.protocol.records import Record, write_batch
-from kproxy.proxy.server import Server
+from kproxy.proxy.config import Address, Config
+from kproxy.proxy.config import Cluster as ClusterConfig
+from kproxy.proxy.control.server import Server
 
 
 @asynccontextmanager

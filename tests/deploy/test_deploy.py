@@ -12,8 +12,8 @@ from pathlib import Path
 import yaml
 
 from kproxy.cli import run
-from kproxy.config import Address, Config, load
-from kproxy.proxy.routing import Routes
+from kproxy.proxy.config import Address, Config, load
+from kproxy.proxy.upstream.routing import Routes
 
 TOP = Path(__file__).parents[2]
 DEPLOY = TOP / "deploy"

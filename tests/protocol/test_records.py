@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.decode import records_as_json
 from kproxy.errors import Malformed, Unsupported
 from kproxy.protocol import compression
 from kproxy.protocol.compression import GZIP, NONE, ZSTD
+from kproxy.protocol.decode import records_as_json
 from kproxy.protocol.records import (
     HEADER_BYTES,
     Record,

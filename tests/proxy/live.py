@@ -12,8 +12,8 @@ from typing import Any
 
 import uvloop
 
-from kproxy.config import load
-from kproxy.proxy.server import Server
+from kproxy.proxy.config import load
+from kproxy.proxy.control.server import Server
 from kproxy.wire.connection import Sink
 from tests.wire.playbook import request, response
 

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 
 from kproxy.capture import flows
 from kproxy.capture.packets import ACK, FIN, SYN
-from kproxy.convert import convert
+from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.protocol import codec
 from kproxy.spark import pipeline, splits

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kproxy.convert import convert
+from kproxy.convert.processes import convert
 from kproxy.spark import splits
 from kproxy.tables import schema
 from tests.captures import capture, expected

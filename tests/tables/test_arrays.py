@@ -56,7 +56,7 @@ def test_no_conversion_imports_pandas(tmp_path):
 
     code = f"""
 import sys
-from kproxy.convert import convert
+from kproxy.convert.processes import convert
 convert([{str(captures.capture("k41_midstream"))!r}], {str(tmp_path)!r})
 sys.exit("pandas" in sys.modules)
 """

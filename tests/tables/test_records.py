@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kproxy.convert import convert
+from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError, ProtocolError
 from kproxy.protocol import codec
 from kproxy.protocol.records import Record, read_batches, write_batch

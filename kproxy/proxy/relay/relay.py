@@ -1,0 +1,444 @@
+"""Two sockets and one Session: read, forward, and nothing else.
+
+Raw non-blocking sockets and readiness callbacks; `recv_into` one buffer that all connections of a worker
+share, and `send` of views of that same buffer at once. Nothing may await between a read and the last use of its view.
+What a send did not take is copied and kept, and reading of the side it came from stops until it has gone
+(back-pressure). One read per readiness event, so that no connection starves another.
+
+Memory per connection: one read (512 KiB) unsent per direction, what its session holds, and the requests pending, at
+most pairing.LIMIT and those of one read. Idle, it owns nothing but its sockets.
+
+Ends: an end of a side is passed on as an end once everything before it is delivered, a reset as a reset. A side that
+hangs is given up, since one that is not read tells of no end: else those who try again would use up all connections.
+Refuses to know names, routes, rewriting and metrics' meaning: it is given connected sockets and callables.
+"""
+
+import logging
+import socket
+import struct
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable, Sequence
+from time import monotonic_ns
+from typing import Any, Protocol
+
+from kproxy.proxy.relay.poller import Poller
+from kproxy.wire import pairing
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event
+from kproxy.wire.session import Session
+
+READ_BYTES = 512 * 1024  # large bodies cost half of what they do at 256 KiB: a peer is woken less often
+LINGER_S = 1.0  # a drained client gets so long to see our end and to end itself
+# So long a side may take over what is unsent, one read: a client as long as a broker lets it be idle, a broker until
+# every client has given up. And so long it may live on when the other has ended: Kafka closes as soon as it sees that.
+STALLED_S = (600.0, 120.0)
+HALF_CLOSED_S = 60.0
+
+DIRECTIONS = ("request", "response")
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
+
+log = logging.getLogger("kproxy.relay")
+
+
+def _nothing() -> None:
+    pass
+
+
+class Counting(Protocol):
+    """What a relay tells about itself; `kproxy.metrics.ConnectionMetrics` is one."""
+
+    def forwarded(self, direction: str, frames: int, duration_ns: int) -> None: ...
+    def paused(self, side: str) -> None: ...
+    def closed(self, cause: str) -> None: ...
+
+
+class _Peer:
+    """One of the two sockets: what it still has to take, and who waits for that."""
+
+    __slots__ = (
+        "dead",
+        "ended",
+        "fd",
+        "feeders",
+        "frames",
+        "patience",
+        "readable",
+        "reading",
+        "send",
+        "since",
+        "sock",
+        "stops",
+        "unsent",
+    )
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.send: Callable[[Any], int] = sock.send
+        self.readable: Callable[[], None]
+        self.reading = False
+        self.unsent: bytearray | None = None
+        self.feeders: set[int] = set()  # the sides that are not read until `unsent` has gone
+        self.frames = 0  # completed by bytes in `unsent`, counted as forwarded when it has gone
+        self.since = 0  # the recv of the oldest of them
+        self.ended = False  # it sends no more
+        self.stops = False  # nothing more is to be sent to it
+        self.patience: TimerHandle | None = None  # then it is given up
+        self.dead = False  # it takes no more; what it said before may still be there to read
+
+
+class Relay:
+    """One client connection with its broker connection, from both being connected to both being closed."""
+
+    def __init__(
+        self,
+        loop: AbstractEventLoop,
+        poller: Poller,
+        buffer: bytearray,
+        clock_offset_ns: int,
+        client: socket.socket,
+        broker: socket.socket,
+        session: Session,
+        info: ConnectionInfo,
+        counting: Counting,
+        sinks: Sequence[Callable[[list[Event]], None]],
+        on_fault: Callable[["Relay", Desync], None],
+        on_closed: Callable[["Relay"], None],
+    ) -> None:
+        self.info = info
+        self.session = session
+        self._loop = loop
+        self._poller = poller
+        self._buffer = buffer
+        self._clock_offset_ns = clock_offset_ns
+        self._peers = (_Peer(client), _Peer(broker))
+        self._counting = counting
+        self._sinks = tuple(sinks)
+        self._on_fault = on_fault
+        self._on_closed = on_closed
+        self._faults = 0  # told so far
+        self._full = False  # too many requests pending: the client is not read
+        self._first_end = CLIENT
+        self._draining = False
+        self._lingering: TimerHandle | None = None
+        self.closed = False
+
+    def start(self) -> None:
+        for side, peer in enumerate(self._peers):
+            peer.readable = self._reader(side, peer.sock.recv_into)
+            self._resume(side)
+
+    # --- the hot path ------------------------------------------------------------------------------------------------
+
+    def _reader(self, side: int, recv_into: Callable[[bytearray], int]) -> Callable[[], None]:
+        """What runs when a side has something to read; everything it needs is bound once, here."""
+        peers = self._peers
+        target = peers[1 - side]  # of nearly all pieces
+        buffer = self._buffer
+        view = memoryview(buffer)
+        session = self.session
+        receive = session.receive
+        completed = session.completed
+        events = session.events
+        pending = session.pending
+        forwarded = self._counting.forwarded
+        direction = DIRECTIONS[side]
+        clock_offset_ns = self._clock_offset_ns
+        limit = pairing.LIMIT
+        seen = completed[side]
+
+        def readable() -> None:
+            nonlocal seen
+            try:
+                try:
+                    count = recv_into(buffer)
+                except (BlockingIOError, InterruptedError):
+                    return
+                except OSError as fault:
+                    self._broken(side, fault)
+                    return
+                if not count:
+                    self._ended(side)
+                    return
+                start = monotonic_ns()
+                for to, piece in receive(side, view[:count], start + clock_offset_ns):
+                    peer = peers[to]
+                    if peer.unsent is None:
+                        try:
+                            sent = peer.send(piece)
+                        except (BlockingIOError, InterruptedError):
+                            sent = 0
+                        except OSError:
+                            self._unwritable(to)
+                            continue
+                        if sent == len(piece):
+                            continue
+                        piece = piece[sent:]
+                    self._keep(side, to, piece, start)
+                frames = completed[side] - seen
+                if frames:
+                    seen += frames
+                    if target.unsent is None:
+                        forwarded(direction, frames, monotonic_ns() - start)
+                    else:
+                        target.frames += frames
+                if events:
+                    self._tell()
+                if len(pending) >= limit:
+                    self._fill()
+                elif self._full:
+                    self._full = False
+                    self._resume(CLIENT)
+                if self._draining:
+                    self._drain_on()
+            except Exception:
+                self._crashed()
+
+        return readable
+
+    # --- what was not taken ------------------------------------------------------------------------------------------
+
+    def _keep(self, side: int, to: int, rest: Any, since: int) -> None:
+        """Bytes that `to` did not take yet: copy them, and do not read the side that they came from."""
+        peer = self._peers[to]
+        if peer.unsent is None:
+            peer.unsent = bytearray(rest)
+            peer.since = since
+            peer.patience = self._loop.call_later(STALLED_S[to], self.close, f"{SIDES[to]}_stalled")
+            self._poller.add_writer(peer.fd, self._writable, to)
+        else:
+            peer.unsent += rest
+        peer.feeders.add(side)
+        self._unread(side, counted=True)
+
+    def _writable(self, to: int) -> None:
+        peer = self._peers[to]
+        unsent = peer.unsent
+        try:
+            assert unsent is not None
+            try:
+                sent = peer.send(unsent)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self._unwritable(to)
+                return
+            if sent < len(unsent):
+                del unsent[:sent]
+            else:
+                self._flushed(to)
+        except Exception:
+            self._crashed()
+
+    def _flushed(self, to: int) -> None:
+        """Everything kept for a side has gone: go on where it was waited for."""
+        peer = self._peers[to]
+        peer.unsent = None
+        assert peer.patience is not None
+        peer.patience.cancel()
+        peer.patience = None
+        self._poller.remove_writer(peer.fd)
+        if peer.frames:
+            self._counting.forwarded(DIRECTIONS[1 - to], peer.frames, monotonic_ns() - peer.since)
+            peer.frames = 0
+        if peer.stops:
+            self._stop(to)
+            if self.closed:
+                return
+        feeders, peer.feeders = peer.feeders, set()
+        for side in feeders:
+            self._resume(side)
+        if self._draining:
+            self._drain_on()
+
+    def _fill(self) -> None:
+        """Too many requests wait for answers: the client is not read until there are fewer."""
+        self._full = True
+        self._unread(CLIENT, counted=True)
+
+    def _unread(self, side: int, counted: bool = False) -> None:
+        peer = self._peers[side]
+        if peer.reading:
+            peer.reading = False
+            self._poller.remove_reader(peer.fd)
+            if counted:
+                self._counting.paused(SIDES[side])
+
+    def _resume(self, side: int) -> None:
+        """Read a side again, unless something still speaks against it."""
+        peer = self._peers[side]
+        if self.closed or peer.ended or peer.reading:
+            return
+        if any(side in other.feeders for other in self._peers):
+            return
+        if side == CLIENT and (self._full or (self._draining and self.session.at_boundary(CLIENT))):
+            return
+        peer.reading = True
+        self._poller.add_reader(peer.fd, peer.readable)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def _ended(self, side: int) -> None:
+        """A side sends no more: the other hears of it when it has got everything before."""
+        peer, other = self._peers[side], self._peers[1 - side]
+        peer.ended = True
+        if not other.ended:
+            self._first_end = side
+        self._unread(side)
+        self.session.close(side, self._now_ns())
+        self._tell()
+        if peer.dead:
+            self.close(f"{SIDES[side]}_reset", reset=True)
+        if self.closed:
+            return
+        other.stops = True
+        if other.unsent is None:
+            self._stop(1 - side)
+        if self._draining:
+            self._drain_on()
+
+    def _stop(self, to: int) -> None:
+        """All that the ended side had sent is delivered: pass its end on; with both ended, close."""
+        one, other = self._peers
+        if one.ended and other.ended and one.unsent is None and other.unsent is None:
+            self.close(f"{SIDES[self._first_end]}_closed")
+            return
+        try:
+            self._peers[to].sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._unwritable(to)
+            return
+        self._peers[to].patience = self._loop.call_later(HALF_CLOSED_S, self.close, f"{SIDES[1 - to]}_closed")
+
+    def _broken(self, side: int, fault: OSError) -> None:
+        """A side was reset, or is no longer reachable: the other gets a reset too."""
+        log.debug("%s side of %s broke: %s", SIDES[side], self.info.client_address, fault)
+        self.close(f"{SIDES[side]}_reset", reset=True)
+
+    def _unwritable(self, to: int) -> None:
+        """A side takes no more. What it said before is read first; its reader then meets its end."""
+        peer = self._peers[to]
+        if peer.ended:
+            self.close(f"{SIDES[to]}_reset", reset=True)
+            return
+        peer.dead = True
+        peer.send = len  # everything is taken, and goes nowhere
+        if peer.unsent is not None:
+            peer.frames = 0
+            self._flushed(to)
+
+    def _crashed(self) -> None:
+        """A defect of ours must not take the other connections along."""
+        log.exception("a defect of kproxy closed the connection of %s", self.info.client_address)
+        self.close("defect", reset=True)
+
+    def close(self, cause: str, *, reset: bool = False) -> None:
+        """Close both sides now, whatever is unsent. `cause` is a label: one of few."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._lingering is not None:
+            self._lingering.cancel()
+        now_ns = self._now_ns()
+        first = BROKER if cause.startswith(SIDES[BROKER]) else CLIENT
+        self.session.close(first, now_ns, cause)
+        self.session.close(1 - first, now_ns, cause)
+        for peer in self._peers:
+            if peer.patience is not None:
+                peer.patience.cancel()
+            self._poller.remove_reader(peer.fd)
+            if peer.unsent is not None:
+                self._poller.remove_writer(peer.fd)
+                peer.unsent = None
+            if reset:
+                peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            peer.sock.close()
+            peer.send = len  # a piece that is still on its way goes nowhere
+            peer.readable = _nothing  # the reader holds this relay: without it, memory goes at once
+        try:
+            self._tell()
+        finally:
+            self._counting.closed(cause)
+            self._on_closed(self)
+
+    # --- draining ----------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Finish the request in transit, read no new one, deliver the answers due, then close between two frames."""
+        self._draining = True
+        client = self._peers[CLIENT]
+        was_reading = client.reading
+        self._unread(CLIENT)
+        client.readable = self._reader(CLIENT, self._recv_to_boundary)
+        if was_reading:
+            self._resume(CLIENT)
+        self._drain_on()
+
+    def _recv_to_boundary(self, buffer: bytearray) -> int:
+        """Read what is missing of the request in transit and no byte of the next."""
+        missing = self.session.missing(CLIENT)
+        return self._peers[CLIENT].sock.recv_into(buffer, min(missing, READ_BYTES))
+
+    def _drain_on(self) -> None:
+        if self.closed or self._lingering is not None:
+            return
+        session = self.session
+        client, broker = self._peers
+        if not client.ended:
+            if not session.at_boundary(CLIENT):
+                return
+            self._unread(CLIENT)
+        if session.pending or not (broker.ended or session.at_boundary(BROKER)):
+            return
+        if client.unsent is None and broker.unsent is None:
+            self._linger()
+
+    def _linger(self) -> None:
+        """All is delivered: send our end, and wait a moment for the client's.
+
+        To close with a request unread would send a reset, and the reset could overtake the last answers.
+        """
+        client, broker = self._peers
+        self._unread(BROKER)
+        self._lingering = self._loop.call_later(LINGER_S, self.close, "drained")
+        if client.ended:
+            self.close("drained")
+            return
+        try:
+            client.sock.shutdown(socket.SHUT_WR)
+            broker.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.close("drained")
+            return
+        self._poller.add_reader(client.fd, self._discard)
+
+    def _discard(self) -> None:
+        try:
+            if self._peers[CLIENT].sock.recv_into(self._buffer):
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass
+        self.close("drained")
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Hand the events to the sinks; a fatal fault closes both sides."""
+        events = self.session.events
+        for sink in self._sinks:
+            sink(events)
+        fatal = False
+        if self.session.faults != self._faults:
+            self._faults = self.session.faults
+            for event in events:
+                if isinstance(event, Desync):
+                    self._on_fault(self, event)
+                    fatal |= event.fatal
+        events.clear()
+        if fatal:
+            self.close("fault")
+
+    def _now_ns(self) -> int:
+        return monotonic_ns() + self._clock_offset_ns

@@ -1,0 +1,77 @@
+"""What is said, in plain words, of captures that were turned into tables.
+
+Duty: the terminal side only; nothing is decided or counted here.
+"""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kproxy.capture.quality import Quality
+from kproxy.convert.rows import Summary
+
+
+def tell(summary: Summary) -> None:
+    """The rows written and the quality of each capture to standard output; captures that failed to standard error."""
+    console = Console(highlight=False, soft_wrap=True)
+    for source, quality in summary.quality.items():
+        table = Table(
+            title=Text(printable(source)), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
+        )
+        table.add_column(justify="right")
+        table.add_column(justify="right")
+        table.add_column()
+        for row in quality:
+            table.add_row(f"{row.count:,}", _bytes(row.bytes), row.sentence)
+        console.print(table)
+        console.print(verdict(quality) + "\n")
+    for name, rows in sorted(summary.rows.items()):
+        console.print(Text(printable(f"{rows:>12,} rows  {summary.folder / name}")))
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    for fault in summary.failed:
+        errors.print(Text(printable(f"kproxy: {fault}")))
+
+
+def verdict(quality: Quality) -> str:
+    """One sentence: how far the tables can be trusted."""
+    if not quality.count("packets"):
+        return "There is no packet in it."
+    if not quality.count("kafka"):
+        if quality.count("tls"):
+            return "No plaintext Kafka in it; the TLS connections need a key log that has their keys to be read."
+        return "No Kafka in it. If there should be, name the brokers' ports with --port."
+    lost = [
+        text
+        for kind, text in (
+            ("kernel_drops", "the capturing machine dropped packets"),
+            ("gap", "there are holes"),
+            ("truncated", "packets were cut by the snap length"),
+            ("cut_file", "the file is cut"),
+            ("damaged", "the file is damaged"),
+            ("fragments", "IP fragments are missing"),
+            ("malformed", "packets make no sense"),
+            ("unknown_link", "packets are of a link type that is not read"),
+            ("idle", "too many connections were open at once"),
+            ("tls", "some connections are encrypted"),
+        )
+        if quality.count(kind)
+    ]
+    if not lost:
+        return "Complete: every byte that the ends acknowledged was captured."
+    return f"Not complete: {', '.join(lost)}. An exchange without an answer may have had one."
+
+
+def printable(text: str) -> str:
+    """Text with the names of files in it: nothing in it moves the cursor."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _bytes(size: int) -> str:
+    if not size:
+        return ""
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"

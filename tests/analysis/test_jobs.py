@@ -1,0 +1,385 @@
+"""The jobs on small tables whose answers were worked out by hand; rows say only what a job looks at."""
+
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import kproxy.spark
+from kproxy.analysis import jobs
+from kproxy.tables.schema import CONNECTIONS, EXCHANGES, QUALITY
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+MS = 1_000_000
+
+# The columns of `partitions` and `batches` that jobs read, in Spark's words.
+PARTITIONS = """source string, connection bigint, number bigint, time timestamp, api string, direction string,
+    topic string, topic_id string, partition int, bytes bigint, records bigint, error_code smallint,
+    error string, offset bigint, high_watermark bigint, lag_records bigint, lag_ns bigint"""
+BATCHES = """source string, connection bigint, number bigint, time timestamp, api string, direction string,
+    topic string, topic_id string, partition int, records bigint, bytes bigint, codec string, control boolean"""
+
+EXCHANGE = {
+    "source": "a.pcap",
+    "connection": 1,
+    "client_address": "10.0.0.1",
+    "client_port": 50000,
+    "broker_address": "10.0.0.9",
+    "broker_port": 9092,
+    "api_key": 0,
+    "api": "Produce",
+    "api_version": 9,
+    "client_id": "app",
+    "request_bytes": 1000,
+    "response_bytes": 100,
+    "outcome": "answered",
+    "errors": 0,
+    "throttle_ms": 0,
+    "in_flight": 0,
+    "queue_ns": 0,
+    "retransmissions": 0,
+}
+API_KEYS = {"Produce": 0, "Fetch": 1, "JoinGroup": 11, "OffsetCommit": 8, "LeaderAndIsr": 4}
+
+
+def exchange(number, at_s=0.0, **columns):
+    """`sending`, `latency` and `receiving` are milliseconds, the rest are columns."""
+    sending, waited, receiving = (columns.pop(name, 0) for name in ("sending", "latency", "receiving"))
+    row = EXCHANGE | {"number": number, "time": START + timedelta(seconds=at_s)} | columns
+    row.setdefault("latency_ns", int(waited * MS))
+    row.setdefault("total_ns", int((sending + waited + receiving) * MS))
+    row["api_key"] = API_KEYS[row["api"]]
+    return row
+
+
+@pytest.fixture(scope="session")
+def frame(spark):
+    def make(table, rows):
+        if isinstance(table, str):
+            names = [column.split()[0] for column in table.split(",")]
+            return spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], table)
+        return spark.createDataFrame(pa.Table.from_pylist(rows, table.schema))
+
+    return make
+
+
+def rows(table, *columns):
+    return [tuple(row[column] for column in columns) for row in table.collect()]
+
+
+def test_latency_by_anything_over_time(frame):
+    table = frame(
+        EXCHANGES,
+        [exchange(n, at_s=n // 50 * 60, latency=n + 1, queue_ns=n % 2 * MS) for n in range(100)]
+        + [exchange(100, api="Fetch", api_version=12, latency=500, client_id=None), exchange(101, latency_ns=None)],
+    )
+    answer = jobs.latency(table, by=["api", "version", "broker", "client"])
+    assert rows(answer, "api", "version", "broker", "client", "exchanges", "p50_ns", "p99_ns", "p999_ns", "max_ns") == [
+        ("Fetch", 12, "10.0.0.9:9092", "10.0.0.1", 1, 500 * MS, 500 * MS, 500 * MS, 500 * MS),
+        ("Produce", 9, "10.0.0.9:9092", "app", 100, 50 * MS, 99 * MS, 100 * MS, 100 * MS),
+    ]
+    assert rows(answer, "queue_p99_ns") == [(0,), (MS,)]
+    halves = jobs.latency(table.where("api = 'Produce'"), every="1 minute")
+    assert rows(halves, "exchanges", "p50_ns", "max_ns") == [(50, 25 * MS, 50 * MS), (50, 75 * MS, 100 * MS)]
+    assert rows(halves, "time")[1][0] - rows(halves, "time")[0][0] == timedelta(minutes=1)
+
+
+def test_slow_names_the_cause(frame):
+    table = frame(
+        EXCHANGES,
+        [
+            exchange(0, latency=50, throttle_ms=400),  # Produce 9: answers, then mutes the connection
+            exchange(1, latency=450, queue_ns=440 * MS),
+            exchange(2, latency=900, queue_ns=700 * MS, in_flight=3),
+            exchange(3, latency=300, api_version=3, throttle_ms=280),  # before KIP-219: holds the answer back
+            exchange(4, latency=505, api="Fetch", api_version=12, max_wait_ms=500),
+            exchange(5, latency=2000, api="Fetch", api_version=12, max_wait_ms=500),
+            exchange(6, latency=3000, api="JoinGroup", api_version=5),
+            exchange(7, sending=150, latency=60, receiving=10, retransmissions=2),
+            exchange(8, latency=160, connection=2),  # whose round trip is 100 ms
+            exchange(9, latency=700, acks=-1),
+            exchange(10, latency=99),
+            exchange(11, latency=480, api="Fetch", api_version=12, max_wait_ms=500, records=7),
+            exchange(12, latency=481, api="Fetch", api_version=12, max_wait_ms=500, records=0),
+        ],
+    )
+    trips = frame(CONNECTIONS, [{"source": "a.pcap", "connection": 2, "handshake_rtt_ns": 100 * MS}])
+    answer = jobs.slow(table, trips, slower_than_ms=100)
+    assert dict(rows(answer, "number", "cause")) == {
+        1: "throttle",
+        2: "queue",
+        3: "throttle",
+        4: "long_poll",
+        5: "broker",
+        6: "long_poll",
+        7: "network",
+        8: "network",
+        9: "broker",
+        11: "long_poll",
+        12: "long_poll",
+    }
+    parts = {row["number"]: row for row in answer.collect()}
+    for row in parts.values():
+        assert row["total_ns"] == sum(
+            row[f"{part}_ns"] for part in ("throttle", "queue", "long_poll", "network", "broker")
+        )
+    assert parts[1]["throttle_ns"] == 400 * MS and parts[1]["queue_ns"] == 40 * MS
+    assert parts[2]["explanation"] == (
+        "waited 700.0 ms behind earlier requests of its connection; under way when it came: 3"
+    )
+    assert parts[5]["explanation"] == "the broker took 1,500.0 ms; another 500.0 ms waiting, as it should"
+    assert parts[7]["explanation"].endswith(
+        " in the broker; segments sent again meanwhile: 2, so the network has a part in it"
+    )
+    waited = "ms for data, of the 500 ms that it allowed"
+    assert parts[4]["explanation"] == f"waited 500.0 {waited}"  # bodies were not read
+    assert parts[11]["explanation"] == f"waited 480.0 {waited}: not slow, data came late"
+    assert parts[12]["explanation"] == f"waited 481.0 {waited}: not slow, nothing new to read"
+    assert parts[9]["explanation"] == "the broker took 700.0 ms, replication to the others included"
+    assert rows(jobs.slow(table, trips, top=2), "number") == [(6,), (5,)]
+
+
+def test_throttle_errors_talkers(frame):
+    table = frame(
+        EXCHANGES,
+        [
+            exchange(0, 0, throttle_ms=100),
+            exchange(1, 1, throttle_ms=300),
+            exchange(2, 2, client_id="calm", request_bytes=7900, response_bytes=None),
+            exchange(3, 3, errors=2, error_code=6, error="NOT_LEADER_OR_FOLLOWER"),
+            exchange(4, 4, errors=1, error_code=6, error="NOT_LEADER_OR_FOLLOWER", client_id="calm", request_bytes=0),
+            exchange(5, 5, outcome="unanswered", request_bytes=0, response_bytes=0),
+        ],
+    )
+    inside = frame(
+        EXCHANGES,
+        [
+            exchange(6, errors=3, error_code=0, error="NONE"),
+            exchange(7, errors=1, error_code=0, error="NONE", client_id=""),
+        ],
+    )
+    part = {"source": "a.pcap", "connection": 1, "number": 6, "direction": "response"}
+    parts = frame(
+        PARTITIONS,
+        [
+            part | {"partition": n, "error_code": code, "error": error}
+            for n, code, error in ((0, 3, "UNKNOWN"), (1, 0, "NONE"), (2, 3, "UNKNOWN"), (3, 9, "REPLICA"))
+        ]
+        + [part | {"number": 3, "error_code": 9, "error": "REPLICA"}],
+    )
+    assert rows(
+        jobs.throttle(table), "client", "exchanges", "throttled", "share", "throttle_ms", "max_throttle_ms"
+    ) == [("app", 4, 2, 0.5, 400, 300)]
+    assert rows(
+        jobs.errors(table.union(inside), parts), "api", "error", "exchanges", "codes", "clients", "last_client"
+    ) == [
+        ("Produce", "NOT_LEADER_OR_FOLLOWER", 2, 3, 2, "calm"),
+        ("Produce", "REPLICA", 1, 3, 1, "app"),
+        ("Produce", "UNKNOWN", 1, 3, 1, "app"),
+        ("Produce", "in_parts", 1, 1, 1, "10.0.0.1"),
+        ("Produce", "unanswered", 1, 0, 1, "app"),
+    ]
+    assert rows(jobs.talkers(table), "client", "exchanges", "bytes", "share", "exchanges_per_second") == [
+        ("calm", 2, 8000, 8000 / 11300, 0.5),
+        ("app", 4, 3300, 3300 / 11300, 0.6),
+    ]
+
+
+def test_skew(frame):
+    def part(api, direction, partition, size):
+        return {"topic": "t", "api": api, "direction": direction, "partition": partition, "bytes": size, "records": 1}
+
+    table = frame(
+        PARTITIONS,
+        [
+            part("Produce", "request", 0, 800),
+            part("Produce", "request", 0, 100),
+            part("Produce", "request", 1, 100),
+            part("Produce", "response", 1, 5000),
+            part("Fetch", "request", 1, 5000),
+            part("Fetch", "response", 1, 60),
+            part("Fetch", "response", 1, 60) | {"topic": None, "topic_id": "id"},
+        ],
+    )
+    assert rows(jobs.skew(table), "topic", "api", "partition", "bytes", "share", "times_even", "excess_bytes") == [
+        ("t", "Produce", 0, 900, 0.9, 1.8, 400),
+        ("id", "Fetch", 1, 60, 1.0, 1.0, 0),
+        ("t", "Fetch", 1, 60, 1.0, 1.0, 0),
+        ("t", "Produce", 1, 100, 0.1, 0.2, -400),
+    ]
+
+
+def test_batching(frame):
+    keys = {"source": "a.pcap", "connection": 1, "number": 0, "api": "Produce", "direction": "request", "topic": "t"}
+    table = frame(
+        BATCHES,
+        [keys | {"records": n, "bytes": 100 * n, "codec": "lz4", "control": False} for n in (1, 1, 10)]
+        + [keys | {"records": 5, "bytes": 50, "codec": "zstd", "control": False}]
+        + [keys | {"records": None, "bytes": 70, "codec": "zstd", "control": False}]  # of an old message format
+        + [keys | {"number": 1, "records": 2, "bytes": 300, "codec": "none", "control": False}]
+        + [keys | {"topic": "u", "records": 4, "bytes": 40, "codec": "gzip", "control": False}]
+        + [keys | {"records": 5, "bytes": 50, "codec": "none", "control": True}]
+        + [keys | {"api": "Fetch", "direction": "response", "records": 5, "bytes": 50, "control": False}],
+    )
+    talk = frame(EXCHANGES, [exchange(0), exchange(1, client_id="plain")])
+    assert rows(
+        jobs.batching(table, talk), "client", "topic", "codec", "batches", "records", "bytes", "records_p50",
+        "bytes_per_record", "ratio", "single_share",
+    ) == [
+        ("app", "t", "lz4", 3, 12, 1200, 1, 100.0, 1.5, pytest.approx(2 / 3)),
+        ("app", "t", "zstd", 2, 5, 120, 5, 10.0, 15.0, 0.0),
+        ("app", "u", "gzip", 1, 4, 40, 4, 10.0, None, 0.0),
+        ("plain", "t", "none", 1, 2, 300, 2, 150.0, None, 0.0),
+    ]  # fmt: skip
+
+
+def test_fetching(frame):
+    table = frame(
+        EXCHANGES,
+        [
+            exchange(n, at_s=n, api="Fetch", records=records, latency=latency, max_wait_ms=500)
+            for n, (records, latency) in enumerate([(0, 1), (0, 500), (7, 1), (None, 1), (0, 249)])
+        ],
+    )
+    assert rows(
+        jobs.fetching(table), "fetches", "read", "empty", "hasty", "records", "empty_share", "fetches_per_second"
+    ) == [(5, 4, 3, 2, 7, 0.75, 1.0)]
+
+
+def test_lag_and_offsets(frame):
+    keys = {"source": "a.pcap", "connection": 1, "topic": "t", "partition": 0}
+
+    def row(number, at_s, api, direction, **columns):
+        return keys | {
+            "number": number, "time": START + timedelta(seconds=at_s), "api": api, "direction": direction
+        } | columns  # fmt: skip
+
+    table = frame(
+        PARTITIONS,
+        [row(n, n, "Fetch", "response", lag_records=behind) for n, behind in enumerate((5, 90, 20))]
+        + [row(3, 3, "Fetch", "response", lag_records=None)]
+        + [row(n, at, "OffsetCommit", "request", offset=o) for n, at, o in ((4, 10, 100), (5, 15, 300), (6, 30, 200))]
+        + [row(5, 15, "OffsetCommit", "response", error_code=27), row(6, 30, "OffsetCommit", "response", error_code=0)],
+    )
+    talk = frame(EXCHANGES, [exchange(n, api="OffsetCommit", group_id="g") for n in range(7)])
+    assert rows(
+        jobs.lag(table, talk),
+        "client",
+        "fetches",
+        "first_lag_records",
+        "last_lag_records",
+        "max_lag_records",
+        "growing",
+    ) == [("app", 3, 5, 20, 90, True)]
+    assert rows(
+        jobs.offsets(table, talk), "group_id", "commits", "longest_gap_ns", "last_offset", "went_back", "refused",
+        "commits_per_second",
+    ) == [("g", 3, 15_000 * MS, 200, 1, 1, 0.1)]  # fmt: skip
+
+
+def test_clients_and_who_breaks(frame):
+    table = frame(
+        EXCHANGES,
+        [
+            exchange(0, api_version=2, client_id="old"),
+            exchange(1, api_version=3, client_id="edge"),
+            exchange(2, api_version=2, client_id="edge"),
+            exchange(3, api="LeaderAndIsr", api_version=4, client_id="broker"),
+            exchange(4, api_version=13, client_id="new", connection=2),
+        ],
+    )
+    known = {"source": "a.pcap", "connection": 2, "software_name": "apache-kafka-java", "software_version": "4.1.0"}
+    answer = jobs.clients(table, frame(CONNECTIONS, [known]))
+    assert rows(
+        answer, "client", "software_version", "api", "lowest", "highest", "served_from", "verdict", "kafka"
+    ) == [
+        ("broker", None, "LeaderAndIsr", 4, 4, None, "gone", "4.1.0"),
+        ("old", None, "Produce", 2, 2, 3, "too_old", "4.1.0"),
+        ("edge", None, "Produce", 2, 3, 3, "ok", "4.1.0"),
+        ("new", "4.1.0", "Produce", 13, 13, 3, "ok", "4.1.0"),
+    ]
+    assert rows(jobs.clients(table, frame(CONNECTIONS, [known]), kafka="3.9").where("verdict != 'ok'"), "client") == []
+    with pytest.raises(ValueError, match=r"known are 3\.9\.1, 4\.1\.0"):
+        jobs.clients(table, frame(CONNECTIONS, [known]), kafka="0.7")
+
+
+def test_connections(frame):
+    def connection(at_s, life_ms, **columns):
+        row = {name: EXCHANGE[name] for name in ("source", "client_address", "broker_address", "broker_port")}
+        names = "requests client_bytes broker_bytes retransmissions out_of_order zero_windows gap_bytes"
+        counts = dict.fromkeys(names.split(), 1)
+        return row | counts | {
+            "time": START + timedelta(seconds=at_s), "start_ns": round(at_s * 1000) * MS,
+            "end_ns": (round(at_s * 1000) + life_ms) * MS, "close": "fin"
+        } | columns  # fmt: skip
+
+    table = frame(
+        CONNECTIONS,
+        [
+            connection(0, 10, handshake_rtt_ns=5),
+            connection(60, 30, close="reset"),
+            connection(179.98, 20, requests=0, handshake_rtt_ns=7),
+        ],
+    )
+    assert rows(
+        jobs.connections(table), "connections", "per_minute", "life_p50_ns", "round_trip_p50_ns", "retransmissions",
+        "resets", "unused", "bytes",
+    ) == [(3, 1.0, 20 * MS, 5, 3, 1, 1, 6)]  # fmt: skip
+
+
+def test_compare(frame):
+    ours = frame(EXCHANGES, [exchange(n, latency=10) for n in range(4)] + [exchange(4, api="Fetch", latency=1)])
+    theirs = frame(EXCHANGES, [exchange(n, latency=30, errors=n % 2, throttle_ms=5) for n in range(2)])
+    assert rows(
+        jobs.compare(ours, theirs), "api", "exchanges", "b_exchanges", "p99_change", "b_error_share", "b_throttle_ms"
+    ) == [("Fetch", 1, None, None, None, None), ("Produce", 4, 2, 3.0, 0.5, 10)]
+
+
+def test_quality(frame):
+    row = {"source": "a.pcap", "kind": "gap", "count": 1, "bytes": 10, "sentence": "holes"}
+    table = frame(QUALITY, [row | {"first_ns": 5_000_000, "last_ns": 9_000_000}, row | {"first_ns": 2_000_000}])
+    assert rows(jobs.quality(table), "source", "kind", "count", "bytes", "sentence") == [
+        ("a.pcap", "gap", 2, 20, "holes")
+    ]
+    seen = jobs.quality(table).selectExpr("string(first)", "string(last)")
+    assert rows(seen, "first", "last") == [("1970-01-01 00:00:00.002", "1970-01-01 00:00:00.009")]
+
+
+def test_on_tables_of_real_traffic(spark, tables):
+    """Each job's total against a count of the rows themselves; real rows have nulls, zeros and sizes of their own."""
+    exchanges = pq.read_table(tables / "exchanges").to_pylist()
+    answer = {
+        name: job.run(*(kproxy.spark.table(spark, str(tables), table) for table in job.tables)).collect()
+        for name, job in jobs.JOBS.items()
+        if name != "compare"
+    }
+    assert sum(row["exchanges"] for row in answer["latency"]) == sum(row["latency_ns"] is not None for row in exchanges)
+    for row in answer["latency"]:
+        latencies = sorted(e["latency_ns"] for e in exchanges if e["api"] == row["api"] and e["latency_ns"] is not None)
+        assert row["p50_ns"] == latencies[(len(latencies) - 1) // 2] and row["max_ns"] == latencies[-1]
+    assert len(answer["slow"]) == min(100, sum((e["total_ns"] or 0) > 100 * MS for e in exchanges))
+    assert {row["cause"] for row in answer["slow"]} >= {"throttle", "queue", "long_poll"}
+    assert all(row["explanation"] for row in answer["slow"])
+    assert sum(row["throttle_ms"] for row in answer["throttle"]) == sum(e["throttle_ms"] or 0 for e in exchanges) > 0
+    assert abs(sum(row["share"] for row in answer["talkers"]) - 1) < 1e-9
+    assert sum(row["connections"] for row in answer["connections"]) == pq.read_table(tables / "connections").num_rows
+    assert {
+        row["client"]: row["verdict"] for row in answer["clients"] if row["api"] == "UpdateMetadata"
+    } == dict.fromkeys((e["client_id"] for e in exchanges if e["api"] == "UpdateMetadata"), "gone")
+    fetches = [e for e in exchanges if e["api"] in ("Fetch", "ShareFetch") and e["outcome"] == "answered"]
+    assert sum(row["fetches"] for row in answer["fetching"]) == len(fetches)
+    assert sum(row["empty"] for row in answer["fetching"]) == sum(e["records"] == 0 for e in fetches) > 0
+    parts = pq.read_table(tables / "partitions").to_pylist()
+    commits = [p for p in parts if p["api"] == "OffsetCommit" and p["direction"] == "request"]
+    assert sum(row["commits"] for row in answer["offsets"]) == len(commits) > 0
+    behind = [p for p in parts if p["api"] == "Fetch" and p["direction"] == "response" and p["lag_records"] is not None]
+    assert sum(row["fetches"] for row in answer["lag"]) == len(behind) > 0
+    moved = sum(p["bytes"] or 0 for p in parts)
+    assert sum(row["bytes"] or 0 for row in answer["skew"]) == moved > 0
+    batches = pq.read_table(tables / "batches").to_pylist()
+    produced = [b for b in batches if b["api"] == "Produce" and not b["control"]]
+    assert sum(row["batches"] for row in answer["batching"]) == len(produced) > 0
+    assert {row["kind"] for row in answer["quality"]} >= {"packets", "kafka"}
+    failed = [e for e in exchanges if e["errors"] or e["outcome"] in ("unanswered", "lost")]
+    assert sum(row["exchanges"] for row in answer["errors"]) >= len(failed) > 0

@@ -1,0 +1,226 @@
+"""`kproxy decode`: the machine form against every vector, and how the bytes of a frame are found."""
+
+import gzip
+import json
+import struct
+import subprocess
+import sys
+import tracemalloc
+from itertools import islice
+from pathlib import Path
+
+import crc32c
+import pytest
+import zstandard
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kproxy.cli import cli
+from kproxy.errors import Malformed, Unsupported
+from kproxy.protocol import decode
+from kproxy.protocol.records import Record, write_batch
+
+COMMAND = (sys.executable, "-c", "from kproxy.cli import main; main()", "decode")
+DATA = Path(__file__).parents[1] / "data"
+
+
+def lines_of(name):
+    with gzip.open(DATA / name, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def kproxy_decode(*arguments, lines):
+    """A real process: what it writes, line by line."""
+    text = "\n".join(map(json.dumps, lines)).encode()
+    done = subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, check=True, timeout=120)
+    assert done.stderr == b""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def run(*arguments, input=None):
+    return CliRunner().invoke(cli, ["decode", *arguments], input=input, catch_exceptions=False)
+
+
+def answered(line, work):
+    return json.loads("".join(decode.answer(line, work)))
+
+
+def test_every_vector_through_the_machine_form():
+    vectors = lines_of("vectors-dev.jsonl.gz")
+    asked = []
+    for vector in vectors:
+        line = {"side": vector["dir"], "hex": vector["hex"]}
+        if vector["dir"] == "response":
+            line |= {"api_key": vector["api_key"], "api_version": vector["version"]}
+        elif vector["dir"] == "data":
+            line["message"] = vector["api"]
+        asked.append(line)
+    answers = kproxy_decode("--jsonl", lines=asked)
+    assert len(answers) == len(vectors) == 2409
+    for vector, answer in zip(vectors, answers, strict=True):
+        assert list(answer) == ["header", "body"], vector["api"]
+        assert answer["body"] == vector["json"]
+        header = answer["header"]
+        if vector["dir"] == "data":
+            assert len(header) == 1
+            continue
+        assert header["correlationId"] == vector["correlation_id"]
+        if vector["dir"] == "request":
+            assert (header["requestApiKey"], header["requestApiVersion"]) == (vector["api_key"], vector["version"])
+            assert header.get("clientId") == vector["client_id"]
+
+
+def test_all_records_through_the_machine_form():
+    fragments = lines_of("records-dev.jsonl.gz")
+    answers = kproxy_decode("--records", "--jsonl", lines=[{"hex": fragment["hex"]} for fragment in fragments])
+    assert answers == [{name: fragment[name] for name in ("batches", "trailing_bytes")} for fragment in fragments]
+
+
+def test_a_bad_line_is_an_error_of_its_own_and_the_rest_goes_on():
+    good = {"side": "request", "hex": "00120000000000070003666f6f"}
+    bad = [
+        [],
+        {},
+        {"side": "request"},
+        {"side": "request", "hex": 5},
+        {"side": "request", "hex": "0"},
+        {"side": "request", "hex": "zz"},
+        {"side": "request", "hex": "0012"},
+        {"side": "request", "hex": "006300000000000100"},
+        {"side": "response", "hex": "00000007"},
+        {"side": "response", "hex": "00000007", "api_key": "3", "api_version": 1},
+        {"side": "response", "hex": "00000007", "api_key": 3, "api_version": 99},
+        {"side": "data", "hex": "0000", "message": "NoSuchThing"},
+        {"side": "elsewhere", "hex": "00"},
+    ]
+    answers = kproxy_decode("--jsonl", lines=[*bad, good])
+    assert [list(answer) for answer in answers] == [["error"]] * len(bad) + [["header", "body"]]
+    assert all(answer["error"] for answer in answers[:-1])
+    assert "error" in answered(b"not json", decode.answer_frame)
+    assert "error" in answered(b"\xff\xfe", decode.answer_frame)
+    assert "error" in answered("[" * 100_000, decode.answer_frame)
+    assert "error" in answered('{"hex": "ff"}', lambda asked: decode.answer_records({}))
+
+
+@given(
+    st.sampled_from(("request", "response", "data")), st.integers(-1, 95), st.integers(-1, 20), st.binary(max_size=60)
+)
+def test_any_bytes_get_an_answer(side, api_key, version, content):
+    asked = {
+        "side": side,
+        "hex": content.hex(),
+        "api_key": api_key,
+        "api_version": version,
+        "message": "GroupMetadataKey",
+    }
+    assert set(answered(json.dumps(asked), decode.answer_frame)) in ({"header", "body"}, {"error"})
+
+
+def test_unknown_tags_and_trailing_bytes_are_in_the_answer():
+    frame = "0012000300000007ffff00" + "0261" + "0262" + "01050178" + "ffff"
+    answer = answered(json.dumps({"side": "request", "hex": frame}), decode.answer_frame)
+    assert answer["body"]["_tags"] == {"5": "eA=="}
+    assert answer["body"]["_trailing"] == "//8="
+
+
+@pytest.mark.parametrize(
+    "given_bytes", [b"0012ff00", b"0x0012FF00\n", b" 00 12:ff\n00 ", b"\x00\x12\xff\x00", b"00:12:ff:00"]
+)
+def test_hex_in_the_forms_that_tools_print_and_binary(given_bytes):
+    assert decode.bytes_of(given_bytes) == b"\x00\x12\xff\x00"
+
+
+def test_what_is_no_hex():
+    with pytest.raises(Malformed, match="5 hexadecimal digits"):
+        decode.bytes_of(b"0012f")
+    with pytest.raises(Malformed, match="not hexadecimal"):
+        decode.bytes_of(b"0x12 hello", must_be_hex=True)
+
+
+def sized(frame):
+    return len(frame).to_bytes(4, "big") + frame
+
+
+FRAME = bytes.fromhex("0012000000000007ffff")
+OTHER = bytes.fromhex("0012000000000008ffff")
+
+
+def correlation_ids(given_bytes, sized=None, how=decode.request):
+    return [found.header["correlationId"] for found in decode.frames(given_bytes, sized, how)]
+
+
+def test_sizes_are_seen_or_told():
+    assert correlation_ids(FRAME) == correlation_ids(sized(FRAME)) == correlation_ids(sized(FRAME), True) == [7]
+    assert correlation_ids(FRAME, False) == [7]
+    assert correlation_ids(sized(FRAME) + sized(OTHER)) == correlation_ids(sized(FRAME) + sized(OTHER), True) == [7, 8]
+    for odd in (FRAME, b"", sized(FRAME) + b"\0", sized(FRAME)[:-1]):
+        with pytest.raises(Malformed, match="not whole frames"):
+            decode.frames(odd, True, decode.request)
+    with pytest.raises(Malformed, match="Produce"):
+        decode.frames(sized(FRAME), False, decode.request)  # a size of 10 is key 0, version 10
+
+
+def test_a_correlation_id_that_looks_like_a_size():
+    def heartbeat(frame):
+        return decode.response(frame, 12, 1)
+
+    answer = bytes.fromhex("00000006" + "00000000" + "0000")  # as sized: correlation id 0, and a body cut short
+    assert correlation_ids(answer, how=heartbeat) == [6]
+    assert correlation_ids(sized(answer), how=heartbeat) == [6]
+
+
+def test_an_api_and_a_version_by_name_or_key():
+    assert decode.api_and_version("Metadata:12") == decode.api_and_version("metadata:12") == (3, 12)
+    assert decode.api_and_version("3:12") == (3, 12)
+    for odd in ("Metadata", "Metadata:", "Metadata:x", "NoSuch:1", ":1", ""):
+        with pytest.raises(Unsupported, match="API:VERSION"):
+            decode.api_and_version(odd)
+
+
+def test_json_masks_secrets_unless_asked(tmp_path):
+    frame = "0024" + "0000" + "00000001" + "ffff" + "00000005" + b"\0a\0pw".hex()
+    assert json.loads(run(frame, "--json").output)["body"] == {"authBytes": "(masked)"}
+    assert json.loads(run(frame, "--json", "--show-secrets").output)["body"] == {"authBytes": "AGEAcHc="}
+    file = tmp_path / "frame.bin"
+    file.write_bytes(bytes.fromhex(frame))
+    assert run("--file", str(file), "--json").output == run("--json", input=bytes.fromhex(frame)).output
+
+
+def test_records_from_standard_input():
+    batch = write_batch([Record(5, 1700000000000, b"k", None)], codec=4)
+    found = json.loads(run("--records", "--json", input=batch).output)
+    assert [record["offset"] for record in found["batches"][0]["records"]] == [5]
+
+
+def test_records_are_told_one_by_one():
+    """A kilobyte of zstd is a million records, which as objects would fill a gigabyte."""
+    count = 100_000
+    records = zstandard.compress(bytes.fromhex("0c000000010100") * count)
+    tail = struct.pack(">hiqqqhii", 4, count - 1, 0, 0, -1, -1, -1, count) + records
+    batch = struct.pack(">qiibI", 0, len(tail) + 9, 0, 2, crc32c.crc32c(tail)) + tail
+    tracemalloc.start()
+    try:
+        pieces = decode.answer_records({"hex": batch.hex()})
+        first = "".join(islice(pieces, 1000))
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    assert first.startswith('{"batches": [{"base_offset": 0, ')
+
+
+def test_what_is_asked_wrongly_is_told():
+    both = run("00", "--records", "--response", "3:1")
+    assert both.exit_code == 2 and "one of them" in both.output
+    no_hex = subprocess.run([*COMMAND, "zz"], capture_output=True, text=True, timeout=60)
+    assert no_hex.returncode == 2 and no_hex.stderr.startswith("kproxy: not hexadecimal")
+    answer = subprocess.run([*COMMAND, "000000070000"], capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 2 and "--response API:VERSION" in answer.stderr
+
+
+def test_the_examples_of_the_help_run():
+    examples = [line.split() for line in run("--help").output.splitlines() if line.startswith("    kproxy decode")]
+    assert len(examples) == 5
+    for example in examples:
+        if not {"--file", "--jsonl"} & set(example):
+            assert run(*example[2:]).exit_code == 0

@@ -1,0 +1,158 @@
+"""The admin server over HTTP."""
+
+import asyncio
+import gzip
+import json
+import threading
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from kproxy.proxy.control.admin import Admin
+
+BODY = b"# TYPE a gauge\na 1\n" * 500
+
+
+@asynccontextmanager
+async def serving(scrape=lambda accept: (BODY, "text/plain; version=0.0.4"), reasons=(), api=None):
+    admin = Admin("127.0.0.1", 0, scrape=scrape, not_ready=lambda: reasons, api=api or {})
+    await admin.start()
+    try:
+        async with aiohttp.ClientSession(
+            admin.url, headers={"Accept-Encoding": "identity"}, auto_decompress=False
+        ) as client:
+            yield client
+    finally:
+        await admin.stop()
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+def test_metrics_go_out_in_the_format_asked_for_and_compressed_if_wanted():
+    asked = []
+
+    def scrape(accept):
+        asked.append((accept, threading.current_thread() is threading.main_thread()))
+        return BODY, "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+    async def main():
+        async with serving(scrape) as client:
+            headers = {"Accept": "application/openmetrics-text", "Accept-Encoding": "gzip"}
+            async with client.get("/metrics", headers=headers) as answer:
+                assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                assert answer.headers["Content-Encoding"] == "gzip"
+                assert answer.headers["Cache-Control"] == "no-store"
+                assert gzip.decompress(await answer.read()) == BODY
+            async with client.get("/metrics") as answer:
+                assert "Content-Encoding" not in answer.headers
+                assert await answer.read() == BODY
+
+    run(main())
+    assert asked == [("application/openmetrics-text", False), ("*/*", False)]
+
+
+def test_the_loop_goes_on_while_a_scrape_is_rendered():
+    released = threading.Event()
+
+    def scrape(_):
+        assert released.wait(30)
+        return b"", "text/plain"
+
+    async def main():
+        async with serving(scrape) as client:
+            slow = asyncio.create_task(client.get("/metrics"))
+            async with client.get("/health") as answer:
+                assert (answer.status, await answer.text()) == (200, "ok\n")
+            assert not slow.done()
+            released.set()
+            (await slow).close()
+
+    run(main())
+
+
+def test_a_scrape_that_fails_is_an_error_and_not_the_end(caplog):
+    async def main():
+        async with serving(lambda accept: 1 // 0) as client:
+            for _ in range(2):
+                async with client.get("/metrics") as answer:
+                    assert answer.status == 500
+            async with client.get("/health") as answer:
+                assert answer.status == 200
+
+    run(main())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_bad_http_is_answered_and_fills_no_log(caplog):
+    async def main():
+        async with serving() as client:
+            url = client._base_url
+            for sent in (
+                b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000,
+                b"GET / HTTP/7.x\r\n\r\n",
+                b"\0\0\0\x12\0\x12",
+                b"GET \r\n",
+            ):
+                reader, writer = await asyncio.open_connection(url.host, url.port)
+                writer.write(sent + b"\r\n\r\n")
+                assert (await reader.read()).split()[1] == b"400"
+                writer.close()
+
+    run(main())
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("reasons", "status", "text"),
+    [
+        ((), 200, "ready\n"),
+        (("default: no broker answers", "x"), 503, "not ready: default: no broker answers\nnot ready: x\n"),
+    ],
+)
+def test_ready_says_why_not(reasons, status, text):
+    async def main():
+        async with serving(reasons=reasons) as client:
+            async with client.get("/ready") as answer:
+                assert (answer.status, await answer.text()) == (status, text)
+            async with client.get("/ready", headers={"Accept": "application/json"}) as answer:
+                assert answer.status == status
+                assert await answer.json() == {"ready": not reasons, "reasons": list(reasons)}
+            async with client.get("/") as answer:
+                page = await answer.text()
+                assert all(reason in page for reason in reasons)
+                assert 'href="/metrics"' in page
+
+    run(main())
+
+
+def test_live_state_is_json_by_name():
+    async def main():
+        async with serving(api={"connections": lambda: [{"client": "127.0.0.1:1"}]}) as client:
+            async with client.get("/api") as answer:
+                assert await answer.json() == {"connections": "/api/connections"}
+            async with client.get("/api/connections") as answer:
+                assert await answer.json() == [{"client": "127.0.0.1:1"}]
+            async with client.get("/api/connections", headers={"Accept-Encoding": "gzip, br"}) as answer:
+                assert json.loads(gzip.decompress(await answer.read())) == [{"client": "127.0.0.1:1"}]
+            async with client.get("/api/secrets") as answer:
+                assert answer.status == 404
+                assert answer.headers["Cache-Control"] == "no-store"
+            async with client.post("/api/connections") as answer:
+                assert answer.status == 405
+
+    run(main())
+
+
+def test_an_address_in_use_is_an_os_error():
+    async def main():
+        async with serving() as client:
+            port = int(str(client._base_url).rpartition(":")[2].strip("/"))
+            other = Admin("127.0.0.1", port, scrape=lambda _: (b"", ""), not_ready=tuple, api={})
+            with pytest.raises(OSError):
+                await other.start()
+            await other.stop()
+
+    run(main())

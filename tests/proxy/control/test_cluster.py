@@ -1,0 +1,413 @@
+"""What clients are told leads to kproxy, and there to the right broker; whatever the cluster does meanwhile."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from kproxy.errors import ConfigError
+from kproxy.protocol import codec
+from kproxy.proxy.config import load
+from kproxy.proxy.control import cluster
+from kproxy.proxy.control.server import Server
+from tests.proxy.live import HOST, Broker, Live, Wire, behind_kproxy, free_ports, kproxy, live, request, response
+
+METADATA = 3
+API_VERSIONS = 18
+
+
+async def told(
+    client: Wire, broker: Wire, brokers: list[dict[str, Any]], version: int = 12
+) -> dict[int, tuple[str, int]]:
+    """Node id -> address, as a client learns it from a Metadata answer that names these."""
+    await client.send(request(METADATA, version, 5))
+    await broker.frame()
+    await broker.send(response(METADATA, version, 5, {"brokers": brokers}))
+    _, body = codec.decode_response((await client.frame())[4:], METADATA, version)
+    return {each["nodeId"]: (each["host"], each["port"]) for each in body["brokers"]}
+
+
+def node(node_id: int, port: int, host: str = HOST) -> dict[str, Any]:
+    return {"nodeId": node_id, "host": host, "port": port}
+
+
+async def is_connected(here: Live, port: int, broker: Broker) -> bool:
+    """A request to that port of kproxy arrives at that broker."""
+    client = await Wire.dial(port)
+    message = request(12, 4, 9)
+    await client.send(message)
+    wire = await broker.accept()
+    return await wire.frame() == message
+
+
+def test_every_broker_is_behind_its_own_port():
+    async def test():
+        other = Broker(2)
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            addresses = await told(client, broker, [node(1, here.broker.port), node(2, other.port)])
+            assert addresses == {1: (HOST, here.port + 2), 2: (HOST, here.port + 3)}
+            assert await is_connected(here, addresses[1][1], here.broker)
+            assert await is_connected(here, addresses[2][1], other)  # bound before the answer left
+            assert here.server.metrics.rewritten == {"Metadata": 2}
+            assert not here.server.metrics.leaked
+            assert {key[1] for key in here.server.metrics.brokers} == {"bootstrap", "1", "2"}
+
+    live(test())
+
+
+def test_bodies_are_read_as_the_settings_say():
+    async def test(detail: str, topics: set[str]) -> None:
+        async with kproxy(detail=detail) as here:
+            client, broker = await here.connect()
+            data = [{"name": "orders", "partitionData": [{"index": 0, "records": bytes(70)}]}]
+            await client.send(request(0, 9, 1, {"acks": -1, "topicData": data}))
+            await broker.frame()
+            await broker.send(response(0, 9, 1))
+            await client.frame()
+            metrics = here.server.metrics
+            assert {topic for each in metrics.topics.values() for topic in each.top.cells} == topics
+
+    for detail, topics in (("headers", set()), ("topics", {"orders"}), ("batches", {"orders"})):
+        live(test(detail, topics))
+
+
+def test_a_broker_that_moves_keeps_its_port():
+    async def test():
+        old, new = Broker(2), Broker(2)
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            first = await told(client, broker, [node(2, old.port)])
+            assert await is_connected(here, first[2][1], old)
+            assert await told(client, broker, [node(2, new.port)]) == first
+            assert await is_connected(here, first[2][1], new)
+            assert await told(client, broker, [node(1, here.broker.port)])  # broker 2 has gone
+            new.close()
+            client = await Wire.dial(first[2][1])  # the door stays; behind it there is nobody
+            assert await client.rest() == b""
+            await here.until(lambda: here.server.metrics.disconnects.get(("default", "unreachable")))
+
+    live(test())
+
+
+def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
+    monkeypatch.setattr(cluster, "_LAST_RETRY_S", 0.05)
+
+    async def test():
+        async with kproxy() as here:
+            taken = socket.socket()
+            taken.bind((HOST, here.port + 3))
+            taken.listen()
+            client, broker = await here.connect()
+            expected = {2: (HOST, here.port + 3)}
+            assert await told(client, broker, [node(2, here.broker.port)]) == expected
+            assert here.server.metrics.leaked == {"Metadata": 1}
+            taken.close()
+            await here.until(lambda: 2 in here.server.clusters[0].brokers)  # tried again
+            assert await told(client, broker, [node(2, here.broker.port)]) == expected
+            assert here.server.metrics.leaked == {"Metadata": 1}
+            assert await told(client, broker, [node(70000, here.broker.port)]) == {70000: (HOST, 0)}
+
+    live(test())
+    assert "the port of broker 2, cannot be bound: Address already in use" in caplog.text
+    assert "no port stands for broker 70000" in caplog.text
+
+
+def test_an_answer_cannot_make_kproxy_open_any_number_of_ports(monkeypatch, caplog):
+    monkeypatch.setattr(cluster, "MAX_BROKERS", 3)
+
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            named = [node(node_id, here.broker.port) for node_id in range(1, 6)]
+            addresses = await told(client, broker, named)
+            assert addresses == {node_id: (HOST, here.port + 1 + node_id) for node_id in range(1, 6)}
+            assert set(here.server.clusters[0].brokers) == {1, 2, 3}
+            assert here.server.metrics.leaked == {"Metadata": 2}
+
+    live(test())
+    assert "broker 4 gets no port: 3 others have one" in caplog.text
+
+
+def test_a_bootstrap_that_is_down_is_waited_for():
+    async def test():
+        port = free_ports(1)
+        async with kproxy(Broker(port=port), wait=False) as here:
+            here.broker.close()
+            (reason,) = here.server.not_ready()
+            assert "not been asked" in reason
+            await here.until(lambda: "cannot be reached: Connection refused" in "".join(here.server.not_ready()))
+            client = await Wire.dial(here.port)
+            assert await client.rest() == b""  # fails fast
+            here.broker = Broker(port=port)
+            await here.broker.answer_kproxy()
+            await here.until(lambda: not here.server.not_ready())
+            client, broker = await here.connect()
+            await client.send(request(12, 4, 9))
+            assert await broker.frame() == request(12, 4, 9)
+
+    live(test())
+
+
+def test_clients_bootstrap_at_whoever_lives():
+    async def test():
+        dead, port = free_ports(1), Broker()
+        async with kproxy(port, bootstrap=f"{HOST}:{dead},{HOST}:{port.port}") as here:
+            for _ in range(4):
+                client, broker = await here.connect()
+                await client.send(request(12, 4, 9))
+                assert await broker.frame() == request(12, 4, 9)
+            assert ("default", "unreachable") not in here.server.metrics.disconnects
+
+    live(test())
+
+
+def test_kproxy_does_not_dial_itself(caplog):
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            # by what it tells clients, and by where the name leads
+            for node_id, host in ((2, HOST), (3, "localhost")):
+                port = here.port + 1 + node_id
+                await told(client, broker, [node(node_id, port, host)])
+                lost = await Wire.dial(port)
+                assert await lost.rest() == b""
+
+    live(test())
+    assert "broker 2 of cluster default says it is at 127.0.0.1" in caplog.text
+    assert "is kproxy itself" in caplog.text
+
+
+def test_sidecar_binds_one_port_and_dials_one_broker():
+    async def test():
+        port = free_ports(3)
+        async with kproxy(route="sidecar", port=port, advertise="broker-{id}.pod:19092") as here:
+            client, broker = await here.connect()
+            addresses = await told(client, broker, [node(1, 9092), node(2, 9092)])
+            assert addresses == {1: ("broker-1.pod", 19092), 2: ("broker-2.pod", 19092)}
+            assert not here.server.clusters[0].brokers
+            assert {key[1] for key in here.server.metrics.brokers} == {"1"}  # it knows beside whom it is
+
+    live(test())
+
+
+@pytest.mark.parametrize(
+    "brokers, known",
+    [
+        ({1: "elsewhere.invalid", 2: "127.0.0.1", 3: "127.0.0.7"}, "2"),  # the address that is dialled
+        ({1: "elsewhere.invalid", 2: "127.0.0.5"}, "2"),  # the only one of this machine
+        ({1: "elsewhere.invalid"}, "1"),  # the only one at all
+        ({1: "127.0.0.5", 2: "127.0.0.6"}, "bootstrap"),  # two of this machine: who knows
+        ({1: "elsewhere.invalid", 2: "192.0.2.1"}, "bootstrap"),
+    ],
+)
+def test_a_sidecar_knows_its_broker_by_more_than_the_address_it_dials(brokers, known):
+    async def test():
+        async with kproxy(route="sidecar", port=free_ports(1), advertise="b-{id}:1", wait=False) as here:
+            listed = [node(node_id, here.broker.port, host) for node_id, host in brokers.items()]
+            await here.broker.answer_kproxy(listed)
+            await here.until(lambda: not here.server.not_ready())
+            wires = await here.connect()
+            await here.until(lambda: here.relays)
+            assert wires and {key[1] for key in here.server.metrics.brokers} == {known}
+
+    live(test())
+
+
+def test_where_a_login_is_wanted_the_declared_ports_are_bound(tmp_path, caplog):
+    async def closes_on_metadata(broker: Broker) -> None:
+        wire = await broker.accept()
+        await wire.frame()
+        offers = [{"apiKey": METADATA, "minVersion": 0, "maxVersion": 12}]
+        await wire.send(response(API_VERSIONS, 0, API_VERSIONS, {"apiKeys": offers}))
+        await wire.frame()
+        wire.close()
+
+    async def test():
+        broker = Broker()
+        port = free_ports(4)
+        file = tmp_path / "kproxy.toml"
+        file.write_text(
+            f"""
+            [[cluster]]
+            listen = "{HOST}:{port}"
+            bootstrap = ["{HOST}:{broker.port}"]
+            [[cluster.brokers]]
+            ids = "0-1"
+            port = {port + 1}
+            upstream = "{HOST}:{broker.port}"
+            [[cluster.brokers]]
+            ids = 2
+            port = {port + 3}
+            """
+        )
+        server = Server(load(file))
+        await server.start()
+        await closes_on_metadata(broker)
+        here = Live(server, broker)
+        await here.until(lambda: not server.not_ready())
+        assert "those who come to broker 2 are sent away" in caplog.text
+        assert await is_connected(here, port + 2, broker)
+        await server.stop()
+        async with kproxy(wait=False) as here:  # and where none are declared, it says how
+            await closes_on_metadata(here.broker)
+            await here.until(lambda: "[[cluster.brokers]]" in "".join(here.server.not_ready()))
+
+    live(test())
+
+
+def test_an_old_broker_without_api_versions_is_asked_all_the_same():
+    async def test():
+        async with kproxy(wait=False) as here:
+            wire = await here.broker.accept()
+            await wire.frame()
+            wire.close()
+            wire = await here.broker.accept()
+            await wire.frame()
+            await wire.send(response(METADATA, 0, METADATA, {"brokers": here.broker.brokers()}))
+            await here.until(lambda: not here.server.not_ready())
+
+    live(test())
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak the Kafka protocol"),
+        (response(API_VERSIONS, 0, 1), "answers what was not asked"),
+        (response(API_VERSIONS, 0, API_VERSIONS, {"errorCode": 58}), "SASL_AUTHENTICATION_FAILED"),
+        (response(API_VERSIONS, 0, API_VERSIONS), "it is a controller"),
+        (response(API_VERSIONS, 0, API_VERSIONS)[:-1] + b"\x09", "does not answer as a Kafka broker does"),
+    ],
+)
+def test_an_upstream_that_is_no_broker_is_named_and_asked_again(answer, reason):
+    async def test():
+        async with kproxy(wait=False) as here:
+            wire = await here.broker.accept()
+            await wire.frame()
+            await wire.send(answer)
+            await here.until(lambda: reason in "".join(here.server.not_ready()))
+            wire.close()
+            await here.broker.answer_kproxy()
+            await here.until(lambda: not here.server.not_ready())
+
+    live(test())
+
+
+@behind_kproxy()
+async def test_an_answer_that_names_no_broker_closes_no_door(here, client, broker):
+    """KIP-1102: Metadata 13 may say no more than an error; the bootstrap must live for ever, and so do the others."""
+
+    addresses = await told(client, broker, [node(1, here.broker.port)])
+    await client.send(request(METADATA, 13, 6))
+    await broker.frame()
+    refusal = response(METADATA, 13, 6, {"errorCode": 129})
+    await broker.send(refusal)
+    assert await client.frame() == refusal
+    assert await is_connected(here, addresses[1][1], here.broker)
+    assert await is_connected(here, here.port, here.broker)
+    assert not here.server.not_ready()
+
+
+def test_two_in_a_row():
+    """A kproxy before a kproxy is no loop: each tells its own addresses, and each finds the broker behind the next."""
+
+    async def test():
+        async with kproxy() as inner:
+            port = free_ports(6)
+            upstream = f"{HOST}:{inner.port}"
+            outer = Server(load(flags={"listen": f"{HOST}:{port}", "bootstrap": upstream, "drain_timeout_s": 0}))
+            try:
+                await outer.start()
+                await inner.broker.answer_kproxy()
+                await inner.until(lambda: not outer.not_ready())
+                client = await Wire.dial(port)
+                broker = await inner.broker.accept()
+                assert await told(client, broker, [node(1, inner.broker.port)]) == {1: (HOST, port + 2)}
+                client = await Wire.dial(port + 2)
+                message = request(12, 4, 9)
+                await client.send(message)
+                broker = await inner.broker.accept()
+                assert await broker.frame() == message
+            finally:
+                await outer.stop()
+
+    live(test())
+
+
+@behind_kproxy()
+async def test_what_kproxy_cannot_rewrite_is_not_offered(here, client, broker):
+    await client.send(request(API_VERSIONS, 3, 1))
+    await broker.frame()
+    offers = [{"apiKey": key, "minVersion": 0, "maxVersion": 90} for key in (0, 3, 11)]
+    await broker.send(response(API_VERSIONS, 3, 1, {"apiKeys": offers}))
+    _, body = codec.decode_response((await client.frame())[4:], API_VERSIONS, 3)
+    assert [offer["maxVersion"] for offer in body["apiKeys"]] == [13, 13, 90]
+
+
+def test_a_carrier_that_kproxy_cannot_read_fails_closed():
+    async def test():
+        async with kproxy() as here:
+            client, _ = await here.connect()
+            await client.send((12).to_bytes(4, "big") + METADATA.to_bytes(2, "big") + b"\x00\x63" + bytes(8))
+            assert await client.rest() == b""
+            assert here.server.metrics.faults == {("client", "unreadable_carrier"): 1}
+
+    live(test())
+
+
+def test_a_port_in_use_is_a_fault_of_the_settings():
+    async def test():
+        with socket.socket() as taken:
+            taken.bind((HOST, 0))
+            taken.listen()
+            address = f"{HOST}:{taken.getsockname()[1]}"
+            for flags in ({"listen": address}, {"listen": f"{HOST}:{free_ports(1)}", "admin": address}):
+                server = Server(load(flags={"bootstrap": f"{HOST}:1"} | flags))
+                with pytest.raises(ConfigError, match=r"cannot be bound: .*in use"):
+                    await server.start()
+                await server.stop()
+
+    live(test())
+
+
+def test_of_a_name_the_addresses_of_this_machine_are_bound(monkeypatch):
+    """In most containers localhost is ::1 too, and there is no IPv6. 192.0.2.1 is nobody's (RFC 5737)."""
+
+    def addresses(host, *_, **__):
+        assert host == "localhost"
+        return [(None, None, 0, "", (address, 0)) for address in ("192.0.2.1", HOST, "127.0.0.2")]
+
+    async def test():
+        port = free_ports(7)
+        flags = {"listen": f"localhost:{port}", "admin": f"localhost:{port + 6}", "bootstrap": f"{HOST}:1"}
+        server = Server(load(flags=flags))
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "getaddrinfo", addresses)
+            await server.start()
+        for host in (HOST, "127.0.0.2"):
+            for at in (port, port + 6):
+                socket.create_connection((host, at)).close()
+        await server.stop()
+
+    live(test())
+
+
+def test_names_are_resolved_without_stopping_the_others(monkeypatch):
+    async def test():
+        async with kproxy() as here:
+            loop = asyncio.get_running_loop()
+            client, broker = await here.connect()
+            await told(client, broker, [node(2, here.broker.port, "localhost")])
+            assert await is_connected(here, here.port + 3, here.broker)
+            await told(client, broker, [node(2, here.broker.port, "no-such-host.invalid")])
+            lost = loop.create_task((await Wire.dial(here.port + 3)).rest())
+            assert await told(client, broker, [node(1, here.broker.port)])
+            assert await lost == b""
+            for nonsense in (node(2, -1), node(2, 70000), node(2, 9092, "h" * 300), node(2, 9092, "\0")):
+                await told(client, broker, [nonsense])
+                assert await (await Wire.dial(here.port + 3)).rest() == b""
+            assert here.server.metrics.disconnects["default", "unreachable"] == 5
+
+    live(test())

@@ -1,0 +1,76 @@
+"""Readiness as epoll tells it, errors included, until someone takes note."""
+
+import asyncio
+import socket
+import struct
+
+from kproxy.proxy.relay.poller import Poller
+from tests.proxy.live import HOST, live
+
+
+async def pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server((HOST, 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    one.setblocking(False)
+    other.setblocking(False)
+    return one, other
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+
+def test_an_error_is_told_until_it_is_read():
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        ours, theirs = await pair()
+        heard: list[bytes | str] = []
+
+        def readable() -> None:
+            try:
+                heard.append(ours.recv(1))  # less than there is
+            except ConnectionResetError:
+                heard.append("reset")
+                poller.remove_reader(ours.fileno())
+
+        poller.add_reader(ours.fileno(), readable)
+        theirs.send(b"abc")
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()
+        await turns()
+        assert heard == [b"a", b"b", b"c", "reset"]
+        poller.close()
+        poller.close()
+
+    live(test())
+
+
+def test_readers_and_writers_come_and_go():
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        ours, theirs = await pair()
+        told: list[str] = []
+
+        def writable(what: str) -> None:
+            told.append(what)
+            poller.remove_writer(ours.fileno())
+
+        poller.add_writer(ours.fileno(), writable, "written")
+        poller.add_reader(ours.fileno(), lambda: told.append(f"read {ours.recv(9)!r}"))
+        await turns()
+        theirs.send(b"1")
+        await turns()
+        poller.remove_reader(ours.fileno())
+        poller.remove_reader(ours.fileno())
+        theirs.send(b"2")
+        theirs.close()
+        await turns()  # its end is there, and nobody watches: nothing spins
+        assert told == ["written", "read b'1'"]
+        poller.add_reader(ours.fileno(), lambda: told.append(f"read {ours.recv(9)!r}"))
+        await turns()
+        assert told[2:4] == ["read b'2'", "read b''"]
+        poller.close()
+
+    live(test())

@@ -1,0 +1,583 @@
+"""Real sockets, and peers that behave as badly as peers do: what leaves is what came, and ends are passed on."""
+
+import asyncio
+import errno
+import gzip
+import json
+import random
+import socket
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from kproxy.protocol import codec
+from kproxy.proxy.relay import listeners, relay
+from kproxy.proxy.relay.relay import READ_BYTES
+from kproxy.wire import pairing
+from tests.proxy.live import Live, Wire, behind_kproxy, kproxy, live, request, response
+from tests.wire.playbook import sized
+
+VECTORS = Path(__file__).parents[2] / "data" / "vectors-dev.jsonl.gz"
+PRODUCE = 0
+FETCH = 1
+HEARTBEAT = 12
+MEBIBYTE = 1 << 20
+
+
+def produce(correlation_id: int, size: int = 100, acks: int = -1) -> bytes:
+    topics = [{"name": "t", "partitionData": [{"index": 0, "records": b"r" * size}]}]
+    return request(PRODUCE, 8, correlation_id, {"acks": acks, "topicData": topics})
+
+
+def produced(correlation_id: int) -> bytes:
+    return response(PRODUCE, 8, correlation_id, {"responses": []})
+
+
+def fetched(correlation_id: int, size: int) -> bytes:
+    partitions = [{"partitionIndex": 0, "records": b"r" * size}]
+    return response(FETCH, 11, correlation_id, {"responses": [{"topic": "t", "partitions": partitions}]})
+
+
+def test_bytes_leave_as_they_came():
+    """Requests and answers of all sizes, cut anywhere, read at any pace, both ways at once."""
+
+    async def test():
+        dice = random.Random(4)
+        asked = [produce(number, dice.choice((0, 10, 3000, 300_000))) for number in range(60)]
+        answers = [produced(number) for number in range(60)]
+
+        async def say(wire: Wire, data: bytes) -> None:
+            at = 0
+            while at < len(data):
+                step = dice.choice((1, 7, 100, 5000, 200_000))
+                await wire.send(data[at : at + step])
+                at += step
+                if dice.random() < 0.1:
+                    await asyncio.sleep(0.001)
+
+        async def hear(wire: Wire, count: int) -> bytes:
+            heard = b""
+            while len(heard) < count:
+                heard += await wire.read(min(count - len(heard), dice.choice((1, 1000, 100_000))))
+            return heard
+
+        async def serve(broker: Wire) -> bytes:
+            heard = b""
+            for answer in answers:
+                heard += await broker.frame()
+                await say(broker, answer)
+            return heard
+
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            heard, got, _ = await asyncio.gather(
+                serve(broker), hear(client, sum(map(len, answers))), say(client, b"".join(asked))
+            )
+            assert heard == b"".join(asked)
+            assert got == b"".join(answers)
+            cells = here.server.metrics.brokers["default", "bootstrap"].apis["Produce", "8"]
+            assert cells.requests == 60
+            assert cells.request_bytes == len(heard)
+
+    live(test())
+
+
+@behind_kproxy()
+async def test_a_broker_that_does_not_read_holds_the_client_back(here, client, broker):
+    message = produce(1, 40 * MEBIBYTE)
+    sending = asyncio.create_task(client.send(message))
+    await here.until(lambda: here.server.metrics.paused)
+    (relay,) = here.server._worker.relays
+    assert len(relay._peers[1].unsent) <= READ_BYTES
+    assert not sending.done()
+    assert await broker.read(len(message)) == message
+    await sending
+    await broker.send(produced(1))
+    assert await client.frame() == produced(1)
+
+
+@behind_kproxy()
+async def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_ask(here, client, broker):
+    await client.send(request(FETCH, 11, 1))
+    await broker.frame()
+    answer = fetched(1, 40 * MEBIBYTE)
+    sending = asyncio.create_task(broker.send(answer))
+    await here.until(lambda: here.server.metrics.paused)
+    (relay,) = here.server._worker.relays
+    assert len(relay._peers[0].unsent) <= READ_BYTES
+    await client.send(produce(2))  # a client may well write before it reads
+    assert await broker.frame() == produce(2)
+    assert await client.read(len(answer)) == answer
+    await sending
+    await broker.send(produced(2))
+    assert await client.frame() == produced(2)
+    assert set(here.server.metrics.paused) == {"broker"}
+
+
+@behind_kproxy()
+async def test_too_many_unanswered_requests_hold_the_client_back(here, client, broker):
+    count = 3 * pairing.LIMIT
+    size = 1000  # so that one read holds few of them
+    asked = [produce(number, size) for number in range(count)]
+    go = asyncio.Event()
+    lag = pairing.LIMIT // 2
+
+    async def serve() -> None:
+        for number in range(count + lag):
+            if number < count:
+                assert await broker.frame() == asked[number]
+            if number >= lag:
+                await go.wait()
+                await broker.send(produced(number - lag))
+
+    sending = asyncio.create_task(client.send(b"".join(asked)))
+    serving = asyncio.create_task(serve())
+    await here.until(lambda: here.server.metrics.paused.get("client"))
+    (relay,) = here.server._worker.relays
+    assert await client.is_silent()
+    assert pairing.LIMIT <= len(relay.session.pending) <= pairing.LIMIT + READ_BYTES // size
+    go.set()
+    answers = b"".join(map(produced, range(count)))
+    assert await client.read(len(answers)) == answers
+    await asyncio.gather(sending, serving)
+
+
+@behind_kproxy()
+async def test_a_half_close_is_passed_on_and_the_answer_still_comes(here, client, broker):
+    await client.send(produce(1))
+    client.end()
+    assert await broker.rest() == produce(1)
+    await broker.send(produced(1))
+    assert await client.frame() == produced(1)
+    assert here.relays == 1
+    broker.close()
+    assert await client.rest() == b""
+    await here.until(lambda: not here.relays)
+    assert here.server.metrics.disconnects == {("default", "client_closed"): 1}
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["client", "broker"])
+def test_a_side_that_hangs_when_the_other_has_ended_keeps_no_connection(first, monkeypatch):
+    monkeypatch.setattr(relay, "HALF_CLOSED_S", 0.1)
+
+    async def test():
+        async with kproxy() as here:
+            ends = await here.connect()
+            ends[first].close()
+            assert await ends[1 - first].rest() == b""
+            await here.until(lambda: not here.relays)
+            assert here.server.metrics.disconnects == {("default", ("client_closed", "broker_closed")[first]): 1}
+
+    live(test())
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["client", "broker"])
+def test_a_side_that_takes_nothing_is_given_up(side, monkeypatch):
+    """The other is not read meanwhile, so that it may have gone long ago."""
+    monkeypatch.setattr(relay, "STALLED_S", (0.2, 0.2))
+
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            if side == 0:
+                await client.send(request(FETCH, 11, 1))
+                await broker.frame()
+                sending = broker.send(fetched(1, 40 * MEBIBYTE))
+            else:
+                sending = client.send(produce(1, size=40 * MEBIBYTE))
+            with pytest.raises(OSError):
+                await sending
+            await here.until(lambda: not here.relays)
+            assert here.server.metrics.disconnects == {("default", ("client_stalled", "broker_stalled")[side]): 1}
+            for wire in (client, broker):
+                wire.close()
+
+    live(test())
+
+
+@behind_kproxy()
+async def test_an_end_waits_for_what_was_said_before(here, client, broker):
+    await client.send(request(FETCH, 11, 1))
+    await broker.frame()
+    answer = fetched(1, 40 * MEBIBYTE)
+    sending = asyncio.create_task(broker.send(answer))
+    await here.until(lambda: here.server.metrics.paused)
+    sending.add_done_callback(lambda _: broker.close())
+    assert await client.rest() == answer
+    client.close()
+    await here.until(lambda: not here.relays)
+    assert here.server.metrics.disconnects == {("default", "broker_closed"): 1}
+
+
+def test_a_reset_is_passed_on_as_a_reset():
+    async def test():
+        async with kproxy() as here:
+            for side in (0, 1):
+                wires = await here.connect()
+                await wires[0].send(produce(1))
+                await wires[1].frame()
+                wires[side].reset()
+                with pytest.raises(ConnectionResetError):
+                    await wires[1 - side].rest()
+            await here.until(lambda: not here.relays)
+            assert here.server.metrics.disconnects == {("default", "client_reset"): 1, ("default", "broker_reset"): 1}
+            assert here.server.metrics.unanswered == {("Produce", "client_reset"): 1, ("Produce", "broker_reset"): 1}
+
+    live(test())
+
+
+def test_a_reset_right_behind_a_request_is_not_missed():
+    """Both are there when the client is read, once; the reset must be told again."""
+
+    async def test():
+        async with kproxy() as here:
+            for _ in range(20):
+                client, broker = await here.connect()
+                await here.until(lambda: here.relays == 1)
+                client.sock.send(produce(1))
+                client.reset()
+                with pytest.raises(ConnectionResetError):
+                    await broker.rest()
+                await here.until(lambda: not here.relays)
+
+    live(test())
+
+
+def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks():
+    """Frames of every API, cut, changed and repeated, from both sides; ends and resets at any time."""
+    dice = random.Random(11)
+    frames = {"request": [], "response": []}
+    with gzip.open(VECTORS) as lines:
+        for line in lines:
+            vector = json.loads(line)
+            if vector["dir"] in frames and len(vector["hex"]) < 20_000:
+                frames[vector["dir"]].append(sized(bytes.fromhex(vector["hex"])))
+
+    def hostile(frame: bytes) -> bytes:
+        for _ in range(dice.choice((0, 0, 0, 1, 3))):
+            at = dice.randrange(len(frame) + 1)
+            frame = dice.choice(
+                (
+                    frame[:at],
+                    frame[:at] + dice.randbytes(dice.randrange(20)) + frame[at:],
+                    frame[:at] + dice.randbytes(1) + frame[at + 1 :],
+                    frame + frame,
+                )
+            )
+        return frame
+
+    async def leave(wire: Wire) -> None:
+        match dice.randrange(3):
+            case 0:
+                wire.reset()
+            case 1:
+                wire.end()
+                async with asyncio.timeout(0.2):
+                    await wire.rest()
+        wire.close()
+
+    async def ask(here: Live) -> None:
+        with suppress(OSError, TimeoutError):
+            wire = await Wire.dial(here.port)
+            with closing(wire):
+                for _ in range(dice.randrange(1, 20)):
+                    await wire.send(hostile(dice.choice(frames["request"])))
+                    if dice.random() < 0.3:
+                        await asyncio.sleep(0)
+                await leave(wire)
+
+    async def answer(wire: Wire) -> None:
+        with suppress(OSError, TimeoutError), closing(wire):
+            while len(frame := await wire.read(12)) == 12:
+                length = int.from_bytes(frame[:4], "big") - 8
+                if not 0 <= length < 1_000_000 or dice.random() < 0.05:
+                    break
+                await wire.read(length)
+                reply = bytearray(dice.choice(frames["response"]))
+                reply[4:8] = frame[8:12]
+                await wire.send(hostile(bytes(reply)))
+            await leave(wire)
+
+    async def serve(here: Live) -> None:
+        async with asyncio.TaskGroup() as serving:
+            while True:
+                serving.create_task(answer(await here.broker.accept()))
+
+    async def test():
+        async with kproxy() as here:
+            serving = asyncio.create_task(serve(here))
+            for _ in range(10):
+                await asyncio.gather(*(ask(here) for _ in range(40)))
+            metrics = here.server.metrics  # a client may have come and gone before it was accepted
+            await here.until(lambda: sum(metrics.disconnects.values()) == sum(metrics.connects.values()) == 400)
+            serving.cancel()
+            assert not here.relays
+            causes = {cause for _, cause in metrics.disconnects}
+            assert causes >= {"fault", "client_reset", "broker_reset", "client_closed"}
+            assert "defect" not in causes
+
+    live(test())
+
+
+@behind_kproxy()
+async def test_a_broker_that_dies_in_the_middle_of_an_answer(here, client, broker):
+    """The client gets what there is, and the end; the request is told as unanswered."""
+
+    await client.send(request(FETCH, 11, 1))
+    await broker.frame()
+    answer = fetched(1, 500_000)
+    await broker.send(answer[:300_000])
+    broker.close()
+    assert await client.rest() == answer[:300_000]
+    client.close()
+    await here.until(lambda: not here.relays)
+    assert here.server.metrics.unanswered == {("Fetch", "broker_closed"): 1}
+
+
+@behind_kproxy()
+async def test_writing_to_a_broker_that_has_gone_resets_the_client(here, client, broker):
+    broker.close()
+    assert await client.rest() == b""
+    with pytest.raises(OSError, match=r"reset|pipe"):
+        while True:
+            await client.send(produce(1, 10_000))
+            await asyncio.sleep(0.001)
+    await here.until(lambda: not here.relays)
+
+
+@pytest.mark.parametrize(
+    ("first_bytes", "kind"),
+    [
+        (bytes.fromhex("160301020001000100030333"), "tls"),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", "http"),
+        (b"\xff\xff\xff\xff" + bytes(12), "size"),
+        (b"\x7f\xff\xff\xff" + bytes(12), "size"),
+    ],
+)
+def test_what_is_no_kafka_gets_one_clear_line_and_a_closed_door(first_bytes, kind, caplog):
+    async def test():
+        async with kproxy() as here:
+            for _ in range(20):  # a port scan must not flood the log
+                client, broker = await here.connect()
+                await client.send(first_bytes)
+                assert await client.rest() == b""
+                assert await broker.rest() == b""
+            assert here.server.metrics.faults == {("client", kind): 20}
+            assert here.server.metrics.disconnects == {("default", "fault"): 20}
+
+    live(test())
+    lines = [record.getMessage() for record in caplog.records if f"fault={kind}" in record.getMessage()]
+    assert 1 <= len(lines) < 20
+
+
+@behind_kproxy()
+async def test_an_answer_nobody_asked_for_does_not_reach_the_client(here, client, broker):
+    await client.send(produce(1))
+    await broker.frame()
+    await broker.send(produced(77))
+    assert await client.rest() == b""
+    assert await broker.rest() == b""
+    assert here.server.metrics.faults == {("broker", "unexpected_answer"): 1}
+
+
+@behind_kproxy()
+async def test_an_answer_of_nonsense_size_closes(here, client, broker):
+    await client.send(produce(1))
+    await broker.frame()
+    await broker.send(b"\xff\xff\xff\xf0" + bytes(20))
+    assert await client.rest() == b""
+    assert here.server.metrics.faults == {("broker", "size"): 1}
+
+
+def test_a_defect_of_ours_costs_one_connection(caplog):
+    class Defect:
+        def connected(self, info):
+            return self.events
+
+        def events(self, events):
+            if any(getattr(event, "correlation_id", None) == 13 for event in events):
+                raise ZeroDivisionError
+
+    async def test():
+        async with kproxy(sinks=[Defect()]) as here:
+            client, broker = await here.connect()
+            other, its_broker = await here.connect()
+            await client.send(produce(13))
+            await broker.frame()
+            await broker.send(produced(13))
+            assert await client.frame() == produced(13)
+            for wire in (client, broker):
+                with pytest.raises(ConnectionResetError):
+                    await wire.rest()
+            assert await other.is_silent()
+            await other.send(produce(2))
+            assert await its_broker.frame() == produce(2)
+            assert here.relays == 1
+            assert here.server.metrics.disconnects == {("default", "defect"): 1}
+
+    live(test())
+    assert "ZeroDivisionError" in caplog.text
+
+
+@behind_kproxy()
+async def test_brokers_behind_a_large_answer_are_hidden_at_constant_size(here, client, broker):
+    """KIP-951's hints stand at the end of an answer whose size was sent long before they came."""
+
+    await client.send(request(FETCH, 16, 1))
+    await broker.frame()
+    hints = [{"nodeId": 1, "host": "broker-1.internal", "port": 9092}]
+    partitions = [{"partitionIndex": 0, "errorCode": 6, "records": b"r" * 500_000}]
+    body = {"responses": [{"partitions": partitions}], "nodeEndpoints": hints}
+    answer = response(FETCH, 16, 1, body)
+    await broker.send(answer)
+    heard = await client.frame()
+    assert len(heard) == len(answer)
+    _, told = codec.decode_response(heard[4:], FETCH, 16)
+    assert "nodeEndpoints" not in told
+    assert told["responses"][0]["partitions"][0]["records"] == b"r" * 500_000
+    metrics = here.server.metrics
+    assert metrics.neutralised == {"Fetch": 1}
+    assert not metrics.rewritten and not metrics.leaked and not metrics.faults
+
+
+# --- draining --------------------------------------------------------------------------------------------------------
+
+
+@behind_kproxy(drain_timeout_s=5)
+async def test_drain_finishes_the_request_in_transit_and_delivers_the_answers_due(here, client, broker):
+    idle, _ = await here.connect()
+    first, second, third = produce(1), produce(2, 500_000), produce(3)
+    await client.send(first + second[:200_000])
+    assert await broker.frame() == first
+    stopping = asyncio.create_task(here.server.stop())
+    assert await idle.rest() == b""
+    idle.close()
+    await client.send(second[200_000:] + third)
+    assert await broker.frame() == second
+    assert await broker.is_silent()  # the third is not read
+    await broker.send(produced(1) + produced(2))
+    assert await broker.rest() == b""
+    assert await client.rest() == produced(1) + produced(2)
+    client.close()
+    await stopping
+    assert here.server.metrics.disconnects == {("default", "drained"): 2}
+    with pytest.raises(ConnectionRefusedError):
+        await Wire.dial(here.port)
+
+
+@behind_kproxy(drain_timeout_s=0.05)
+async def test_drain_ends_in_time_even_if_an_answer_does_not_come(here, client, broker):
+    await client.send(produce(1))
+    await broker.frame()
+    await here.server.stop()
+    assert await client.rest() == b""
+    assert here.server.metrics.disconnects == {("default", "drain_timeout"): 1}
+
+
+@behind_kproxy(drain_timeout_s=5)
+async def test_drain_is_done_with_a_broker_that_goes(here, client, broker):
+    await client.send(produce(1))
+    await broker.frame()
+    stopping = asyncio.create_task(here.server.stop())
+    await asyncio.sleep(0.01)
+    broker.close()
+    assert await client.rest() == b""
+    client.close()
+    await stopping
+    assert here.server.metrics.disconnects == {("default", "drained"): 1}
+
+
+# --- accepting -------------------------------------------------------------------------------------------------------
+
+
+def test_the_limit_of_connections_makes_clients_wait():
+    async def test():
+        async with kproxy(max_connections=2) as here:
+            one, _ = await here.connect()
+            await here.connect()
+            third = await Wire.dial(here.port)
+            await third.send(produce(1))
+            await asyncio.sleep(0.05)
+            assert here.relays == 2
+            one.close()
+            broker = await here.broker.accept()
+            assert await broker.frame() == produce(1)
+
+    live(test())
+
+
+def test_no_file_descriptors_left_makes_accepting_pause(monkeypatch):
+    """A level-triggered accept that fails would spin; the clients wait in the backlog instead."""
+
+    async def test():
+        monkeypatch.setattr(listeners, "_EXHAUSTED_PAUSE_S", 0.05)
+        real_accept = socket.socket.accept
+        failed = 0
+
+        def accept(sock):
+            nonlocal failed
+            if failed:
+                return real_accept(sock)
+            failed += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        async with kproxy() as here:
+            monkeypatch.setattr(socket.socket, "accept", accept)
+            client = await Wire.dial(here.port)
+            await client.send(produce(1))
+            await here.until(lambda: failed)
+            assert not here.server._worker.gate.is_open
+            await here.until(lambda: here.relays == 1)
+            monkeypatch.undo()
+            broker = await here.broker.accept()
+            assert await broker.frame() == produce(1)
+
+    live(test())
+
+
+def test_the_client_is_read_only_once_the_broker_is_connected(monkeypatch):
+    async def test():
+        async with kproxy() as here:
+            loop = asyncio.get_running_loop()
+            let = asyncio.Event()
+            dial = here.server.clusters[0]._dial
+
+            async def slow(node_id):
+                await let.wait()
+                return await dial(node_id)
+
+            here.server.clusters[0]._dial = slow
+            client = await Wire.dial(here.port)
+            message = produce(1, 40 * MEBIBYTE)
+            sending = loop.create_task(client.send(message))
+            await asyncio.sleep(0.1)
+            assert not sending.done()  # it lies in the kernel's buffers, not in ours
+            let.set()
+            broker = await here.broker.accept()
+            assert await broker.read(len(message)) == message
+
+    live(test())
+
+
+def test_memory_is_given_back_without_the_garbage_collector():
+    import gc
+    import weakref
+
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            await client.send(produce(1))
+            await broker.frame()
+            gc.disable()
+            try:
+                gone = weakref.ref(next(iter(here.server._worker.relays)))
+                client.close()
+                broker.close()
+                await here.until(lambda: not here.relays)
+                await asyncio.sleep(0.01)
+                assert gone() is None
+            finally:
+                gc.enable()
+
+    live(test())

@@ -1,0 +1,211 @@
+"""Every fault of the settings is told at once, with the place where the value came from."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from kproxy.errors import ConfigError
+from kproxy.proxy.config import Address, BrokerPorts, Cluster, Config, load, parse_address
+from kproxy.proxy.upstream.routing import Routes
+
+
+def faults(*args, **kwargs):
+    with pytest.raises(ConfigError) as caught:
+        load(*args, **kwargs)
+    return [path for path, _ in caught.value.faults]
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "kproxy.toml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path):
+    file = written(
+        tmp_path,
+        """
+        admin = "127.0.0.1:9600"
+        drain_timeout_s = 1
+        max_connections = 7
+        [[cluster]]
+        listen = "127.0.0.1:9092"
+        bootstrap = ["file:9092"]
+        """,
+    )
+    environment = {"KPROXY_BOOTSTRAP": "variable:9092", "KPROXY_ADMIN": "127.0.0.1:9700", "KPROXY_MAX_CONNECTIONS": "8"}
+    config = load(file, environment, {"bootstrap": "flag:9092,[::1]:9093", "admin": None})
+    (cluster,) = config.clusters
+    assert cluster.bootstrap == (Address("flag", 9092), Address("::1", 9093))
+    assert cluster.listen == Address("127.0.0.1", 9092)
+    assert (config.admin, config.drain_timeout_s, config.max_connections) == (Address("127.0.0.1", 9700), 1.0, 8)
+    assert load(None, {"KPROXY_CONFIG": str(file)}).clusters[0].bootstrap == (Address("file", 9092),)
+
+
+def test_two_flags_are_enough():
+    config = load(flags={"listen": "[::1]:9092", "bootstrap": "b:9092"})
+    assert config.clusters[0].advertised == "[::1]:{port}"
+    assert config.clusters[0].name == "default"
+
+
+def test_every_fault_at_once_with_its_place(tmp_path):
+    assert faults() == ["listen", "bootstrap"]
+    flags = {"listen": "9092", "bootstrap": "a:1,b", "route": "sni", "advertise": "{name}:1"}
+    assert faults(None, {"KPROXY_ADMIN": "nowhere", "KPROXY_DRAIN_TIMEOUT_S": "soon"}, flags) == [
+        "--listen",
+        "--bootstrap[1]",
+        "--route",
+        "--advertise",
+        "KPROXY_ADMIN",
+        "KPROXY_DRAIN_TIMEOUT_S",
+    ]
+    file = written(
+        tmp_path,
+        """
+        max_connections = 0
+        colour = "blue"
+        [[cluster]]
+        name = "no spaces"
+        listen = "127.0.0.1:99999"
+        bootstrap = []
+        [[cluster]]
+        name = "other"
+        listen = "127.0.0.1:9092"
+        bootstrap = ["b:9092"]
+        [[cluster.brokers]]
+        ids = "9-0"
+        port = 70000
+        """,
+    )
+    assert faults(file, {}, {"listen": "127.0.0.1:1"}) == [
+        "--listen",  # of which of the two?
+        f"{file}: cluster[0].name",
+        f"{file}: cluster[0].listen",
+        f"{file}: cluster[0].bootstrap",
+        f"{file}: cluster[1].brokers[0].ids",
+        f"{file}: cluster[1].brokers[0].port",
+        f"{file}: max_connections",
+        f"{file}: colour",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fault"),
+    [
+        ({"listen": "0.0.0.0:9092"}, "clients cannot dial"),
+        ({"listen": "h:65535"}, "no port is left"),
+        ({"advertise": "gateway:9092"}, "the same for every broker"),
+        ({"advertise": "0.0.0.0:{port}"}, "names no host"),
+        ({"advertise": "{0}:1"}, "no address to advertise"),
+        ({"advertise": "{id.x}:1"}, "no address to advertise"),
+        ({"advertise": "{id!r}:{port}"}, "only the digits"),
+        ({"advertise": "b{id:>999999999}:1"}, "only the digits"),
+        ({"connect_timeout_s": "inf"}, "finite number"),
+        ({"drain_timeout_s": "nan"}, "finite number"),
+        ({"bootstrap": "h:9092"}, "is kproxy itself"),
+        ({"bootstrap": "0.0.0.0:9"}, "names no host to dial"),
+        ({"route": "sidecar", "bootstrap": "a:1,b:1"}, "one upstream"),
+        ({"route": "sidecar", "broker_port_base": 5}, "binds no broker ports"),
+        ({"broker_port_base": 70000}, "less than or equal to 65535"),
+        ({"detail": "bodies"}, "'bodies' should be 'headers', 'topics' or 'batches'"),
+        ({"bootstrap": ""}, "^--bootstrap: is empty$"),
+        ({"bootstrap": "b"}, r"^--bootstrap\[0\]: 'b' is not HOST:PORT \(IPv6: \[ADDRESS\]:PORT\)$"),
+        ({"bootstrap": 9092}, "9092 should be a list"),
+    ],
+)
+def test_what_cannot_work(cluster, fault):
+    flags = {"listen": "h:9092", "bootstrap": "b:9092"} | cluster
+    with pytest.raises(ConfigError, match=fault):
+        load(flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("brokers", "fault"),
+    [
+        ('{ids = "0-9", port = 65530}', "beyond port 65535"),
+        ('{ids = "0-2000000000", port = 1}', "beyond port 65535"),
+        ('{ids = 5, port = 9100}, {ids = "3-6", port = 9200}', "declared twice"),
+        ('{ids = "0-9", port = 9090}', "taken by x: listen"),
+        ("{ids = 1, port = 9600}", "taken by admin"),
+        ('{ids = 1, port = 9100, upstream = "{host}:9092"}', "only {id}"),
+        ("{ids = 1, port = 9100, colour = 1}", "no such setting"),
+        ("{ids = 1}", "port: is missing"),
+    ],
+)
+def test_declared_ports_that_cannot_work(tmp_path, brokers, fault):
+    file = written(
+        tmp_path,
+        f"""
+        admin = "0.0.0.0:9600"
+        [[cluster]]
+        name = "x"
+        listen = "127.0.0.1:9092"
+        bootstrap = ["b:9092"]
+        brokers = [{brokers}]
+        """,
+    )
+    with pytest.raises(ConfigError, match=fault):
+        load(file)
+
+
+def test_a_table_with_another_name_is_not_passed_over(tmp_path):
+    file = written(tmp_path, '[[clusters]]\nlisten = "x:1"')
+    assert faults(file, flags={"listen": "h:9092", "bootstrap": "b:9092"}) == [f"{file}: clusters"]
+
+
+def test_clusters_do_not_get_into_each_others_way(tmp_path):
+    file = written(
+        tmp_path,
+        """
+        [[cluster]]
+        listen = "127.0.0.1:9092"
+        bootstrap = ["b:9092"]
+        [[cluster]]
+        listen = "0.0.0.0:9092"
+        advertise = "h:{port}"
+        bootstrap = ["127.0.0.1:9092"]
+        """,
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    text = str(caught.value)
+    assert "two are called 'default'" in text
+    assert "0.0.0.0:9092 is taken by default: listen" in text
+    assert "127.0.0.1:9092 is kproxy itself" in text
+
+
+def test_files_that_are_none(tmp_path):
+    assert faults(tmp_path / "absent.toml") == ["--config"]
+    assert faults(written(tmp_path, "listen = ")) == [str(tmp_path / "kproxy.toml")]
+    assert faults(written(tmp_path, 'cluster = "default"')) == [f"{tmp_path / 'kproxy.toml'}: cluster"]
+
+
+def test_the_file_that_is_shipped_has_every_setting_and_its_default():
+    file = Path(__file__).parents[2] / "deploy/kproxy.toml"
+    document = tomllib.loads(file.read_text())
+    config = load(file)
+    assert document.keys() - {"cluster"} == Config.model_fields.keys() - {"clusters", "record"}
+    assert "\n# record = " in file.read_text()  # it fills a disk: nobody should copy it unawares
+    assert set().union(*document["cluster"]) == set(Cluster.model_fields)
+    assert set().union(*document["cluster"][1]["brokers"]) == set(BrokerPorts.model_fields)
+    for name, field in Config.model_fields.items():
+        if name not in ("clusters", "admin"):
+            assert getattr(config, name) == field.default
+    plain = load(flags={"listen": "127.0.0.1:9092", "bootstrap": "kafka-1:9092,kafka-2:9092"}).clusters[0]
+    assert config.clusters[0].advertised == plain.advertised
+    assert Routes(config.clusters[0], 9092).door(3) == Routes(plain, 9092).door(3)
+
+
+def test_node_ids_with_leading_zeros():
+    flags = {"listen": "h:9092", "bootstrap": "b:9092", "advertise": "kafka-{id:03}.h:9092"}
+    (cluster,) = load(flags=flags).clusters
+    assert Routes(cluster, 9092).advertised(7, "b") == Address("kafka-007.h", 9092)
+
+
+def test_addresses():
+    assert parse_address("[::1]:1") == ("::1", 1)
+    assert str(Address("::1", 1)) == "[::1]:1"
+    for text in ("", "h", "h:", ":x", "::1:1", "h:0", "h:65536", "[h]:1:2", "a b:1", "h:1/x"):
+        with pytest.raises(ValueError, match=r"HOST:PORT|between"):
+            parse_address(text)

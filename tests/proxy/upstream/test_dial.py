@@ -1,0 +1,85 @@
+"""Dialling brokers whose names have several addresses; what kproxy asks them is in test_cluster.py."""
+
+import asyncio
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import uvloop
+
+from kproxy.errors import UpstreamError
+from kproxy.proxy.config import Address
+from kproxy.proxy.upstream import dial as upstream
+from kproxy.proxy.upstream.resolver import Names, Places
+from tests.proxy.live import HOST, live
+
+
+@contextmanager
+def silent() -> Iterator[int]:
+    """A port that takes no more connections and refuses none, as behind a firewall."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+async def dialled(ports: Sequence[int], timeout_s: float) -> int:
+    class Several(Names):
+        async def addresses(self, of: Address) -> Places:
+            return [(socket.AF_INET, (HOST, port)) for port in ports]
+
+    with await upstream.dial(Address("kafka", 9092), Several(), lambda *_: False, timeout_s) as sock:
+        port: int = sock.getpeername()[1]
+        return port
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next():
+    async def test():
+        with silent() as nowhere, socket.create_server((HOST, 0)) as listener:
+            broker = listener.getsockname()[1]
+            assert await dialled((nowhere, nowhere, broker), 0.6) == broker
+
+    live(test())
+
+
+class Resolverless(uvloop.Loop):
+    async def getaddrinfo(self, *_: object, **__: object) -> list[object]:  # type: ignore[override]
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_an_address_does_not_wait_for_the_resolver():
+    """One name that hangs would hold up all clusters: the loop has four threads for names."""
+
+    async def test():
+        for host in (HOST, "::1"):
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with socket.create_server((host, 0), family=family) as listener:
+                address = Address(host, listener.getsockname()[1])
+                with await upstream.dial(address, Names(), lambda *_: False, 5) as sock:
+                    assert sock.getpeername()[:2] == tuple(address)
+
+    with asyncio.Runner(loop_factory=Resolverless) as runner:
+        runner.run(test())
+
+
+def test_why_no_address_was_any_good():
+    async def test():
+        with silent() as nowhere, socket.socket() as closed:
+            closed.bind((HOST, 0))
+            for ports, reason in (
+                ((nowhere,), "kafka:9092 did not answer within 0.2 s"),
+                ((closed.getsockname()[1], nowhere), "kafka:9092 did not answer within 0.2 s"),
+                ((nowhere, closed.getsockname()[1]), "kafka:9092 cannot be reached: Connection refused"),
+            ):
+                with pytest.raises(UpstreamError) as caught:
+                    await dialled(ports, 0.2)
+                assert str(caught.value) == reason
+        with pytest.raises(UpstreamError, match=r"^no-such-host\.invalid:1 cannot be reached: [A-Z]"):
+            await upstream.dial(Address("no-such-host.invalid", 1), Names(), lambda *_: False, 5)
+
+    live(test())

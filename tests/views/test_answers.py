@@ -1,0 +1,72 @@
+"""Tables in the terminal: units by a column's name, any width, and text from the wire that stays text."""
+
+import pytest
+
+from kproxy.views import answers
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("p99_ns", 12_345_678, "12.3 ms"),
+        ("p99_ns", 999, "999 ns"),
+        ("p99_ns", 0, "0"),
+        ("longest_gap_ns", 1_819_000_000_000, "30.3 min"),
+        ("life_p50_ns", 9_000_000_000_000, "2.50 h"),
+        ("max_throttle_ms", 2141, "2.14 s"),
+        ("bytes", 2_279_012, "2.3 MB"),
+        ("bytes_per_record", 326.88, "327 bytes"),
+        ("empty_share", 0.399, "39.9%"),
+        ("gap_bytes", 0, "0"),
+        ("per_minute", 0.2, "0.20"),
+        ("records", 10_027, "10,027"),
+        ("connection", 259142099832, "259142099832"),
+        ("growing", True, "yes"),
+        ("time", "2026-11-21T09:49:31.159568Z", "2026-11-21 09:49:31.159"),
+        ("first", "2026-11-21T09:49:31.159568Z", "2026-11-21 09:49:31"),
+        ("client", "kaffee-für-zwei", "kaffee-für-zwei"),
+        ("client", "[/red]", "[/red]"),
+        ("client", "a\x1b[2Jb\n", "a\\x1b[2Jb\\n"),
+        ("client", None, ""),
+    ],
+)
+def test_units(name, value, said):
+    assert answers.text(name, value) == said
+
+
+def columns():
+    def column(title, left, *cells):
+        return answers._Column(title, left, list(cells), title in answers.SENTENCES)
+
+    return [
+        column("client", True, "consumer-1", "x" * 40),
+        column("first_lag_records", False, "1", "12,345"),
+        column("explanation", True, "waited for data, of which there was none", "the broker"),
+        column("connection", False, "1" * 19, "2"),
+    ]
+
+
+def plain(width):
+    return [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in answers.lines(columns(), width)]
+
+
+def test_a_wide_table_has_a_line_per_row():
+    assert plain(None) == plain(200)
+    head, first, second = plain(None)
+    assert head.split() == ["client", "first_lag_records", "explanation", "connection"]
+    assert first.startswith("consumer-1 ") and first.endswith("1" * 19) and second.split()[:2] == ["x" * 40, "12,345"]
+
+
+def test_a_narrow_one_breaks_its_headers_then_sentences_then_leaves_columns_out():
+    for width in range(30, 130):
+        lines = plain(width)
+        assert all(len(line) <= width for line in lines if not line.startswith("Left out")), width
+    broken = plain(119)  # one less than all of it in one line each
+    assert [line.split() for line in broken[:2]] == [["first"], ["lag"]] and len(broken) == 5
+    assert broken[2].split() == ["client", "records", "explanation", "connection"]
+    below = plain(75)
+    assert "    waited for data, of which there was none" in below and not any("Left out" in line for line in below)
+    cropped = plain(60)
+    assert "x" * 27 + "…" in cropped[-2] + cropped[-3]
+    narrow = plain(30)
+    assert narrow[-1] == "Left out, since the terminal is narrow: first_lag_records, connection. --format json has all."
