@@ -1,17 +1,18 @@
-"""Kafka messages between bytes and dicts, and the few looks at them that the wire needs: plans from the schema.
+"""Kafka messages between bytes and dicts, and the partial reads that the relay needs, compiled from the schema.
 
-A frame is bytes without the 4-byte size. A message is a dict by the schema's names: `bytes` for bytes and records,
-`uuid.UUID` for uuid, None for null. A tagged field has a key exactly if it is on the wire. Two keys are reserved:
-`_tags` holds the unknown tagged fields of any struct, {tag: bytes}, and `_trailing` in a body what follows it (seen in
-the wild, and passed over by brokers); both are written again. When encoding, a missing key means the default.
+A frame is bytes without the 4-byte size. A message is a dict keyed by the schema's field names: `bytes` for bytes and
+records, `uuid.UUID` for uuid, None for null. A tagged field has a key only if it is on the wire. Two keys are reserved:
+`_tags` holds the unknown tagged fields of a struct, {tag: bytes}, and `_trailing` holds the bytes behind a body (some
+clients send them, and brokers ignore them). Both are written again. When encoding, a missing key means the default.
 
-Bad bytes raise Malformed; an API, version or message that the schema lacks raises Unsupported; nothing else is raised,
-and nothing is allocated because a length claims it. Decoding is strict about what would not survive a round trip (text
-that is not UTF-8, a tag twice); the plans for the wire look only where they must, and are as lenient as brokers are.
+Bad bytes raise Malformed. An API, version or message that the schema lacks raises Unsupported. Nothing else is raised,
+and no length on the wire causes an allocation by itself. Decoding rejects what would not survive a round trip (text
+that is not UTF-8, a tag that appears twice). The partial reads check only the fields that they need, and accept what
+brokers accept.
 
-The plans for the wire take (buffer, start, end), where `start` is the byte after the correlation id and `end` the end
-of the frame, or of what has arrived of it, in a buffer that may go on behind it. Bytes beyond `end` may be read, for a
-check per field would cost more than the walk itself, but are never trusted: a position past `end` voids the result.
+Partial reads take (buffer, start, end): `start` is the byte behind the correlation id, `end` is the end of the frame or
+of the part that has arrived. The buffer may continue behind `end`. Bytes beyond `end` may be read, since a check per
+field would cost more than the read itself, but they are never trusted: a position past `end` voids the result.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,7 @@ Header = dict[str, Any]
 
 
 def decode_request(frame: Buffer) -> tuple[Header, Body]:
+    """Decode a request frame without its size; returns (header, body). Raises Malformed or Unsupported."""
     if len(frame) < 4:
         raise Malformed(f"a request of {len(frame)} bytes: too short for an API key and a version")
     api_key = int.from_bytes(frame[0:2], "big", signed=True)
@@ -46,6 +48,10 @@ def decode_request(frame: Buffer) -> tuple[Header, Body]:
 
 
 def decode_response(frame: Buffer, api_key: int, api_version: int) -> tuple[Header, Body]:
+    """Decode a response frame without its size, by the key and version of its request; returns (header, body).
+
+    Raises Malformed or Unsupported.
+    """
     header_version = api_message(api_key, api_version, "response").header_version(api_version)
     header, pos = _reader("ResponseHeader", header_version)(frame, 0, len(frame))
     if api_key == _API_VERSIONS:
@@ -54,7 +60,11 @@ def decode_response(frame: Buffer, api_key: int, api_version: int) -> tuple[Head
 
 
 def decode_data(name: str, frame: Buffer) -> tuple[Header, Body]:
-    """A message outside requests and answers: an int16 says its version, or for a log record's key its record type."""
+    """Decode a message that is neither request nor response; returns (header, body).
+
+    The leading int16 is its version, or the record type where the message is the key of a log record. Raises Malformed
+    or Unsupported.
+    """
     if len(frame) < 2:
         raise Malformed(f"{name}: {len(frame)} bytes, too short for a version")
     message = _message(name)
@@ -67,17 +77,20 @@ def decode_data(name: str, frame: Buffer) -> tuple[Header, Body]:
 
 
 def encode_request(header: Header, body: Body) -> bytes:
+    """Encode a request frame without its size. Raises Malformed for values that do not fit, or Unsupported."""
     api_key, version = header["requestApiKey"], header["requestApiVersion"]
     header_version = api_message(api_key, version, "request").header_version(version)
     return bytes(_writer("RequestHeader", header_version)(header) + _writer((api_key, "request"), version)(body))
 
 
 def encode_response(api_key: int, api_version: int, header: Header, body: Body) -> bytes:
+    """Encode a response frame without its size. Raises Malformed for values that do not fit, or Unsupported."""
     header_version = api_message(api_key, api_version, "response").header_version(api_version)
     return bytes(_writer("ResponseHeader", header_version)(header) + _writer((api_key, "response"), api_version)(body))
 
 
 def encode_data(name: str, version: int, body: Body) -> bytes:
+    """Encode a message that is neither request nor response; the inverse of `decode_data`."""
     message = _message(name)
     prefix = version if message.role != "key" or message.record_type is None else message.record_type
     return prefix.to_bytes(2, "big", signed=True) + _writer(name, version)(body)
@@ -87,12 +100,12 @@ def encode_data(name: str, version: int, body: Body) -> bytes:
 def response_scan(
     api_key: int, version: int
 ) -> Callable[[Buffer, int, int], tuple[int, int | None, tuple[int, ...], bool]]:
-    """scan(buffer, start, end) -> (throttle_ms, error_code, errors, carries_addresses), of a whole response.
+    """Compile scan(buffer, start, end) -> (throttle_ms, error_code, errors, carries_addresses) of a whole response.
 
-    throttle_ms: -1 where the version has none.
+    throttle_ms: milliseconds; -1 where the version has none.
     error_code: the top level's if the version has one there, else the first that is not 0, else None.
     errors: every code other than 0, at all levels, in wire order.
-    carries_addresses: a structure of schema.ADDRESS_CARRIERS is there, with an entry.
+    carries_addresses: whether a structure of schema.ADDRESS_CARRIERS is present and not empty.
 
     Trailing bytes are allowed. Raises Malformed.
     """
@@ -113,12 +126,12 @@ def response_scan(
 def request_prefix(
     api_key: int, version: int, fields: tuple[str, ...]
 ) -> Callable[[Buffer, int, int], tuple[tuple[Any, ...], int] | None]:
-    """prefix(buffer, start, end) -> ((client id, *fields), stop), reading nothing from `stop` on.
+    """Compile prefix(buffer, start, end) -> ((client id, *fields), stop), which reads no byte from `stop` on.
 
-    The fields are plain ones of the body's top level; one that the version lacks gives None, as the client id does
-    where the header has none. The same bytes before `stop` give the same values. The answer is None while the fields
-    are not all before `end`; at the end of a frame that means that the frame is cut short. Text that is not UTF-8 is
-    read with replacements. Raises Malformed.
+    The fields are untagged ones of the body's top level. A field that the version lacks is None, and so is the client
+    id where the header has none. The same bytes before `stop` give the same values. Returns None while some field is
+    not wholly before `end`; for a complete frame that means that the frame is cut short. Text that is not UTF-8 is
+    read with replacement characters. Raises Malformed.
     """
     message = api_message(api_key, version, "request")
     return _Prefix(message, version, fields).plan()
@@ -126,17 +139,17 @@ def request_prefix(
 
 @cache
 def locate(api_key: int, version: int, side: str, paths: tuple[str, ...]) -> Callable[[Buffer, int, int], list[Span]]:
-    """locate(buffer, start, end) -> where the fields of these paths lie, in a whole "request" or "response".
+    """Compile locate(buffer, start, end) -> the spans of these paths in a whole "request" or "response".
 
-    A path is names joined by dots ("brokers.host"); with "[]" behind it, it means each element of an array
-    ("apiKeys[]"). A span (i, s, e) says that an occurrence of paths[i] is buffer[s:e], its length prefix (of a string,
-    bytes or an array: classic or compact as the version has it) or null marker included. A path that the version lacks
-    has no spans. Spans come in the order in which they end: what is inside comes before what is around it.
+    A path is field names joined by dots ("brokers.host"); a path that ends in "[]" means each element of an array
+    ("apiKeys[]"). A span (i, s, e) means that buffer[s:e] is an occurrence of paths[i], including its length prefix
+    (classic or compact, as the version has it) or null marker. A path that the version lacks has no spans. Spans are
+    ordered by their end: inner spans come before the span around them.
 
-    A span (TAG_SIZE, s, e) says that buffer[s:e] is the varint with the size of a tagged field that is on one of the
-    paths, and that its content is buffer[e:e + size]: who changes the size of anything in there must write a new one
-    (which may itself be longer). It comes before all spans of what is in the field. Nothing else in a body depends on
-    the size of what is inside; around it there is only the frame's own size.
+    A span (TAG_SIZE, s, e) means that buffer[s:e] is the size varint of a tagged field on one of the paths, and that
+    the field's content is buffer[e:e + size]. Whoever changes the size of anything inside must rewrite that varint,
+    which may itself grow. It comes before all spans inside the field. No other length in a body depends on the size of
+    its content; outside the body only the frame's size does.
 
     Trailing bytes are allowed. Raises Malformed.
     """
@@ -204,7 +217,7 @@ def _body(read: Callable[[Buffer, int, int], tuple[Body, int]], frame: Buffer, p
 
 
 class Plan(Walk):
-    """A walk over a message, with the translation of what a step past the buffer raises."""
+    """A walk over a message that turns a read past the buffer into Malformed."""
 
     def __init__(self, message: Message, version: int, wanted: Iterable[str] = ()) -> None:
         flexible = version in message.flexible_versions
@@ -212,7 +225,7 @@ class Plan(Walk):
         self.message = message
 
     def header(self, side: str) -> None:
-        """Walk what is left of the header behind the correlation id."""
+        """Walk the header's fields behind the correlation id."""
         header = _message("RequestHeader" if side == "request" else "ResponseHeader")
         names = [field.name for field in header.fields]
         body = self.version, self.flexible
@@ -300,7 +313,7 @@ class _Scan(Plan):
 class _Prefix(Plan):
     """plan(buffer, start, end) -> ((client id, *fields), stop) or None
 
-    A fault counts only if it was certainly read before `end`: behind it stand bytes of something else.
+    A fault counts only if all bytes that caused it are before `end`: behind it are bytes of something else.
     """
 
     utf8 = "replace"
@@ -330,7 +343,7 @@ class _Prefix(Plan):
         with self.block("except (IndexError, struct_error):"):
             self.line("return None")
         with self.block("except Malformed:"):
-            self.line("if pos + 5 > end: return None")  # a varint, read last, has five bytes at most
+            self.line("if pos + 5 > end: return None")  # the last varint read has at most five bytes
             self.line("raise")
         self.short("pos > end")
         values = (self.values.get(path) or "None" for path in (_CLIENT_ID, *self.fields))

@@ -1,11 +1,11 @@
 """The four codecs of record batches, with a bound on what comes out.
 
-A peer's bytes claim sizes; nothing here is allocated by a claim. Output grows as it is produced, and at
-MAX_DECOMPRESSED_BYTES (or the caller's own limit) it ends in Malformed. Snappy, whose library does allocate what the
-input claims, is asked only after the claim was found possible for that much input. Input is consumed to its end: a
-frame that is cut short is Malformed, as it is for Kafka's own reader.
+No size that a peer's bytes claim causes an allocation. Output grows as it is produced, and raises Malformed beyond
+MAX_DECOMPRESSED_BYTES (or the caller's own limit). The snappy library allocates what its input claims, so it is called
+only if the input can really expand to that size. Input is consumed to its end: a frame that is cut short is Malformed,
+as in Kafka's own reader.
 
-Knows codecs by the number that batches carry; knows nothing of records.
+Codecs are the numbers that batches carry. Refuses to know records.
 """
 
 import zlib
@@ -27,7 +27,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 # A broker takes 1 MiB of compressed batch by default; a batch that becomes 128 MiB is a mistake or an attack.
 MAX_DECOMPRESSED_BYTES = 1 << 27
 
-_MAX_FRAMES = 1024  # writers make one; an empty one costs its reader more than its sender
+_MAX_FRAMES = 1024  # writers make one; an empty frame costs its reader more than its sender
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 _INT32 = Struct(">i")
 
@@ -37,7 +37,10 @@ def codec_name(codec: int) -> str:
 
 
 def decompress(codec: int, data: Buffer, *, magic: int = 2, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
-    """What `data` becomes; `magic` is that of the batch, since LZ4 in message sets v0 has a flaw of its own."""
+    """The decompressed bytes of `data`. Raises Malformed or Unsupported.
+
+    `magic` is that of the batch: LZ4 in message sets v0 has a wrong header checksum (KAFKA-3160).
+    """
     if codec == NONE:
         return bytes(data)
     if codec == LZ4 and magic == 0:
@@ -65,7 +68,10 @@ def decompress(codec: int, data: Buffer, *, magic: int = 2, limit_bytes: int = M
 
 
 def compress(codec: int, data: bytes, *, magic: int = 2) -> bytes:
-    """As Kafka's Java client frames each codec; LZ4 in message sets v0 gets the checksum that its readers expect."""
+    """Compress `data`, framed as Kafka's Java client does. Raises Unsupported.
+
+    LZ4 in message sets v0 gets the wrong checksum that its readers expect (KAFKA-3160).
+    """
     if codec == NONE:
         return data
     if codec == GZIP:
@@ -85,8 +91,10 @@ Take = Callable[[bytes], int]  # takes a piece of output, gives the number of by
 
 
 def _reader_of_frames(new_frame: Callable[[], Any], expansion: int) -> Callable[[Buffer, Take, int], None]:
-    """Reads one frame or several in a row, giving input in slices that cannot become more than is still allowed:
-    no byte of this codec becomes more than `expansion` bytes."""
+    """A reader of one or more concatenated frames.
+
+    A byte of this codec expands to at most `expansion` bytes, so input is given in slices that cannot exceed the limit.
+    """
 
     def read(data: Buffer, take: Take, left: int) -> None:
         view, pos = memoryview(data), 0
@@ -137,7 +145,7 @@ def _snappy(data: bytes, take: Take, left: int) -> None:
 
 
 def _snappy_block(block: bytes, left: int) -> bytes:
-    """The library allocates what the block claims: three bytes of snappy can become 64, never more."""
+    """Checks the claimed size first, since the library allocates it: three bytes of snappy expand to 64 at most."""
     claimed, _ = read_uvarint(block, 0)
     if claimed * 3 > len(block) * 64:
         raise Malformed(f"{len(block)} bytes of snappy cannot become the {claimed} bytes that they claim")
@@ -156,7 +164,7 @@ _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 
 
 def _lz4_descriptor_end(frame: bytes) -> int:
-    """Where the byte with the header's checksum is: after the flags, the block size and what the flags announce."""
+    """The offset of the header's checksum byte: behind the flags, the block size and the optional fields."""
     if len(frame) < 7 or not frame.startswith(_LZ4_MAGIC):
         raise Malformed("the lz4 data does not begin with a frame")
     flags = frame[4]

@@ -1,7 +1,6 @@
 """Error codes by name, from the official library's own list in `layouts/errors.json`.
 
-An int16 in the protocol is a code; whoever reads a newer broker than this list meets codes it does not have, so that
-every lookup by `error_name` has an answer.
+A broker newer than the list may send other codes, so `error_name` returns a name for every int16.
 """
 
 import json

@@ -1,14 +1,15 @@
-"""Turns a layout into Python that walks it: straight-line source, made once per message, version and purpose.
+"""Compiles a layout into straight-line Python source, once per message, version and purpose.
 
-`Walk` holds the grammar of the wire once: lengths, nulls, arrays, tag sections. What differs between reading, scanning,
-locating and reading a prefix is only what is kept on the way, so skipping ends where reading ends by construction. The
-source is compact because the interpreter's cost is per operation: adjacent fields of fixed size are one `unpack_from`
-that also takes the first byte of the varint behind them, varints of one byte are read in place, and nothing is checked
-per field: a step past the buffer raises and is translated once, a step past `end` is found at the end. Only what
-could make work or memory out of nothing is checked at once: a count must fit into the bytes that are left, a position
-never moves back, nothing is sliced beyond `end`.
+`Walk` holds the grammar of the wire: lengths, nulls, arrays, tag sections. Reading, scanning, locating and reading a
+prefix share it and differ only in the values that they keep, so they all end at the same byte.
 
-Knows nothing of what the fields mean; `codec` does.
+The interpreter's cost is per operation, so the source has few of them. Adjacent fields of fixed size become one
+`unpack_from`, which also reads the first byte of the varint behind them. One-byte varints are read in place. Bounds are
+not checked per field: reading past the buffer raises and is translated once, and a position past `end` is found at the
+end. Checked at once is only what could cause unbounded work or memory: a count must fit into the bytes left, a position
+never moves back, and no slice reaches beyond `end`.
+
+Refuses to know what the fields mean; `codec` does.
 """
 
 import struct
@@ -43,7 +44,7 @@ FIXED = {
 
 @lru_cache(4096)
 def uuid_of(data: bytes) -> UUID:
-    """Most are ids of topics, which come again and again; to make one costs as much as to read a small body."""
+    """Cached: most are topic ids, which repeat, and making a UUID costs as much as reading a small body."""
     return UUID(bytes=data)
 
 
@@ -52,7 +53,7 @@ def size_of(code: str) -> int:
 
 
 class Source:
-    """Lines of a function in the making, and the names that it refers to."""
+    """The lines of a generated function, and the names that they refer to."""
 
     def __init__(self, title: str) -> None:
         self.title = title  # of the message, for faults
@@ -85,7 +86,7 @@ class Source:
         return f"{stem}{self._serial}"
 
     def unpacker(self, layout: str) -> str:
-        """The name of the layout's bound `unpack_from`, held as a default argument: a fast local."""
+        """The name of the layout's bound `unpack_from`, passed as a default argument because locals are fast."""
         name = "unpack_" + layout[1:].replace("?", "t")
         if name not in self.names:
             self.names[name] = struct.Struct(layout).unpack_from
@@ -110,7 +111,7 @@ class Source:
 
 
 class Length(NamedTuple):
-    """A length or count as it was read: compact ones are one more than they mean, 0 is null."""
+    """A length or count as read from the wire. A compact one is the real length plus one; 0 means null."""
 
     var: str
     compact: bool
@@ -129,14 +130,14 @@ class Length(NamedTuple):
 
 
 class Walk(Source):
-    """Source that walks one version of a message: `buffer`, `pos` and `end` are its variables.
+    """Source that walks one version of a message, with the variables `buffer`, `pos` and `end`.
 
-    What is not at or above one of the wanted paths is only skipped. A path is the names of fields joined by dots;
-    with [] behind it, it means an array's elements.
+    Fields that are not at or above one of the wanted paths are skipped. A path is field names joined by dots; a path
+    that ends in [] means the elements of an array.
     """
 
     utf8 = "strict"
-    walks_all_tags = False  # False: a tag section of which nothing is wanted is skipped by a call
+    walks_all_tags = False  # False: a tag section without wanted fields is skipped by one call
 
     def __init__(self, title: str, version: int, flexible: bool, wanted: Iterable[str] = ()) -> None:
         super().__init__(title)
@@ -147,18 +148,18 @@ class Walk(Source):
         self._run: list[tuple[str, str | None]] = []
         self._after: list[str] = []
 
-    # What a purpose overrides.
+    # Overridden per purpose.
 
     def keeps(self, path: str) -> bool:
-        """Is the field's own value wanted in a variable?"""
+        """Whether the field's own value goes into a variable."""
         return path in self.wanted
 
     def looks_below(self, path: str) -> bool:
-        """Is anything at this path or below it wanted?"""
+        """Whether anything at this path or below it is wanted."""
         return path.removesuffix("[]") in self._above
 
     def kept(self, field: Field, path: str, var: str) -> None:
-        """`var` will hold the value once the run is settled; say what then (`after`)."""
+        """`var` holds the value once the run is settled; add lines for that moment by `after`."""
 
     def counted(self, path: str, length: Length) -> None:
         """An array's length was read."""
@@ -170,16 +171,16 @@ class Walk(Source):
         """The field, or the element, has been walked."""
 
     def tag_read(self, path: str, tag: str) -> None:
-        """A tag of the struct at the path is in `tag`, and `pos` is behind it."""
+        """The variable `tag` holds a tag of the struct at the path; `pos` is behind it."""
 
     def tag_sized(self, start: str) -> None:
         """The size of a tagged field lies between `start` and `pos`."""
 
     def members(self, values: dict[str, str]) -> str | None:
-        """The plain fields of a struct have been walked: the variable that stands for it."""
+        """The untagged fields of a struct have been walked; returns the variable that holds the struct."""
         return None
 
-    # Positions, in a form that outlives a change of the buffer.
+    # Positions, in a form that stays valid when the buffer is replaced (streamed bodies).
 
     here = "pos"
 
@@ -192,11 +193,11 @@ class Walk(Source):
         self._run.append((code, var))
 
     def after(self, line: str) -> None:
-        """A line for when the run so far has been read."""
+        """Add a line that runs once the current run has been read."""
         self._after.append(line)
 
     def settle(self) -> None:
-        """Read the run: afterwards `pos` is behind everything that was taken."""
+        """Emit the read of the current run; `pos` is then behind everything that was taken."""
         size = sum(size_of(code) for code, _ in self._run)
         if any(var for _, var in self._run):
             self.need(size)
@@ -228,10 +229,10 @@ class Walk(Source):
     # The grammar.
 
     def need(self, size: int | str) -> None:
-        """So many bytes are about to be read."""
+        """Called before `size` bytes are read."""
 
     def short(self, condition: str) -> None:
-        """More bytes are claimed than are there."""
+        """Raise if a length claims more bytes than are left."""
         with self.block(f"if {condition}:"):
             self.cut()
 
@@ -256,11 +257,11 @@ class Walk(Source):
         self.rest_of_uvarint(var)
 
     def rest_of_uvarint(self, var: str) -> None:
-        """Its first byte is in `var`, and `pos` is behind it."""
+        """Read the rest of a varint whose first byte is in `var`; `pos` is behind that byte."""
         with self.block(f"if {var} > 127:"):
             self.line(
                 "byte = buffer[pos]"
-            )  # of two bytes are the lengths of records: a call would cost four times this
+            )  # lengths of records take two bytes: read in place, since a call costs four times as much
             self.line(f"if byte < 128: {var}, pos = {var} + (byte << 7) - 128, pos + 1")
             self.line(f"else: {var}, pos = uvarint(buffer, pos - 1)")
 
@@ -332,7 +333,7 @@ class Walk(Source):
         var = self.fresh("s") if self.keeps(path) else None
         if var:
             self.line(f"{var} = None")
-        # The null of a tagged struct is 0, as for everything compact, and not -1: so kafka-clients write it.
+        # kafka-clients write the null of a tagged struct as 0, like every compact null, and not as -1.
         with self.block(f"if {marker} {'>' if self.version in field.tagged_versions else '>='} 0:"):
             value = self.struct(field.fields, path)
             self.settle()
@@ -424,7 +425,7 @@ class Walk(Source):
     # Sizes in this version.
 
     def fixed_size(self, field: Field, type_: str) -> int | None:
-        """The size of every value of the type, if there is one."""
+        """The size that all values of the type have, or None if sizes vary."""
         if type_ in FIXED:
             return size_of(FIXED[type_])
         if type_ in ("string", "bytes", "records") or self.flexible:
@@ -439,7 +440,7 @@ class Walk(Source):
         return total
 
     def least_size(self, field: Field, type_: str) -> int:
-        """No value of the type is smaller."""
+        """The smallest size that a value of the type can have."""
         if type_ in FIXED:
             return size_of(FIXED[type_])
         compact = self.flexible and field.compactable
@@ -469,7 +470,7 @@ def _self_and_above(path: str) -> Iterator[str]:
 class Write(Source):
     """Source that writes one version of a message: plan(body) -> bytearray.
 
-    Tagged fields are written where the dict has them, so that what was read is written again as it was.
+    A tagged field is written if the dict has it, so that a message that was read is written as it was.
     """
 
     def __init__(self, title: str, version: int, flexible: bool) -> None:

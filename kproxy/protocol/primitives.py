@@ -1,7 +1,7 @@
 """Integers of variable length and tag sections over (buffer, position), read, skipped and written.
 
-Fixed-size values are left to `struct`. Readers return the value and the position after it; they raise Malformed, and
-Malformed only, on anything that cannot be. A buffer is whatever gives integers by index: bytes, bytearray, memoryview.
+Fixed-size values are left to `struct`. Readers return the value and the position behind it, and raise only Malformed.
+A buffer is anything that returns integers by index: bytes, bytearray, memoryview.
 """
 
 from kproxy.errors import Malformed

@@ -2,17 +2,17 @@
 
     base offset (int64) | length (int32) | leader epoch or crc (4) | magic (int8) | ...
 
-Three depths, each paying only for itself: `read_header` needs the first 61 bytes and never the payload, `read_batches`
-cuts a buffer into whole batches, and `Batch.records` decompresses and yields one record at a time. So memory is the
-buffer, one decompressed batch (bounded, see `compression`) and one record. Views are kept, not copies: a batch is to
-be used up before its buffer is filled again.
+Three depths of reading: `read_header` reads the first 61 bytes and never the payload, `read_batches` cuts a buffer into
+whole batches, and `Batch.records` decompresses and yields one record at a time. Memory is the buffer, one decompressed
+batch (bounded, see `compression`) and one record. A batch keeps a view of the buffer, so use it before the buffer is
+filled again.
 
 A Fetch may end in a cut batch: that is a count of trailing bytes, never a fault. Checksums are reported, never
 enforced; the messages inside a compressed message set are covered by the checksum of the message around them.
 In message sets an uncompressed message is a batch of its own, and a compressed one is a batch whose count and first
 offset stand inside it. One level of compression is all there is: a compressed message inside one is Malformed.
 
-What is inside keys and values is nobody's business here, save the type of a control record.
+Refuses to know the content of keys and values, except the type of a control record.
 """
 
 import zlib
@@ -47,7 +47,7 @@ CONTROL_TYPES = (
 
 _PREFIX_BYTES = 12  # offset and length, which the length does not count
 _MAGIC_AT = 16
-_V2_SUMMED = _MAGIC_AT + 5  # where that begins which the checksum of a batch v2 covers
+_V2_SUMMED = _MAGIC_AT + 5  # the checksum of a batch v2 covers everything from here on
 V2 = Struct(">qiibIhiqqqhii")
 # Of a batch v2: length, magic, attributes and record count.
 V2_COUNTS = Struct(">8xi4xb4xh34xi")
@@ -82,7 +82,7 @@ class Record(NamedTuple):
 class BatchHeader(NamedTuple):
     """The header of a batch v2 in the order of the wire, and as much of it as a message has.
 
-    Of a compressed message only the last offset can be told: it stands as the base offset, and the count is -1.
+    A compressed message states only its last offset: that is the base offset here, and the record count is -1.
     """
 
     base_offset: int
@@ -141,7 +141,7 @@ class BatchHeader(NamedTuple):
 
 
 class Batch:
-    """A whole batch: its header, and what takes work, done when it is asked for."""
+    """A whole batch: its header, and its checksum and records, computed on request."""
 
     def __init__(self, header: BatchHeader, view: memoryview) -> None:
         self.header = header
@@ -154,7 +154,7 @@ class Batch:
 
     @cached_property
     def base_offset(self) -> int:
-        """The first record's; a compressed message set must be decompressed to tell."""
+        """The offset of the first record. A compressed message set is decompressed to find it."""
         header = self.header
         if header.magic == 2 or header.codec == NONE:
             return header.base_offset
@@ -162,7 +162,7 @@ class Batch:
         return first + self._shift(last)
 
     def records(self, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
-        """One by one; Malformed comes where the fault is, after the records before it."""
+        """Yield the records one by one; raises Malformed at the faulty record, after those before it."""
         header = self.header
         if header.magic == 2:
             if header.record_count == 0:  # all compacted away; there is nothing to decompress
@@ -209,8 +209,11 @@ class Batch:
         return first, last
 
     def _shift(self, last_inner_offset: int) -> int:
-        """What makes inner offsets absolute. In v1 they are relative, and the outer offset is the last record's; it
-        is 0 where a client left it so, as some versions of librdkafka do."""
+        """The number that makes inner offsets absolute.
+
+        In v1 they are relative, and the outer offset is that of the last record. Some versions of librdkafka leave the
+        outer offset at 0.
+        """
         outer = self.header.base_offset
         if self.header.magic == 0 or outer == 0:
             return 0
@@ -220,7 +223,7 @@ class Batch:
 
 
 def read_header(buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
-    """The header at `pos`; None while there are too few bytes before `end` to tell."""
+    """The header at `pos`, or None while too few bytes are before `end`. Raises Malformed or Unsupported."""
     if end - pos <= _MAGIC_AT:
         return None
     magic = buffer[pos + _MAGIC_AT]
@@ -245,14 +248,14 @@ def read_header(buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
 
 
 def crc_valid(header: BatchHeader, content: memoryview) -> bool:
-    """Whether a whole batch is as its writer wrote it."""
+    """Whether the checksum of a whole batch matches its content."""
     if header.magic == 2:
         return crc32c(content[_V2_SUMMED:]) == header.crc
     return zlib.crc32(content[_MAGIC_AT:]) == header.crc
 
 
 class Checksum:
-    """The same of a batch whose bytes come in pieces, in order."""
+    """The checksum of a batch whose bytes arrive in pieces, in order."""
 
     __slots__ = ("_add", "_crc", "_expected", "_skip", "left")
 
@@ -291,7 +294,7 @@ def read_batches(buffer: Buffer) -> tuple[list[Batch], int]:
 
 
 def control_type(record: Record) -> str:
-    """What a record of a control batch says, by its key: an int16 version and an int16 type."""
+    """The type of a control record, from its key: an int16 version and an int16 type. Raises Malformed."""
     if record.key is None or len(record.key) < 4:
         raise Malformed("a control record without a type in its key")
     _, type_ = _INT16_PAIR.unpack_from(record.key)

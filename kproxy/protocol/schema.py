@@ -1,9 +1,9 @@
 """The layouts of every Kafka message as frozen specifications, read from the JSON data shipped in `layouts/`.
 
-The JSON says what is on the wire; this module only gives it types and adds the few notes of ours that the layouts
-cannot tell (which answers name brokers). It never restates a layout and knows nothing of bytes. Version ranges are
-Python ranges, so that `version in field.versions` reads as it means and "none" is the empty range. Specifications are
-compared by identity.
+The JSON defines the wire format. This module gives it types and adds the one fact that the layouts lack: which
+responses carry broker addresses. It never restates a layout. Version ranges are Python ranges: `version in
+field.versions` reads as it means, and "none" is the empty range. Specifications are compared by identity. Refuses to
+know bytes.
 """
 
 import json
@@ -19,8 +19,8 @@ PRIMITIVES = frozenset(
     ("bool", "int8", "int16", "uint16", "int32", "uint32", "int64", "float64", "uuid", "string", "bytes", "records")
 )
 
-# The answers that tell clients where brokers are, by the path of the structure with `host` and `port`; "" is the
-# top level of the body. Controllers' own traffic, and requests that register listeners, are left alone on purpose.
+# The responses that carry broker addresses, by the path of the structure with `host` and `port`; "" is the top level of
+# the body. Controllers' own traffic, and requests that register listeners, are left out on purpose.
 ADDRESS_CARRIERS: dict[int, tuple[str, ...]] = {
     0: ("nodeEndpoints",),  # Produce, KIP-951
     1: ("nodeEndpoints",),  # Fetch, KIP-951
@@ -54,7 +54,7 @@ class Field:
 
     @property
     def is_struct(self) -> bool:
-        """Is it, or if it is an array are its elements, a struct?"""
+        """Whether it is a struct, or an array of structs."""
         return self.element_type not in PRIMITIVES
 
 
@@ -132,7 +132,7 @@ def api_name(key: int) -> str:
 
 
 def address_path(api_key: int, version: int) -> str | None:
-    """Where the answer of this version carries brokers' addresses; None: nowhere."""
+    """The path of the structure that carries broker addresses in this version's response, or None."""
     paths = ADDRESS_CARRIERS.get(api_key)
     if not paths:
         return None

@@ -1,12 +1,12 @@
-"""Frames of the same shape are read once: what a plan looked at last time answers for what it would find this time.
+"""A cache of what plans return, keyed by a frame's length and the bytes that the plan reads.
 
-What a plan tells depends on the length of a frame and on the bytes that it looks at, and on nothing else. So the bytes
-that it looked at once, and their offsets, are remembered for a length; a frame of that length with the same bytes there
-gets the same result, at a third of the cost. Most answers of a busy connection differ in nothing but what is skipped:
-correlation ids, offsets, times, payloads.
+The result of a plan depends only on the frame's length and on the bytes that it reads. A shape records the offsets and
+values of those bytes for one length: a frame of that length with the same bytes at those offsets gets the recorded
+result, at a third of the cost. Most responses of a busy connection differ only in bytes that plans skip: correlation
+ids, offsets, timestamps, payloads.
 
-Bounded: so many lengths per plan, so many fields per shape. A shape is learnt from every so-many-th miss only, so that
-traffic without any costs next to nothing more. Refuses to know what a plan looks for.
+Bounded: at most LENGTHS shapes per plan and FIELDS byte ranges per shape. Only every LEARN_EVERY-th miss records a new
+shape, so traffic without repetition costs almost nothing extra. Refuses to know what a plan looks for.
 """
 
 import re
@@ -26,18 +26,18 @@ Result = TypeVar("Result")
 Plan = Callable[[Any, int, int], Result]
 
 
-# What unpacks the bytes that a plan looks at (Struct.unpack_from), their values, and its result.
+# The unpack_from of the bytes that a plan reads, their values, and the plan's result.
 Shape = tuple[Any, tuple[Any, ...], Result]
 Shapes = dict[int, Shape[Result]]  # by length
 
 
 def remembered(plan: Plan[Result], shapes: Shapes[Result] | None = None) -> Plan[Result]:
-    """The same plan over (buffer, start, end), quicker where frames are alike; it keeps `shapes`."""
+    """The same plan over (buffer, start, end), cached by shape in `shapes`."""
     if shapes is None:
         shapes = {}
     misses = 0
 
-    def alike(buffer: Buffer, start: int, end: int) -> Result:
+    def cached(buffer: Buffer, start: int, end: int) -> Result:
         shape = shapes.get(end - start)
         if shape is not None:
             unpack, values, result = shape
@@ -48,20 +48,20 @@ def remembered(plan: Plan[Result], shapes: Shapes[Result] | None = None) -> Plan
         if misses % LEARN_EVERY == 0:
             if len(shapes) >= LENGTHS:
                 shapes.clear()
-            learnt = _watch(plan, buffer, start, end)
-            if learnt is not None:
-                shapes[end - start] = learnt
+            shape = _trace(plan, buffer, start, end)
+            if shape is not None:
+                shapes[end - start] = shape
         return plan(buffer, start, end)
 
-    return alike
+    return cached
 
 
-class _Unwatchable(Exception):
-    """The plan looks in a way that cannot be followed, at too much, or beyond the frame."""
+class _Untraceable(Exception):
+    """The plan reads more than FIELDS byte ranges, or bytes outside the frame."""
 
 
-class _Watched:
-    """A buffer that notes what is looked at."""
+class _Traced:
+    """A buffer that records which bytes are read."""
 
     def __init__(self, buffer: Buffer, start: int, end: int) -> None:
         self._buffer = buffer
@@ -71,9 +71,9 @@ class _Watched:
 
     def __getitem__(self, pos: int | slice) -> Any:
         if isinstance(pos, slice):
-            self._note(pos.start, pos.stop)
+            self._record(pos.start, pos.stop)
         else:
-            self._note(pos, pos + 1)
+            self._record(pos, pos + 1)
         return self._buffer[pos]
 
     def unpack(self, layout: struct.Struct, pos: int) -> tuple[Any, ...]:
@@ -84,30 +84,30 @@ class _Watched:
             size = struct.calcsize(f">{code}")
             for _ in range(int(count or 1)):
                 if code != "x":
-                    self._note(at, at + size)
+                    self._record(at, at + size)
                 at += size
         return layout.unpack_from(self._buffer, pos)
 
-    def _note(self, pos: int, stop: int) -> None:
+    def _record(self, pos: int, stop: int) -> None:
         if not self._start <= pos <= stop <= self._end or len(self.seen) > FIELDS:
-            raise _Unwatchable
+            raise _Untraceable
         self.seen.add((pos - self._start, stop - self._start))
 
 
-def _watch(plan: Plan[Result], buffer: Buffer, start: int, end: int) -> Shape[Result] | None:
-    """The shape of a frame; None: it cannot be told."""
-    watched = _Watched(buffer, start, end)
+def _trace(plan: Plan[Result], buffer: Buffer, start: int, end: int) -> Shape[Result] | None:
+    """The shape of a frame, or None if the plan's reads cannot be traced."""
+    traced = _Traced(buffer, start, end)
     unpackers = getattr(plan, "__defaults__", None) or ()
 
-    def watching(unpack_from: Any) -> Callable[[Any, int], tuple[Any, ...]]:
-        return lambda _, pos: watched.unpack(unpack_from.__self__, pos)
+    def tracing(unpack_from: Any) -> Callable[[Any, int], tuple[Any, ...]]:
+        return lambda _, pos: traced.unpack(unpack_from.__self__, pos)
 
     try:
-        result = plan(watched, start, end, *map(watching, unpackers))
-    except Exception:  # whatever is wrong with the frame or the watching, the plan itself will tell
+        result = plan(traced, start, end, *map(tracing, unpackers))
+    except Exception:  # the plan itself, run on the plain buffer, raises what is wrong with the frame
         return None
     spans: list[list[int]] = []
-    for offset, stop in sorted(watched.seen):
+    for offset, stop in sorted(traced.seen):
         if spans and offset <= spans[-1][1]:
             spans[-1][1] = max(spans[-1][1], stop)
         else:
