@@ -28,6 +28,8 @@ from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 from kproxy.wire.interest import FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, PRODUCE, SHARE_FETCH
 
 MAX_POSITIONS = 64 * 1024
+MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1_000_000  # later ones, as of producers that write µs, leave int64 in nanoseconds
+MAX_OFFSET = (1 << 63) - 1
 
 APIS = frozenset(
     (PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH)
@@ -87,6 +89,15 @@ class BodyRows:
     def size(self) -> int:
         """About how many bytes the rows take."""
         return self._packed.size + self.words.size + self.topics.size
+
+    def mark(self) -> tuple[int, int]:
+        """Where the rows end now, for `rewind`."""
+        return self.rows, len(self._packed.packed)
+
+    def rewind(self, mark: tuple[int, int]) -> None:
+        """Forget the rows that were packed one by one since `mark`, whole or in part."""
+        self.rows, size = mark
+        del self._packed.packed[size:]
 
     def batch(self) -> pa.RecordBatch:
         """The rows so far; they are forgotten here."""
@@ -288,7 +299,7 @@ class BatchColumns(BodyRows):
         headers = [_EMPTY._replace(magic=int(kind) >> 16, attributes=int(kind) & 0xFFFF) for kind in kinds]
         inverse = array(I64, index)
         raw |= {
-            "last_offset": raw["base_offset"] + raw["last_offset_delta"],
+            "last_offset": _sum(raw["base_offset"], raw["last_offset_delta"]),
             "records": raw["record_count"],
             "bytes": raw["length"] + PREFIX_BYTES,
         }
@@ -305,14 +316,21 @@ PREFIX_BYTES = _EMPTY.size_bytes  # before what a batch's length counts
 
 
 def topic_id(identity: UUID) -> str:
-    """As Kafka writes it."""
+    """The id as Kafka writes it: URL-safe base64 without padding."""
     return urlsafe_b64encode(identity.bytes).decode().rstrip("=")
 
 
+def _sum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The sums of two int64 columns; NULL where a sum leaves int64."""
+    sums = one + other
+    return np.where(((one ^ sums) & (other ^ sums)) < 0, NULL, sums)
+
+
 def _lag(exchange: Exchange, direction: int, partition: Partition, positions: Positions) -> tuple[int, int]:
-    """(records between what a consumer has now and the end of the log, age of the newest record it got).
+    """(records between what a consumer has now and the end of the log, age of the newest record it got in ns).
 
     A fetch session (KIP-227) leaves out of the request what has not changed, so the position may be older than it.
+    Either is NULL where it is not known or leaves int64: timestamps and offsets are any int64 that a producer wrote.
     """
     key = (partition.topic or partition.topic_id, partition.partition)
     if direction == CLIENT:
@@ -320,16 +338,16 @@ def _lag(exchange: Exchange, direction: int, partition: Partition, positions: Po
             positions[key] = partition.offset
         return NULL, NULL
     age = NULL
-    if partition.batches and partition.max_timestamp > 0:
+    if partition.batches and 0 < partition.max_timestamp <= MAX_TIMESTAMP_MS:
         age = exchange.response_start - partition.max_timestamp * 1_000_000
     following = partition.last_offset + 1 if partition.batches else positions.get(key, NONE)
-    if following < 0 or partition.high_watermark < 0:
+    if not 0 <= following <= MAX_OFFSET or partition.high_watermark < 0:
         return NULL, age
     return max(0, partition.high_watermark - following), age
 
 
 def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """The same of many fetches, by column and direction: what a partition was last asked for is known from before."""
+    """`_lag` of many fetches, as columns by direction: what a partition was last asked for is known from before."""
     asked, got = bulk.request_body, bulk.response_body
     assert asked is not None and got is not None
     if not len(asked.of) + len(got.of):
@@ -372,7 +390,7 @@ def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndar
     following = np.where(carries, numbers["last_offset"] + 1, wanted)
     mark = numbers["high_watermark"]
     lag = np.where((following < 0) | (mark < 0), NULL, np.maximum(0, mark - following))
-    dated = carries & (numbers["max_timestamp"] > 0)
+    dated = carries & (numbers["max_timestamp"] > 0) & (numbers["max_timestamp"] <= MAX_TIMESTAMP_MS)
     age = bulk.columns["response_start"][got.of] - np.where(dated, numbers["max_timestamp"], 0) * 1_000_000
     return {BROKER: (lag, np.where(dated, age, NULL))}
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event as Signal
 from threading import Lock, Thread
+from traceback import extract_tb
 from typing import Any
 
 import pyarrow as pa
@@ -60,7 +61,11 @@ _SWITCH_S = 0.0002  # how long one thread may keep the interpreter from another 
 _CONNECTION_BYTES = 2000  # of a row that is not packed, about
 _NAME_BYTES = 300  # of a topic
 
+_DEFECT_KINDS = 32  # what is counted apart; the rest together
+_REPORT_S = 60.0  # between two lines about one kind of failure
+
 _DROPPED = "events that are in no table: the recorder fell behind, or the disk failed"
+_FAILED = "events that are in no table: kproxy could not make rows of them; its log names each kind of failure"
 _FAULT = "bytes of a Kafka connection that are not what the protocol says"
 
 log = logging.getLogger("kproxy.recorder")
@@ -80,7 +85,7 @@ class Recorder:
         self._open: _Portion | None = _Portion()  # None: there is no room
         self._waiting: deque[_Portion] = deque()
         self._waiting_bytes = 0
-        self._failed = False
+        self._defects = _Defects()
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -105,13 +110,9 @@ class Recorder:
                 if portion is None:
                     self._quality.drop(info.source, len(events))
                     return
-                try:
-                    portion.add(tally, events)
-                except Exception:  # a defect of ours must not cost a connection, nor fill the log
-                    self._quality.drop(info.source, len(events))
-                    if not self._failed:
-                        self._failed = True
-                        log.exception("a defect of kproxy's recorder: this event is lost, and each like it")
+                for fault in portion.add(tally, events):  # a defect of ours must not cost a connection
+                    self._quality.drop(info.source, 1, "recorder_failed", _FAILED)
+                    self._defects.note(fault)
                 if portion.full:
                     self._hand_over(portion)
 
@@ -124,6 +125,7 @@ class Recorder:
             self._thread.join()
             lost = sum(self.dropped.values())
             log.info("recorded %d exchanges into %s; %d events dropped", self._files.exchanges, self.folder, lost)
+            self._defects.report()
         self._files.release()
 
     def _hand_over(self, portion: "_Portion") -> None:
@@ -193,27 +195,75 @@ class _Portion:
         rows = self.exchanges.rows + self.partitions.rows + self.batches.rows
         return rows >= PORTION_ROWS or self.size >= PORTION_BYTES
 
-    def add(self, tally: "_Tally", events: list[Event]) -> None:
+    def add(self, tally: "_Tally", events: list[Event]) -> list[Exception]:
+        """Pack events, each whole or not at all; returns what went wrong, one exception per event that is left out."""
         source = tally.info.source
-        self.events[source] = self.events.get(source, 0) + len(events)
+        failures: list[Exception] = []
         for event in events:
-            if isinstance(event, Exchange):
-                self._exchange(tally, event)
-            elif isinstance(event, Unanswered):
-                self._exchange(tally, event.exchange)
-            elif isinstance(event, Desync):
-                tally.faults += 1
-                self.faults.append((source, event.now_ns))
-            elif isinstance(event, Closed):
-                self.connections.append(tally.row(event))
+            try:
+                if isinstance(event, Exchange):
+                    self._exchange(tally, event)
+                elif isinstance(event, Unanswered):
+                    self._exchange(tally, event.exchange)
+                elif isinstance(event, Desync):
+                    tally.faults += 1
+                    self.faults.append((source, event.now_ns))
+                elif isinstance(event, Closed):
+                    self.connections.append(tally.row(event))
+            except Exception as fault:
+                failures.append(fault)
+        self.events[source] = self.events.get(source, 0) + len(events) - len(failures)
+        return failures
 
     def _exchange(self, tally: "_Tally", exchange: Exchange) -> None:
-        tally.count(exchange)
-        self.exchanges.append(tally.info, exchange)
         if exchange.request_body is not None or exchange.response_body is not None:
-            self.partitions.append(tally.info, exchange, tally.positions)
-            self.batches.append(tally.info, exchange)
-            self.names.learn(exchange.response_body)
+            before = self.partitions.mark(), self.batches.mark()
+            try:
+                self.partitions.append(tally.info, exchange, tally.positions)
+                self.batches.append(tally.info, exchange)
+                self.names.learn(exchange.response_body)
+                self.exchanges.append(tally.info, exchange)
+            except Exception:
+                self.partitions.rewind(before[0])
+                self.batches.rewind(before[1])
+                raise
+        else:
+            self.exchanges.append(tally.info, exchange)  # one row: whole or not at all
+        tally.count(exchange)
+
+
+class _Defects:
+    """Counts events that kproxy failed to pack, by what went wrong and where, and logs each kind.
+
+    The first of a kind is logged with its traceback, later ones as a count, one line per _REPORT_S. _DEFECT_KINDS kinds
+    are told apart.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, list[float]] = {}  # [events, events at the last line, time of the last line]
+
+    def note(self, fault: Exception) -> None:
+        last = extract_tb(fault.__traceback__)[-1]
+        kind = f"{type(fault).__name__} in {last.name}, line {last.lineno}"
+        if kind not in self._kinds and len(self._kinds) >= _DEFECT_KINDS:
+            kind = "other failures"
+        now_s = time.monotonic()
+        known = self._kinds.setdefault(kind, [0, 0, now_s - _REPORT_S])
+        known[0] += 1
+        if known[0] == 1:
+            said = "a defect of kproxy's recorder, %s: this event is in no table, nor any like it"
+            log.error(said, kind, exc_info=fault)
+        elif now_s - known[2] >= _REPORT_S:
+            log.error("a defect of kproxy's recorder, %s: %d events so far are in no table", kind, known[0])
+        else:
+            return
+        known[1:] = known[0], now_s
+
+    def report(self) -> None:
+        """Log the totals that no line has said yet."""
+        for kind, (events, reported, _) in self._kinds.items():
+            if events > reported:
+                log.error("a defect of kproxy's recorder, %s: %d events in all are in no table", kind, events)
 
 
 class _Quality:
@@ -224,11 +274,11 @@ class _Quality:
         self._lock = Lock()
         self._rows: dict[tuple[str, str], dict[str, Any]] = {}  # since the last file
 
-    def drop(self, source: str, events: int) -> None:
+    def drop(self, source: str, events: int, kind: str = "recorder_dropped", sentence: str = _DROPPED) -> None:
         now_ns = time.time_ns()
         with self._lock:
             self.dropped[source] = self.dropped.get(source, 0) + events
-        self.note(source, "recorder_dropped", now_ns, _DROPPED, events)
+        self.note(source, kind, now_ns, sentence, events)
 
     def note(self, source: str, kind: str, now_ns: int, sentence: str, count: int = 1) -> None:
         row = {"source": source, "kind": kind, "count": count, "first_ns": now_ns, "last_ns": now_ns}

@@ -22,6 +22,7 @@ from kproxy.tables.names import Names
 from kproxy.tables.partitions import BatchColumns, PartitionColumns
 from kproxy.tables.recorder import Recorder
 from kproxy.tables.schema import EXCHANGES, TABLES
+from kproxy.wire import bodies
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import ANSWERED, BROKER, Closed, Desync, Exchange, Unanswered
 from kproxy.wire.interest import ApiPlan
@@ -257,7 +258,40 @@ def test_a_defect_costs_the_event_and_not_the_connection(recording, caplog):
     recording.close()
     assert numbers(recording.folder) == [0, 2]
     assert recording.dropped == {"live:east": 2}
-    assert [entry.levelname for entry in caplog.records] == ["ERROR"]
+    assert [entry.levelname for entry in caplog.records] == ["ERROR", "ERROR"]  # the first, and the total at the end
+    assert "2 events in all" in caplog.messages[1]
+
+
+def test_an_event_is_taken_whole_or_not_at_all(recording, monkeypatch, caplog):
+    """One partition that no row can hold costs its own event, in every table; the others of the read stay."""
+    monkeypatch.setattr(recorder, "_REPORT_S", 0.0)
+    recording.start()
+    take = recording.connected(INFO)
+    fetches = [exchange(number) for number in range(5)]
+    header = bodies.BatchHeader(*(0 for _ in bodies.BatchHeader._fields))
+    for number, one in enumerate(fetches):
+        one.plan = ApiPlan(1, 12, "Fetch", True)
+        offset = 1 << 63 if number == 1 else 7
+        parts_ = [bodies.BLANK._replace(topic="t", partition=index, offset=(3, offset)[index]) for index in (0, 1)]
+        one.response_body = bodies.Found()
+        one.response_body.partitions = parts_
+        base = 1 << 63 if number == 3 else 7
+        one.response_body.batches = [
+            bodies.Batch("t", None, 0, header._replace(base_offset=offset), False, None, None) for offset in (7, base)
+        ]
+    take(fetches)
+    take(fetches[1:2])
+    recording.close()
+    assert numbers(recording.folder) == [0, 2, 4]
+    for table in ("partitions", "batches"):
+        (rows,) = parts(recording.folder, table)
+        assert sorted(rows["number"].to_pylist()) == [0, 0, 2, 2, 4, 4]
+    assert recording.dropped == {"live:east": 3}
+    ((quality,),) = (part.to_pylist() for part in parts(recording.folder, "quality"))
+    assert (quality["kind"], quality["count"]) == ("recorder_failed", 3)
+    said = [entry.getMessage() for entry in caplog.records if entry.levelname == "ERROR"]
+    assert len(said) == 3 and len({line.partition(":")[0] for line in said}) == 2  # each kind, and its total again
+    assert "2 events so far" in said[2]
 
 
 RECORD_FOR_EVER = """

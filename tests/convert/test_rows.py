@@ -1,0 +1,122 @@
+"""Rows of captures, taken exchange by exchange or by column: the same, whatever a producer or a broker writes."""
+
+import pyarrow as pa
+import pytest
+
+from kproxy.capture.packets import ACK, SYN
+from kproxy.capture.pcap import Capture
+from kproxy.capture.quality import Quality
+from kproxy.convert.rows import Rows, captures_of
+from kproxy.protocol.records import Record, write_batch
+from kproxy.tables.partitions import MAX_TIMESTAMP_MS, BatchColumns, PartitionColumns
+from tests.capture import packet
+from tests.captures import one_by_one
+from tests.wire.playbook import request, response
+
+NOW_NS = 1_763_769_600_000_000_000
+NOW_MS = NOW_NS // 10**6
+
+
+def fetches(path, batches):
+    """A capture of a connection that fetches each batch of two partitions in turn."""
+    packets = []
+    sent = [0, 0]
+
+    def send(side, at_ns, payload=b"", flags=ACK):
+        source, target = (packet.CLIENT, packet.BROKER) if side == 0 else (packet.BROKER, packet.CLIENT)
+        ends = {"source": source, "target": target}
+        segment = packet.tcp(payload, **ends, seq=sent[side], ack=sent[1 - side], flags=flags)
+        packets.append((at_ns, packet.ethernet(packet.ipv4(segment, **ends, identity=len(packets)))))
+        sent[side] += len(payload) + bool(flags & SYN)
+
+    for side, flags in ((0, SYN), (1, SYN | ACK), (0, ACK)):
+        send(side, NOW_NS - 10**6, flags=flags)
+    for number, batch in enumerate(batches):
+        topic = {"topic": "t", "partitions": [{"partition": index, "fetchOffset": 5} for index in (0, 1)]}
+        parts = [
+            {"partitionIndex": index, "highWatermark": 9, "records": records}
+            for index, records in ((0, b""), (1, batch))
+        ]
+        frames = (
+            request(1, 12, number, {"topics": [topic]}),
+            response(1, 12, number, {"responses": [{"topic": "t", "partitions": parts}]}),
+        )
+        for side, frame in enumerate(frames):
+            send(side, NOW_NS + (2 * number + side) * 10**6, frame)
+    path.write_bytes(packet.pcap(packets))
+    return path
+
+
+def read(rows, path):
+    """All of a capture, in windows: a connection's first packets are never taken by column."""
+    (job,) = captures_of([path], "default", (), False)
+    flows = rows.flows(job, Quality())
+    for window in Capture([path], Quality()).windows():
+        packets = list(window.records)
+        for some in (packets[:50], packets[50:]):
+            flows.window(window._replace(records=some))
+    flows.finish()
+    rows.flush(1)
+
+
+class Both(Rows):
+    """Compares what comes by column with the same exchanges one by one."""
+
+    def __init__(self, add):
+        super().__init__(add)
+        self.by_column = 0
+
+    def many(self, flows, bulk):
+        infos = [flow.info for flow in flows]
+        before = [dict(self._tallies[flow].positions) for flow in flows]
+        columns, rows = [(PartitionColumns(), BatchColumns()) for _ in range(2)]
+        columns[0].extend(infos, bulk, [dict(positions) for positions in before])
+        columns[1].extend(infos, bulk)
+        for connection, exchange in one_by_one(bulk):
+            rows[0].append(infos[connection], exchange, before[connection])
+            rows[1].append(infos[connection], exchange)
+        for by_column, by_row in zip(columns, rows, strict=True):
+            assert by_column.batch().to_pylist() == by_row.batch().to_pylist()
+        self.by_column += len(bulk.connection)
+        super().many(flows, bulk)
+
+
+@pytest.mark.parametrize("turns", [3, 400])  # by row; by column
+def test_what_leaves_int64_is_null(tmp_path, turns):
+    """Producers write µs and ns into CreateTime, and brokers accept it: such records have no age."""
+    kinds = (
+        (write_batch([Record(5, NOW_MS - 50, None, b"v")]), 50, 3),
+        (write_batch([Record(5, NOW_NS // 1000, None, b"v")]), None, 3),
+        (write_batch([Record(5, NOW_NS, None, b"v")]), None, 3),
+        (write_batch([Record(5, MAX_TIMESTAMP_MS, None, b"v")]), NOW_MS - MAX_TIMESTAMP_MS, 3),
+        (write_batch([Record(5, MAX_TIMESTAMP_MS + 1, None, b"v")]), None, 3),
+        (write_batch([Record((1 << 63) - 1, NOW_MS, None, b"v")]), 0, None),
+    )
+    path = fetches(tmp_path / "far.pcap", [kinds[turn % len(kinds)][0] for turn in range(turns)])
+    batches = {"partitions": [], "batches": []}
+    rows = Both(lambda table, batch: batches[table.name].append(batch) if table.name in batches else None)
+    read(rows, path)
+    assert (rows.by_column > turns / 2) == (turns > 3)
+    answered = [
+        row
+        for row in pa.Table.from_batches(batches["partitions"]).to_pylist()
+        if row["direction"] == "response" and row["partition"] == 1
+    ]
+    assert len(answered) == turns
+    for row in answered:
+        _, age_ms, lag = kinds[row["number"] % len(kinds)]
+        late_ms = 2 * row["number"] + 1
+        assert row["lag_ns"] == (None if age_ms is None else (age_ms + late_ms) * 10**6)
+        assert row["lag_records"] == lag
+    ends = {row["last_offset"] for row in pa.Table.from_batches(batches["batches"]).to_pylist()}
+    assert ends == {5, (1 << 63) - 1} if turns > 3 else {5}
+
+
+def test_a_batch_whose_end_leaves_int64_has_none(tmp_path):
+    far = bytearray(write_batch([Record(5, NOW_MS, None, b"v"), Record(6, NOW_MS, None, b"v")]))
+    far[0:8] = ((1 << 63) - 1).to_bytes(8)  # the base offset is outside the checksum
+    taken = []
+    rows = Rows(lambda table, batch: taken.append(batch) if table.name == "batches" else None)
+    read(rows, fetches(tmp_path / "end.pcap", [bytes(far)]))
+    (row,) = pa.Table.from_batches(taken).to_pylist()
+    assert (row["base_offset"], row["last_offset"]) == ((1 << 63) - 1, None)
