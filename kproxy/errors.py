@@ -53,3 +53,17 @@ class CaptureError(KproxyError):
 
 class UpstreamError(KproxyError):
     """A broker cannot be reached, or its answer is of no use."""
+
+
+# The name that pip knows: on PyPI, `kproxy` is another project. The command and the import are `kproxy`.
+DISTRIBUTION = "kproxy-kafka"
+
+_EXTRA_OF = {"numpy": "offline", "pandas": "spark", "pyarrow": "offline", "pyspark": "spark"}
+
+
+def missing_package(module: str | None) -> str | None:
+    """What to do about a module that an extra installs and that is not there; None if it is no module of an extra."""
+    package = (module or "").partition(".")[0]
+    if package not in _EXTRA_OF:
+        return None
+    return f"needs {package}, which is not installed: pip install '{DISTRIBUTION}[{_EXTRA_OF[package]}]'"

@@ -122,6 +122,11 @@ def test_the_command_line_starts_light():
     code = "import sys; import kproxy.cli; print(*[name for name in sys.modules if name.startswith('kproxy')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert set(done.stdout.split()) == {"kproxy", "kproxy.cli", "kproxy.errors"}
+    code = "import sys; from kproxy.cli import cli; cli(['--help'], standalone_mode=False); "
+    code += "print('LOADED', *[name for name in sys.modules if name.startswith('kproxy')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stdout.partition("LOADED")[2].split()
+    assert {name for name in loaded if not name.startswith("kproxy.cli.")} == {"kproxy", "kproxy.cli", "kproxy.errors"}
 
 
 @pytest.mark.parametrize("module", MODULES)

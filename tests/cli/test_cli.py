@@ -1,15 +1,21 @@
 """The command line: what cannot be is refused before any work is done, in one line."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from kproxy.cli import cli
+import kproxy
+from kproxy.cli import cli, convert, decode, demo, run, spark_group
+from kproxy.errors import DISTRIBUTION
 from tests import captures
+
+ROOT = Path(__file__).parent.parent.parent
 
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
 FRAME = "00120000000000070003666f6f"
@@ -53,7 +59,6 @@ def test_a_full_disk_is_a_line_and_not_a_stack():
     [
         (["convert", "x.pcap", "--out", "tables"], "pyarrow", "offline"),
         (["demo", "--record", "tables"], "pyarrow", "offline"),
-        (["spark", "--help"], "pyspark", "spark"),
         (["spark", "latency", "tables"], "pyspark", "spark"),
     ],
 )
@@ -61,8 +66,42 @@ def test_what_is_not_installed_is_told_with_its_mend(tmp_path, arguments, missin
     code = f"import sys; sys.modules['{missing}'] = None; from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    text = f"kproxy: this needs {missing}, which is not installed: pip install 'kproxy[{extra}]'\n"
+    text = f"kproxy: this needs {missing}, which is not installed: pip install 'kproxy-kafka[{extra}]'\n"
     assert (done.returncode, done.stderr.replace("record: needs", "this needs")) == (2, text)
+
+
+def test_no_hint_names_the_distribution_of_others():
+    """`kproxy` on PyPI is another project: an extra of it would install a stranger's code."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    texts = {name: (ROOT / name).read_bytes() for name in tracked.split("\0") if name and (ROOT / name).is_file()}
+    hint = re.compile(rb"(?<![\w-])kproxy\[(?:all|dev|offline|spark)|pip3? install (?:-\S+ )*['\"]?kproxy(?![\w-])")
+    assert not [name for name, text in texts.items() if hint.search(text)]
+    project = tomllib.loads(texts["pyproject.toml"].decode())["project"]
+    assert project["name"] == DISTRIBUTION != "kproxy"
+    assert project["version"] == kproxy.__version__
+
+
+def test_every_command_is_a_file_and_listed_with_its_help():
+    listed = CliRunner().invoke(cli, ["--help"]).output
+    for name in cli.list_commands(None):
+        command = cli.get_command(None, name)
+        assert command.name == name
+        assert command.get_short_help_str(200)[:40] in listed
+        assert "kproxy " in CliRunner().invoke(cli, [name, "--help"]).output, f"{name} --help shows no example"
+    assert "_KPROXY_COMPLETE=bash_source" in listed
+    files = {convert: "convert", decode: "decode", demo: "demo", run: "run", spark_group: "spark"}
+    assert set(files.values()) == set(cli.list_commands(None))
+    assert all(getattr(module, name).name == name for module, name in files.items())
+
+
+def test_the_help_of_spark_needs_no_pyspark():
+    from kproxy.cli.spark import COMMANDS
+    from kproxy.cli.spark_group import SUMMARIES
+
+    assert list(SUMMARIES) == list(COMMANDS)
+    code = "import sys; sys.modules['pyspark'] = None; from kproxy.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "spark", "--help"], capture_output=True, text=True, check=True)
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])

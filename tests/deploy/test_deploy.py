@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from kproxy.cli import run
+from kproxy.cli.run import run
 from kproxy.proxy.config import Address, Config, load
 from kproxy.proxy.upstream.routing import Routes
 
@@ -101,7 +101,7 @@ def test_the_container_has_all_that_kproxy_is_made_of(tmp_path):
                 shutil.copy(TOP / name, source / target)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)]
     subprocess.run(pip, check=True, stdin=subprocess.DEVNULL)
-    (wheel,) = tmp_path.glob("kproxy-*.whl")
+    (wheel,) = tmp_path.glob("kproxy_kafka-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     for path in (TOP / "kproxy").rglob("*.*"):
         assert path.suffix == ".pyc" or str(path.relative_to(TOP)) in names

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kproxy import __version__
-from kproxy.errors import ConfigError
+from kproxy.errors import ConfigError, missing_package
 from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
@@ -205,8 +205,10 @@ def _recorder(config: Config) -> "Recorder":
     try:
         from kproxy.tables.recorder import Recorder
     except ModuleNotFoundError as fault:  # heavy, and not everybody's
-        text = f"needs {fault.name}, which is not installed: pip install 'kproxy[offline]'"
-        raise ConfigError([("record", text)]) from None
+        missing = missing_package(fault.name)
+        if missing is None:
+            raise
+        raise ConfigError([("record", missing)]) from None
     assert config.record is not None
     return Recorder(config.record, {"detail": {cluster.name: cluster.detail for cluster in config.clusters}})
 

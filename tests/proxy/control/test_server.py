@@ -167,6 +167,6 @@ def test_where_nothing_can_be_recorded_nothing_runs(tmp_path):
         )
         _, stderr = await process.communicate()
         assert process.returncode == 2
-        assert "needs pyarrow, which is not installed: pip install 'kproxy[offline]'" in stderr.decode()
+        assert "needs pyarrow, which is not installed: pip install 'kproxy-kafka[offline]'" in stderr.decode()
 
     live(test())

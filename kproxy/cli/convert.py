@@ -1,0 +1,101 @@
+"""`kproxy convert`: the options of captures to tables. The work is that of `kproxy.convert`."""
+
+import sys
+
+import click
+
+
+@click.command()
+@click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
+@click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each.")
+@click.option(
+    "--port",
+    "ports",
+    type=click.IntRange(1, 65535),
+    multiple=True,
+    metavar="N",
+    help="A broker's port. Default: by content.",
+)
+@click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
+@click.option("--rotated", is_flag=True, help="The files are one capture, in the order of their packets.")
+@click.option(
+    "--detail",
+    type=click.Choice(("headers", "topics", "batches")),
+    default="batches",
+    show_default=True,
+    help="How closely bodies are read: for no further table, for `partitions`, for `batches` too.",
+)
+@click.option("--checksums", is_flag=True, help="Check that of every batch: `crc_valid`. Every byte is read for it.")
+@click.option(
+    "--records", metavar="TOPIC[,...]", help="The table `records` too, of these topics; * as in a shell, ids as names."
+)
+@click.option(
+    "--record-values",
+    metavar="N|hash|all",
+    default="64",
+    show_default=True,
+    help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
+)
+@click.option(
+    "--key-log",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="SSLKEYLOGFILE of the TLS connections; needs tshark.",
+)
+@click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
+@click.option(
+    "--processes", type=click.IntRange(0), default=0, metavar="N", help="Default: as many as cores and memory allow."
+)
+def convert(
+    captures: tuple[str, ...],
+    out: str,
+    ports: tuple[int, ...],
+    cluster: str,
+    rotated: bool,
+    detail: str,
+    checksums: bool,
+    records: str | None,
+    record_values: str,
+    key_log: str | None,
+    follow: bool,
+    processes: int,
+) -> None:
+    """Turn packet captures into Parquet tables.
+
+    \b
+    pcap or pcapng, plain or gzip, zstd, lz4; - is standard input:
+      kproxy convert incident.pcap --out tables
+      tcpdump -i any -s 0 -w - port 9092 | kproxy convert - --out tables
+      kproxy convert incident.pcap --out tables --records 'orders,billing.*' --record-values hash
+    \b
+    And then, in any tool that reads Parquet:
+      select api, approx_quantile(latency_ns, 0.99) from 'tables/exchanges/*.parquet' group by api
+    """
+    if follow and len(captures) > 1 and not rotated:
+        raise click.UsageError("--follow is of one capture, or of --rotated files, of which the last one grows")
+
+    from kproxy.convert import machine
+    from kproxy.convert import processes as conversion
+    from kproxy.tables.records import chosen
+    from kproxy.views import convert as convert_view
+    from kproxy.views import summary as rows_view
+
+    machine.retain()
+    with convert_view.bar() as advance:
+        summary = conversion.convert(
+            captures,
+            out,
+            ports=ports,
+            cluster=cluster,
+            rotated=rotated,
+            detail=detail,
+            checksums=checksums,
+            records=None if records is None else chosen(records, record_values),
+            key_log=key_log,
+            follow=follow,
+            processes=processes,
+            progress=advance,
+        )
+    rows_view.tell(summary)
+    if summary.failed:
+        sys.exit(1)

@@ -1,0 +1,24 @@
+"""`kproxy demo`: the options of the demonstration in `kproxy.demo`."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(min=0), metavar="N", help="End after so long. Default: at Ctrl-C.")
+@click.option("--record", type=click.Path(path_type=Path), metavar="DIR", help="Write tables, as kproxy convert does.")
+def demo(seconds: float | None, record: Path | None) -> None:
+    """Kafka traffic decoded, with nothing to set up.
+
+    \b
+    In a terminal, until Ctrl-C; and with tables of what passed, to try the other commands on:
+      kproxy demo
+      kproxy demo --seconds 20 --record tables
+
+    A miniature cluster of three brokers and its clients, all of it on this machine, with kproxy in between and a live
+    view of what it sees. Where the output is no terminal: a line every two seconds.
+    """
+    from kproxy.demo import app
+
+    app.run(seconds, record)
