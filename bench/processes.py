@@ -254,10 +254,15 @@ def _get(address: Address, path: str) -> tuple[int, str]:
 
 def _advertised(bootstrap: Address) -> Address:
     """Where a client that asks here for the cluster is sent."""
-    request = cases.request_frame(cases.METADATA, 12, {"topics": None})
-    with socket.create_connection(bootstrap, timeout=_START_S) as sock, sock.makefile("rb") as answers:
-        sock.sendall(request)
-        (size,) = cases.INT32.unpack(answers.read(4))
-        _, body = codec.decode_response(answers.read(size), cases.METADATA, 12)
+    answer = ask(bootstrap, cases.request_frame(cases.METADATA, 12, {"topics": None}))
+    _, body = codec.decode_response(answer[4:], cases.METADATA, 12)
     (node,) = body["brokers"]
     return node["host"], node["port"]
+
+
+def ask(address: Address, request: bytes) -> bytes:
+    """The answer to one request on a connection of its own, its size included."""
+    with socket.create_connection(address, timeout=_START_S) as sock, sock.makefile("rb") as answers:
+        sock.sendall(request)
+        size = answers.read(4)
+        return size + answers.read(cases.INT32.unpack(size)[0])

@@ -139,13 +139,19 @@ class Broker:
             *("--feature", "share.version=1"),  # KIP-932, which 4.1 has but does not turn on by itself
         )
 
-    def start(self) -> None:
+    def start(self, *, options: Sequence[str] = ()) -> None:
+        """`options`: of the JVM, in place of those that keep it small."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 java(
                     "kafka.Kafka",
                     str(self.config),
-                    options=("-Xmx256m", f"-Dlog4j2.configurationFile={LOGGING}", f"-Dconnections={self.connections}"),
+                    options=(
+                        "-Xmx256m",
+                        *options,
+                        f"-Dlog4j2.configurationFile={LOGGING}",
+                        f"-Dconnections={self.connections}",
+                    ),
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
