@@ -15,6 +15,7 @@ from kproxy.protocol import codec, records
 from kproxy.wire import bodies
 from tests import captures
 from tests.capture import packet
+from tests.capture.dialogues import Share, frames, stretches
 from tests.capture.test_flows import Wire
 
 NEVER = 1 << 40
@@ -75,28 +76,30 @@ def told(path, fewest, detail=bodies.BATCHES, ports=()):
 
 
 def same(path, **options):
+    """Holds both ways against each other; (exchanges that went by column, all of them)."""
     *one_by_one, none = told(path, NEVER, **options)
     *at_once, taken = told(path, 1, **options)
     assert at_once == one_by_one
     assert not none
-    return taken
+    return taken, len(at_once[0]["exchanges"])
 
 
 @pytest.mark.parametrize("detail", (bodies.ERRORS, bodies.BATCHES))
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_gives_the_same_rows(name, detail):
-    taken = same(captures.capture(f"k41_{name}"), detail=detail)
+    taken, _ = same(captures.capture(f"k41_{name}"), detail=detail)
     assert taken > 20 or name == "oneway"  # whose answers are one hole
 
 
 @pytest.mark.parametrize("name", ("k41_kip848_share", "k0102_sasl_plain"))
 def test_captures_give_the_same_rows(name):
-    assert same(captures.capture(name)) > 20
+    taken, _ = same(captures.capture(name))
+    assert taken > 20
 
 
 @pytest.mark.parametrize("name", ("k41_tls13_keys", "k39_zookeeper"))
 def test_what_is_not_to_be_read_gives_the_same_rows(name):
-    assert same(captures.capture(name)) == 0
+    assert same(captures.capture(name))[0] == 0
 
 
 # --- captures made up ------------------------------------------------------------------------------------------------
@@ -150,8 +153,8 @@ KINDS = [
 ]
 
 
-def connection(dice, number):
-    """The packets of a connection, in the order in which its ends sent them: (side, bytes)."""
+def connection(dice, number, said, sizes=(7, 60, 1448, 1448, 65_000)):
+    """The packets of a connection in the order in which its ends sent them. said: (side, bytes) of each frame."""
     client, broker = (bytes((10, 0, 0, number)), 40_000 + number), packet.BROKER
     ends = (client, broker)
     position = [dice.choice((1, 0xFFFF_F000)), dice.randrange(1 << 32)]
@@ -178,8 +181,8 @@ def connection(dice, number):
         send(1, flags=SYN | ACK)
         acked[:] = position
         send(0)
-    most = dice.choice((7, 60, 1448, 1448, 65_000))
-    for side, data in messages(dice, dice.randrange(1, 12)):
+    most = dice.choice(sizes)
+    for side, data in said:
         for start in range(0, len(data), most):
             send(side, data[start : start + most])
             if dice.random() < 0.5:
@@ -222,12 +225,9 @@ def harmed(dice, packets, harm):
     return packets
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 1 << 32), st.sampled_from((0.0, 0.01, 0.03, 0.1)), st.sampled_from((0, 1, 9092)))
-def test_made_up_captures_give_the_same_rows(tmp_path_factory, seed, harm, port):
-    """Connections at once and one after the other with the same ports, whole or joined late, with and without harm."""
-    dice = random.Random(seed)
-    lives = [connection(dice, dice.randrange(4)) for _ in range(dice.randrange(1, 7))]
+def write_capture(path, dice, lives, harm):
+    """A capture of connections whose packets are mixed, of which some are harmed."""
+    lives = [list(life) for life in lives]
     mixed = []
     while any(lives):
         life = dice.choice([life for life in lives if life])
@@ -240,16 +240,52 @@ def test_made_up_captures_give_the_same_rows(tmp_path_factory, seed, harm, port)
     for data in harmed(dice, mixed, harm):
         now += dice.choice((0, 1000, 1_000_000, -500_000 if harm else 1000))
         packets.append((now, data))
-    path = tmp_path_factory.mktemp("made") / "up.pcap"
     path.write_bytes(packet.pcap(packets, order=dice.choice("<>")))
+
+
+def same_in_any_windows(path, dice, most_flows=flows.MAX_FLOWS, **options):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flows, "MAX_FLOWS", dice.choice((2, 1024)))
+        patch.setattr(flows, "MAX_FLOWS", most_flows)
         patch.setattr(mapped, "LARGE", dice.choice((0, 1 << 14)))
-        patch.setattr(
-            mapped, "RECORDS", dice.choice((100, 1 << 14))
-        )  # also windows that end between packets and copies
+        # also windows that end between packets and copies
+        patch.setattr(mapped, "RECORDS", dice.choice((100, 1 << 14)))
         patch.setattr(mapped, "PIECE_BYTES", dice.choice((3000, 1 << 18)))
-        same(path, detail=dice.choice((bodies.ERRORS, bodies.BATCHES)), ports=(port,) if port > 1 else ())
+        return same(path, detail=dice.choice((bodies.ERRORS, bodies.BATCHES)), **options)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from((0.0, 0.01, 0.03, 0.1)), st.sampled_from((0, 1, 9092)))
+def test_made_up_captures_give_the_same_rows(tmp_path_factory, seed, harm, port):
+    """Connections at once and one after the other with the same ports, whole or joined late, with and without harm."""
+    dice = random.Random(seed)
+    lives = [
+        connection(dice, dice.randrange(4), messages(dice, dice.randrange(1, 12))) for _ in range(dice.randrange(1, 7))
+    ]
+    path = tmp_path_factory.mktemp("made") / "up.pcap"
+    write_capture(path, dice, lives, harm)
+    same_in_any_windows(path, dice, dice.choice((2, 1024)), ports=(port,) if port > 1 else ())
+
+
+def test_captures_of_usual_dialogues_give_the_same_rows(tmp_path):
+    """Long connections and little harm, so that most exchanges go by column, which is asserted."""
+    total = Share()
+    path = tmp_path / "usual.pcap"
+
+    @settings(max_examples=25)
+    @given(
+        st.lists(stretches(80), min_size=1, max_size=3),
+        st.integers(0, 1 << 32),
+        st.sampled_from((0.0, 0.0, 0.001, 0.005)),
+    )
+    def holds(dialogues, seed, harm):
+        dice = random.Random(seed)
+        lives = [connection(dice, number, frames(said), (400, 1448)) for number, said in enumerate(dialogues)]
+        write_capture(path, dice, lives, harm)
+        by_column, all_ = same_in_any_windows(path, dice)
+        total.add(by_column, all_)
+
+    holds()
+    assert float(total) > 0.3, total
 
 
 def heartbeats(wire, count):
@@ -270,10 +306,10 @@ def test_an_odd_exchange_is_read_for_itself_and_the_rest_by_column(tmp_path, mon
         heartbeats(wire, 60)
     path = tmp_path / "odd.pcap"
     path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
-    taken = same(path)
+    taken, _ = same(path)
     assert taken > 9 * 60
     monkeypatch.setattr(pairs, "ROUNDS", 1)
-    assert same(path) < taken - 60
+    assert same(path)[0] < taken - 60
 
 
 def test_a_packet_that_is_not_plain_ends_a_stretch(tmp_path):

@@ -1,7 +1,10 @@
 """Many segments at once tell what their sessions would have told of them one by one, whatever they hold."""
 
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, count, cycle
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import Usual
 from tests import captures
+from tests.capture.dialogues import Share, Stretch, frames, stretches
 from tests.wire.playbook import request, response
 
 BATCH = write_batch([Record(offset, 1_700_000_000_000, None, bytes(300)) for offset in range(5)])
@@ -116,47 +120,129 @@ def in_order(told: list[Any]) -> tuple[list[Any], list[Any]]:
     return exchanges, [(kind, {**what, "offset": 0}) for kind, what in told if kind != "Exchange"]
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.integers(0, 1 << 32), st.sampled_from((bodies.ERRORS, bodies.BATCHES)))
-def test_connections_tell_what_they_tell_one_by_one(seed: int, detail: int) -> None:
-    """Exchanges, faults, and where each session stands at the end; windows end anywhere."""
-    dice = random.Random(seed)
-    interest = Interest(details=True, detail=detail)
-    whole = bytearray()
-    talks, segments, expected, clocks = [], [], [], []
-    for _ in range(dice.randrange(1, 4)):
-        flip = dice.randrange(2)
-        said = [(side ^ flip, data) for side, data in dialogue(dice)]
-        segments.append(cut(dice, said, whole))
-        talks.append(Talk(CapturedSession(interest), flip))
-        expected.append(Talk(CapturedSession(interest), flip))
-        clocks.append(0)
-    view = memoryview(bytes(whole))
-    for one, its in zip(expected, segments, strict=True):
-        clock = 0
-        for side, start, end, time_ns in its:
-            clock = max(clock, time_ns)
-            one.receive(side, view[start:end], clock)
+Cut = list[tuple[int, int, int, int]]  # segments: side, start, end, time
 
-    while any(segments):
-        window, parts = [], []
-        for number, its in enumerate(segments):
-            count = dice.choice((dice.randrange(9), dice.randrange(60), 500))
-            parts.append(pairs.Part(talks[number], len(window), len(window) + len(its[:count]), clocks[number]))
-            window += its[:count]
-            del its[:count]
-        columns = pairs.Segments(*np.array(window, np.int64).reshape(-1, 4).T)
+
+class Held:
+    """Connections read by column in windows that end anywhere, held against sessions that read them one by one."""
+
+    def __init__(self, detail: int) -> None:
+        self.detail = detail
+        self._interest = Interest(details=True, detail=detail)
+        self._whole = bytearray()
+        self._flips: list[int] = []
+        self._segments: list[Cut] = []
+
+    def connection(self, flip: int, cut: Callable[[bytearray], Cut]) -> None:
+        """Adds a connection. `cut` appends what its packets hold to a buffer; flip: whether side 0 is the broker."""
+        self._flips.append(flip)
+        self._segments.append([(side ^ flip, *place) for side, *place in cut(self._whole)])
+
+    def check(self, counts: Iterator[int]) -> Share:
+        """counts: how many segments the next window has of a connection. Returns how many exchanges went by column."""
+        view = memoryview(bytes(self._whole))
+        talks, expected = ([Talk(CapturedSession(self._interest), flip) for flip in self._flips] for _ in range(2))
+        for one, its in zip(expected, self._segments, strict=True):
+            clock = 0
+            for side, start, end, time_ns in its:
+                clock = max(clock, time_ns)
+                one.receive(side, view[start:end], clock)
+        share = Share(0, sum(kind == "Exchange" for one in expected for kind, _ in one.told))
+
+        left = [list(its) for its in self._segments]
+        clocks = [0] * len(left)
+        while any(left):
+            window, parts = [], []
+            for number, its in enumerate(left):
+                count = next(counts)
+                parts.append(pairs.Part(talks[number], len(window), len(window) + len(its[:count]), clocks[number]))
+                window += its[:count]
+                del its[:count]
+            columns = pairs.Segments(*np.array(window, np.int64).reshape(-1, 4).T)
+            for bulk in pairs.read(view, columns, parts, self.detail):
+                for number, exchange in captures.one_by_one(bulk):
+                    talks[number].told.append(plain(exchange))
+                    share.by_column += 1
+            clocks = [part.clock_ns for part in parts]
+
+        for talk, one in zip(talks, expected, strict=True):
+            assert in_order(talk.told) == in_order(one.told)
+            ours, theirs = talk.session, one.session
+            assert [plain(each) for each in ours.pending] == [plain(each) for each in theirs.pending]
+            assert (ours.completed, ours.software, ours.number) == (theirs.completed, theirs.software, theirs.number)
+            assert ours.free_at == theirs.free_at
+            assert ours._received == theirs._received
+        return share
+
+
+def test_usual_connections_tell_what_they_tell_one_by_one() -> None:
+    """Mostly usual exchanges, so that most go by column: asserted, and that all else is the same."""
+    total = Share()
+    details = st.sampled_from((bodies.ERRORS, bodies.BATCHES))
+    windows = st.lists(st.integers(20, 200), min_size=1, max_size=5)
+    rounds = st.sampled_from(((0, 16), (8, 16), (256, 16), (256, 1)))
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.tuples(stretches(100), shapes()), min_size=1, max_size=3), details, windows, rounds)
+    def holds(
+        connections: list[tuple[list[Stretch], Shape]], detail: int, windows: list[int], rounds: tuple[int, int]
+    ) -> None:
+        held = Held(detail)
+        for dialogue, shape in connections:
+            held.connection(shape.flip, partial(shape.cut, frames(dialogue)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pairs, "WORTH", rounds[0])
+            patch.setattr(pairs, "ROUNDS", rounds[1])
+            share = held.check(chain((9,), cycle(windows)))  # how requests begin is learned in the first
+        total.add(share.by_column, share.all)
+
+    holds()
+    assert float(total) > 0.5, total
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a connection's bytes lie in packets."""
+
+    flip: int
+    segment_bytes: int
+    step_ns: int  # between packets; every seventh is stamped earlier than the one before it
+
+    def cut(self, said: list[tuple[int, bytes]], whole: bytearray) -> Cut:
+        segments: Cut = []
+        now = 1000
+        for side, data in said:
+            for start in range(0, len(data), self.segment_bytes):
+                now += -3 if len(segments) % 7 == 6 else self.step_ns
+                whole += bytes(len(segments) % 3)  # headers, which nobody may look at
+                part = data[start : start + self.segment_bytes]
+                segments.append((side, len(whole), len(whole) + len(part), now))
+                whole += part
+        return segments
+
+
+def shapes() -> st.SearchStrategy[Shape]:
+    sizes, steps = st.sampled_from((200, 1448, 1448, 70_000)), st.sampled_from((0, 5, 400_000))
+    return st.builds(Shape, st.integers(0, 1), sizes, steps)
+
+
+def test_wild_connections_tell_what_they_tell_one_by_one() -> None:
+    """Hardly anything usual in them, and segments of any size: nearly all goes to the sessions."""
+    total = Share()
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.integers(0, 1 << 32), st.sampled_from((bodies.ERRORS, bodies.BATCHES)))
+    def holds(seed: int, detail: int) -> None:
+        dice = random.Random(seed)
+        held = Held(detail)
+        for _ in range(dice.randrange(1, 4)):
+            held.connection(dice.randrange(2), partial(cut, dice, dialogue(dice)))
+        counts = (dice.choice((dice.randrange(9), dice.randrange(60), 500)) for _ in count())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pairs, "WORTH", dice.choice((0, 0, 8, 256)))
             patch.setattr(pairs, "ROUNDS", dice.choice((1, 2, 16)))
-            for bulk in pairs.read(view, columns, parts, detail):
-                for number, exchange in captures.one_by_one(bulk):
-                    talks[number].told.append(plain(exchange))
-        clocks = [part.clock_ns for part in parts]
+            share = held.check(counts)
+        total.add(share.by_column, share.all)
 
-    for talk, one in zip(talks, expected, strict=True):
-        assert in_order(talk.told) == in_order(one.told)
-        ours, theirs = talk.session, one.session
-        assert [plain(each) for each in ours.pending] == [plain(each) for each in theirs.pending]
-        assert (ours.completed, ours.software, ours.number) == (theirs.completed, theirs.software, theirs.number)
-        assert ours._received == theirs._received
+    holds()
+    assert float(total) > 0.002, total

@@ -1,0 +1,173 @@
+"""Dialogues of Kafka connections that are mostly usual, as a Hypothesis strategy.
+
+A dialogue is a list of stretches: many exchanges of one kind that look alike, then at most one oddity. What reads
+connections by column takes most of such a dialogue, and must go on behind each oddity. `Share` counts how much it took,
+so that a property can assert that it was about the columns at all.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from kproxy.protocol.records import Record, write_batch
+from kproxy.wire.events import BROKER, CLIENT
+from tests.wire.playbook import request, response
+
+PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT, HANDSHAKE, API_VERSIONS = 0, 1, 3, 8, 12, 17, 18
+
+Frame = tuple[int, bytes]  # side, bytes
+Body = dict[str, Any]
+
+
+@dataclass
+class Share:
+    """How many exchanges of how many went by column."""
+
+    by_column: int = 0
+    all: int = 0
+
+    def add(self, by_column: int, all_: int) -> None:
+        self.by_column += by_column
+        self.all += all_
+
+    def __float__(self) -> float:
+        return self.by_column / max(self.all, 1)
+
+
+def records(number: int, batches: int = 1) -> bytes:
+    """Batches whose sizes and offsets differ from one exchange to the next."""
+    return b"".join(
+        write_batch(
+            [
+                Record(10 * number + offset, 1_700_000_000_000 + number, None, bytes(100 + number % 7))
+                for offset in range(2)
+            ]
+        )
+        for _ in range(batches)
+    )
+
+
+def _produced(number: int) -> Body:
+    return {
+        "acks": -1,
+        "topicData": [
+            {
+                "name": name,
+                "partitionData": [{"index": index, "records": records(number, 1 + index)} for index in (0, 1)],
+            }
+            for name in ("orders", "payments")[: 1 + number % 2]
+        ],
+    }
+
+
+def _stored(number: int) -> Body:
+    partitions = [{"index": 0, "errorCode": 0, "baseOffset": number}]
+    return {
+        "responses": [{"name": "orders", "partitionResponses": partitions}],
+        "throttleTimeMs": (0, 0, 0, 5)[number % 4],
+    }
+
+
+def _fetched(number: int) -> Body:
+    partitions = [{"partitionIndex": index, "highWatermark": number, "records": records(number)} for index in (0, 1)]
+    return {"responses": [{"topic": "orders", "partitions": partitions}], "throttleTimeMs": (0, 700)[number % 16 == 9]}
+
+
+def _committed(number: int) -> Body:
+    partitions = [{"partitionIndex": index, "committedOffset": number} for index in range(number % 3)]
+    return {"groupId": "g", "memberId": "m", "topics": [{"name": "orders", "partitions": partitions}]}
+
+
+# (API key, version, request body, response body) of exchanges that columns take
+USUAL: tuple[tuple[int, int, Callable[[int], Body], Callable[[int], Body]], ...] = (
+    (PRODUCE, 9, _produced, _stored),
+    (PRODUCE, 3, _produced, _stored),
+    (FETCH, 12, lambda number: {"maxWaitMs": 500}, _fetched),
+    (FETCH, 4, lambda number: {"maxWaitMs": 500}, _fetched),
+    (OFFSET_COMMIT, 8, _committed, lambda number: {"topics": [], "throttleTimeMs": 0}),
+    (
+        HEARTBEAT,
+        4,
+        lambda number: {"groupId": "group", "memberId": "m"},
+        lambda number: {"errorCode": 27 * (number % 9 == 4)},
+    ),
+)
+ODDITIES = (
+    "nothing",
+    "another group",  # a request that begins otherwise than those before it
+    "another api",
+    "large answer",  # with bytes behind what its body says
+    "cut records",
+    "no answer expected",
+    "answer to nobody",
+    "noise",  # bytes of neither side's protocol
+    "handshake",  # SASL tokens without a header follow
+)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    kind: int  # an index into USUAL
+    count: int
+    depth: int  # requests in flight
+    oddity: str
+
+
+def stretches(most: int) -> st.SearchStrategy[list[Stretch]]:
+    """Dialogues of at most `most` exchanges per stretch."""
+    stretch = st.builds(
+        Stretch,
+        st.integers(0, len(USUAL) - 1),
+        st.integers(most // 4, most),
+        st.sampled_from((1, 1, 2, 5)),
+        st.sampled_from((*ODDITIES[:1] * 12, *ODDITIES[1:])),
+    )
+    return st.lists(stretch, min_size=1, max_size=4)
+
+
+def frames(dialogue: list[Stretch]) -> list[Frame]:
+    """The frames of both sides, in the order in which they are sent."""
+    said: list[Frame] = []
+    number = 0
+    for stretch in dialogue:
+        key, version, ask, answer = USUAL[stretch.kind]
+        waiting: deque[bytes] = deque()
+        for _ in range(stretch.count):
+            said.append((CLIENT, request(key, version, number, ask(number))))
+            waiting.append(response(key, version, number, answer(number)))
+            if len(waiting) >= stretch.depth:
+                said.append((BROKER, waiting.popleft()))
+            number += 1
+        said += [(BROKER, frame) for frame in waiting]
+        said += _odd(stretch.oddity, number)
+        number += 1
+    return said
+
+
+def _odd(oddity: str, number: int) -> list[Frame]:
+    heartbeat = (CLIENT, request(HEARTBEAT, 4, number, {"groupId": "group", "memberId": "m"}))
+    answer = response(HEARTBEAT, 4, number)
+    match oddity:
+        case "another group":
+            return [(CLIENT, request(HEARTBEAT, 4, number, {"groupId": "g" * 600})), (BROKER, answer)]
+        case "another api":
+            return [(CLIENT, request(METADATA, 9, number, {"topics": []})), (BROKER, response(METADATA, 9, number))]
+        case "large answer":
+            return [heartbeat, (BROKER, (len(answer) + 70_000 - 4).to_bytes(4) + answer[4:] + bytes(70_000))]
+        case "cut records":
+            topics = [{"topic": "t", "partitions": [{"partitionIndex": 0, "records": records(number)[:-30]}]}]
+            asked = request(FETCH, 12, number, {"maxWaitMs": 500})
+            return [(CLIENT, asked), (BROKER, response(FETCH, 12, number, {"responses": topics}))]
+        case "no answer expected":
+            return [(CLIENT, request(PRODUCE, 9, number, {"acks": 0}))]
+        case "answer to nobody":
+            return [(BROKER, response(HEARTBEAT, 4, -number))]
+        case "noise":
+            return [(number % 2, bytes(range(40)))]
+        case "handshake":
+            said = response(HANDSHAKE, 1, number, {"mechanisms": ["PLAIN"]})
+            return [(CLIENT, request(HANDSHAKE, 1, number, {"mechanism": "PLAIN"})), (BROKER, said)]
+    return []
