@@ -1,3 +1,79 @@
-"""kproxy: a protocol-aware proxy for Apache Kafka and an analyser of its traffic."""
+"""kproxy: a protocol-aware proxy for Apache Kafka and an analyser of its traffic.
+
+The public API is what `__all__` names; everything else may change with any release. Names are loaded when they are
+used: `import kproxy` loads no other module.
+
+decode_request, decode_response    a frame as (header, body), dicts by the field names of Kafka's message definitions
+encode_request, encode_response    the inverse
+read_batches                       record batches and message sets, with their records
+exchanges                          the requests of a capture with their answers; needs the extra `offline`
+Proxy                              a proxy inside a program
+KproxyError and what is below it   all that kproxy raises on purpose, see `kproxy.errors`
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kproxy.convert.reading import exchanges
+    from kproxy.errors import (
+        CaptureError,
+        ConfigError,
+        KproxyError,
+        Malformed,
+        ProtocolError,
+        Unsupported,
+        UpstreamError,
+    )
+    from kproxy.protocol.codec import decode_request, decode_response, encode_request, encode_response
+    from kproxy.protocol.records import read_batches
+    from kproxy.proxy.control.embedded import Proxy
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CaptureError",
+    "ConfigError",
+    "KproxyError",
+    "Malformed",
+    "ProtocolError",
+    "Proxy",
+    "Unsupported",
+    "UpstreamError",
+    "decode_request",
+    "decode_response",
+    "encode_request",
+    "encode_response",
+    "exchanges",
+    "read_batches",
+]
+
+_MODULE_OF = {
+    "Proxy": "kproxy.proxy.control.embedded",
+    "decode_request": "kproxy.protocol.codec",
+    "decode_response": "kproxy.protocol.codec",
+    "encode_request": "kproxy.protocol.codec",
+    "encode_response": "kproxy.protocol.codec",
+    "exchanges": "kproxy.convert.reading",
+    "read_batches": "kproxy.protocol.records",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'kproxy' has no attribute {name!r}")
+    from importlib import import_module
+
+    from kproxy.errors import missing_package
+
+    try:
+        value = getattr(import_module(_MODULE_OF.get(name, "kproxy.errors")), name)
+    except ModuleNotFoundError as fault:
+        if (missing := missing_package(fault.name)) is None:
+            raise
+        raise ModuleNotFoundError(f"kproxy.{name} {missing}", name=fault.name) from fault
+    globals()[name] = value  # the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,46 @@
+"""The rows of captures as plain dicts, for programs: `kproxy.exchanges`.
+
+Duty: the rows that `kproxy convert` would write, in the same order, without a dataset. They are sorted in runs on the
+disk, in a temporary folder, so memory is bounded whatever the capture's size (see `tables.writer`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from kproxy.capture.quality import Quality
+from kproxy.convert.rows import Rows, captures_of
+from kproxy.tables import schema, writer
+
+
+def exchanges(
+    capture: Path | str,
+    *,
+    ports: Sequence[int] = (),
+    cluster: str = "default",
+    key_log: Path | str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The requests of a capture, each with its answer, in the order of time.
+
+    A dict has the columns of the table `exchanges` (see `kproxy.tables.schema`): times are nanoseconds since the epoch
+    and durations nanoseconds, both int; `time` is a datetime in UTC; None is "not known". `ports` names the brokers'
+    ports, else connections are recognised by their content; `key_log` is an SSLKEYLOGFILE for TLS connections and
+    needs tshark.
+
+    Raises CaptureError, when the first row is asked for, where the file is no capture or cannot be read. What a capture
+    does not show is no error.
+    """
+    (job,) = captures_of([capture], cluster, tuple(sorted(set(ports))), rotated=False)
+    job = replace(job, key_log=str(key_log) if key_log else None)
+    table = schema.EXCHANGES
+    with TemporaryDirectory(prefix="kproxy-") as folder:
+        sorter = writer.Sorter(table, Path(folder))
+        rows = Rows(lambda of, batch: sorter.add(batch) if of is table else None, job.records)
+        for _ in rows.read(job, Quality()):
+            pass
+        sorter.spill()
+        for part in writer.merged(table, sorter.runs):
+            for batch in rows.names.fill(part).to_batches(max_chunksize=writer.STEP_ROWS):
+                yield from batch.to_pylist()

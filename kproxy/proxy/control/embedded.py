@@ -1,0 +1,67 @@
+"""A proxy inside a program: `kproxy.Proxy`.
+
+Duty: settings as keyword arguments, and the server's life as an `async with`. It installs no signal handler and leaves
+logging to the program. Refuses to know what the settings mean: `kproxy.proxy.config` reads and checks them.
+"""
+
+import asyncio
+from typing import Any
+
+from kproxy.errors import ConfigError, UpstreamError
+from kproxy.proxy import config
+from kproxy.proxy.config import Address
+from kproxy.proxy.control.server import Server
+
+_POLL_S = 0.02
+
+
+class Proxy:
+    """A proxy before one cluster, for as long as its `async with` lasts.
+
+        async with kproxy.Proxy(listen="127.0.0.1:19092", bootstrap="kafka-1:9092") as proxy:
+            print(proxy.address)
+
+    The settings are those of `kproxy run`, by the names of the configuration file (`broker_port_base=...`); values are
+    text or of the setting's own type. Entering binds the ports, asks the cluster for its brokers and returns when
+    clients can be served; leaving finishes the requests under way, for `drain_timeout_s` at most.
+
+    Raises ConfigError for settings that cannot be, and on entering, for an address that cannot be bound; UpstreamError
+    where no broker has answered within `ready_timeout_s` seconds.
+    """
+
+    def __init__(self, *, bootstrap: str, listen: str = "127.0.0.1:0", ready_timeout_s: float = 30.0, **settings: Any):
+        known = {*config.CLUSTER_SETTINGS, *config.PROCESS_SETTINGS}
+        unknown = sorted(set(settings) - known)
+        if unknown:
+            raise ConfigError([(name, f"no such setting; there are: {', '.join(sorted(known))}") for name in unknown])
+        self._server = Server(config.load(flags={"listen": listen, "bootstrap": bootstrap, **settings}))
+        self._ready_timeout_s = ready_timeout_s
+
+    @property
+    def address(self) -> Address:
+        """(host, port) where clients bootstrap; `str` of it is HOST:PORT. Only inside the `async with`."""
+        (address,) = self._server.addresses.values()
+        return address
+
+    @property
+    def admin_address(self) -> Address | None:
+        """(host, port) of /metrics, /health and /ready; None without the setting `admin`."""
+        return self._server.admin_address
+
+    async def __aenter__(self) -> "Proxy":
+        try:
+            await self._server.start()
+            async with asyncio.timeout(self._ready_timeout_s):
+                while self._server.not_ready():  # noqa: ASYNC110 (readiness is polled by everybody who asks)
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            reasons = "; ".join(self._server.not_ready())
+            await self._server.stop()
+            raise UpstreamError(f"not ready after {self._ready_timeout_s:g} s: {reasons}") from None
+        except BaseException:
+            await self._server.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop()

@@ -1,0 +1,84 @@
+"""What is published: an sdist from which the project is built and tested, and a wheel with its types."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email import message_from_string
+
+import pytest
+
+import kproxy
+from kproxy.errors import DISTRIBUTION
+from tests.project import ROOT, files
+
+NOT_COLLECTED = ("broker", "spark", "analysis", "bench")  # they look for Kafka's jars and a JVM when they are imported
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The unpacked sdist, built from a copy of the project: a build writes beside its sources."""
+    folder = tmp_path_factory.mktemp("sdist")
+    for path in files():
+        target = folder / "source" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, target)
+    build("sdist", folder / "source", folder)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as bundle:
+        bundle.extractall(folder)  # ours; a filter is not known before 3.11.4
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+def build(what, source, out):
+    code = f"import sys; from setuptools import build_meta; build_meta.build_{what}(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(out)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_sdist_is_the_project(sdist):
+    made = {"PKG-INFO", "setup.cfg"}
+    shipped = {path.relative_to(sdist) for path in sdist.rglob("*") if path.is_file()}
+    shipped = {path for path in shipped if not path.parts[0].endswith(".egg-info") and path.name not in made}
+    assert shipped == set(files())
+    assert os.access(sdist / "dev", os.X_OK)
+
+
+def test_the_wheel_from_the_sdist_is_the_package(sdist, tmp_path):
+    build("wheel", sdist, tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    bundle = zipfile.ZipFile(wheel)
+    shipped = {name for name in bundle.namelist() if ".dist-info/" not in name}
+    assert shipped == {str(path) for path in files() if path.parts[0] == "kproxy"}
+    assert "kproxy/py.typed" in shipped
+    assert any(name.endswith("licenses/NOTICE") for name in bundle.namelist())
+    (metadata,) = (name for name in bundle.namelist() if name.endswith(".dist-info/METADATA"))
+    said = message_from_string(bundle.read(metadata).decode())
+    assert (said["Name"], said["Version"]) == (DISTRIBUTION, kproxy.__version__)
+    assert said["Author"] and said["License-Expression"] == "Apache-2.0"
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(said.get_all("Classifier"))
+    assert said.get_all("Project-URL")
+    assert {"offline", "spark", "all"} <= set(said.get_all("Provides-Extra"))
+
+
+def test_the_tests_of_the_sdist_can_be_collected(sdist):
+    ignored = [f"--ignore=tests/{name}" for name in NOT_COLLECTED]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *ignored, "tests"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "PYTEST"))}
+    done = subprocess.run(command, cwd=sdist, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert "test_packaging.py" in done.stdout
+
+
+def test_no_hint_names_the_distribution_of_others():
+    """`kproxy` on PyPI is another project: an extra of it would install a stranger's code."""
+    hint = re.compile(rb"(?<![\w-])kproxy\[(?:all|dev|offline|spark)|pip3? install (?:-\S+ )*['\"]?kproxy(?![\w-])")
+    assert not [path for path in files() if hint.search((ROOT / path).read_bytes())]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == DISTRIBUTION != "kproxy"
+    assert project["version"] == kproxy.__version__
