@@ -61,22 +61,19 @@ def slow(exchanges: DataFrame, connections: DataFrame, slower_than_ms: float = 1
     connection after an earlier one. long_poll: what a Fetch may wait (max_wait_ms), and waiting for a group's members.
     queue: behind an earlier request of the connection, since a broker serves one at a time. broker: the rest.
     """
-    muted = Window.partitionBy("source", "connection").orderBy("number")
     after = _version_in(lambda api: api.throttled_after_answer)
     throttle_ns = F.coalesce(_ns("throttle_ms"), F.lit(0))
     parts = (
-        exchanges.withColumn("after_ns", F.when(after, throttle_ns).otherwise(0))
-        .withColumn("muted_ns", F.coalesce(F.lag("after_ns").over(muted), F.lit(0)))
-        .where((F.col("outcome") == ANSWERED) & (F.col("total_ns") > slower_than_ms * MS))
+        exchanges.where((F.col("outcome") == ANSWERED) & (F.col("total_ns") > slower_than_ms * MS))
         .join(
             connections.select("source", "connection", "handshake_rtt_ns").dropDuplicates(["source", "connection"]),
             ["source", "connection"],
             "left",
         )
         .withColumn("wait_ns", F.coalesce(F.col("latency_ns"), F.lit(0)))
-        .withColumn("behind_ns", F.least(F.coalesce(F.col("queue_ns"), F.lit(0)), "wait_ns"))
-        .withColumn("mute_ns", F.least("muted_ns", "behind_ns"))
-        .withColumn("served_ns", F.col("wait_ns") - F.col("behind_ns"))
+        .withColumn("mute_ns", F.coalesce("muted_ns", F.lit(0)))
+        .withColumn("queue_ns", F.coalesce("queue_ns", F.lit(0)))
+        .withColumn("served_ns", F.col("wait_ns") - F.col("mute_ns") - F.col("queue_ns"))
         .withColumn("held_ns", F.when(after, 0).otherwise(F.least(throttle_ns, "served_ns")))
         .withColumn("rest_ns", F.col("served_ns") - F.col("held_ns"))
         .withColumn(
@@ -89,7 +86,6 @@ def slow(exchanges: DataFrame, connections: DataFrame, slower_than_ms: float = 1
         .withColumn("trip_ns", F.least(F.coalesce(F.col("handshake_rtt_ns"), F.lit(0)), "work_ns"))
         .withColumn("network_ns", F.col("total_ns") - F.col("wait_ns") + F.col("trip_ns"))
         .withColumn("throttle_ns", F.col("mute_ns") + F.col("held_ns"))
-        .withColumn("queue_ns", F.col("behind_ns") - F.col("mute_ns"))
         .withColumn("broker_ns", F.col("work_ns") - F.col("trip_ns"))
     )
     most = F.greatest(*(f"{cause}_ns" for cause in _CAUSES))

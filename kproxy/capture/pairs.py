@@ -497,14 +497,17 @@ class _Reading:
         clock = self._clock
         request_end = clock[requests.last]
         response_start, response_end = clock[responses.first], clock[responses.last]
-        self._free = free = response_end.copy()
+        self._free = response_end
+        mute_ns = np.zeros(len(part), np.int64)
         for group in groups:
             if group.plan is not None and group.plan.throttled_after_answer:
-                throttle_ms = self._throttle_ms[group.which]
-                free[group.which] += np.where(throttle_ms > 0, throttle_ms, 0) * 1_000_000
-        freed = np.concatenate(([0], free[:-1]))
+                mute_ns[group.which] = np.maximum(self._throttle_ms[group.which], 0) * 1_000_000
+        freed = np.concatenate(([0], response_end[:-1]))
         sessions = [each.talk.session for each in self._parts]
         freed[self._first[some]] = np.array([session.free_at for session in sessions], np.int64)[some]
+        queue_ns = np.maximum(np.minimum(freed, response_start) - request_end, 0)
+        muted_ns = np.zeros(len(part), np.int64)
+        self._split_waits(mute_ns, freed, (request_end, response_start, response_end), (queue_ns, muted_ns))
         answered = np.searchsorted(self._answer_heads, requests.head) - self._first_answers[part]
         columns = {
             "number": pair + np.array([session.number for session in sessions])[part],
@@ -512,7 +515,8 @@ class _Reading:
             "request_end": request_end,
             "response_start": response_start,
             "response_end": response_end,
-            "queue_ns": np.maximum(np.minimum(freed, response_start) - request_end, 0),
+            "queue_ns": queue_ns,
+            "muted_ns": muted_ns,
             "correlation_id": heads["correlation_id"].astype(np.int64),
             "request_bytes": requests.size,
             "response_bytes": responses.size,
@@ -525,6 +529,30 @@ class _Reading:
             bulk = group.bulk(taken, columns)
             if bulk is not None:
                 yield bulk
+
+    def _split_waits(
+        self,
+        mute_ns: np.ndarray,
+        freed: np.ndarray,
+        times: tuple[np.ndarray, np.ndarray, np.ndarray],
+        waits: tuple[np.ndarray, np.ndarray],
+    ) -> None:
+        """Write queue_ns and muted_ns of connections that were throttled, pair by pair, as their sessions do.
+
+        `mute_ns`: how long each answer mutes its connection. The sessions know of the intervals afterwards.
+        """
+        throttled = set(self._part[mute_ns > 0].tolist())
+        for number in np.flatnonzero(self._taken).tolist():
+            mutes = self._parts[number].talk.session.mutes
+            if not mutes and number not in throttled:
+                continue
+            first = int(self._first[number])
+            for pair in range(first, first + int(self._taken[number])):
+                ready, start, end = (int(column[pair]) for column in times)
+                if mutes:
+                    waits[0][pair], waits[1][pair] = mutes.split(ready, int(freed[pair]), start)
+                if mute_ns[pair]:
+                    mutes.mute(end, int(mute_ns[pair]))
 
     def _lead_up(self) -> None:
         """What is in front of the pairs that are taken goes to the sessions."""

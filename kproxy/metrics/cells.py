@@ -33,6 +33,7 @@ from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
     ANSWERED,
+    ANSWERED_BY_PROXY,
     NO_ANSWER_EXPECTED,
     SIDES,
     AddressesHidden,
@@ -190,7 +191,7 @@ class ConnectionMetrics:
                 response_bucket = bisect_left(SIZE_BYTES, size)
             cells.response_bytes += size
             cells.response_size[response_bucket] += 1
-            duration = event.response_start - event.request_end
+            duration = event.response_start - event.request_end - event.muted_ns
             queue = event.queue_ns
             if queue > 0:
                 duration -= queue
@@ -234,7 +235,7 @@ class ConnectionMetrics:
     def _unusual(self, event: Event) -> None:
         metrics = self._metrics
         if isinstance(event, Exchange):
-            if event.outcome == NO_ANSWER_EXPECTED:
+            if event.outcome in (NO_ANSWER_EXPECTED, ANSWERED_BY_PROXY):  # no broker answered
                 self._request_only(event)
             # An answer that nobody asked for comes with a Desync, and is counted there.
         elif isinstance(event, Unanswered):

@@ -67,6 +67,7 @@ EXCHANGES = Table(
             ("response_end_ns", I64),
             ("latency_ns", I64),
             ("queue_ns", I64),
+            ("muted_ns", I64),
             ("total_ns", I64),
             ("client_address", TEXT),
             ("client_port", I32),

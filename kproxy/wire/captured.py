@@ -15,6 +15,7 @@ from typing import Any
 from kproxy.wire import resync
 from kproxy.wire.events import BROKER, CLIENT, FAILED, Exchange, Gap
 from kproxy.wire.interest import Interest
+from kproxy.wire.muting import Mutes
 from kproxy.wire.session import Piece, Session, Usual
 
 
@@ -60,8 +61,13 @@ class CapturedSession(Session):
 
     @property
     def free_at(self) -> int:
-        """When the broker is done with the last request, its throttle included."""
+        """When the last answer ended."""
         return self._free_at
+
+    @property
+    def mutes(self) -> Mutes:
+        """When earlier throttles muted the connection; who reads answers in the session's place adds theirs."""
+        return self._mutes
 
     @property
     def usual(self) -> Usual:

@@ -17,6 +17,7 @@ SIDES = ("client", "broker")
 NONE = -1  # an unknown time, size or count
 
 ANSWERED = "answered"
+ANSWERED_BY_PROXY = "answered_by_proxy"  # by kproxy, in the broker's place: the broker never saw the request
 NO_ANSWER_EXPECTED = "no_answer_expected"  # a Produce with acks=0
 UNANSWERED = "unanswered"
 REQUEST_NOT_SEEN = "request_not_seen"
@@ -32,9 +33,9 @@ OPAQUE = "opaque"  # the key or the version is unknown
 class Exchange:
     """A request and its answer; the pending request grows into the event.
 
-    It is emitted when the answer's last byte arrived (`answered`), when a request that gets no answer is complete
-    (`no_answer_expected`), or for an answer whose request was not seen (`number` is NONE, `plan` is the unknown API's).
-    A request whose answer never comes arrives inside an `Unanswered`.
+    Emitted when the last byte of the answer arrived (`answered`, `answered_by_proxy`), when a request that expects no
+    answer is complete (`no_answer_expected`), or for an answer whose request was not seen (`request_not_seen`: `number`
+    is NONE, `plan` that of the unknown API). A request that is never answered arrives inside an `Unanswered`.
     """
 
     __slots__ = (
@@ -47,6 +48,7 @@ class Exchange:
         "group_id",
         "in_flight",
         "max_wait_ms",
+        "muted_ns",
         "number",
         "outcome",
         "plan",
@@ -83,7 +85,9 @@ class Exchange:
         self.response_bytes = NONE
         self.response_start = NONE
         self.response_end = NONE
-        self.queue_ns = NONE  # the part of the latency behind an earlier request or its throttle
+        # The latency (request_end to response_start) is queue_ns + muted_ns + the broker's time; NONE: not answered.
+        self.queue_ns = NONE  # behind earlier requests of the connection
+        self.muted_ns = NONE  # while earlier throttles muted the connection (KIP-219)
         self.throttle_ms = NONE  # as the broker reported; NONE where the answer has none or was not read
         self.error_code: int | None = None  # top level, else the first that is not 0; None: no such field, or not read
         self.errors: tuple[int, ...] = ()  # every code other than 0 that was read, all levels, in wire order

@@ -32,6 +32,7 @@ from kproxy.wire import frames, sasl
 from kproxy.wire.bodies import ERRORS, BodyWalker, Found
 from kproxy.wire.events import (
     ANSWERED,
+    ANSWERED_BY_PROXY,
     BROKER,
     CLIENT,
     FAILED,
@@ -62,6 +63,7 @@ from kproxy.wire.interest import (
     ApiPlan,
     Interest,
 )
+from kproxy.wire.muting import Mutes
 from kproxy.wire.pairing import LIMIT, Pending
 from kproxy.wire.runs import PAUSE, Run
 
@@ -112,6 +114,7 @@ class Session:
         "_handshake",
         "_interest",
         "_max_request",
+        "_mutes",
         "_number",
         "_own_answers",
         "_raw",
@@ -176,7 +179,8 @@ class Session:
         self._broker_keep: bytearray | None = None
         self._broker_held = False
         self._walker: BodyWalker | None = None
-        self._free_at = 0  # when the broker is done with the previous request, its throttle included
+        self._free_at = 0  # when the previous answer ended
+        self._mutes = Mutes()
 
         self._own_answers: dict[int, bytes] = {}  # by number: ours, waiting for older ones
         self._handshake: str | None = None
@@ -543,7 +547,10 @@ class Session:
             exchange.error_code = UNSUPPORTED_VERSION
             exchange.errors = (UNSUPPORTED_VERSION,)
             exchange.decoded = FULL
-            self._answered(exchange, now)
+            exchange.response_end = now
+            exchange.outcome = ANSWERED_BY_PROXY
+            exchange.queue_ns, exchange.muted_ns = self._mutes.split(exchange.request_end, self._free_at, now)
+            self.events.append(exchange)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -636,7 +643,7 @@ class Session:
         pending = self.pending
         begin = pos
         while size - pos >= frames.RESPONSE_HEAD_BYTES and pending.runs:
-            answered = pending.run.answered(view, pos, size)
+            answered = None if self._mutes else pending.run.answered(view, pos, size)
             if answered is None:
                 if pos == begin and len(pending.run) > 1:
                     self._runs_from = self._number + PAUSE
@@ -855,7 +862,7 @@ class Session:
         return exchange
 
     def _answered(self, exchange: Exchange, now: int) -> None:
-        """The last byte of an answer is here: tell of it, and how long it stood behind the one before it."""
+        """The last byte of an answer is here: emit the exchange, its latency split into queue, mute and the rest."""
         exchange.response_end = now
         if exchange.outcome is REQUEST_NOT_SEEN:
             self.events.append(exchange)
@@ -865,16 +872,20 @@ class Session:
         if ready == NONE and self._client_exchange is exchange:
             return  # a capture may show an answer before the last of its request: told when that is there
         free = self._free_at
-        if free <= ready:
-            exchange.queue_ns = 0
+        if self._mutes:
+            exchange.queue_ns, exchange.muted_ns = self._mutes.split(ready, free, exchange.response_start)
         else:
-            start = exchange.response_start
-            until = free if free < start else start
-            exchange.queue_ns = until - ready if until > ready else 0
-        plan = exchange.plan
-        if plan.throttled_after_answer and exchange.throttle_ms > 0:
-            now += exchange.throttle_ms * 1_000_000
+            exchange.muted_ns = 0
+            if free <= ready:
+                exchange.queue_ns = 0
+            else:
+                start = exchange.response_start
+                until = free if free < start else start
+                exchange.queue_ns = until - ready if until > ready else 0
         self._free_at = now
+        plan = exchange.plan
+        if exchange.throttle_ms > 0 and plan.throttled_after_answer:
+            self._mutes.mute(now, exchange.throttle_ms * 1_000_000)
         if not plan.known:
             exchange.decoded = OPAQUE
         self.events.append(exchange)

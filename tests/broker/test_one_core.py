@@ -29,7 +29,7 @@ from tests.broker.test_clients import consume, produce, sample
 from tests.broker.tools import CONSUMER, PRODUCER, create_topic
 
 # What two observers of the same bytes see differently: when, and between whom.
-TIMES = {"time", "latency_ns", "queue_ns", "total_ns"} | {
+TIMES = {"time", "latency_ns", "queue_ns", "muted_ns", "total_ns"} | {
     f"{message}_{end}_ns" for message in ("request", "response") for end in ("start", "end")
 }
 # How many requests wait is counted at another moment: an answer that is on the wire may not have been read yet.

@@ -208,6 +208,7 @@ def exact(exchange):
         exchange.response_start,
         exchange.response_end,
         exchange.queue_ns,
+        exchange.muted_ns,
         exchange.request_bytes,
         exchange.response_bytes,
         exchange.errors and tuple(exchange.errors),

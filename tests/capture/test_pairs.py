@@ -1,6 +1,7 @@
 """Many segments at once tell what their sessions would have told of them one by one, whatever they hold."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -132,6 +133,7 @@ class Held:
         self._whole = bytearray()
         self._flips: list[int] = []
         self._segments: list[Cut] = []
+        self.exchanges: list[dict[str, Any]] = []  # what one-by-one sessions emitted, by attribute
 
     def connection(self, flip: int, cut: Callable[[bytearray], Cut]) -> None:
         """Adds a connection. `cut` appends what its packets hold to a buffer; flip: whether side 0 is the broker."""
@@ -147,7 +149,8 @@ class Held:
             for side, start, end, time_ns in its:
                 clock = max(clock, time_ns)
                 one.receive(side, view[start:end], clock)
-        share = Share(0, sum(kind == "Exchange" for one in expected for kind, _ in one.told))
+        self.exchanges = [what for one in expected for kind, what in one.told if kind == "Exchange"]
+        share = Share(0, len(self.exchanges))
 
         left = [list(its) for its in self._segments]
         clocks = [0] * len(left)
@@ -173,6 +176,34 @@ class Held:
             assert ours.free_at == theirs.free_at
             assert ours._received == theirs._received
         return share
+
+
+def test_waits_behind_throttles_are_split_by_column_as_by_the_session() -> None:
+    """A producer with two requests in flight under a quota; windows end anywhere."""
+    dice = random.Random(7)
+
+    def cut(whole: bytearray) -> Cut:
+        segments: Cut = []
+        now = asked = 0
+        for number in range(400):
+            said = []
+            while asked < min(400, number + dice.choice((1, 2))):
+                said.append((CLIENT, request(PRODUCE, 9, asked, {"acks": -1}), dice.randrange(3_000_000)))
+                asked += 1
+            answer = {"throttleTimeMs": dice.choice((0, 0, 0, 2, 9)) if number > 100 else 0}
+            said.append((BROKER, response(PRODUCE, 9, number, answer), dice.randrange(5_000_000)))
+            for side, data, after_ns in said:
+                now += after_ns
+                segments.append((side, len(whole), len(whole) + len(data), now))
+                whole += data
+        return segments
+
+    held = Held(bodies.ERRORS)
+    held.connection(0, cut)
+    share = held.check(iter(lambda: dice.randrange(1, 200), None))
+    assert share.by_column > 300
+    waits = Counter((what["queue_ns"] > 0, what["muted_ns"] > 0) for what in held.exchanges)
+    assert len(waits) == 4 and min(waits.values()) > 10, waits
 
 
 def test_usual_connections_tell_what_they_tell_one_by_one() -> None:

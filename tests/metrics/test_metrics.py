@@ -20,6 +20,7 @@ from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
     ANSWERED,
+    ANSWERED_BY_PROXY,
     BROKER,
     CLIENT,
     NO_ANSWER_EXPECTED,
@@ -48,11 +49,28 @@ def exchange(plan, *, duration_ns=2 * MS, request_bytes=1000, response_bytes=100
     exchange.response_start = 10 + queue_ns + duration_ns
     exchange.response_end = exchange.response_start + 5
     exchange.response_bytes = response_bytes
-    exchange.queue_ns = queue_ns
+    exchange.queue_ns, exchange.muted_ns = queue_ns, 0
     exchange.outcome = ANSWERED
     for name, value in fields.items():
         setattr(exchange, name, value)
     return exchange
+
+
+def test_an_answer_of_kproxys_own_is_neither_the_brokers_error_nor_its_time():
+    metrics = Metrics()
+    connection = metrics.connection(info(), "main", "1")
+    connection.events([exchange(PRODUCE, outcome=ANSWERED_BY_PROXY, errors=(35,), error_code=35)])
+    samples = scrape(metrics)
+    assert sum(samples["kproxy_requests_total"].values()) == 1
+    assert not samples.get("kproxy_errors_total")
+    assert sum(samples["kproxy_request_duration_seconds_count"].values()) == 0
+
+
+def test_a_mute_is_not_the_brokers_time():
+    metrics = Metrics()
+    connection = metrics.connection(info(), "main", "1")
+    connection.events([exchange(PRODUCE, duration_ns=502 * MS, muted_ns=500 * MS)])
+    assert sum(scrape(metrics)["kproxy_request_duration_seconds_sum"].values()) == 0.002
 
 
 def scrape(metrics):

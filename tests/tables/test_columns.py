@@ -20,7 +20,7 @@ def full():
     exchange.response_start = exchange.request_start + 110
     exchange.response_end = exchange.request_start + 130
     exchange.response_bytes = 60
-    exchange.queue_ns = 0
+    exchange.queue_ns, exchange.muted_ns = 0, 30
     exchange.throttle_ms = 0
     exchange.error_code = 6
     exchange.errors = (6, 6)
@@ -51,6 +51,7 @@ def test_a_row_says_what_the_exchange_says():
         "response_end_ns": start + 130,
         "latency_ns": 100,
         "queue_ns": 0,
+        "muted_ns": 30,
         "total_ns": 130,
         "client_address": "10.0.0.1",
         "client_port": 40000,
@@ -92,7 +93,7 @@ def test_what_is_not_known_is_null_and_never_minus_one():
     unanswered, unasked = columns.batch().to_pylist()
     nulls = {name for name, value in unanswered.items() if value is None}
     assert nulls >= {"request_end_ns", "response_start_ns", "latency_ns", "total_ns", "queue_ns", "response_bytes"}
-    assert nulls >= {"throttle_ms", "error_code", "error", "acks", "client_id", "retransmissions"}
+    assert nulls >= {"muted_ns", "throttle_ms", "error_code", "error", "acks", "client_id", "retransmissions"}
     assert unasked["time"].microsecond == 7
     assert [unasked[name] for name in ("number", "api_key", "api_version", "request_bytes", "api")] == [None] * 4 + [
         "unknown"

@@ -30,7 +30,8 @@ def busy(apis):
             for number in range(100):
                 exchange = Exchange(plan, number, number, 0, 2000, 0)
                 exchange.request_end, exchange.response_start, exchange.response_end = 0, 3_000_000, 3_000_000
-                exchange.response_bytes, exchange.queue_ns, exchange.outcome = 500, 0, ANSWERED
+                exchange.response_bytes, exchange.outcome = 500, ANSWERED
+                exchange.queue_ns = exchange.muted_ns = 0
                 exchange.errors = (6,) if number == 0 else ()
                 exchange.throttle_ms = 40 if number == 1 else 0
                 connections[number % 4].events([exchange])

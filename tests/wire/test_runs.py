@@ -77,7 +77,7 @@ def unrolled(events: Sequence[Event]) -> Iterator[Event]:
             exchange.request_bytes = size
             exchange.request_start = exchange.request_end
             exchange.response_start = exchange.response_end
-            exchange.queue_ns = exchange.response_end - exchange.request_end
+            exchange.queue_ns, exchange.muted_ns = exchange.response_end - exchange.request_end, 0
             yield exchange
 
 

@@ -1,0 +1,56 @@
+"""When a broker muted a connection, and how much of an exchange's wait that explains (KIP-219).
+
+From some version of each API on, a broker sends a throttled answer at once and then reads nothing from the connection
+for `throttle_time_ms`. A request that was sent ahead waits through every such interval between its last byte and its
+answer, not only through the one of the answer before.
+
+Memory: the intervals that end after the request answered last was complete. Each belongs to an answer that came while
+that request waited, so there are at most as many as requests may be pending. Refuses to know which versions mute.
+"""
+
+from collections import deque
+
+
+class Mutes(deque[list[int]]):
+    """The intervals in which one connection was muted, of which none overlaps another.
+
+    Each is [start_ns, end_ns, muted time before the start]. A deque itself, so that a session that was never throttled
+    pays for one truth test in C.
+    """
+
+    __slots__ = ()
+
+    def mute(self, now_ns: int, muted_ns: int) -> None:
+        """An answer ended at `now_ns` and mutes the connection for `muted_ns`. Times must not decrease."""
+        end = now_ns + muted_ns
+        before = 0
+        if self:
+            last = self[-1]
+            if now_ns <= last[1]:
+                last[1] = max(last[1], end)
+                return
+            before = last[2] + last[1] - last[0]
+        self.append([now_ns, end, before])
+
+    def split(self, request_end_ns: int, free_ns: int, response_start_ns: int) -> tuple[int, int]:
+        """(queue_ns, muted_ns) of a latency.
+
+        `free_ns`: when the answer before ended. The queue is the time up to there less what of it was muted. Requests
+        come in the order in which they were complete: what ended before this one is forgotten.
+        """
+        while self and self[0][1] <= request_end_ns:
+            self.popleft()
+        behind = max(0, min(free_ns, response_start_ns) - request_end_ns)
+        if not self or response_start_ns <= request_end_ns:
+            return behind, 0
+        start, _, before = self[0]
+        passed = before + max(0, request_end_ns - start)
+        muted = self._until(response_start_ns) - passed
+        if behind:
+            behind = max(0, behind - (self._until(request_end_ns + behind) - passed))
+        return behind, muted
+
+    def _until(self, time_ns: int) -> int:
+        """The muted time before `time_ns`, which is not before the start of the last interval, or before all of it."""
+        start, end, before = self[-1]
+        return before + max(0, min(end, time_ns) - start)

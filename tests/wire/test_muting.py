@@ -1,0 +1,64 @@
+"""The wait of each exchange, split into queue, mute and the broker's own time."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.wire.events import BROKER, CLIENT
+from kproxy.wire.muting import Mutes
+from tests.wire.playbook import MS, Dialogue, request, response
+
+METADATA = 3
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_schedule_is_split_as_a_count_of_every_nanosecond_says(data: st.DataObject) -> None:
+    """Requests come and answers go in order; each answer may mute the connection. The intervals are the model."""
+    count = data.draw(st.integers(1, 12))
+    steps = data.draw(st.lists(st.integers(0, 6), min_size=2 * count, max_size=2 * count))
+    answer_next = data.draw(st.lists(st.booleans(), min_size=4 * count, max_size=4 * count))
+    throttles = data.draw(st.lists(st.sampled_from((0, 0, 1, 5, 40)), min_size=count, max_size=count))
+    mutes, muted_at, waiting = Mutes(), set[int](), list[int]()
+    now = free = asked = answered = 0
+    while answered < count:
+        now += steps[asked + answered]
+        if waiting and (asked == count or answer_next.pop()):
+            ready = waiting.pop(0)
+            behind = set(range(ready, max(ready, free)))
+            latency = set(range(ready, now))
+            assert mutes.split(ready, free, now) == (len(behind - muted_at), len(latency & muted_at))
+            assert not waiting or len(mutes) <= len(waiting) + answered
+            muted_at |= set(range(now, now + throttles[answered]))
+            if throttles[answered]:
+                mutes.mute(now, throttles[answered])
+            free = now
+            answered += 1
+        else:
+            waiting.append(now)
+            asked += 1
+
+
+def test_a_pipelined_request_waits_through_every_earlier_mute() -> None:
+    """Three requests in one read; the broker mutes 20 ms and 30 ms after the first two, and is 1 ms late each time."""
+    talk = Dialogue().client(request(METADATA, 9, 1) + request(METADATA, 9, 2) + request(METADATA, 9, 3))
+    for number, throttle_ms, pause_ms in ((1, 20, 0), (2, 30, 20), (3, 0, 30)):
+        talk.now += pause_ms * MS
+        talk.broker(response(METADATA, 9, number, {"throttleTimeMs": throttle_ms}))
+    waits = [(e.queue_ns // MS, e.muted_ns // MS, (e.response_start - e.request_end) // MS) for e in talk.exchanges]
+    assert waits == [(0, 0, 1), (1, 20, 22), (2, 50, 53)]
+
+
+def test_a_throttle_that_held_back_its_own_answer_mutes_nothing() -> None:
+    """Before KIP-219 brokers waited first and answered then."""
+    talk = Dialogue().client(request(METADATA, 5, 1) + request(METADATA, 5, 2))
+    talk.broker(response(METADATA, 5, 1, {"throttleTimeMs": 2}))
+    talk.now += 9 * MS
+    talk.broker(response(METADATA, 5, 2))
+    assert [(e.throttle_ms, e.queue_ns, e.muted_ns) for e in talk.exchanges] == [(2, 0, 0), (0, 1 * MS, 0)]
+
+
+def test_what_was_never_answered_was_never_muted() -> None:
+    talk = Dialogue().client(request(METADATA, 9, 1) + request(METADATA, 9, 2) + request(0, 9, 3, {"acks": 0}))
+    talk.broker(response(METADATA, 9, 1, {"throttleTimeMs": 900})).close(BROKER).close(CLIENT)
+    assert [lost.exchange.muted_ns for lost in talk.unanswered] == [-1]
+    assert [e.muted_ns for e in talk.exchanges] == [-1, 0]  # acks=0, and the answered one
