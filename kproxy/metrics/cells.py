@@ -3,9 +3,12 @@
 Duty: count. An exchange costs a few hundred nanoseconds here: one dictionary look-up by the identity of its plan, then
 additions to integers; labels, floats and text are made by the collector, at a scrape.
 
-Bounded by what the schema knows: cells exist per (cluster, broker, api, version) of known APIs. What a peer can invent
-is capped: unknown api keys at UNKNOWN_APIS names, unknown error codes at UNKNOWN_ERRORS, unknown versions at one;
-names of topics and clients as `named` says, consumers as `lag` does.
+Cells form a tree as labels do: `Metrics` has the clusters, a `ClusterCells` its brokers, a `BrokerCells` the APIs and
+versions that it served. Counters whose label values are known beforehand (`known`) exist at 0 from the start.
+
+Bounds, per cluster: MAX_APIS known APIs and UNKNOWN_APIS unknown keys have a name, and MAX_ERRORS pairs of an API and
+an error code (UNKNOWN_ERRORS unknown codes), the rest share `other` or `unknown_other`; MAX_BORN brokers are exposed
+before their first connection. Topics and clients are bounded by `named`, consumers by `lag`.
 
 Everything here runs on the thread of the event loop. A scrape reads from another one, so the containers it walks are
 copied in one step first, and a histogram's count is the sum of its buckets: whatever the moment, it agrees with itself.
@@ -15,8 +18,8 @@ Refuses to know labels' text, sockets and how a scrape comes.
 
 from bisect import bisect_left
 from collections.abc import Sized
-from time import time_ns
-from typing import Any
+from time import monotonic_ns, time_ns
+from typing import TypeVar
 
 from kproxy.metrics.bounds import (
     DURATION_NS,
@@ -26,6 +29,14 @@ from kproxy.metrics.bounds import (
     SIZE_BYTES,
     THROTTLE_NS,
     cell,
+)
+from kproxy.metrics.known import (
+    ADDRESS_APIS,
+    DISCONNECT_CAUSES,
+    EVERYDAY_APIS,
+    FAULTS,
+    HIDING_APIS,
+    UNANSWERED_CAUSES,
 )
 from kproxy.metrics.lag import Fetching, Lags
 from kproxy.metrics.named import ClientCells, Clients, Topics
@@ -47,9 +58,17 @@ from kproxy.wire.events import (
 )
 from kproxy.wire.interest import ApiPlan
 
+MAX_APIS = 64  # known ones by name: those of every day always, the others in the order in which they come
 UNKNOWN_APIS = 16
+MAX_ERRORS = 512  # pairs of an API and an error code
 UNKNOWN_ERRORS = 16
-OTHER_ERROR = 0x10000  # outside int16: the cell of all unknown error codes beyond the cap
+MAX_BORN = 256  # brokers with series before their first connection: an answer can name thousands
+OTHER_API = "other"
+# Outside int16: the cells of the error codes beyond the caps, known and unknown.
+OTHER_ERROR = 0x10000
+UNKNOWN_OTHER_ERROR = 0x10001
+
+Label = TypeVar("Label")
 
 # Plans are made once per owner and remembered by it; more than this many means that someone makes them anew.
 _MAX_PLANS = 4096
@@ -59,6 +78,7 @@ class ApiCells:
     """What is counted of one (cluster, broker, api, version)."""
 
     __slots__ = (
+        "api",
         "duration",
         "duration_ns",
         "errors",
@@ -72,7 +92,8 @@ class ApiCells:
         "throttle_ns",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, api: str) -> None:
+        self.api = api  # as its label spells it
         self.duration = cell(DURATION_NS)
         self.duration_ns = 0
         self.request_size = cell(SIZE_BYTES)
@@ -91,21 +112,116 @@ class ApiCells:
         return sum(self.request_size)
 
 
+_NO_CELLS = ApiCells("")  # of no exchange: what a loop holds before its first
+
+
 class BrokerCells:
     """What is counted of one (cluster, broker)."""
 
-    __slots__ = ("apis", "broker", "by_plan", "cluster", "connections", "live", "queue", "queue_ns")
+    __slots__ = ("accepted", "apis", "broker", "by_plan", "cluster", "disconnects", "live", "open", "queue", "queue_ns")
 
     def __init__(self, cluster: str, broker: str) -> None:
         self.cluster = cluster
         self.broker = broker
         self.live: set[ConnectionMetrics] = set()
-        self.connections: dict[str, int] = {}  # open now, by listener
+        self.open: dict[str, int] = {}  # connections now, by listener
+        self.accepted: dict[str, int] = {}  # connections since the start, by listener
+        self.disconnects: dict[tuple[str, str], int] = {}  # by listener and cause
         self.apis: dict[tuple[str, str], ApiCells] = {}  # by api and version, as the labels spell them
         self.by_plan: dict[ApiPlan, ApiCells] = {}  # the same cells, found by identity; only plans of known APIs
         # Only times above 0 are counted: those that did not queue are the answered requests less these.
         self.queue = cell(QUEUE_NS)
         self.queue_ns = 0
+
+    def listened(self, listener: str) -> None:
+        """Connections to this broker can come through a listener: its series begin, at 0."""
+        if listener not in self.accepted:
+            self.disconnects.update(dict.fromkeys(((listener, cause) for cause in DISCONNECT_CAUSES), 0))
+            self.open[listener] = 0
+            self.accepted[listener] = 0
+
+
+class ClusterCells:
+    """What is counted of one cluster as a whole, and its brokers."""
+
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+        self.brokers: dict[str, BrokerCells] = {}
+        self.topics: Topics | None = None  # with a detail that reads bodies, and so are:
+        self.lags: Lags | None = None
+        self.clients = Clients()
+        self.unanswered: dict[tuple[str, str], int] = {}  # by api and cause
+        self.faults = dict.fromkeys(FAULTS, 0)  # by side and kind
+        self.paused = dict.fromkeys(SIDES, 0)  # by side
+        self.rewritten = dict.fromkeys(ADDRESS_APIS, 0)  # by api
+        self.neutralised = dict.fromkeys(HIDING_APIS, 0)
+        self.unbound = 0  # brokers in answers for which no port is open
+        self._apis = set(EVERYDAY_APIS)
+        self._unknown_apis: set[int] = set()
+        self._errors: set[tuple[str, int]] = set()
+        self._unknown_errors: set[int] = set()
+
+    def broker(self, broker: str, listener: str) -> BrokerCells:
+        """The cells of a broker that clients reach through this listener."""
+        cells = self.brokers.get(broker)
+        if cells is None:
+            cells = self.brokers[broker] = BrokerCells(self.cluster, broker)
+        cells.listened(listener)
+        return cells
+
+    def expect(self, broker: str, listener: str) -> None:
+        """Expose a broker before its first connection; beyond MAX_BORN of them it begins with that."""
+        if len(self.brokers) < MAX_BORN or broker in self.brokers:
+            self.broker(broker, listener)
+
+    def api_label(self, plan: ApiPlan) -> str:
+        """Kafka's name of the API; those beyond the caps share one."""
+        if plan.known or not plan.api.startswith("unknown_"):
+            if plan.api not in self._apis:
+                if len(self._apis) >= MAX_APIS:
+                    return OTHER_API
+                self._apis.add(plan.api)
+            return plan.api
+        if plan.api_key not in self._unknown_apis:
+            if len(self._unknown_apis) >= UNKNOWN_APIS:
+                return "unknown_other"
+            self._unknown_apis.add(plan.api_key)
+        return plan.api
+
+    def api_cells(self, broker: BrokerCells, plan: ApiPlan) -> ApiCells:
+        """The cells of a plan that is met for the first time, or whose API or version is unknown."""
+        api = self.api_label(plan)
+        version = api if api == OTHER_API else str(plan.api_version) if plan.known else "unknown"
+        cells = broker.apis.get((api, version))
+        if cells is None:
+            for cause in UNANSWERED_CAUSES:
+                self.unanswered.setdefault((api, cause), 0)
+            cells = broker.apis[api, version] = ApiCells(api)
+        if plan.known:
+            if len(broker.by_plan) >= _MAX_PLANS:
+                broker.by_plan.clear()
+            broker.by_plan[plan] = cells
+        return cells
+
+    def count_errors(self, cells: ApiCells, codes: tuple[int, ...]) -> None:
+        """Add the error codes of one answer, all levels."""
+        counts = cells.errors
+        for code in codes:
+            if code not in counts:
+                code = self._error_cell(cells.api, code)
+            counts[code] = counts.get(code, 0) + 1
+
+    def _error_cell(self, api: str, code: int) -> int:
+        """The code under which an error is counted: its own, while there is room for it."""
+        if code not in ERRORS and code not in self._unknown_errors:
+            if len(self._unknown_errors) >= UNKNOWN_ERRORS:
+                return UNKNOWN_OTHER_ERROR
+            self._unknown_errors.add(code)
+        if (api, code) not in self._errors:
+            if len(self._errors) >= MAX_ERRORS:
+                return OTHER_ERROR
+            self._errors.add((api, code))
+        return code
 
 
 class DirectionCells:
@@ -128,9 +244,9 @@ class ConnectionMetrics:
         "_by_plan",
         "_cells",
         "_client",
+        "_cluster",
         "_fetching",
         "_listener",
-        "_metrics",
         "_open",
         "_request",
         "_response",
@@ -140,14 +256,15 @@ class ConnectionMetrics:
 
     def __init__(
         self,
-        metrics: "Metrics",
+        cluster: ClusterCells,
         cells: BrokerCells,
         listener: str,
         pending: Sized,
         topics: Topics | None,
         lags: Lags | None,
+        directions: "dict[str, DirectionCells]",
     ) -> None:
-        self._metrics = metrics
+        self._cluster = cluster
         self._cells = cells
         self._by_plan = cells.by_plan
         self._listener = listener
@@ -155,8 +272,8 @@ class ConnectionMetrics:
         self._fetching = Fetching(lags) if lags is not None else None
         self._client: ClientCells | None = None
         self._open = True
-        self._request = metrics.directions["request"]
-        self._response = metrics.directions["response"]
+        self._request = directions["request"]
+        self._response = directions["response"]
         self.pending = pending
 
     def events(self, events: list[Event]) -> None:
@@ -165,7 +282,8 @@ class ConnectionMetrics:
             self._topics.events(events)
         if self._fetching is not None:
             self._fetching.events(events)
-        plan = cells = None
+        plan: ApiPlan | None = None
+        cells = _NO_CELLS
         request_bytes = response_bytes = -1
         request_bucket = response_bucket = 0
         of_broker = self._cells
@@ -178,7 +296,7 @@ class ConnectionMetrics:
                 continue
             if event.plan is not plan:
                 plan = event.plan
-                cells = self._by_plan.get(plan) or self._metrics.api_cells(of_broker, plan)
+                cells = self._by_plan.get(plan) or self._cluster.api_cells(of_broker, plan)
             size = event.request_bytes
             if size != request_bytes:  # those of one read are often alike
                 request_bytes = size
@@ -210,7 +328,7 @@ class ConnectionMetrics:
                 cells.throttle_ns += throttle
                 cells.throttle[bisect_left(THROTTLE_NS, throttle)] += 1
             if event.errors:
-                self._metrics.count_errors(cells.errors, event.errors)
+                self._cluster.count_errors(cells, event.errors)
 
     def _repeated(self, event: Repeated, cells: ApiCells, response_bucket: int) -> None:
         """More of the exchange before, whose cells and bucket these are: they queued all the time."""
@@ -233,21 +351,21 @@ class ConnectionMetrics:
             self._cells.queue_ns += count * queue
 
     def _unusual(self, event: Event) -> None:
-        metrics = self._metrics
+        cluster = self._cluster
         if isinstance(event, Exchange):
             if event.outcome in (NO_ANSWER_EXPECTED, ANSWERED_BY_PROXY):  # no broker answered
                 self._request_only(event)
-            # An answer that nobody asked for comes with a Desync, and is counted there.
+            # An answer without a request comes with a Desync, and is counted there.
         elif isinstance(event, Unanswered):
             self._request_only(event.exchange)
-            _add(metrics.unanswered, (metrics.api_label(event.exchange.plan), event.cause), 1)
+            _add(cluster.unanswered, (cluster.api_label(event.exchange.plan), event.cause), 1)
         elif isinstance(event, AddressesHidden):
-            self.neutralised(metrics.api_label(event.exchange.plan), 1)
+            self.neutralised(cluster.api_label(event.exchange.plan), 1)
         elif isinstance(event, Desync):
-            _add(metrics.faults, (SIDES[event.side], event.kind), 1)
+            _add(cluster.faults, (SIDES[event.side], event.kind), 1)
         elif isinstance(event, ClientNamed):
             self._client_left(event.now_ns)
-            self._client = metrics.clients.joined(event)
+            self._client = cluster.clients.joined(event)
         elif isinstance(event, Closed):
             self._client_left(event.now_ns)
 
@@ -257,7 +375,7 @@ class ConnectionMetrics:
             self._client = None
 
     def _request_only(self, exchange: Exchange) -> None:
-        cells = self._by_plan.get(exchange.plan) or self._metrics.api_cells(self._cells, exchange.plan)
+        cells = self._by_plan.get(exchange.plan) or self._cluster.api_cells(self._cells, exchange.plan)
         cells.request_bytes += exchange.request_bytes
         cells.request_size[bisect_left(SIZE_BYTES, exchange.request_bytes)] += 1
 
@@ -269,19 +387,19 @@ class ConnectionMetrics:
 
     def paused(self, side: str) -> None:
         """Reading of a side stopped, since the other takes no more."""
-        _add(self._metrics.paused, side, 1)
+        _add(self._cluster.paused, side, 1)
 
     def rewritten(self, api: str, count: int) -> None:
-        """Addresses of brokers in an answer became addresses of ours."""
-        _add(self._metrics.rewritten, api, count)
+        """Addresses of brokers in an answer became addresses of this proxy."""
+        _add(self._cluster.rewritten, api, count)
 
-    def leaked(self, api: str, count: int) -> None:
-        """Addresses that should have been rewritten and were not."""
-        _add(self._metrics.leaked, api, count)
+    def unbound(self, count: int) -> None:
+        """An answer named `count` brokers for which no port is open."""
+        self._cluster.unbound += count
 
     def neutralised(self, api: str, count: int) -> None:
         """Address lists made unreadable in passing, so that the client asks Metadata instead."""
-        _add(self._metrics.neutralised, api, count)
+        _add(self._cluster.neutralised, api, count)
 
     def closed(self, cause: str) -> None:
         """The connection is gone; only the first call counts."""
@@ -289,95 +407,58 @@ class ConnectionMetrics:
             self._open = False
             if self._fetching is not None:
                 self._fetching.closed()
-            self._cells.live.discard(self)
-            _add(self._cells.connections, self._listener, -1)
-            _add(self._metrics.disconnects, (self._listener, cause), 1)
+            cells = self._cells
+            cells.live.discard(self)
+            cells.open[self._listener] -= 1
+            _add(cells.disconnects, (self._listener, cause), 1)
 
 
 class Metrics:
-    """All cells of one process."""
+    """All cells of one process, and the clock of its events."""
 
     def __init__(self) -> None:
         self.started_ns = time_ns()
-        self.brokers: dict[tuple[str, str], BrokerCells] = {}
-        self.topics: dict[str, Topics] = {}  # by cluster, and so are:
-        self.lags: dict[str, Lags] = {}
-        self.clients = Clients()
+        # Monotonic time and this is the time of day at the start. Every event has this clock, so whatever compares with
+        # an event's time must ask `now_ns`: the wall clock steps, and goes on while a virtual machine is suspended.
+        self.clock_offset_ns = self.started_ns - monotonic_ns()
+        self.clusters: dict[str, ClusterCells] = {}
         self.directions = {"request": DirectionCells(), "response": DirectionCells()}
-        self.connects: dict[tuple[str, str], int] = {}  # by listener and cause
-        self.disconnects: dict[tuple[str, str], int] = {}
-        self.unanswered: dict[tuple[str, str], int] = {}  # by api and cause
-        self.faults: dict[tuple[str, str], int] = {}  # by side and kind
-        self.paused: dict[str, int] = {}  # by side
-        self.rewritten: dict[str, int] = {}  # by api
-        self.leaked: dict[str, int] = {}
-        self.neutralised: dict[str, int] = {}
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
-        self._unknown_apis: set[int] = set()
-        self._unknown_errors: set[int] = set()
 
-    def connection(
-        self,
-        info: ConnectionInfo,
-        listener: str,
-        broker: str,
-        pending: Sized = (),
-        cause: str = "accepted",
-        *,
-        topics: bool = False,
-    ) -> ConnectionMetrics:
-        """Count a new connection, and what it does from now on; with `topics` also what its bodies tell of those."""
-        key = (info.cluster, broker)
-        cells = self.brokers.get(key)
+    def now_ns(self) -> int:
+        """The clock of the events, in nanoseconds: the time of day at the start, monotonic from then on."""
+        return monotonic_ns() + self.clock_offset_ns
+
+    def cluster(self, name: str) -> ClusterCells:
+        """The cells of a cluster; its series begin with the first call."""
+        cells = self.clusters.get(name)
         if cells is None:
-            cells = self.brokers[key] = BrokerCells(*key)
-        of_bodies: tuple[Topics | None, Lags | None] = (None, None)
-        if topics:
-            of_cluster = self.topics.setdefault(info.cluster, Topics())
-            of_bodies = of_cluster, self.lags.setdefault(info.cluster, Lags(of_cluster))
-        connection = ConnectionMetrics(self, cells, listener, pending, *of_bodies)
-        cells.live.add(connection)
-        _add(cells.connections, listener, 1)
-        _add(self.connects, (listener, cause), 1)
-        return connection
-
-    def api_label(self, plan: ApiPlan) -> str:
-        """Kafka's name of the API; unknown ones beyond the cap share one."""
-        if plan.known or not plan.api.startswith("unknown_"):
-            return plan.api
-        if plan.api_key not in self._unknown_apis:
-            if len(self._unknown_apis) >= UNKNOWN_APIS:
-                return "unknown_other"
-            self._unknown_apis.add(plan.api_key)
-        return plan.api
-
-    def api_cells(self, broker: BrokerCells, plan: ApiPlan) -> ApiCells:
-        """The cells of a plan that is met for the first time, or whose API or version is unknown."""
-        key = (self.api_label(plan), str(plan.api_version) if plan.known else "unknown")
-        cells = broker.apis.get(key)
-        if cells is None:
-            cells = broker.apis[key] = ApiCells()
-        if plan.known:
-            if len(broker.by_plan) >= _MAX_PLANS:
-                broker.by_plan.clear()
-            broker.by_plan[plan] = cells
+            cells = self.clusters[name] = ClusterCells(name)
         return cells
 
-    def count_errors(self, counts: dict[int, int], codes: tuple[int, ...]) -> None:
-        """Add the error codes of one answer, all levels."""
-        for code in codes:
-            if code not in counts and code not in ERRORS and code not in self._unknown_errors:
-                if len(self._unknown_errors) >= UNKNOWN_ERRORS:
-                    code = OTHER_ERROR
-                else:
-                    self._unknown_errors.add(code)
-            counts[code] = counts.get(code, 0) + 1
+    def connection(
+        self, info: ConnectionInfo, listener: str, broker: str, pending: Sized = (), *, topics: bool = False
+    ) -> ConnectionMetrics:
+        """Count a new connection, and what it does from now on; with `topics` also what its bodies say of those."""
+        cluster = self.cluster(info.cluster)
+        cells = cluster.broker(broker, listener)
+        if topics and cluster.topics is None:
+            cluster.topics = Topics()
+            cluster.lags = Lags(cluster.topics)
+        of_bodies = (cluster.topics, cluster.lags) if topics else (None, None)
+        connection = ConnectionMetrics(cluster, cells, listener, pending, *of_bodies, self.directions)
+        cells.live.add(connection)
+        cells.open[listener] += 1
+        cells.accepted[listener] += 1
+        return connection
 
 
 def error_label(code: int) -> str:
     """What the cell of an error code stands for."""
-    return "unknown_other" if code == OTHER_ERROR else error_name(code)
+    if code == OTHER_ERROR:
+        return "other"
+    return "unknown_other" if code == UNKNOWN_OTHER_ERROR else error_name(code)
 
 
-def _add(counts: dict[Any, int], key: Any, count: int) -> None:
+def _add(counts: dict[Label, int], key: Label, count: int) -> None:
     counts[key] = counts.get(key, 0) + count

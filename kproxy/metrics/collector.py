@@ -8,7 +8,6 @@ Refuses to know events, HTTP and text formats: those are prometheus_client's.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from time import time_ns
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 from prometheus_client.core import (
@@ -22,12 +21,14 @@ from prometheus_client.utils import floatToGoString
 
 from kproxy import __version__
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
-from kproxy.metrics.cells import ApiCells, BrokerCells, Metrics, error_label
-from kproxy.metrics.lag import Lags
-from kproxy.metrics.named import OTHER, Clients, Topics
+from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics, error_label
+from kproxy.metrics.named import OTHER
 from kproxy.protocol.compression import codec_name
 
+_CLUSTER = ("cluster",)
 _BROKER = ("cluster", "broker")
+_API = ("cluster", "api")
+_LISTENER = ("cluster", "listener", "broker")
 _API_BROKER = ("cluster", "api", "broker")
 
 
@@ -49,7 +50,10 @@ class CellCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        brokers = list(self._metrics.brokers.values())
+        metrics = self._metrics
+        now_ns = metrics.now_ns()
+        clusters = list(metrics.clusters.values())
+        brokers = [broker for cluster in clusters for broker in list(cluster.brokers.values())]
         apis = [
             ((broker.cluster, api, broker.broker), version, cells)
             for broker in brokers
@@ -58,43 +62,12 @@ class CellCollector(Collector):
         yield from _requests(apis)
         yield from _sizes(apis)
         yield from _brokers(brokers)
-        yield from self._proxy()
-        yield from _topics(self._metrics.topics.copy())
-        yield from _lags(self._metrics.lags.copy())
-        yield from _clients(self._metrics.clients)
-
-    def _proxy(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        inside = _Histogram(
-            "kproxy_proxy_duration_seconds",
-            "Time from the receipt of a frame's last byte to the send that took it.",
-            ("direction",),
-            PROXY_NS,
-        )
-        for direction, cells in metrics.directions.items():
-            inside.add((direction,), cells.duration, cells.duration_ns)
-        yield inside.family()
-        for name, text, labels, counts in (
-            ("unanswered_requests", "Requests forwarded and never answered.", ("api", "cause"), metrics.unanswered),
-            ("connections", "Client connections since the start.", ("listener", "cause"), metrics.connects),
-            ("disconnects", "Ends of client connections, by cause.", ("listener", "cause"), metrics.disconnects),
-            ("protocol_faults", "Bytes that are not what the protocol says.", ("side", "kind"), metrics.faults),
-            ("paused_reads", "Pauses in reading a side because the other took no more.", ("side",), metrics.paused),
-            ("rewritten_addresses", "Broker addresses replaced by proxy addresses.", ("api",), metrics.rewritten),
-            ("address_leaks", "Broker addresses that reached a client unchanged.", ("api",), metrics.leaked),
-            ("neutralised_addresses", "Addresses behind large answers, hidden.", ("api",), metrics.neutralised),
-            ("recorder_dropped", "Events that are in no table of --record.", ("source",), metrics.recorder_dropped),
-        ):
-            family = CounterMetricFamily(f"kproxy_{name}", text, labels=labels)
-            for key, count in counts.copy().items():
-                family.add_metric((key,) if isinstance(key, str) else key, count)
-            yield family
-        build = InfoMetricFamily("kproxy_build", "The version of kproxy.")
-        build.add_metric((), {"version": __version__})
-        yield build
-        start = GaugeMetricFamily("kproxy_start_time_seconds", "When counting began, in seconds since the epoch.")
-        start.add_metric((), metrics.started_ns / 1e9)
-        yield start
+        yield from _connections(brokers)
+        yield from _clusters(clusters)
+        yield from _topics(clusters, now_ns)
+        yield from _lags(clusters, now_ns)
+        yield from _clients(clusters, now_ns)
+        yield from _process(metrics)
 
 
 _Cells = list[tuple[tuple[str, str, str], str, ApiCells]]  # (cluster, api, broker), version, cells
@@ -130,12 +103,13 @@ def _requests(apis: _Cells) -> Iterator[Metric]:
     for labels, version, cells in apis:
         cluster, api, broker = labels
         requests.add_metric((cluster, api, version, broker), cells.requests)
-        duration.add(labels, cells.duration, cells.duration_ns)
+        if any(cells.duration):
+            duration.add(labels, cells.duration, cells.duration_ns)
         if any(cells.excess_wait):
             excess.add((cluster, broker), cells.excess_wait, cells.excess_wait_ns)
+        throttled.add(labels, sum(cells.throttle))
         if any(cells.throttle):
             throttle.add(labels, cells.throttle, cells.throttle_ns)
-            throttled.add(labels, sum(cells.throttle))
         for code, count in cells.errors.copy().items():
             errors.add((cluster, api, error_label(code), broker), count)
     yield requests
@@ -146,12 +120,12 @@ def _sizes(apis: _Cells) -> Iterator[Metric]:
     for side in ("request", "response"):
         total = _Sum(f"kproxy_{side}_bytes", f"Bytes of whole {side} frames, size prefix included.", _API_BROKER)
         sizes = _Histogram(
-            f"kproxy_{side}_size_bytes", f"Size of {side} frames, size prefix included.", ("api",), SIZE_BYTES, unit=1
+            f"kproxy_{side}_size_bytes", f"Size of {side} frames, size prefix included.", _API, SIZE_BYTES, unit=1
         )
         for labels, _, cells in apis:
             count = getattr(cells, f"{side}_bytes")
             total.add(labels, count)
-            sizes.add((labels[1],), getattr(cells, f"{side}_size"), count)
+            sizes.add(labels[:2], getattr(cells, f"{side}_size"), count)
         yield total.family()
         yield sizes.family()
 
@@ -164,9 +138,6 @@ def _brokers(brokers: list[BrokerCells]) -> Iterator[Metric]:
         QUEUE_NS,
     )
     inflight = GaugeMetricFamily("kproxy_inflight_requests", "Requests that wait for an answer now.", labels=_BROKER)
-    connections = GaugeMetricFamily(
-        "kproxy_connections", "Client connections open now.", labels=("cluster", "listener", "broker")
-    )
     for broker in brokers:
         labels = (broker.cluster, broker.broker)
         queued = broker.queue.copy()
@@ -174,14 +145,76 @@ def _brokers(brokers: list[BrokerCells]) -> Iterator[Metric]:
         queued[0] += max(0, answered - sum(queued))  # what did not queue waited for no time at all
         queue.add(labels, queued, broker.queue_ns)
         inflight.add_metric(labels, sum(len(connection.pending) for connection in broker.live.copy()))
-        for listener, count in broker.connections.copy().items():
-            connections.add_metric((broker.cluster, listener, broker.broker), count)
     yield queue.family()
     yield inflight
-    yield connections
 
 
-def _topics(clusters: dict[str, Topics]) -> Iterator[Metric]:
+def _connections(brokers: list[BrokerCells]) -> Iterator[Metric]:
+    open_now = GaugeMetricFamily("kproxy_open_connections", "Client connections open now.", labels=_LISTENER)
+    accepted = CounterMetricFamily("kproxy_connections", "Client connections since the start.", labels=_LISTENER)
+    ended = CounterMetricFamily(
+        "kproxy_disconnects", "Ends of client connections, by cause.", labels=(*_LISTENER, "cause")
+    )
+    for broker in brokers:
+        for listener, count in broker.open.copy().items():
+            open_now.add_metric((broker.cluster, listener, broker.broker), count)
+        for listener, count in broker.accepted.copy().items():
+            accepted.add_metric((broker.cluster, listener, broker.broker), count)
+        for (listener, cause), count in broker.disconnects.copy().items():
+            ended.add_metric((broker.cluster, listener, broker.broker, cause), count)
+    yield open_now
+    yield accepted
+    yield ended
+
+
+def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
+    """Counters of a cluster as a whole; to add one is to add a line."""
+    for name, text, labels, counts_of in (
+        (
+            "unanswered_requests",
+            "Requests forwarded and never answered.",
+            ("api", "cause"),
+            lambda cluster: cluster.unanswered,
+        ),
+        (
+            "protocol_faults",
+            "Bytes that are not what the protocol says.",
+            ("side", "kind"),
+            lambda cluster: cluster.faults,
+        ),
+        (
+            "paused_reads",
+            "Pauses in reading a side because the other took no more.",
+            ("side",),
+            lambda cluster: cluster.paused,
+        ),
+        (
+            "rewritten_addresses",
+            "Broker addresses replaced by proxy addresses.",
+            ("api",),
+            lambda cluster: cluster.rewritten,
+        ),
+        (
+            "neutralised_addresses",
+            "Broker addresses behind large answers, made unreadable.",
+            ("api",),
+            lambda cluster: cluster.neutralised,
+        ),
+        (
+            "unbound_brokers",
+            "Brokers named in answers for which kproxy has no open port: clients cannot reach them.",
+            (),
+            lambda cluster: {(): cluster.unbound},
+        ),
+    ):
+        family = CounterMetricFamily(f"kproxy_{name}", text, labels=(*_CLUSTER, *labels))
+        for cluster in clusters:
+            for key, count in counts_of(cluster).copy().items():
+                family.add_metric((cluster.cluster, *((key,) if isinstance(key, str) else key)), count)
+        yield family
+
+
+def _topics(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
     sums = {
         name: _Sum(f"kproxy_topic_{name}", text, ("cluster", "topic", "direction", *more))
         for name, text, more in (
@@ -190,20 +223,22 @@ def _topics(clusters: dict[str, Topics]) -> Iterator[Metric]:
             ("batches", "Record batches, and messages of message sets, by codec.", ("codec",)),
         )
     }
-    for cluster, topics in clusters.items():
-        for topic, cells in topics.top.shown(time_ns()):
+    for cluster in clusters:
+        topics = cluster.topics
+        if topics is None:
+            continue
+        for topic, cells in topics.top.shown(now_ns):
             for direction, carried in (("request", cells.request), ("response", cells.response)):
-                labels = (cluster, topics.label(topic), direction)
+                labels = (cluster.cluster, topics.label(topic), direction)
                 if carried.bytes:
                     sums["bytes"].add(labels, carried.bytes)
                     sums["records"].add(labels, carried.records)
                 for codecs, count in carried.batches.copy().items():
                     sums["batches"].add((*labels, _codec(codecs)), count)
-    if clusters:
-        yield from (family.family() for family in sums.values())
+    yield from (family.family() for family in sums.values())
 
 
-def _lags(clusters: dict[str, Lags]) -> Iterator[Metric]:
+def _lags(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
     records = GaugeMetricFamily(
         "kproxy_consumer_lag_records",
         "Records between a consumer and the high watermark: what a client has fetched, what a group has committed.",
@@ -212,32 +247,54 @@ def _lags(clusters: dict[str, Lags]) -> Iterator[Metric]:
         "kproxy_consumer_lag_seconds",
         "Age of the newest record that a consumer has, where there are newer ones; of the oldest of its partitions.",
     )
-    for cluster, lags in clusters.items():
-        for by, consumers in lags.shown(time_ns()):
+    for cluster in clusters:
+        if cluster.lags is None:
+            continue
+        for by, consumers in cluster.lags.shown(now_ns):
             for name, topic, lag in consumers:
-                labels = {"cluster": cluster, by: name, "topic": topic}
+                labels = {"cluster": cluster.cluster, by: name, "topic": topic}
                 records.add_sample(records.name, labels, lag.records)
                 if lag.seconds is not None:
                     seconds.add_sample(seconds.name, labels, lag.seconds)
-    if clusters:
-        yield records
-        yield seconds
+    yield records
+    yield seconds
+
+
+def _clients(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
+    family = GaugeMetricFamily(
+        "kproxy_client_info",
+        "Clients and their software, as they name it themselves (KIP-511).",
+        labels=("cluster", "client_id", "software_name", "software_version"),
+    )
+    for cluster in clusters:
+        for client, _ in cluster.clients.top.shown(now_ns):
+            family.add_metric((cluster.cluster, *(client or (OTHER, OTHER, OTHER))), 1)
+    yield family
+
+
+def _process(metrics: Metrics) -> Iterator[Metric]:
+    inside = _Histogram(
+        "kproxy_proxy_duration_seconds",
+        "Time from the receipt of a frame's last byte to the send that took it.",
+        ("direction",),
+        PROXY_NS,
+    )
+    for direction, cells in metrics.directions.items():
+        inside.add((direction,), cells.duration, cells.duration_ns)
+    yield inside.family()
+    dropped = sum(metrics.recorder_dropped.copy().values())
+    yield CounterMetricFamily("kproxy_recorder_dropped", "Events that --record could not write.", value=dropped)
+    build = InfoMetricFamily("kproxy_build", "The version of kproxy.")
+    build.add_metric((), {"version": __version__})
+    yield build
+    start = GaugeMetricFamily("kproxy_start_time_seconds", "When counting began, in seconds since the epoch.")
+    start.add_metric((), metrics.started_ns / 1e9)
+    yield start
 
 
 def _codec(codecs: int) -> str:
     """The name of the one codec in a set of bits."""
     return codec_name(codecs.bit_length() - 1) if codecs.bit_count() == 1 else "mixed"
-
-
-def _clients(clients: Clients) -> Iterator[Metric]:
-    family = GaugeMetricFamily(
-        "kproxy_client_info",
-        "Clients and their software, as they tell it (KIP-511).",
-        labels=("client_id", "software_name", "software_version"),
-    )
-    for client, _ in clients.top.shown(time_ns()):
-        family.add_metric(client or (OTHER, OTHER, OTHER), 1)
-    yield family
 
 
 class _Sum:
@@ -261,7 +318,7 @@ class _Histogram:
 
     def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[int], unit: int = 10**9) -> None:
         self._family = HistogramMetricFamily(name, text, labels=labels)
-        self._les = [floatToGoString(bound / unit) for bound in bounds] + ["+Inf"]
+        self._les = [_le(bound / unit) for bound in bounds] + ["+Inf"]
         self._unit = unit
         self._cells: dict[tuple[str, ...], tuple[list[int], int]] = {}
 
@@ -277,3 +334,8 @@ class _Histogram:
             buckets = list(zip(self._les, accumulate(counts), strict=True))
             self._family.add_metric(labels, buckets, total / self._unit)
         return self._family
+
+
+def _le(bound: float) -> str:
+    text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
+    return text

@@ -118,13 +118,19 @@ def summarise(metrics: Metrics, now_ns: int) -> Summary:
     brokers: dict[tuple[str, str], Totals] = {}
     connections: dict[tuple[str, str], int] = {}
     inflight: dict[tuple[str, str], int] = {}
-    for key, broker in list(metrics.brokers.items()):
-        connections[key] = sum(broker.connections.copy().values())
-        inflight[key] = sum(len(connection.pending) for connection in broker.live.copy())
-        brokers[key] = Totals()
-        for (api, _), cells in list(broker.apis.items()):
-            brokers[key].add(cells)
-            apis.setdefault(api, Totals()).add(cells)
+    accepted = faults = unanswered = 0
+    for cluster in list(metrics.clusters.values()):
+        faults += sum(cluster.faults.copy().values())
+        unanswered += sum(cluster.unanswered.copy().values())
+        for name, broker in list(cluster.brokers.items()):
+            key = cluster.cluster, name
+            accepted += sum(broker.accepted.copy().values())
+            connections[key] = sum(broker.open.copy().values())
+            inflight[key] = sum(len(connection.pending) for connection in broker.live.copy())
+            brokers[key] = Totals()
+            for (api, _), cells in list(broker.apis.items()):
+                brokers[key].add(cells)
+                apis.setdefault(api, Totals()).add(cells)
     inside = cell(PROXY_NS)
     for direction in metrics.directions.values():
         inside = _plus(inside, direction.duration)
@@ -135,9 +141,9 @@ def summarise(metrics: Metrics, now_ns: int) -> Summary:
         connections,
         inflight,
         inside,
-        sum(metrics.connects.copy().values()),
-        sum(metrics.faults.copy().values()),
-        sum(metrics.unanswered.copy().values()),
+        accepted,
+        faults,
+        unanswered,
     )
 
 

@@ -49,5 +49,5 @@ def bootstrap(kproxy: Kproxy, cluster: Cluster) -> Iterator[str]:
     assert not peers - kproxy.sources()
     assert kproxy.metric("kproxy_requests_total") > 0
     assert kproxy.metric("kproxy_protocol_faults_total") == 0
-    assert kproxy.metric("kproxy_address_leaks_total") == 0
+    assert kproxy.metric("kproxy_unbound_brokers_total") == 0
     assert "Traceback" not in kproxy.log.read_text()

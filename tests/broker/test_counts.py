@@ -92,7 +92,7 @@ def test_every_error_of_every_answer(cluster: Cluster, tmp_path: Path) -> None:
                 received[api] += 4 + len(answer)
                 for code in codes(codec.decode_response(answer, key, version)[1]):
                     errors[*api, error_name(code)] += 1
-        wait_for("all connections to be counted", lambda: kproxy.metric("kproxy_connections") == 0)
+        wait_for("all connections to be counted", lambda: kproxy.metric("kproxy_open_connections") == 0)
         assert len({error for _, error in errors}) > 10
         assert counted(kproxy, "kproxy_errors_total", "api", "error") == errors
         assert counted(kproxy, "kproxy_requests_total", "api") == requests

@@ -211,7 +211,7 @@ def test_every_version_that_is_offered_is_served_and_names_no_broker_but_kproxy(
             totals = summarise(server.metrics, 0)
             assert totals.faults == 0
             assert sum(api.requests for api in totals.apis.values()) == 2 * asked  # each after its ApiVersions
-            assert server.metrics.leaked == {}
+            assert server.metrics.cluster("default").unbound == 0
 
     asyncio.run(main())
 

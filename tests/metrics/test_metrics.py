@@ -4,7 +4,6 @@ import subprocess
 from bisect import bisect_left
 from itertools import pairwise
 from math import ceil
-from time import time_ns
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +13,7 @@ from kproxy.metrics import Metrics, bounds
 from kproxy.metrics.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
-from kproxy.metrics.lag import Fetching, Lags, Log, Position
-from kproxy.metrics.named import Topics
-from kproxy.wire.bodies import Found, Sums
+from kproxy.wire.bodies import BLANK, Found, Sums
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
     ANSWERED,
@@ -108,33 +105,57 @@ def busy_metrics():
     connection.forwarded("response", 1, 7_000)
     connection.paused("client")
     connection.rewritten("Metadata", 3)
-    connection.leaked("Metadata", 1)
+    connection.unbound(1)
     connection.neutralised("Fetch", 2)
     other.events([ClientNamed("shop", "a-client", "1.2", 0)])
     other.closed("client")
     other.closed("again")
     metrics.recorder_dropped["live:main"] = 4
-    produced = exchange(PRODUCE)
-    produced.request_start = time_ns()  # a topic that was last seen long ago is not shown
-    produced.request_body = Found()
-    produced.request_body.sums = [Sums("orders", None, 700, 2, 9, 1)]
-    metrics.topics["default"] = Topics()
-    metrics.topics["default"].events([produced])
-    lags = metrics.lags["default"] = Lags(metrics.topics["default"])
-    fetching = Fetching(lags)
-    fetching.client_id, fetching.asked_ns = "shop", produced.request_start
-    tomorrow_ms = produced.request_start // MS + 86_400_000  # an age that is the same in every scrape: none
-    fetching.positions["orders", 0] = Position(5, tomorrow_ms, produced.request_start)
-    lags.fetching.add(fetching)
-    lags.logs["orders", 0] = Log()
-    lags.logs["orders", 0].high_watermark = 9
-    lags.committed["billing", ("orders", 0)] = Position(3, tomorrow_ms, produced.request_start)
+    written_ms = metrics.now_ns() // MS + 86_400_000  # of tomorrow: an age that is the same in every scrape, none
+    bodies = metrics.connection(info("bodies"), "main", "2", topics=True)
+    bodies.events([*consumed(metrics.now_ns(), written_ms)])
     return metrics
 
 
+def consumed(now_ns, written_ms):
+    """A topic that is produced to and fetched from, and the offsets that a group commits, told by bodies."""
+    body = Found()
+    body.sums = [Sums("orders", None, 700, 2, 9, 1)]
+    yield exchange(PRODUCE, request_start=now_ns, request_body=body)
+    asked, told = Found(), Found()
+    asked.partitions = [BLANK._replace(topic="orders", partition=0, offset=2)]
+    told.partitions = [
+        BLANK._replace(
+            topic="orders",
+            partition=0,
+            bytes=300,
+            batches=1,
+            records=3,
+            codecs=1,
+            high_watermark=9,
+            first_offset=2,
+            last_offset=4,
+            max_timestamp=written_ms,
+        )
+    ]
+    fetched = exchange(FETCH, request_body=asked, response_body=told, client_id="shop")
+    fetched.response_start = now_ns
+    yield fetched
+    committed = Found()
+    committed.partitions = [BLANK._replace(topic="orders", partition=0, group_id="billing", offset=3)]
+    kept = exchange(ApiPlan(8, 8, "OffsetCommit", True), request_body=committed)
+    kept.response_start = now_ns
+    yield kept
+
+
 def test_each_event_is_counted_where_it_belongs():
-    found = scrape(busy_metrics())
-    broker = {"cluster": "default", "broker": "1"}
+    found = {
+        name: {key: value for key, value in series.items() if dict(key).get("cluster") != "bodies"}
+        for name, series in scrape(busy_metrics()).items()
+    }
+    of = {"cluster": "default"}
+    broker = of | {"broker": "1"}
+    bootstrap = of | {"broker": "bootstrap", "listener": "main"}
     produce, fetch = broker | {"api": "Produce"}, broker | {"api": "Fetch"}
     expected = {
         "kproxy_requests_total": {
@@ -146,8 +167,8 @@ def test_each_event_is_counted_where_it_belongs():
         "kproxy_response_bytes_total": {labels(**produce): 200, labels(**fetch): 200},
         "kproxy_request_duration_seconds_count": {labels(**produce): 2, labels(**fetch): 2},
         "kproxy_request_duration_seconds_sum": {labels(**produce): 0.042, labels(**fetch): 1.01},
-        "kproxy_request_size_bytes_count": {labels(api="Produce"): 3, labels(api="Fetch"): 3},
-        "kproxy_response_size_bytes_sum": {labels(api="Produce"): 200, labels(api="Fetch"): 200},
+        "kproxy_request_size_bytes_count": {labels(**of, api="Produce"): 3, labels(**of, api="Fetch"): 3},
+        "kproxy_response_size_bytes_sum": {labels(**of, api="Produce"): 200, labels(**of, api="Fetch"): 200},
         "kproxy_throttle_seconds_sum": {labels(**produce): 0.25},
         "kproxy_throttled_responses_total": {labels(**produce): 1},
         "kproxy_errors_total": {
@@ -156,28 +177,29 @@ def test_each_event_is_counted_where_it_belongs():
         },
         "kproxy_fetch_excess_wait_seconds_count": {labels(**broker): 2},
         "kproxy_fetch_excess_wait_seconds_sum": {labels(**broker): 0.03},
-        "kproxy_queue_seconds_count": {labels(**broker): 4, labels(cluster="default", broker="bootstrap"): 0},
-        "kproxy_queue_seconds_sum": {labels(**broker): 0.004, labels(cluster="default", broker="bootstrap"): 0},
+        "kproxy_queue_seconds_count": {labels(**broker): 4},
+        "kproxy_queue_seconds_sum": {labels(**broker): 0.004},
         "kproxy_proxy_duration_seconds_count": {labels(direction="request"): 3, labels(direction="response"): 1},
         "kproxy_proxy_duration_seconds_sum": {labels(direction="request"): 90e-6, labels(direction="response"): 7e-6},
-        "kproxy_inflight_requests": {labels(**broker): 3, labels(cluster="default", broker="bootstrap"): 0},
-        "kproxy_connections": {
-            labels(**broker, listener="main"): 1,
-            labels(cluster="default", broker="bootstrap", listener="main"): 0,
+        "kproxy_inflight_requests": {labels(**broker): 3},
+        "kproxy_open_connections": {labels(**broker, listener="main"): 1},
+        "kproxy_connections_total": {labels(**broker, listener="main"): 1, labels(**bootstrap): 1},
+        "kproxy_disconnects_total": {labels(**bootstrap, cause="client"): 1},
+        "kproxy_unanswered_requests_total": {labels(**of, api="Fetch", cause="broker_closed"): 1},
+        "kproxy_protocol_faults_total": {labels(**of, side="broker", kind="unexpected_answer"): 1},
+        "kproxy_paused_reads_total": {labels(**of, side="client"): 1},
+        "kproxy_rewritten_addresses_total": {labels(**of, api="Metadata"): 3},
+        "kproxy_neutralised_addresses_total": {labels(**of, api="Fetch"): 2},
+        "kproxy_unbound_brokers_total": {labels(**of): 1},
+        "kproxy_recorder_dropped_total": {labels(): 4},
+        "kproxy_client_info": {
+            labels(**of, client_id="shop", software_name="a-client", software_version="1.2"): 1,
         },
-        "kproxy_connections_total": {labels(listener="main", cause="accepted"): 2},
-        "kproxy_disconnects_total": {labels(listener="main", cause="client"): 1},
-        "kproxy_unanswered_requests_total": {labels(api="Fetch", cause="broker_closed"): 1},
-        "kproxy_protocol_faults_total": {labels(side="broker", kind="unexpected_answer"): 1},
-        "kproxy_paused_reads_total": {labels(side="client"): 1},
-        "kproxy_rewritten_addresses_total": {labels(api="Metadata"): 3},
-        "kproxy_address_leaks_total": {labels(api="Metadata"): 1},
-        "kproxy_neutralised_addresses_total": {labels(api="Fetch"): 2},
     }
-    assert {name: found[name] for name in expected} == expected
+    assert {name: {key: value for key, value in found[name].items() if value} for name in expected} == expected
     assert {"kproxy_build_info", "kproxy_start_time_seconds", "process_resident_memory_bytes"} <= found.keys()
     # A request of exactly 64 bytes lies in the bucket of 64 bytes, and a Fetch that came early waited no time too long.
-    assert found["kproxy_request_size_bytes_bucket"][labels(api="Produce", le="64.0")] == 1
+    assert found["kproxy_request_size_bytes_bucket"][labels(cluster="default", api="Produce", le="64.0")] == 1
     assert found["kproxy_fetch_excess_wait_seconds_bucket"][labels(**broker, le="0.001")] == 1
 
 
@@ -251,7 +273,7 @@ def test_a_peer_cannot_invent_series():
     assert "unknown_other" in errors
     assert sum(found["kproxy_requests_total"].values()) == 100_001
     assert sum(found["kproxy_errors_total"].values()) == 100_000
-    assert not metrics.brokers[("default", "1")].by_plan
+    assert not metrics.cluster("default").brokers["1"].by_plan
 
 
 def test_plans_made_anew_do_not_pile_up():
@@ -259,7 +281,7 @@ def test_plans_made_anew_do_not_pile_up():
     connection = metrics.connection(info(), "main", "1")
     for _ in range(10_000):
         connection.events([exchange(ApiPlan(0, 9, "Produce", True))])
-    assert len(metrics.brokers[("default", "1")].by_plan) <= 4096
+    assert len(metrics.cluster("default").brokers["1"].by_plan) <= 4096
     assert sum(scrape(metrics)["kproxy_requests_total"].values()) == 10_000
 
 

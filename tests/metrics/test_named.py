@@ -3,7 +3,6 @@
 import random
 from base64 import urlsafe_b64encode
 from collections import Counter
-from time import time_ns
 from uuid import UUID
 
 from kproxy.metrics import Metrics
@@ -25,8 +24,8 @@ PLAIN, ZIPPED, SMALL = write_batch(RECORDS), write_batch(RECORDS, codec=ZSTD), w
 def conversation(interest):
     """One connection: what it produces, by name and by id, and what it fetches; a name that comes last."""
     talk = Dialogue(interest)
-    talk.now = time_ns()
     metrics = Metrics()
+    talk.now = metrics.now_ns()
     connection = metrics.connection(info(), "main", "1", topics=bool(interest.detail))
 
     def produce(version, number, acks=-1, **topic):
@@ -102,24 +101,24 @@ def test_bodies_are_looked_at_only_where_that_is_asked_for():
 
 def test_a_client_is_told_of_while_it_is_there_and_for_a_while():
     talk, metrics, connection = conversation(Interest())
-    client = labels(client_id="shop", software_name="a-client", software_version="1.2")
+    client = labels(cluster="default", client_id="shop", software_name="a-client", software_version="1.2")
     assert scrape(metrics)["kproxy_client_info"] == {client: 1}
     talk.events.clear()
     talk.now += 2 * EXPIRY_NS
-    assert [key for key, _ in metrics.clients.top.shown(talk.now)] == [("shop", "a-client", "1.2")]
+    assert [key for key, _ in metrics.cluster("default").clients.top.shown(talk.now)] == [("shop", "a-client", "1.2")]
     connection.events(talk.close(CLIENT).close(BROKER).events)
-    assert [key for key, _ in metrics.clients.top.shown(talk.now)] == [("shop", "a-client", "1.2")]
-    assert not list(metrics.clients.top.shown(talk.now + 2 * EXPIRY_NS))
+    assert [key for key, _ in metrics.cluster("default").clients.top.shown(talk.now)] == [("shop", "a-client", "1.2")]
+    assert not list(metrics.cluster("default").clients.top.shown(talk.now + 2 * EXPIRY_NS))
 
 
 def test_invented_clients_share_a_series():
     metrics = Metrics()
     connection = metrics.connection(info(), "main", "1")
-    now_ns = time_ns()
+    now_ns = metrics.now_ns()
     connection.events([ClientNamed(f"c{number}" * 999, "n", "1", now_ns) for number in range(3 * MAX_CLIENTS)])
     told = scrape(metrics)["kproxy_client_info"]
     assert len(told) == MAX_CLIENTS + 1
-    assert labels(client_id=OTHER, software_name=OTHER, software_version=OTHER) in told
+    assert labels(cluster="default", client_id=OTHER, software_name=OTHER, software_version=OTHER) in told
     assert max(len(value) for pairs in told for _, value in pairs) < 300
 
 

@@ -23,10 +23,10 @@ def test_a_summary_and_a_scrape_agree():
     assert apis["Produce"]["errors"] == summed(samples, "kproxy_errors_total", "error")
     assert apis["Produce"]["throttled_responses"] == 1
     brokers = {broker["broker"]: broker for broker in summary["brokers"]}
-    for key, name in (("connections", "kproxy_connections"), ("inflight_requests", "kproxy_inflight_requests")):
+    for key, name in (("connections", "kproxy_open_connections"), ("inflight_requests", "kproxy_inflight_requests")):
         assert {broker: found[key] for broker, found in brokers.items()} == summed(samples, name, "broker")
     assert brokers["1"]["requests"] == 6
-    assert summary["connections_accepted"] == 2
+    assert summary["connections_accepted"] == 3
     assert summary["protocol_faults"] == summary["unanswered_requests"] == 1
     # Three requests of 30 us and a response of 7 us: the median is in the bucket from 25 to 50.
     assert 25e-6 < summary["proxy_duration_seconds"]["p50"] <= 50e-6

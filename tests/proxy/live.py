@@ -6,12 +6,14 @@ The broker does what a real one cannot be made to do; its bytes come from the co
 import asyncio
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import uvloop
 
+from kproxy.metrics.cells import ClusterCells
 from kproxy.proxy.config import load
 from kproxy.proxy.control.server import Server
 from kproxy.wire.connection import Sink
@@ -135,6 +137,25 @@ class Broker:
         self.sock.close()
 
 
+class Counted:
+    """The counters of a cluster; those at 0 are left out, as they were there before anything happened."""
+
+    def __init__(self, cells: ClusterCells) -> None:
+        self.unanswered = +Counter(cells.unanswered)  # by api and cause
+        self.faults = +Counter(cells.faults)  # by side and kind
+        self.paused = +Counter(cells.paused)  # by side
+        self.rewritten = +Counter(cells.rewritten)  # by api
+        self.neutralised = +Counter(cells.neutralised)
+        self.unbound = cells.unbound
+        self.accepted = sum(count for broker in cells.brokers.values() for count in broker.accepted.values())
+        self.disconnects: Counter[str] = Counter()  # by cause, of all listeners and brokers
+        for broker in cells.brokers.values():
+            for (_, cause), count in broker.disconnects.items():
+                self.disconnects[cause] += count
+        self.disconnects = +self.disconnects
+        self.brokers = {name for name, broker in cells.brokers.items() if any(broker.accepted.values())}
+
+
 class Live:
     def __init__(self, server: Server, broker: Broker) -> None:
         self.server = server
@@ -148,6 +169,12 @@ class Live:
     def relays(self) -> int:
         assert self.server._worker is not None
         return len(self.server._worker.relays)
+
+    @property
+    def counted(self) -> "Counted":
+        """What the metrics of the one cluster have counted so far."""
+        (cells,) = self.server.metrics.clusters.values()
+        return Counted(cells)
 
     async def connect(self) -> tuple[Wire, Wire]:
         """(a client's end, the broker's end) of one connection through kproxy"""

@@ -92,9 +92,10 @@ def plain(value: Any) -> Any:
 
 
 def cells(metrics: Metrics) -> Any:
-    (broker,) = metrics.brokers.values()
+    (cluster,) = metrics.clusters.values()
+    (broker,) = cluster.brokers.values()
     apis = {key: plain(api) for key, api in broker.apis.items()}
-    return apis, broker.queue, broker.queue_ns, metrics.faults, metrics.unanswered
+    return apis, broker.queue, broker.queue_ns, cluster.faults, cluster.unanswered
 
 
 def played(steps: Iterable[Step], **settings: Any) -> list[int]:

@@ -49,7 +49,7 @@ class Worker:
     poller: Poller
     buffer: bytearray  # every relay's reads land here
     clock_offset_ns: int  # monotonic time and this is the time of day, fixed at start
-    connection: Callable[..., Any]  # Metrics.connection
+    metrics: Any  # kproxy.metrics.Metrics
     sinks: Sequence[Sink]
     names: Names = field(default_factory=Names)
     relays: set[Relay] = field(default_factory=set)
@@ -81,6 +81,7 @@ class ClusterProxy:
         self._failed_at: dict[Address, float] = {}
         self._turn = 0
         self._lines = Lines(log)
+        self._cells = worker.metrics.cluster(cluster.name)
 
     @property
     def address(self) -> Address:
@@ -265,6 +266,8 @@ class ClusterProxy:
         return ",".join(f"{node_id}:{listener.port}" for node_id, listener in sorted(self.brokers.items())) or "-"
 
     def _listener(self, node_id: int | None, port: int) -> Listener:
+        self._cells.expect(self._label(node_id), listener_name(node_id))
+
         def accepted(client: socket.socket, peer: Address) -> None:
             self._worker.gate.enter()
             self._spawn(self._connect(node_id, client, peer))
@@ -285,8 +288,8 @@ class ClusterProxy:
             if not isinstance(fault, UpstreamError):
                 raise
             nowhere = self._info(peer, Address("", 0), broker_id, opened_ns)
-            self._worker.connection(nowhere, self.cluster.name, self._label(broker_id)).closed("unreachable")
             label = self._label(broker_id)
+            self._worker.metrics.connection(nowhere, listener_name(node_id), label).closed("unreachable")
             self._lines.say(
                 logging.WARNING, label, "unreachable cluster=%s broker=%s: %s", self.cluster.name, label, fault
             )
@@ -297,7 +300,7 @@ class ClusterProxy:
             if log.isEnabledFor(logging.DEBUG):
                 source = Address(*broker.getsockname()[:2])
                 log.debug("connected client=%s broker=%s to %s from %s", peer, self._label(broker_id), upstream, source)
-            self._relay(client, broker, info)
+            self._relay(client, broker, info, listener_name(node_id))
         except BaseException as fault:
             client.close()
             broker.close()
@@ -305,13 +308,13 @@ class ClusterProxy:
             if not isinstance(fault, OSError):  # that: one of them has gone already
                 raise
 
-    def _relay(self, client: socket.socket, broker: socket.socket, info: ConnectionInfo) -> None:
+    def _relay(self, client: socket.socket, broker: socket.socket, info: ConnectionInfo, listener: str) -> None:
         worker = self._worker
         rewriter = _Rewriter(self.tell)
         session = Session(self._interest, transform=rewriter, max_request_bytes=self.cluster.max_request_bytes)
-        counting = worker.connection(
+        counting = worker.metrics.connection(
             info,
-            self.cluster.name,
+            listener,
             self._label(info.broker_id),
             session.pending,
             topics=bool(self._interest.detail),
@@ -399,6 +402,11 @@ class ClusterProxy:
         self._worker.gate.leave()
 
 
+def listener_name(node_id: int | None) -> str:
+    """The label of the listener for a broker's clients, or of the one where clients bootstrap."""
+    return BOOTSTRAP if node_id is None else f"broker-{node_id}"
+
+
 class _Rewriter:
     """The transform of one connection's session."""
 
@@ -412,18 +420,18 @@ class _Rewriter:
         plan = exchange.plan
         if plan.api_key == API_VERSIONS:
             return cap_versions(plan.api_version, frame)
-        told = leaked = 0
+        told = unbound = 0
 
         def advertise(node_id: int, host: str, port: int) -> Address:
-            nonlocal told, leaked
-            address, good = self._tell(node_id, host, port)
+            nonlocal told, unbound
+            address, is_bound = self._tell(node_id, host, port)
             told += 1
-            leaked += not good
+            unbound += not is_bound
             return address
 
         answer = rewrite_addresses(plan.api_key, plan.api_version, frame, advertise)
         if told:
             self.counting.rewritten(plan.api, told)
-        if leaked:
-            self.counting.leaked(plan.api, leaked)
+        if unbound:
+            self.counting.unbound(unbound)
         return answer

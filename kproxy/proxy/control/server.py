@@ -106,8 +106,8 @@ class Server:
             Gate(max_connections),
             Poller(asyncio.get_running_loop()),
             bytearray(READ_BYTES),
-            time.time_ns() - time.monotonic_ns(),
-            self.metrics.connection,
+            self.metrics.clock_offset_ns,
+            self.metrics,
             sinks,
         )
         log.info("kproxy %s: %s", __version__, _memory_bound(config, max_connections))

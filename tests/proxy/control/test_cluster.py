@@ -50,9 +50,9 @@ def test_every_broker_is_behind_its_own_port():
             assert addresses == {1: (HOST, here.port + 2), 2: (HOST, here.port + 3)}
             assert await is_connected(here, addresses[1][1], here.broker)
             assert await is_connected(here, addresses[2][1], other)  # bound before the answer left
-            assert here.server.metrics.rewritten == {"Metadata": 2}
-            assert not here.server.metrics.leaked
-            assert {key[1] for key in here.server.metrics.brokers} == {"bootstrap", "1", "2"}
+            assert here.counted.rewritten == {"Metadata": 2}
+            assert here.counted.unbound == 0
+            assert here.counted.brokers == {"bootstrap", "1", "2"}
 
     live(test())
 
@@ -66,8 +66,8 @@ def test_bodies_are_read_as_the_settings_say():
             await broker.frame()
             await broker.send(response(0, 9, 1))
             await client.frame()
-            metrics = here.server.metrics
-            assert {topic for each in metrics.topics.values() for topic in each.top.cells} == topics
+            counted = here.server.metrics.cluster("default").topics
+            assert (set(counted.top.cells) if counted else set()) == topics
 
     for detail, topics in (("headers", set()), ("topics", {"orders"}), ("batches", {"orders"})):
         live(test(detail, topics))
@@ -86,7 +86,7 @@ def test_a_broker_that_moves_keeps_its_port():
             new.close()
             client = await Wire.dial(first[2][1])  # the door stays; behind it there is nobody
             assert await client.rest() == b""
-            await here.until(lambda: here.server.metrics.disconnects.get(("default", "unreachable")))
+            await here.until(lambda: here.counted.disconnects["unreachable"])
 
     live(test())
 
@@ -102,11 +102,11 @@ def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
             client, broker = await here.connect()
             expected = {2: (HOST, here.port + 3)}
             assert await told(client, broker, [node(2, here.broker.port)]) == expected
-            assert here.server.metrics.leaked == {"Metadata": 1}
+            assert here.counted.unbound == 1
             taken.close()
             await here.until(lambda: 2 in here.server.clusters[0].brokers)  # tried again
             assert await told(client, broker, [node(2, here.broker.port)]) == expected
-            assert here.server.metrics.leaked == {"Metadata": 1}
+            assert here.counted.unbound == 1
             assert await told(client, broker, [node(70000, here.broker.port)]) == {70000: (HOST, 0)}
 
     live(test())
@@ -124,7 +124,7 @@ def test_an_answer_cannot_make_kproxy_open_any_number_of_ports(monkeypatch, capl
             addresses = await told(client, broker, named)
             assert addresses == {node_id: (HOST, here.port + 1 + node_id) for node_id in range(1, 6)}
             assert set(here.server.clusters[0].brokers) == {1, 2, 3}
-            assert here.server.metrics.leaked == {"Metadata": 2}
+            assert here.counted.unbound == 2
 
     live(test())
     assert "broker 4 gets no port: 3 others have one" in caplog.text
@@ -158,7 +158,7 @@ def test_clients_bootstrap_at_whoever_lives():
                 client, broker = await here.connect()
                 await client.send(request(12, 4, 9))
                 assert await broker.frame() == request(12, 4, 9)
-            assert ("default", "unreachable") not in here.server.metrics.disconnects
+            assert "unreachable" not in here.counted.disconnects
 
     live(test())
 
@@ -187,7 +187,7 @@ def test_sidecar_binds_one_port_and_dials_one_broker():
             addresses = await told(client, broker, [node(1, 9092), node(2, 9092)])
             assert addresses == {1: ("broker-1.pod", 19092), 2: ("broker-2.pod", 19092)}
             assert not here.server.clusters[0].brokers
-            assert {key[1] for key in here.server.metrics.brokers} == {"1"}  # it knows beside whom it is
+            assert here.counted.brokers == {"1"}  # it knows beside whom it is
 
     live(test())
 
@@ -210,7 +210,7 @@ def test_a_sidecar_knows_its_broker_by_more_than_the_address_it_dials(brokers, k
             await here.until(lambda: not here.server.not_ready())
             wires = await here.connect()
             await here.until(lambda: here.relays)
-            assert wires and {key[1] for key in here.server.metrics.brokers} == {known}
+            assert wires and here.counted.brokers == {known}
 
     live(test())
 
@@ -352,7 +352,7 @@ def test_a_carrier_that_kproxy_cannot_read_fails_closed():
             client, _ = await here.connect()
             await client.send((12).to_bytes(4, "big") + METADATA.to_bytes(2, "big") + b"\x00\x63" + bytes(8))
             assert await client.rest() == b""
-            assert here.server.metrics.faults == {("client", "unreadable_carrier"): 1}
+            assert here.counted.faults == {("client", "unreadable_carrier"): 1}
 
     live(test())
 
@@ -408,6 +408,6 @@ def test_names_are_resolved_without_stopping_the_others(monkeypatch):
             for nonsense in (node(2, -1), node(2, 70000), node(2, 9092, "h" * 300), node(2, 9092, "\0")):
                 await told(client, broker, [nonsense])
                 assert await (await Wire.dial(here.port + 3)).rest() == b""
-            assert here.server.metrics.disconnects["default", "unreachable"] == 5
+            assert here.counted.disconnects["unreachable"] == 5
 
     live(test())

@@ -76,7 +76,7 @@ def test_bytes_leave_as_they_came():
             )
             assert heard == b"".join(asked)
             assert got == b"".join(answers)
-            cells = here.server.metrics.brokers["default", "bootstrap"].apis["Produce", "8"]
+            cells = here.server.metrics.cluster("default").brokers["bootstrap"].apis["Produce", "8"]
             assert cells.requests == 60
             assert cells.request_bytes == len(heard)
 
@@ -87,7 +87,7 @@ def test_bytes_leave_as_they_came():
 async def test_a_broker_that_does_not_read_holds_the_client_back(here, client, broker):
     message = produce(1, 40 * MEBIBYTE)
     sending = asyncio.create_task(client.send(message))
-    await here.until(lambda: here.server.metrics.paused)
+    await here.until(lambda: here.counted.paused)
     (relay,) = here.server._worker.relays
     assert len(relay._peers[1].unsent) <= READ_BYTES
     assert not sending.done()
@@ -103,7 +103,7 @@ async def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_a
     await broker.frame()
     answer = fetched(1, 40 * MEBIBYTE)
     sending = asyncio.create_task(broker.send(answer))
-    await here.until(lambda: here.server.metrics.paused)
+    await here.until(lambda: here.counted.paused)
     (relay,) = here.server._worker.relays
     assert len(relay._peers[0].unsent) <= READ_BYTES
     await client.send(produce(2))  # a client may well write before it reads
@@ -112,7 +112,7 @@ async def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_a
     await sending
     await broker.send(produced(2))
     assert await client.frame() == produced(2)
-    assert set(here.server.metrics.paused) == {"broker"}
+    assert set(here.counted.paused) == {"broker"}
 
 
 @behind_kproxy()
@@ -133,7 +133,7 @@ async def test_too_many_unanswered_requests_hold_the_client_back(here, client, b
 
     sending = asyncio.create_task(client.send(b"".join(asked)))
     serving = asyncio.create_task(serve())
-    await here.until(lambda: here.server.metrics.paused.get("client"))
+    await here.until(lambda: here.counted.paused.get("client"))
     (relay,) = here.server._worker.relays
     assert await client.is_silent()
     assert pairing.LIMIT <= len(relay.session.pending) <= pairing.LIMIT + READ_BYTES // size
@@ -154,7 +154,7 @@ async def test_a_half_close_is_passed_on_and_the_answer_still_comes(here, client
     broker.close()
     assert await client.rest() == b""
     await here.until(lambda: not here.relays)
-    assert here.server.metrics.disconnects == {("default", "client_closed"): 1}
+    assert here.counted.disconnects == {"client_closed": 1}
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["client", "broker"])
@@ -167,7 +167,7 @@ def test_a_side_that_hangs_when_the_other_has_ended_keeps_no_connection(first, m
             ends[first].close()
             assert await ends[1 - first].rest() == b""
             await here.until(lambda: not here.relays)
-            assert here.server.metrics.disconnects == {("default", ("client_closed", "broker_closed")[first]): 1}
+            assert here.counted.disconnects == {("client_closed", "broker_closed")[first]: 1}
 
     live(test())
 
@@ -189,7 +189,7 @@ def test_a_side_that_takes_nothing_is_given_up(side, monkeypatch):
             with pytest.raises(OSError):
                 await sending
             await here.until(lambda: not here.relays)
-            assert here.server.metrics.disconnects == {("default", ("client_stalled", "broker_stalled")[side]): 1}
+            assert here.counted.disconnects == {("client_stalled", "broker_stalled")[side]: 1}
             for wire in (client, broker):
                 wire.close()
 
@@ -202,12 +202,12 @@ async def test_an_end_waits_for_what_was_said_before(here, client, broker):
     await broker.frame()
     answer = fetched(1, 40 * MEBIBYTE)
     sending = asyncio.create_task(broker.send(answer))
-    await here.until(lambda: here.server.metrics.paused)
+    await here.until(lambda: here.counted.paused)
     sending.add_done_callback(lambda _: broker.close())
     assert await client.rest() == answer
     client.close()
     await here.until(lambda: not here.relays)
-    assert here.server.metrics.disconnects == {("default", "broker_closed"): 1}
+    assert here.counted.disconnects == {"broker_closed": 1}
 
 
 def test_a_reset_is_passed_on_as_a_reset():
@@ -221,8 +221,8 @@ def test_a_reset_is_passed_on_as_a_reset():
                 with pytest.raises(ConnectionResetError):
                     await wires[1 - side].rest()
             await here.until(lambda: not here.relays)
-            assert here.server.metrics.disconnects == {("default", "client_reset"): 1, ("default", "broker_reset"): 1}
-            assert here.server.metrics.unanswered == {("Produce", "client_reset"): 1, ("Produce", "broker_reset"): 1}
+            assert here.counted.disconnects == {"client_reset": 1, "broker_reset": 1}
+            assert here.counted.unanswered == {("Produce", "client_reset"): 1, ("Produce", "broker_reset"): 1}
 
     live(test())
 
@@ -309,11 +309,11 @@ def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks():
             serving = asyncio.create_task(serve(here))
             for _ in range(10):
                 await asyncio.gather(*(ask(here) for _ in range(40)))
-            metrics = here.server.metrics  # a client may have come and gone before it was accepted
-            await here.until(lambda: sum(metrics.disconnects.values()) == sum(metrics.connects.values()) == 400)
+            # A client may have come and gone before it was accepted.
+            await here.until(lambda: sum(here.counted.disconnects.values()) == here.counted.accepted == 400)
             serving.cancel()
             assert not here.relays
-            causes = {cause for _, cause in metrics.disconnects}
+            causes = here.counted.disconnects.keys()
             assert causes >= {"fault", "client_reset", "broker_reset", "client_closed"}
             assert "defect" not in causes
 
@@ -332,7 +332,7 @@ async def test_a_broker_that_dies_in_the_middle_of_an_answer(here, client, broke
     assert await client.rest() == answer[:300_000]
     client.close()
     await here.until(lambda: not here.relays)
-    assert here.server.metrics.unanswered == {("Fetch", "broker_closed"): 1}
+    assert here.counted.unanswered == {("Fetch", "broker_closed"): 1}
 
 
 @behind_kproxy()
@@ -363,8 +363,8 @@ def test_what_is_no_kafka_gets_one_clear_line_and_a_closed_door(first_bytes, kin
                 await client.send(first_bytes)
                 assert await client.rest() == b""
                 assert await broker.rest() == b""
-            assert here.server.metrics.faults == {("client", kind): 20}
-            assert here.server.metrics.disconnects == {("default", "fault"): 20}
+            assert here.counted.faults == {("client", kind): 20}
+            assert here.counted.disconnects == {"fault": 20}
 
     live(test())
     lines = [record.getMessage() for record in caplog.records if f"fault={kind}" in record.getMessage()]
@@ -378,7 +378,7 @@ async def test_an_answer_nobody_asked_for_does_not_reach_the_client(here, client
     await broker.send(produced(77))
     assert await client.rest() == b""
     assert await broker.rest() == b""
-    assert here.server.metrics.faults == {("broker", "unexpected_answer"): 1}
+    assert here.counted.faults == {("broker", "unexpected_answer"): 1}
 
 
 @behind_kproxy()
@@ -387,7 +387,7 @@ async def test_an_answer_of_nonsense_size_closes(here, client, broker):
     await broker.frame()
     await broker.send(b"\xff\xff\xff\xf0" + bytes(20))
     assert await client.rest() == b""
-    assert here.server.metrics.faults == {("broker", "size"): 1}
+    assert here.counted.faults == {("broker", "size"): 1}
 
 
 def test_a_defect_of_ours_costs_one_connection(caplog):
@@ -414,7 +414,7 @@ def test_a_defect_of_ours_costs_one_connection(caplog):
             await other.send(produce(2))
             assert await its_broker.frame() == produce(2)
             assert here.relays == 1
-            assert here.server.metrics.disconnects == {("default", "defect"): 1}
+            assert here.counted.disconnects == {"defect": 1}
 
     live(test())
     assert "ZeroDivisionError" in caplog.text
@@ -436,9 +436,8 @@ async def test_brokers_behind_a_large_answer_are_hidden_at_constant_size(here, c
     _, told = codec.decode_response(heard[4:], FETCH, 16)
     assert "nodeEndpoints" not in told
     assert told["responses"][0]["partitions"][0]["records"] == b"r" * 500_000
-    metrics = here.server.metrics
-    assert metrics.neutralised == {"Fetch": 1}
-    assert not metrics.rewritten and not metrics.leaked and not metrics.faults
+    assert here.counted.neutralised == {"Fetch": 1}
+    assert not here.counted.rewritten and not here.counted.unbound and not here.counted.faults
 
 
 # --- draining --------------------------------------------------------------------------------------------------------
@@ -461,7 +460,7 @@ async def test_drain_finishes_the_request_in_transit_and_delivers_the_answers_du
     assert await client.rest() == produced(1) + produced(2)
     client.close()
     await stopping
-    assert here.server.metrics.disconnects == {("default", "drained"): 2}
+    assert here.counted.disconnects == {"drained": 2}
     with pytest.raises(ConnectionRefusedError):
         await Wire.dial(here.port)
 
@@ -472,7 +471,7 @@ async def test_drain_ends_in_time_even_if_an_answer_does_not_come(here, client, 
     await broker.frame()
     await here.server.stop()
     assert await client.rest() == b""
-    assert here.server.metrics.disconnects == {("default", "drain_timeout"): 1}
+    assert here.counted.disconnects == {"drain_timeout": 1}
 
 
 @behind_kproxy(drain_timeout_s=5)
@@ -485,7 +484,7 @@ async def test_drain_is_done_with_a_broker_that_goes(here, client, broker):
     assert await client.rest() == b""
     client.close()
     await stopping
-    assert here.server.metrics.disconnects == {("default", "drained"): 1}
+    assert here.counted.disconnects == {"drained": 1}
 
 
 # --- accepting -------------------------------------------------------------------------------------------------------

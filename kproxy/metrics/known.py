@@ -1,0 +1,71 @@
+"""Label values that are known before anything happens: their counters are exposed at 0 from the start.
+
+Prometheus' increase() and rate() see a change only between two samples. A counter whose first sample is 3 has, for
+them, never increased, so the first burst of a fault would raise no alert. Only small, finite sets are listed here,
+since each value is a line of every scrape.
+
+Refuses to know events and cells.
+"""
+
+from kproxy.wire.events import SIDES
+
+# Why a connection ended, as the relay and the cluster report it.
+DISCONNECT_CAUSES = (
+    "broker_closed",
+    "broker_reset",
+    "broker_stalled",
+    "client_closed",
+    "client_reset",
+    "client_stalled",
+    "defect",
+    "drain_timeout",
+    "drained",
+    "fault",
+    "unreachable",
+)
+
+# Why a request that a broker got was never answered, where the broker may be at fault: what alerts look at.
+UNANSWERED_CAUSES = ("broker_closed", "broker_reset", "broker_stalled")
+
+# (side, kind) of the faults that a live session reports.
+_OF_BOTH_SIDES = ("size", "too_much_named")
+FAULTS = (
+    *((side, kind) for kind in _OF_BOTH_SIDES for side in SIDES),
+    ("client", "http"),
+    ("client", "malformed_request"),
+    ("client", "sasl_token"),
+    ("client", "tls"),
+    ("client", "unreadable_carrier"),
+    ("broker", "held_too_large"),
+    ("broker", "malformed_answer"),
+    ("broker", "out_of_order"),
+    ("broker", "tls"),
+    ("broker", "unexpected_answer"),
+)
+
+# Answers with addresses that a large body may carry behind its records, where they are hidden instead of replaced.
+HIDING_APIS = ("Fetch", "ShareFetch")
+# Answers that name brokers.
+ADDRESS_APIS = (
+    "DescribeCluster",
+    "Fetch",
+    "FindCoordinator",
+    "Metadata",
+    "Produce",
+    "ShareAcknowledge",
+    "ShareFetch",
+)
+
+# What clients and administrators send every day: these always have series of their own.
+EVERYDAY_APIS = frozenset(
+    (
+        *("AddOffsetsToTxn", "AddPartitionsToTxn", "AlterConfigs", "ApiVersions", "ConsumerGroupDescribe"),
+        *("ConsumerGroupHeartbeat", "CreateAcls", "CreatePartitions", "CreateTopics", "DeleteAcls", "DeleteGroups"),
+        *("DeleteRecords", "DeleteTopics", "DescribeAcls", "DescribeCluster", "DescribeConfigs", "DescribeGroups"),
+        *("DescribeLogDirs", "DescribeProducers", "DescribeTopicPartitions", "EndTxn", "Fetch", "FindCoordinator"),
+        *("GetTelemetrySubscriptions", "Heartbeat", "IncrementalAlterConfigs", "InitProducerId", "JoinGroup"),
+        *("LeaveGroup", "ListGroups", "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch"),
+        *("OffsetForLeaderEpoch", "Produce", "PushTelemetry", "SaslAuthenticate", "SaslHandshake", "ShareAcknowledge"),
+        *("ShareFetch", "ShareGroupHeartbeat", "StreamsGroupHeartbeat", "SyncGroup", "TxnOffsetCommit"),
+    )
+)
