@@ -60,7 +60,7 @@ def test_an_answer_of_kproxys_own_is_neither_the_brokers_error_nor_its_time():
     samples = scrape(metrics)
     assert sum(samples["kproxy_requests_total"].values()) == 1
     assert not samples.get("kproxy_errors_total")
-    assert sum(samples["kproxy_request_duration_seconds_count"].values()) == 0
+    assert not samples.get("kproxy_request_duration_seconds_count")
 
 
 def test_a_mute_is_not_the_brokers_time():
