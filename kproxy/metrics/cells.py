@@ -53,7 +53,6 @@ from kproxy.wire.events import (
     Desync,
     Event,
     Exchange,
-    Repeated,
     Unanswered,
 )
 from kproxy.wire.interest import ApiPlan
@@ -289,10 +288,7 @@ class ConnectionMetrics:
         of_broker = self._cells
         for event in events:
             if event.__class__ is not Exchange or event.outcome is not ANSWERED:
-                if event.__class__ is Repeated:
-                    self._repeated(event, cells, response_bucket)
-                else:
-                    self._unusual(event)
+                self._unusual(event)
                 continue
             if event.plan is not plan:
                 plan = event.plan
@@ -329,26 +325,6 @@ class ConnectionMetrics:
                 cells.throttle[bisect_left(THROTTLE_NS, throttle)] += 1
             if event.errors:
                 self._cluster.count_errors(cells, event.errors)
-
-    def _repeated(self, event: Repeated, cells: ApiCells, response_bucket: int) -> None:
-        """More of the exchange before, whose cells and bucket these are: they queued all the time."""
-        request_size = cells.request_size
-        request_bytes = -1
-        for size in event.request_bytes:
-            if size != request_bytes:
-                request_bytes = size
-                bucket = bisect_left(SIZE_BYTES, size)
-            request_size[bucket] += 1
-        cells.request_bytes += sum(event.request_bytes)
-        count = len(event.request_bytes)
-        exchange = event.exchange
-        cells.response_bytes += count * exchange.response_bytes
-        cells.response_size[response_bucket] += count
-        cells.duration[0] += count
-        queue = exchange.response_end - exchange.request_end
-        if queue > 0:
-            self._cells.queue[bisect_left(QUEUE_NS, queue)] += count
-            self._cells.queue_ns += count * queue
 
     def _unusual(self, event: Event) -> None:
         cluster = self._cluster

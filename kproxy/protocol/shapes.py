@@ -28,13 +28,11 @@ Plan = Callable[[Any, int, int], Result]
 
 # The unpack_from of the bytes that a plan reads, their values, and the plan's result.
 Shape = tuple[Any, tuple[Any, ...], Result]
-Shapes = dict[int, Shape[Result]]  # by length
 
 
-def remembered(plan: Plan[Result], shapes: Shapes[Result] | None = None) -> Plan[Result]:
-    """The same plan over (buffer, start, end), cached by shape in `shapes`."""
-    if shapes is None:
-        shapes = {}
+def remembered(plan: Plan[Result]) -> Plan[Result]:
+    """The same plan over (buffer, start, end), cached by shape."""
+    shapes: dict[int, Shape[Result]] = {}  # by length
     misses = 0
 
     def cached(buffer: Buffer, start: int, end: int) -> Result:

@@ -106,22 +106,6 @@ class Exchange:
         return self.plan.api_version
 
 
-class Repeated:
-    """More exchanges as `exchange`, told just before, for owners that count (`Interest.repeats`).
-
-    Their requests came with its own and their answers with its own, so each queued until its answer came. They have no
-    throttle and no errors; but for what stands here, and for the number and those in flight, which go up by one, they
-    are alike.
-    """
-
-    __slots__ = ("correlation_ids", "exchange", "request_bytes")
-
-    def __init__(self, exchange: Exchange, correlation_ids: list[int], request_bytes: list[int]) -> None:
-        self.exchange = exchange
-        self.correlation_ids = correlation_ids
-        self.request_bytes = request_bytes
-
-
 class Unanswered:
     """A request that was forwarded and whose answer never came; `exchange.outcome` is `unanswered` or `lost`."""
 
@@ -216,4 +200,4 @@ class Closed:
         self.sasl_tokens = sasl_tokens  # raw ones; they give no exchanges
 
 
-Event = Exchange | Repeated | Unanswered | AddressesHidden | ClientNamed | Gap | Desync | Closed
+Event = Exchange | Unanswered | AddressesHidden | ClientNamed | Gap | Desync | Closed

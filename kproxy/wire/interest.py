@@ -70,13 +70,11 @@ class ApiPlan:
         "carries_addresses",
         "known",
         "prefix",
-        "repeats",
         "request",
         "request_reader",
         "response",
         "response_reader",
         "scan",
-        "shapes",
         "throttled_after_answer",
         "transforms_always",
     )
@@ -89,9 +87,7 @@ class ApiPlan:
         self.request = FORWARD
         self.response = PASS
         self.prefix: Prefix | None = None
-        self.repeats = False  # exchanges that are alike may be told together
         self.scan: Scan | None = None
-        self.shapes: shapes.Shapes[Scanned] = {}  # by which the scan knows an answer again
         self.request_reader: Reader | None = None  # tells what the body says of topic-partitions
         self.response_reader: Reader | None = None
         self.carries_addresses = False  # its answers can tell clients where brokers are
@@ -115,8 +111,6 @@ class Interest:
         `details`, whatever the detail, the ids of brokers are there too; without `details` only sums (bodies.SUMS), of
         what carries records or tells where consumers are. bodies.ERRORS: they are not.
     room: of the batches that are wanted there are copies, with `detail` bodies.RECORDS.
-    repeats: exchanges of a live connection that are alike may be told together, as `Repeated`, where no body is read:
-        for an owner that only counts.
     """
 
     def __init__(
@@ -126,13 +120,11 @@ class Interest:
         details: bool = False,
         detail: int = bodies.ERRORS,
         room: bodies.Room | None = None,
-        repeats: bool = False,
     ) -> None:
         self.rewrite = rewrite
         self.details = details
         self.detail = detail if details else min(detail, bodies.SUMS)
         self.room = room
-        self.repeats = repeats and not self.detail
         # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
         self._unknown = 0
@@ -159,7 +151,7 @@ class Interest:
         plan.throttled_after_answer = version in api.throttled_after_answer
         if self.details or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE, API_VERSIONS):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
-        plan.scan = shapes.remembered(codec.response_scan(api.key, version), plan.shapes)
+        plan.scan = shapes.remembered(codec.response_scan(api.key, version))
         plan.carries_addresses = schema.address_path(api.key, version) is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
         if self.detail and api.key in (_TELLING if self.details else _COUNTED_REQUESTS):
@@ -172,7 +164,6 @@ class Interest:
             plan.transforms_always = api.key == API_VERSIONS
             if plan.response == SCAN and (plan.carries_addresses or plan.transforms_always):
                 plan.response = HOLD
-        plan.repeats = self.repeats and not (plan.response == STREAM or plan.response_reader or plan.transforms_always)
         return plan
 
     def _reader(self, api_key: int, version: int, side: str) -> Reader:

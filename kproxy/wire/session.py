@@ -65,7 +65,6 @@ from kproxy.wire.interest import (
 )
 from kproxy.wire.muting import Mutes
 from kproxy.wire.pairing import LIMIT, Pending
-from kproxy.wire.runs import PAUSE, Run
 
 Piece = tuple[int, Any]  # (the side to send to, a buffer that lives until the next receive)
 Transform = Callable[[Exchange, memoryview], bytes | None]
@@ -119,7 +118,6 @@ class Session:
         "_own_answers",
         "_raw",
         "_received",
-        "_runs_from",
         "_seen_gap",
         "_transform",
         "_unread",
@@ -170,7 +168,6 @@ class Session:
         self._client_walker: BodyWalker | None = None
         self._client_swallow = False
         self._usual: Usual = _NOTHING_USUAL
-        self._runs_from = 0  # the number of the first request that may begin one
 
         self._broker_head = b""
         self._broker_head_ns = 0
@@ -261,17 +258,7 @@ class Session:
             in_flight = len(pending)
             is_usual = prefix == usual_prefix and key_version == usual_key_version and length + 4 >= usual_bytes
             if is_usual and end <= size and in_flight < LIMIT:
-                # As those before it, and whole: it is noted, alone or with those behind it; there is nothing to decide.
-                if (
-                    end < size
-                    and in_flight == pending.runs
-                    and self._number >= self._runs_from
-                    and size - end > 2 * length
-                    and usual_plan.repeats
-                ):
-                    pos = self._note_run(view, pos, size, start, now)
-                    start = now
-                    continue
+                # Same prefix as the previous request and complete in this read: record it without parsing.
                 exchange = Exchange(usual_plan, correlation_id, self._number, in_flight, length + 4, start)
                 exchange.request_end = start = now
                 (
@@ -302,7 +289,6 @@ class Session:
                 if plan.request == REFUSE:
                     return self._refuse(plan, view, pos, sent, pieces, now)
                 if plan.request == ANSWER:
-                    pending.unroll()
                     if sent < pos:
                         pieces.append((BROKER, view[sent:pos]))
                     sent = end if end < size else size
@@ -339,15 +325,6 @@ class Session:
         elif sent < size:
             pieces.append((BROKER, view[sent:] if sent else view))
         return pieces
-
-    def _note_run(self, view: Any, pos: int, size: int, start: int, now: int) -> int:
-        """Note the request at `pos` and those behind it that are as usual too; returns where they end."""
-        run = Run(self._usual, self._number, len(self.pending), start, now)
-        end = run.read(self._usual, view, pos, size, self._max_request)
-        count = self.pending.note(run)
-        self._number += count
-        self.completed[0] += count
-        return end
 
     def _continue_request(self, view: Any, size: int, now: int, pieces: list[Piece]) -> tuple[int, int]:
         """The next bytes of a request begun earlier; returns (where it ends in the view, what must not be sent)."""
@@ -570,10 +547,6 @@ class Session:
             start = self._broker_head_ns
         pending = self.pending
         completed = self.completed
-        if pending.runs:
-            pos = self._answer_runs(view, pos, size, start, now)
-            if pos:
-                start = now
         unpack = frames.RESPONSE_HEAD.unpack_from
         transform = self._transform
         while size - pos >= 8:
@@ -637,28 +610,6 @@ class Session:
         elif sent < size:
             pieces.append((CLIENT, view[sent:] if sent else view))
         return pieces
-
-    def _answer_runs(self, view: Any, pos: int, size: int, start: int, now: int) -> int:
-        """Take many answers at once, from `pos` on; returns where they end. What waits behind them waits alone."""
-        pending = self.pending
-        begin = pos
-        while size - pos >= frames.RESPONSE_HEAD_BYTES and pending.runs:
-            answered = None if self._mutes else pending.run.answered(view, pos, size)
-            if answered is None:
-                if pos == begin and len(pending.run) > 1:
-                    self._runs_from = self._number + PAUSE
-                pending.unroll()
-                break
-            exchange, repeated = answered
-            count = 1 + len(repeated.request_bytes)
-            pending.forget(count)
-            self.completed[1] += count
-            exchange.response_start = start
-            start = now
-            self._answered(exchange, now)
-            self.events.append(repeated)
-            pos += count * exchange.response_bytes
-        return pos
 
     def _begin_answer(
         self, exchange: Exchange, view: Any, pos: int, end: int, size: int, pieces: list[Piece], now: int
@@ -909,7 +860,6 @@ class Session:
         if current is not None:
             self._give_up(current, cause)
         self._drop_request(cause)
-        self.pending.unroll()
         while self.pending:
             self._give_up(self.pending.popleft(), cause)
 
@@ -951,7 +901,6 @@ class Session:
             self._unread = memoryview(waiting)
             pieces += self._go_on(CLIENT, now)
             self._unread = unread
-            self.pending.unroll()
 
     def _start_raw(self, mechanism: str) -> None:
         self.sasl_mechanism = mechanism

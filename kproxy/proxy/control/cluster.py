@@ -69,7 +69,6 @@ class ClusterProxy:
             rewrite=True,
             details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only what carries records
             detail=DETAILS[cluster.detail],
-            repeats=not worker.sinks,
         )
         self._bootstrap: Listener | None = None
         self._hosts: list[str] = []
