@@ -26,7 +26,7 @@ from kproxy.capture.mapped import Columns, kept
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import Quality
-from kproxy.capture.reassembly import FURTHEST, MASK, Budget, Conversation, Receiver, ahead
+from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Budget, Conversation, Receiver, ahead
 from kproxy.wire.bodies import BATCHES, ERRORS, Room
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
@@ -40,6 +40,7 @@ SHARDS = 16  # fixed: which flows are together must not depend on the number of 
 MAX_FLOWS = 1024  # per shard
 MAX_ENDED = 256
 MAX_FOREIGN = 1 << 16
+IN_FLIGHT = 4 << 20  # bytes that the other side of a connection may have sent before it hears of a reset
 SAME_PACKET_NS = 1_000_000  # between two captures of one packet; what is sent again takes a round trip at least
 QUEUED_BYTES = 4 << 20  # per shard
 RECENT = 16
@@ -75,6 +76,7 @@ class Flow:
         "last_ns",
         "payload_bytes",
         "plain",
+        "reset_by",
         "rtt_ns",
         "session",
         "speaks",
@@ -93,6 +95,7 @@ class Flow:
         self.rtt_ns = -1  # from the SYN to the client's first segment after it
         self.start_seen = False
         self.plain = True  # neither in its handshake nor ended: segments go straight to the conversation
+        self.reset_by = -1  # the side that reset it
         self.close = "open"  # fin, reset, idle, reused, or open at the capture's end
         self.speaks: str | None = None
         self.decrypted = False  # what it speaks was told from decrypted bytes
@@ -521,6 +524,7 @@ class Flows:
         if flags & RST:
             if is_open and (half.position < 0 or abs(ahead(seq, half.position)) < FURTHEST):
                 flow.last_ns = time_ns
+                flow.reset_by = side
                 self._end(flow, "reset")
             return None
         if flags & SYN:
@@ -538,7 +542,11 @@ class Flows:
                 self._end(flow, "reused")
             return self._open(shard, key, time_ns, flags, seq, ack)
         if not is_open:
-            if length and ahead(seq, half.position) > 0:  # the ports were used again, and the SYN was not captured
+            beyond = ahead(seq, half.position)
+            if flow.reset_by == 1 - side and -BEHIND <= beyond <= IN_FLIGHT:
+                if length:
+                    self.quality.note("after_reset", time_ns, size=length)
+            elif length and beyond >= (flow.close != "idle"):  # the ports were used again, and the SYN was not captured
                 return self._open(self._shards[shard_of(key)], key, time_ns, flags, seq, ack)
             return None
         if side == flow.client:
@@ -665,6 +673,7 @@ _COUNTED = {
     "retransmissions": "retransmissions",
     "out_of_order": "out_of_order",
     "zero_windows": "zero_windows",
+    "long_gap": "long_gaps",
 }
 
 

@@ -8,10 +8,14 @@ dropped, and what never comes is a hole. The first bytes captured of a position 
   request, however the capture machine shuffled them;
 - a hole is declared when the peer has acknowledged it and still PATIENCE segments of the connection went by without it,
   or when more than MAX_QUEUED bytes wait behind it, or at the end; bytes cut by the snap length are a hole at once;
-- the time of a delivery is the latest of the segments delivered so far: the clock never goes back.
+- the time of a delivery is the latest of the segments delivered so far: the clock never goes back;
+- a segment beyond any window is a stray. Strays that follow one another and that the peer acknowledges show a hole of
+  more than FURTHEST bytes, as a missing file of a rotated capture leaves: delivery goes on at them. Sequence numbers
+  wrap, so the size of such a hole is only known modulo 4 GiB. Where it is just short of a multiple of that, the bytes
+  behind it count as sent again for BEHIND bytes at most.
 
-Memory: MAX_QUEUED bytes per half-stream, in at most MAX_PIECES pieces, and no more in all that share a Budget than it
-has. Refuses to know packets, flows and Kafka.
+Memory: MAX_QUEUED bytes per half-stream, in at most MAX_PIECES pieces, and the last KEPT_STRAYS strays that follow one
+another; no more in all that share a Budget than it has. Refuses to know packets, flows and Kafka.
 """
 
 from bisect import bisect_left
@@ -27,6 +31,8 @@ MAX_PIECES = 4096
 PATIENCE = 64
 OVERTAKEN_NS = 3_000_000
 FURTHEST = 1 << 30  # the largest window that TCP can have (RFC 7323)
+BEHIND = 16 << 20  # nothing that is so far behind is sent again; hosts have smaller buffers
+KEPT_STRAYS = 16  # also how many show a hole if the peer was not captured
 
 CAPTURED, MISSING, END = 0, 1, 2
 
@@ -54,12 +60,14 @@ class HalfStream:
 
     __slots__ = (
         "acked",
+        "astray",
         "duplicates",
         "ended",
         "fin",
         "first",
         "gap_bytes",
         "gaps",
+        "long_gaps",
         "out_of_order",
         "pieces",
         "position",
@@ -88,6 +96,8 @@ class HalfStream:
         self.truncated_bytes = 0
         self.gaps = 0
         self.gap_bytes = 0
+        self.long_gaps = 0  # of them those whose size is only known modulo 4 GiB
+        self.astray: Astray | None = None
         self.zero_window = False  # now
         self.zero_windows = 0
 
@@ -113,6 +123,28 @@ class HalfStream:
             start = pieces[index][1]
             index += 1
         return fresh
+
+
+class Astray:
+    """Strays of one direction that follow one another: its stream beyond a hole, if the peer acknowledges them."""
+
+    __slots__ = ("count", "is_acked", "kept", "left", "start", "stop")
+
+    def __init__(self, seq: int) -> None:
+        self.start = seq  # sequence numbers, of the first byte
+        self.stop = seq  # and behind the last
+        self.count = 0
+        self.is_acked = False
+        self.left = 0  # segments of the connection that may go by until it is forgotten
+        self.kept: list[tuple[int, bytes, int, int]] = []  # the last KEPT_STRAYS: seq, bytes, length, time_ns
+
+    def holds(self, seq: int) -> bool:
+        """Whether the byte with a sequence number is among them."""
+        return (seq - self.start) & MASK < (self.stop - self.start) & MASK
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(len(data) for _, data, _, _ in self.kept)
 
 
 class Budget:
@@ -194,6 +226,9 @@ class Conversation:
             half.position = half.first = seq
         after = -1
         if flags & ACK:
+            if peer.astray is not None and peer.astray.holds(ack - 1):
+                peer.astray.is_acked = True
+                self._anchor(1 - side)
             if peer.position < 0:
                 peer.position = peer.first = ack
             after = peer.position + ahead(ack, peer.position)
@@ -203,8 +238,12 @@ class Conversation:
                 peer.acked = after
                 if peer.seen and peer.position == peer.first and not peer.pieces:
                     peer.position = peer.first = after  # before the capture's start, or a keep-alive probe's number
-        if abs(ahead(seq, half.position)) > FURTHEST:
+        if half.astray or peer.astray:
+            self._age()
+        if not -BEHIND <= ahead(seq, half.position) <= FURTHEST:
             self.strays += 1
+            if length and time_ns >= self.clock_ns and not half.ended:
+                self._stray(side, seq, view, length, time_ns)
             return False
         if window and not length:
             half.zero_window = False
@@ -224,11 +263,78 @@ class Conversation:
     def finish(self, time_ns: int) -> None:
         """Nothing more will come: holes are declared, and both sides end."""
         self._budget.left += self.halves[0].queued_bytes + self.halves[1].queued_bytes
+        for half in self.halves:
+            self._forget(half)
         while self._deliver() or self._give_up():  # what waited keeps the times at which it came
             pass
         self.clock_ns = max(self.clock_ns, time_ns)
         for side in (0, 1):
             self._end(side)
+
+    def _stray(self, side: int, seq: int, view: memoryview, length: int, time_ns: int) -> None:
+        """A segment beyond any window: it may be the next of those behind a long hole."""
+        half = self.halves[side]
+        astray = half.astray
+        if astray is not None and astray.holds(seq):
+            return  # sent again
+        if astray is None or seq != astray.stop:
+            self._forget(half)
+            astray = half.astray = Astray(seq)
+        astray.stop = (seq + length) & MASK
+        astray.count += 1
+        astray.left = PATIENCE
+        astray.kept.append((seq, bytes(view), length, time_ns))
+        self._budget.left -= len(view)
+        while len(astray.kept) > KEPT_STRAYS or (self._budget.left < 0 and len(astray.kept) > 1):
+            self._budget.left += len(astray.kept.pop(0)[1])
+        if astray.is_acked or not self.halves[1 - side].seen:
+            self._anchor(side)
+        elif self._patience < 0:
+            self._patience = PATIENCE  # so that every acknowledgement is looked at
+
+    def _anchor(self, side: int) -> None:
+        """Go on behind a long hole, if enough shows that there is one."""
+        half = self.halves[side]
+        astray = half.astray
+        if astray is None or astray.count < (2 if astray.is_acked else KEPT_STRAYS):
+            return
+        kept = astray.kept
+        self._forget(half)
+        queued = half.queued_bytes
+        while half.pieces:
+            piece = half.pieces.pop(0)
+            if piece[0] > half.position:
+                self._declare(side, piece[0])
+            self._take(side, half, piece)
+        if half.ended:
+            return
+        if count := (kept[0][0] - half.position) & MASK:  # else what had waited reaches up to them
+            half.long_gaps += 1
+            self._declare(side, half.position + count)
+        for _, data, length, time_ns in kept:
+            self.strays -= 1
+            stop = half.position + length
+            if data:
+                self._take(side, half, (half.position, half.position + len(data), CAPTURED, data, time_ns, -1))
+            if half.position < stop:
+                half.truncated += 1
+                self._take(side, half, (half.position, stop, MISSING, b"", time_ns, -1))
+        half.queued_bytes = 0
+        self._budget.left += queued
+
+    def _age(self) -> None:
+        """A segment went by: strays that nothing has followed for long show no hole."""
+        for half in self.halves:
+            if half.astray is not None:
+                half.astray.left -= 1
+                if half.astray.left < 0:
+                    self._forget(half)
+
+    def _forget(self, half: HalfStream) -> None:
+        """Let go of strays that are kept."""
+        if half.astray is not None:
+            self._budget.left += half.astray.kept_bytes
+            half.astray = None
 
     def _disorder(
         self,
@@ -303,7 +409,7 @@ class Conversation:
             self._budget.left += queued - half.queued_bytes - peer.queued_bytes
             if not moved:
                 break
-        self._patience = -1
+        self._patience = PATIENCE if half.astray or peer.astray else -1
 
     def _deliver(self) -> bool:
         """Deliver what is contiguous and whose sender's view is delivered; whether there was any."""

@@ -51,6 +51,10 @@ def verdict(quality: Quality) -> str:
             ("fragments", "IP fragments are missing"),
             ("malformed", "packets make no sense"),
             ("unknown_link", "packets are of a link type that is not read"),
+            ("midstream", "connections were open before the capture began"),
+            ("resync", "bytes were skipped to find the next frame"),
+            ("strays", "segments fit no window of their connection"),
+            ("fault", "connections break the protocol or answer what was not captured"),
             ("idle", "too many connections were open at once"),
             ("tls", "some connections are encrypted"),
         )

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from kproxy.capture import content, mapped, pcap
+from kproxy.capture import content, flows, mapped, pcap
 from kproxy.capture.flows import SHARDS, Flows, Handlers, shard_of
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
@@ -63,10 +63,10 @@ class Seen:
         self.flows = []
         self.quality = Quality()
         handlers = Handlers(self.decided, self.many, self.flows.append)
-        flows = Flows("test", self.quality, handlers, ports=ports, shards=shards, detail=detail)
+        reader = Flows("test", self.quality, handlers, ports=ports, shards=shards, detail=detail)
         for window in pcap.Capture(paths, self.quality).windows():
-            flows.window(window)
-        flows.finish()
+            reader.window(window)
+        reader.finish()
 
     def decided(self, flow):
         def listen(events):
@@ -320,13 +320,13 @@ def answer(number):
 class Wire:
     """Writes the packets of connections."""
 
-    def __init__(self, client_isn=1000, broker_isn=5000):
+    def __init__(self, client_isn=1000, broker_isn=5000, client=packet.CLIENT):
         self.packets = []
+        self.ends = (client, packet.BROKER)
         self.next = [client_isn, broker_isn]
 
     def send(self, side, payload=b"", flags=ACK, window=500, options=b""):
-        ends = (packet.CLIENT, packet.BROKER)
-        source, target = ends[side], ends[1 - side]
+        source, target = self.ends[side], self.ends[1 - side]
         data = packet.ethernet(
             packet.ipv4(
                 packet.tcp(
@@ -376,6 +376,44 @@ def test_a_reset_and_a_connection_that_stays_open(tmp_path):
     seen = Wire().shake().ask(1).send(0, request(2)).seen(tmp_path)
     assert seen.flows[0].close == "open"
     assert [exchange.outcome for _, exchange in seen.exchanges] == [ANSWERED, UNANSWERED]
+
+
+@pytest.mark.parametrize("lost", (False, True))
+@pytest.mark.parametrize("side", (0, 1))
+def test_segments_on_their_way_when_a_reset_came_are_no_connection(tmp_path, side, lost):
+    wire = Wire().shake().ask(1).send(side, flags=RST)
+    wire.next[side] = 0
+    for number in range(4):
+        wire.send(1 - side, bytes(1400))
+        if lost and number == 1:
+            wire.packets.pop()
+    seen = wire.seen(tmp_path)
+    assert [flow.close for flow in seen.flows] == ["reset"]
+    assert seen.quality.count("after_reset") == 4 - lost
+    assert not seen.quality.count("midstream")
+
+
+def test_ports_used_again_after_a_reset_are_another_connection(tmp_path):
+    wire = Wire().shake().ask(1).send(1, flags=RST)
+    wire.next = [70_000_000, 90_000_000]  # the SYN was not captured
+    seen = wire.ask(1, 2).seen(tmp_path)
+    assert [flow.close for flow in seen.flows] == ["reset", "open"]
+    assert len(seen.exchanges) == 3
+
+
+def test_a_connection_put_away_as_idle_loses_nothing_when_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(flows, "MAX_FLOWS", 8)
+    clients = [(packet.CLIENT[0], port) for port in range(40_000, 41_000)]
+    broker = packet.BROKER
+    keys = {client: client[0] + broker[0] + client[1].to_bytes(2) + broker[1].to_bytes(2) for client in clients}
+    first, *others = [client for client in clients if shard_of(keys[client]) == shard_of(keys[clients[0]])]
+    idle = Wire(client=first).shake().ask(1)
+    for client in others[:8]:
+        idle.packets += Wire(client=client).shake().ask(1).packets
+    seen = idle.ask(2, 3).seen(tmp_path)
+    assert seen.quality.count("idle") == 2  # each time one more was opened
+    assert len(seen.exchanges) == 9 + 2
+    assert all(exchange.outcome is ANSWERED for _, exchange in seen.exchanges)
 
 
 @pytest.mark.parametrize("syn_lost", (False, True))

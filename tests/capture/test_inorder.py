@@ -323,3 +323,18 @@ def test_a_packet_that_is_not_plain_ends_a_stretch(tmp_path):
     assert len({row["connection"] for row in rows["exchanges"]}) == 2
     assert taken > 20
     same(path)
+
+
+@pytest.mark.parametrize("hole", (1100 << 20, 3000 << 20))
+def test_columns_go_on_behind_a_hole_of_more_than_1_gib(tmp_path, hole):
+    wire = heartbeats(Wire().shake(), 60)
+    wire.next[1] += hole
+    heartbeats(wire, 200)
+    path = tmp_path / "hole.pcap"
+    path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
+    rows, quality, taken = told(path, 1)
+    counts = {kind: (count, size) for kind, count, size, *_ in quality}
+    assert counts["gap"] == (1, hole) and counts["long_gap"][0] == 1 and "strays" not in counts
+    assert sum(row["outcome"] == "answered" for row in rows["exchanges"]) >= 258
+    assert taken > 200
+    same(path)

@@ -2,11 +2,12 @@
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kproxy.capture.packets import ACK, FIN
-from kproxy.capture.reassembly import MASK, PATIENCE, Conversation
+from kproxy.capture.reassembly import BEHIND, FURTHEST, KEPT_STRAYS, MASK, MAX_QUEUED, PATIENCE, Conversation
 
 BIG = 65535
 
@@ -142,6 +143,76 @@ def test_a_hole_is_declared_once_the_peer_acknowledged_it_and_patience_is_over()
     talk.segment(1, 1, 17, ACK, BIG, memoryview(b""), 0, 900)
     assert ears.gaps == [(0, 0, 10)]
     assert bytes(ears.streams[0][10:]) == b"behind"
+
+
+@pytest.mark.parametrize("sides", ((0,), (1,), (0, 1)))
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_hole_of_any_size_does_not_silence_a_connection(sides, data):
+    """A file of a rotated capture is missing: what comes behind it is delivered, and the hole is named."""
+    talk, ears = conversation()
+    sizes = []
+    ears.gap = lambda side, count, now_ns: sizes.append((side, count))
+    sent, delivered, time = [1, 1], [0, 0], 0
+
+    def exchange(count):
+        nonlocal time
+        for _ in range(count):
+            for side, size in ((0, 100), (1, 1400)):
+                time += 1000
+                seq, ack = sent[side] & MASK, sent[1 - side] & MASK
+                talk.segment(side, seq, ack, ACK, BIG, memoryview(bytes(size)), size, time)
+                sent[side] += size
+                delivered[side] += size
+
+    exchange(20)
+    holes = []
+    for side in (0, 1):
+        least = 1 if side in sides else 0
+        hole = data.draw(st.integers(least, 3 << 32 if least else 0) | st.sampled_from((1 << 30, 1 << 31, 3 << 30)))
+        if side not in sides:
+            hole = 0
+        assume(not 0 < -hole & MASK <= BEHIND and (not hole or hole & MASK))
+        holes.append((side, hole & MASK))
+        sent[side] += hole
+    exchange(PATIENCE + 20)
+    talk.finish(time)
+    assert sorted(sizes) == [(side, size) for side, size in holes if size]
+    assert [len(stream) for stream in ears.streams] == delivered
+    assert talk.strays == 0
+    for half, (_, size) in zip(talk.halves, holes, strict=True):
+        assert half.long_gaps == (size > FURTHEST) or abs(size - FURTHEST) < 1400 * 2 * PATIENCE
+    assert talk._budget.left == MAX_QUEUED
+
+
+def test_a_long_hole_in_a_capture_of_one_direction():
+    ears = Ears()
+    talk = Conversation(ears)
+    gaps = []
+    ears.gap = lambda side, count, now_ns: gaps.append((side, count))
+    for hole in (0, 2 << 30):
+        for turn in range(KEPT_STRAYS):
+            talk.segment(0, hole + 7 * turn, 1000, ACK, BIG, memoryview(b"request"), 7, hole + turn)
+    assert bytes(ears.streams[0]) == b"request" * 2 * KEPT_STRAYS
+    assert gaps == [(0, (2 << 30) - 7 * KEPT_STRAYS)]
+
+
+@pytest.mark.parametrize("count", (1, 5, KEPT_STRAYS, 200))
+def test_strays_that_nobody_acknowledges_are_no_stream(count):
+    """Also forged ones: without an acknowledgement of the other side nothing is delivered, and little is kept."""
+    talk, ears = conversation()
+    talk.segment(0, 1, 1, ACK, BIG, memoryview(b"abc"), 3, 0)
+    talk.segment(1, 1, 4, ACK, BIG, memoryview(b"xyz"), 3, 1)
+    for turn in range(count):
+        talk.segment(0, (2 << 30) + 1000 * turn, 4, ACK, BIG, memoryview(bytes(1000)), 1000, 2 + turn)
+    assert talk._budget.left >= MAX_QUEUED - 1000 * KEPT_STRAYS
+    assert not talk.is_calm
+    for turn in range(2 * PATIENCE):
+        talk.segment(0, 4 + turn, 4, ACK, BIG, memoryview(b"d"), 1, 1000 + turn)
+    assert bytes(ears.streams[0]) == b"abc" + b"d" * 2 * PATIENCE
+    assert not ears.gaps
+    assert talk.strays == count
+    assert talk.is_calm and talk._budget.left == MAX_QUEUED
 
 
 def test_what_waited_behind_a_hole_until_the_end_keeps_its_times():

@@ -32,11 +32,15 @@ def test_names_are_no_markup_and_cannot_move_the_cursor(tmp_path, capsys):
         (("cut_file",), "no packet"),
         (("packets",), "No Kafka in it"),
         (("packets", "tls"), "need a key log"),
-        (("packets", "kafka", "retransmissions", "midstream", "open", "not_tcp"), "Complete"),
+        (("packets", "kafka", "retransmissions", "duplicate_packets", "open", "not_tcp"), "Complete"),
         (("packets", "kafka", "gap", "tls"), "Not complete: there are holes, some connections are encrypted"),
         (("packets", "kafka", "unknown_link"), "Not complete"),
         (("packets", "kafka", "malformed"), "Not complete"),
         (("packets", "kafka", "idle"), "Not complete"),
+        (("packets", "kafka", "midstream"), "Not complete: connections were open before the capture began"),
+        (("packets", "kafka", "resync"), "Not complete: bytes were skipped"),
+        (("packets", "kafka", "strays"), "Not complete: segments fit no window"),
+        (("packets", "kafka", "fault"), "Not complete: connections break the protocol"),
     ],
 )
 def test_how_far_tables_can_be_trusted(kinds, words):
