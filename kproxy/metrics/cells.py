@@ -223,8 +223,8 @@ class ClusterCells:
         return code
 
 
-class DirectionCells:
-    """How long whole frames of one direction were inside the proxy."""
+class DurationCells:
+    """Durations inside the proxy, from PROXY_NS[0] up."""
 
     __slots__ = ("duration", "duration_ns")
 
@@ -245,6 +245,7 @@ class ConnectionMetrics:
         "_client",
         "_cluster",
         "_fetching",
+        "_lag",
         "_listener",
         "_open",
         "_request",
@@ -261,7 +262,8 @@ class ConnectionMetrics:
         pending: Sized,
         topics: Topics | None,
         lags: Lags | None,
-        directions: "dict[str, DirectionCells]",
+        directions: "dict[str, DurationCells]",
+        loop_lag: "DurationCells",
     ) -> None:
         self._cluster = cluster
         self._cells = cells
@@ -271,6 +273,7 @@ class ConnectionMetrics:
         self._fetching = Fetching(lags) if lags is not None else None
         self._client: ClientCells | None = None
         self._open = True
+        self._lag = loop_lag
         self._request = directions["request"]
         self._response = directions["response"]
         self.pending = pending
@@ -355,8 +358,14 @@ class ConnectionMetrics:
         cells.request_bytes += exchange.request_bytes
         cells.request_size[bisect_left(SIZE_BYTES, exchange.request_bytes)] += 1
 
+    def lagged(self, lag_ns: int) -> None:
+        """A read waited so long for its turn."""
+        lag = self._lag
+        lag.duration[bisect_left(PROXY_NS, lag_ns)] += 1
+        lag.duration_ns += lag_ns
+
     def forwarded(self, direction: str, frames: int, duration_ns: int) -> None:
-        """`frames` frames of a direction ("request" or "response") left; the time since the recv of their last byte."""
+        """`frames` frames of a direction ("request" or "response") left; the time since their last byte arrived."""
         cells = self._request if direction == "request" else self._response
         cells.duration[bisect_left(PROXY_NS, duration_ns)] += frames
         cells.duration_ns += frames * duration_ns
@@ -398,7 +407,8 @@ class Metrics:
         # an event's time must ask `now_ns`: the wall clock steps, and goes on while a virtual machine is suspended.
         self.clock_offset_ns = self.started_ns - monotonic_ns()
         self.clusters: dict[str, ClusterCells] = {}
-        self.directions = {"request": DirectionCells(), "response": DirectionCells()}
+        self.directions = {"request": DurationCells(), "response": DurationCells()}
+        self.loop_lag = DurationCells()  # from the arrival of bytes to the read of them
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
 
     def now_ns(self) -> int:
@@ -422,7 +432,7 @@ class Metrics:
             cluster.topics = Topics()
             cluster.lags = Lags(cluster.topics)
         of_bodies = (cluster.topics, cluster.lags) if topics else (None, None)
-        connection = ConnectionMetrics(cluster, cells, listener, pending, *of_bodies, self.directions)
+        connection = ConnectionMetrics(cluster, cells, listener, pending, *of_bodies, self.directions, self.loop_lag)
         cells.live.add(connection)
         cells.open[listener] += 1
         cells.accepted[listener] += 1

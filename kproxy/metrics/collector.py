@@ -81,7 +81,8 @@ def _requests(apis: _Cells) -> Iterator[Metric]:
     )
     duration = _Histogram(
         "kproxy_request_duration_seconds",
-        "The broker's time: from the request's last byte, or the end of the answer before it, to the answer's first.",
+        "The broker's time: from the send of the request's last byte, or the end of the answer before it, to the "
+        "arrival of the answer's first.",
         _API_BROKER,
         DURATION_NS,
     )
@@ -275,13 +276,21 @@ def _clients(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
 def _process(metrics: Metrics) -> Iterator[Metric]:
     inside = _Histogram(
         "kproxy_proxy_duration_seconds",
-        "Time from the receipt of a frame's last byte to the send that took it.",
+        "Time from the arrival of a frame's last byte at kproxy to the send that took it, waiting included.",
         ("direction",),
         PROXY_NS,
     )
     for direction, cells in metrics.directions.items():
         inside.add((direction,), cells.duration, cells.duration_ns)
     yield inside.family()
+    lag = _Histogram(
+        "kproxy_loop_lag_seconds",
+        "Time that bytes waited at kproxy before it read them: it was busy with something else.",
+        (),
+        PROXY_NS,
+    )
+    lag.add((), metrics.loop_lag.duration, metrics.loop_lag.duration_ns)
+    yield lag.family()
     dropped = sum(metrics.recorder_dropped.copy().values())
     yield CounterMetricFamily("kproxy_recorder_dropped", "Events that --record could not write.", value=dropped)
     build = InfoMetricFamily("kproxy_build", "The version of kproxy.")

@@ -1,28 +1,50 @@
-"""Which sockets of the relays can be read or written: one epoll of ours, inside the event loop.
+"""Which sockets of the relays can be read or written, and when that was: one epoll of ours, inside the event loop.
 
 The loop's own add_reader would do, were it not for resets: libuv stops watching a socket for good once epoll reports an
 error on it, after one last call of the reader (uv__poll_io). A relay reads once per event; it would get the bytes that
 came before the reset, and never hear of the reset. Here an error is reported like anything else, until it is read.
 
-The interface is the loop's. Refuses to know what the sockets are.
+The poller is the relays' clock. `turn_ns` is when epoll last returned: what it reported was there by then. `now_ns` is
+when the event before the current one was done; whoever handles an event sets it. If epoll was not asked for longer than
+LATE_NS, `is_late` says that `turn_ns` may be far from when bytes arrived: the loop was idle, or it was busy, and nobody
+in this process knows which. A reader then asks the kernel (`sockets.receive_timed`), whose clock is the time of day:
+`wall_offset_ns` converts it.
+
+All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know what the sockets are.
 """
 
 import select
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
+from time import monotonic_ns, time_ns
 from typing import Any
 
+LATE_NS = 1_000_000  # what is booked wrongly is at most so much
 _EVENTS = 256  # in one turn; then the rest of the loop has its own
 
 Callback = Callable[..., None]
 
 
 class Poller:
+    __slots__ = (
+        "_epoll",
+        "_loop",
+        "_readers",
+        "_writers",
+        "is_late",
+        "now_ns",
+        "turn_ns",
+        "wall_offset_ns",
+    )
+
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop
         self._epoll = select.epoll()
         self._readers: dict[int, Callback] = {}
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
+        self.turn_ns = self.now_ns = monotonic_ns()
+        self.is_late = False
+        self.wall_offset_ns = 0  # the time of day less `turn_ns`, of a late turn: steps of that clock are followed
         loop.add_reader(self._epoll.fileno(), self._ready)
 
     def close(self) -> None:
@@ -64,6 +86,11 @@ class Poller:
         writers = self._writers
         left = _EVENTS
         while left and (ready := self._epoll.poll(0, left)):  # to come back for them would cost two calls more
+            turn_ns = monotonic_ns()
+            self.is_late = turn_ns - self.turn_ns > LATE_NS
+            if self.is_late:
+                self.wall_offset_ns = time_ns() - turn_ns
+            self.turn_ns = self.now_ns = turn_ns
             left -= len(ready)
             for fd, events in ready:
                 # An error and a hang-up are for both: whoever reads or writes then meets them.

@@ -22,6 +22,7 @@ from time import monotonic_ns
 from typing import Any, Protocol
 
 from kproxy.proxy.relay.poller import Poller
+from kproxy.proxy.relay.sockets import Receive, receive_timed
 from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event
@@ -48,6 +49,7 @@ class Counting(Protocol):
     """What a relay tells about itself; `kproxy.metrics.ConnectionMetrics` is one."""
 
     def forwarded(self, direction: str, frames: int, duration_ns: int) -> None: ...
+    def lagged(self, lag_ns: int) -> None: ...
     def paused(self, side: str) -> None: ...
     def closed(self, cause: str) -> None: ...
 
@@ -80,7 +82,7 @@ class _Peer:
         self.unsent: bytearray | None = None
         self.feeders: set[int] = set()  # the sides that are not read until `unsent` has gone
         self.frames = 0  # completed by bytes in `unsent`, counted as forwarded when it has gone
-        self.since = 0  # the recv of the oldest of them
+        self.since = 0  # when the oldest of them arrived
         self.ended = False  # it sends no more
         self.stops = False  # nothing more is to be sent to it
         self.patience: TimerHandle | None = None  # then it is given up
@@ -116,6 +118,7 @@ class Relay:
         self._sinks = tuple(sinks)
         self._on_fault = on_fault
         self._on_closed = on_closed
+        self._session_ns = 0  # the time that the session was last given: it never goes back
         self._faults = 0  # told so far
         self._full = False  # too many requests pending: the client is not read
         self._first_end = CLIENT
@@ -125,13 +128,15 @@ class Relay:
 
     def start(self) -> None:
         for side, peer in enumerate(self._peers):
-            peer.readable = self._reader(side, peer.sock.recv_into)
+            peer.readable = self._reader(side, peer.sock.recv_into, peer.sock.recvmsg_into)
             self._resume(side)
 
     # --- the hot path ------------------------------------------------------------------------------------------------
 
-    def _reader(self, side: int, recv_into: Callable[[bytearray], int]) -> Callable[[], None]:
-        """What runs when a side has something to read; everything it needs is bound once, here."""
+    def _reader(
+        self, side: int, recv_into: Callable[[bytearray], int], recvmsg_into: Receive | None
+    ) -> Callable[[], None]:
+        """Return what runs when a side has something to read; everything it needs is bound once, here."""
         peers = self._peers
         target = peers[1 - side]  # of nearly all pieces
         buffer = self._buffer
@@ -142,16 +147,25 @@ class Relay:
         events = session.events
         pending = session.pending
         forwarded = self._counting.forwarded
+        lagged = self._counting.lagged
         direction = DIRECTIONS[side]
+        poller = self._poller
         clock_offset_ns = self._clock_offset_ns
         limit = pairing.LIMIT
         seen = completed[side]
 
         def readable() -> None:
             nonlocal seen
+            start = poller.now_ns
+            arrived = poller.turn_ns
             try:
                 try:
-                    count = recv_into(buffer)
+                    if poller.is_late and recvmsg_into is not None:
+                        count, wall_ns = receive_timed(recvmsg_into, buffer)
+                        if wall_ns is not None:
+                            arrived = min(wall_ns - poller.wall_offset_ns, start)
+                    else:
+                        count = recv_into(buffer)
                 except (BlockingIOError, InterruptedError):
                     return
                 except OSError as fault:
@@ -160,8 +174,13 @@ class Relay:
                 if not count:
                     self._ended(side)
                     return
-                start = monotonic_ns()
-                for to, piece in receive(side, view[:count], start + clock_offset_ns):
+                lagged(start - arrived)
+                # The broker's time lasts from when its request is handled here to when its answer arrived here.
+                now = start if side == CLIENT else arrived
+                if now < self._session_ns:  # bytes may be read that arrived after this turn began, or that waited
+                    now = self._session_ns
+                self._session_ns = now
+                for to, piece in receive(side, view[:count], now + clock_offset_ns):
                     peer = peers[to]
                     if peer.unsent is None:
                         try:
@@ -174,12 +193,13 @@ class Relay:
                         if sent == len(piece):
                             continue
                         piece = piece[sent:]
-                    self._keep(side, to, piece, start)
+                    self._keep(side, to, piece, arrived)
+                poller.now_ns = done = monotonic_ns()
                 frames = completed[side] - seen
                 if frames:
                     seen += frames
                     if target.unsent is None:
-                        forwarded(direction, frames, monotonic_ns() - start)
+                        forwarded(direction, frames, done - arrived)
                     else:
                         target.frames += frames
                 if events:
@@ -369,7 +389,7 @@ class Relay:
         client = self._peers[CLIENT]
         was_reading = client.reading
         self._unread(CLIENT)
-        client.readable = self._reader(CLIENT, self._recv_to_boundary)
+        client.readable = self._reader(CLIENT, self._recv_to_boundary, None)
         if was_reading:
             self._resume(CLIENT)
         self._drain_on()

@@ -6,16 +6,18 @@ import gzip
 import json
 import random
 import socket
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from kproxy.protocol import codec
-from kproxy.proxy.relay import listeners, relay
+from kproxy.proxy.relay import listeners, relay, sockets
 from kproxy.proxy.relay.relay import READ_BYTES
 from kproxy.wire import pairing
-from tests.proxy.live import Live, Wire, behind_kproxy, kproxy, live, request, response
+from kproxy.wire.events import Exchange
+from tests.proxy.live import HOST, Live, Wire, behind_kproxy, kproxy, live, request, response
 from tests.wire.playbook import sized
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors-dev.jsonl.gz"
@@ -578,5 +580,100 @@ def test_memory_is_given_back_without_the_garbage_collector():
                 assert gone() is None
             finally:
                 gc.enable()
+
+    live(test())
+
+
+def answers_at_once(sock: socket.socket) -> None:
+    """A broker for one connection, on a thread of its own: each Heartbeat is answered as soon as it is there."""
+    with suppress(OSError), sock, sock.makefile("rb") as asked:
+        while head := asked.read(12):
+            asked.read(int.from_bytes(head[:4], "big") - 8)
+            sock.sendall(response(HEARTBEAT, 4, int.from_bytes(head[8:12], "big")))
+
+
+def asks(port: int, count: int, times_s: list[float]) -> None:
+    """A client on a thread of its own: so many Heartbeats, one after the other, and how long each took."""
+    with socket.create_connection((HOST, port)) as sock, sock.makefile("rb") as answers:
+        for number in range(count):
+            start = time.perf_counter()
+            sock.sendall(request(HEARTBEAT, 4, number))
+            answers.read(int.from_bytes(answers.read(4), "big"))
+            times_s.append(time.perf_counter() - start)
+            time.sleep(0.013)  # or the next would come while the loop is awake
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["turn", "kernel"])
+def test_an_answer_that_is_read_in_the_turn_of_its_request_is_not_older(is_late):
+    """It arrived after the turn began: the turn's time is too old for it, and the kernel's clock may step."""
+    seen: list[Exchange] = []
+
+    class Sink:
+        def connected(self, info):
+            return lambda events: seen.extend(event for event in events if isinstance(event, Exchange))
+
+    async def test():
+        async with kproxy(sinks=[Sink()]) as here:
+            client, broker = await here.connect()
+            await here.until(lambda: here.relays)
+            (relay,) = here.server._worker.relays
+            clock = here.server._worker.poller
+            for number in range(3):
+                client.sock.send(request(HEARTBEAT, 4, number))
+                clock.turn_ns = time.monotonic_ns()
+                clock.wall_offset_ns = time.time_ns() - clock.turn_ns
+                clock.now_ns = clock.turn_ns + 5_000_000  # so long took what came before it
+                clock.is_late = is_late
+                relay._peers[0].readable()
+                assert broker.sock.recv(100) == request(HEARTBEAT, 4, number)
+                broker.sock.send(response(HEARTBEAT, 4, number))
+                relay._peers[1].readable()
+                assert await client.frame() == response(HEARTBEAT, 4, number)
+        assert len(seen) == 3
+        times = [(each.request_start, each.request_end, each.response_start, each.response_end) for each in seen]
+        assert all(list(each) == sorted(each) for each in times)
+        assert all(each.queue_ns == 0 for each in seen)
+
+    live(test())
+
+
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_a_busy_loop_is_no_slow_broker(timestamps, monkeypatch):
+    """With the loop blocked 40 ms at a time, what a client waits is proxy + queue + broker, and nearly all is proxy.
+
+    Where the kernel has no times of arrival, what waited is counted from when it was seen: less, and nothing negative.
+    """
+    if not timestamps:
+        monkeypatch.setattr(sockets, "_SO_TIMESTAMPNS", -1)
+
+    async def test():
+        loop = asyncio.get_running_loop()
+        times_s: list[float] = []
+        async with kproxy() as here:
+            client = loop.run_in_executor(None, asks, here.port, 40, times_s)
+            broker = await here.broker.accept()
+            broker.sock.setblocking(True)
+            serving = loop.run_in_executor(None, answers_at_once, broker.sock)
+            while not client.done():
+                await asyncio.sleep(0.002)
+                time.sleep(0.04)  # noqa: ASYNC251 - the loop does something else
+            await client
+            metrics = here.server.metrics
+            inside_s = sum(cells.duration_ns for cells in metrics.directions.values()) / 1e9
+            of_broker = metrics.clusters["default"].brokers["bootstrap"]
+            cells = of_broker.apis["Heartbeat", "4"]
+            broker_s = (cells.duration_ns + of_broker.queue_ns) / 1e9
+            seen_s = sum(times_s)
+            lag_s = metrics.loop_lag.duration_ns / 1e9
+            assert sum(cells.duration) == len(times_s) == 40
+            assert sum(metrics.loop_lag.duration) >= 80
+            assert seen_s > 40 * 0.01  # the loop was in the way
+            assert inside_s + broker_s <= 1.05 * seen_s  # a send returns after its receiver may have read
+            assert 0 <= lag_s <= inside_s
+            if timestamps:
+                assert inside_s + broker_s > 0.8 * seen_s
+                assert broker_s < 0.2 * seen_s
+                assert lag_s > 0.6 * seen_s
+        await serving
 
     live(test())
