@@ -1,6 +1,6 @@
-"""`kproxy demo`: the little world in a process of its own, kproxy before it, and the view.
+"""`kproxy demo`: a miniature cluster and its clients in a process of their own, kproxy between, and the view.
 
-The composition root of the demo. What is shown is read from the metrics' cells of the one kproxy that runs here.
+The composition root of the demo. The figures shown are read from the metrics' cells of the kproxy in this process.
 """
 
 import asyncio
@@ -23,13 +23,14 @@ from kproxy.metrics.summary import summarise
 from kproxy.proxy.config import Address, Cluster, Config
 from kproxy.proxy.control.server import Server
 from kproxy.views.live import View
+from kproxy.views.terminal import can_redraw
 
 _HOST = "127.0.0.1"
 _FIRST_PORT = 19092  # where clients bootstrap; the brokers' ports and the admin port follow
 _PORTS = 10
 _SCREEN_EVERY_S = 1.0
 _LINE_EVERY_S = 2.0
-_COARSE_S = 0.01  # the loop's timers end a little early, which would show the last look twice
+_COARSE_S = 0.01  # the loop's timers end a little early, which would show the last figures twice
 
 
 def run(seconds: float | None, record: Path | None = None) -> None:
@@ -43,7 +44,8 @@ async def _run(seconds: float | None, record: Path | None) -> None:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, over.set)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background of a script
+            loop.add_signal_handler(number, over.set)
     port, claim = claim_ports(_FIRST_PORT, _PORTS)
     with claim:
         await _play(port, over, seconds, record)
@@ -59,14 +61,14 @@ async def _play(port: int, over: asyncio.Event, seconds: float | None, record: P
     watch = asyncio.create_task(world.watch(over))
     try:
         await server.start()
-        while server.not_ready() and not over.is_set():  # noqa: ASYNC110 (a server tells this when asked)
+        while server.not_ready() and not over.is_set():  # noqa: ASYNC110 (readiness is polled by everybody who asks)
             await asyncio.sleep(0.02)
         world.admit(Address(_HOST, port))
         await _show(server, over, seconds)
     finally:
         watch.cancel()
         try:
-            await world.end()  # first those who talk, then the one between them
+            await world.end()  # the clients first, then the proxy
         finally:
             await server.stop()
     if record is not None:
@@ -79,7 +81,7 @@ async def _show(server: Server, over: asyncio.Event, seconds: float | None) -> N
     view = View("demo · 3 brokers, 11 clients", (("metrics", metrics_url), ("bootstrap", str(bootstrap))))
     view.add(summarise(server.metrics, time.monotonic_ns()))
     console = Console()
-    if not console.is_terminal:
+    if not can_redraw(console):
         print(f"kproxy demo: metrics at {metrics_url}, clients bootstrap at {bootstrap}", flush=True)
 
         async def show() -> None:
@@ -88,14 +90,14 @@ async def _show(server: Server, over: asyncio.Event, seconds: float | None) -> N
         await _ticks(server, view, over, seconds, _LINE_EVERY_S, show)
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        # The log would write over the screen; what it tells is counted on it.
+        # The log would write over the screen, which counts what the log reports.
         logging.getLogger("kproxy").setLevel(logging.CRITICAL)
 
         def draw() -> None:
             live.update(view.screen(*console.size), refresh=True)
 
         async def show() -> None:
-            await asyncio.to_thread(draw)  # so that kproxy goes on meanwhile
+            await asyncio.to_thread(draw)  # the relay goes on meanwhile
 
         await _ticks(server, view, over, seconds, _SCREEN_EVERY_S, show)
     console.print(view.line(), soft_wrap=True, highlight=False)
@@ -109,7 +111,7 @@ async def _ticks(
     every_s: float,
     show: Callable[[], Awaitable[None]],
 ) -> None:
-    """Look and show, again and again."""
+    """Read the figures and show them, again and again."""
     end = None if seconds is None else time.monotonic() + seconds
     while not over.is_set() and (end is None or time.monotonic() < end - _COARSE_S):
         pause_s = every_s if end is None else max(0.0, min(every_s, end - time.monotonic()))
@@ -128,7 +130,7 @@ class _World:
         self._process = process
         self._stdin = process.stdin
         self._stdout = process.stdout
-        self._said: deque[str] = deque(maxlen=20)  # to standard error, which a screen would hide
+        self._stderr_lines: deque[str] = deque(maxlen=20)  # the screen would hide standard error
         self._listening = asyncio.create_task(self._listen(process.stderr))
 
     async def begin(self) -> None:
@@ -138,11 +140,11 @@ class _World:
         self.brokers += [Address(host, port) for host, port in json.loads(line)]
 
     def admit(self, bootstrap: Address) -> None:
-        """Tell the clients where to go; until then there are none."""
+        """Start the clients, which bootstrap at this address."""
         self._stdin.write(json.dumps(bootstrap).encode() + b"\n")
 
     async def watch(self, over: asyncio.Event) -> None:
-        """It should not end before it is told to; if it does, so does the demo."""
+        """End the demo if the process ends by itself."""
         await self._process.wait()
         over.set()
 
@@ -159,11 +161,13 @@ class _World:
 
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
         while line := await stderr.readline():
-            self._said.append(line.decode(errors="replace"))
+            self._stderr_lines.append(line.decode(errors="replace"))
 
     async def _fault(self) -> UpstreamError:
         await self._listening
-        return UpstreamError(f"the demo's cluster ended with code {await self._process.wait()}\n{''.join(self._said)}")
+        return UpstreamError(
+            f"the demo's cluster ended with code {await self._process.wait()}\n{''.join(self._stderr_lines)}"
+        )
 
 
 async def _start_world() -> _World:

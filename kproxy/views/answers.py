@@ -17,21 +17,15 @@ from typing import Any
 import click
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.filesize import decimal
 from rich.text import Text
+
+from kproxy.views import units
 
 TABLE_ROWS = 50
 WIDEST_WORD = 28  # of a text among others, where the terminal is narrow
 SENTENCES = ("explanation", "sentence")
 _GAP = "  "
 _LEFT = ("string", "timestamp", "boolean")
-_UNITS = (
-    (7200e9, 3600e9, "h"),
-    (120e9, 60e9, "min"),
-    (1e9, 1e9, "s"),
-    (1e6, 1e6, "ms"),
-    (1e3, 1e3, "µs"),
-)  # from how many nanoseconds on, how many it has, its name
 
 
 def show(answer: Any, shown: str, out: str | None, limit: int | None) -> None:
@@ -161,9 +155,9 @@ def text(name: str, value: Any) -> str:
         return ""
     words = name.split("_")
     if words[-1] in ("ns", "ms"):
-        return _duration(value * (1 if words[-1] == "ns" else 1_000_000))
+        return units.duration(value * (1 if words[-1] == "ns" else 1_000_000))
     if "bytes" in words:
-        return decimal(round(value)) if value else "0"
+        return units.size(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -173,11 +167,3 @@ def text(name: str, value: Any) -> str:
     if name in ("time", "first", "last"):
         return str(value).replace("T", " ")[: 23 if name == "time" else 19]
     return str(value) if str(value).isprintable() else str(value).encode("unicode_escape").decode()
-
-
-def _duration(nanoseconds: int) -> str:
-    for least, size, unit in _UNITS:
-        if abs(nanoseconds) >= least:
-            amount = nanoseconds / size
-            return f"{amount:,.{2 if abs(amount) < 10 else 1 if abs(amount) < 100 else 0}f} {unit}"
-    return f"{nanoseconds} ns" if nanoseconds else "0"

@@ -1,7 +1,4 @@
-"""What `kproxy convert` shows while it reads: a bar.
-
-Duty: the terminal side only; nothing is decided or counted here.
-"""
+"""The progress bar of `kproxy convert`. Refuses to know what is read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +15,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from kproxy.views.summary import printable
+from kproxy.views.terminal import can_redraw, printable
 
 
 @contextmanager
 def bar() -> Iterator[Any]:
-    """A progress bar on standard error, with rate and time left; none where that is no terminal."""
+    """A progress bar on standard error, with rate and time left; none where that is no terminal that redraws."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -33,7 +30,7 @@ def bar() -> Iterator[Any]:
     )
     console = Console(stderr=True)
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+    with Progress(*columns, console=console, transient=True, disable=not can_redraw(console)) as shown:
 
         def advance(source: str, consumed: int, size: int) -> None:
             if source not in tasks:

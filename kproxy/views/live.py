@@ -1,7 +1,7 @@
-"""What the demo shows: summaries of the metrics' cells in, a screen or a line out.
+"""The screen of the demo: summaries of the metrics' cells in, a screen or a line of text out.
 
-The screen fits into 80x24 and uses more where there is more. Everything on it but the curve is of the last WINDOW_S
-seconds. Refuses to know where summaries come from, and terminals.
+The screen fits into 80x24 and shows more where there is room. All figures but the curve are of the last WINDOW_S
+seconds. Refuses to know terminals, and where summaries come from. Memory: _HISTORY summaries.
 """
 
 from collections import deque
@@ -15,10 +15,12 @@ from rich.text import Text
 
 from kproxy.metrics.bounds import DURATION_NS
 from kproxy.metrics.summary import Summary, Totals
+from kproxy.views import units
 
 WINDOW_S = 10.0
 _HISTORY = 240  # summaries, one a second
 _WIDE = 110  # columns from which on there is room for more
+_NAME = 20  # characters of a name at least, where there is room, so that the tables keep still
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _HINT = "A Fetch waits for data, up to its max_wait_ms: that is no slowness."
@@ -27,7 +29,7 @@ _DIM = "bright_black"
 
 
 class View:
-    """The screen. `where`: what to tell about addresses, label and value."""
+    """The screen. `where`: addresses shown at its foot, as (label, address)."""
 
     def __init__(self, title: str, where: Sequence[tuple[str, str]]) -> None:
         self._title = title
@@ -58,19 +60,19 @@ class View:
         seconds = recent.seconds or 1.0
         busiest = sorted(recent.apis.items(), key=lambda item: -item[1].requests)[:3]
         apis = "  ".join(
-            f"{api} {totals.requests / seconds:.0f}/s p50 {duration(totals.duration_s(0.5))} "
-            f"p99 {duration(totals.duration_s(0.99))}"
+            f"{api} {totals.requests / seconds:.0f}/s p50 {_duration(totals.duration_s(0.5))} "
+            f"p99 {_duration(totals.duration_s(0.99))}"
             for api, totals in busiest
             if totals.requests
         )
         return (
             f"{(now.now_ns - self._summaries[0].now_ns) / 1e9:5.0f} s"
             f"  {recent.requests / seconds:6.0f} requests/s"
-            f"  to brokers {rate(everything.request_bytes / seconds)}"
-            f"  to clients {rate(everything.response_bytes / seconds)}"
+            f"  to brokers {units.rate(everything.request_bytes / seconds)}"
+            f"  to clients {units.rate(everything.response_bytes / seconds)}"
             f"  throttled {everything.throttled}  errors {everything.errors.total()}"
             f"  connections {sum(now.connections.values())}"
-            f"  in kproxy p99 {duration(recent.inside_s(0.99))}  |  {apis}"
+            f"  in kproxy p99 {_duration(recent.inside_s(0.99))}" + (f"  |  {apis}" if apis else "")
         )
 
     def screen(self, width: int, height: int) -> RenderableType:
@@ -86,7 +88,9 @@ class View:
         curve = min(10, free - sum(map(len, gaps)) - len(hint))
         if curve > 0:
             parts += [*gaps[0], self._curve(width, curve)]
-        parts += [*gaps[1], _apis(apis, recent.seconds, width), *gaps[2], _brokers(brokers, now, recent.seconds, width)]
+        longest = max(_NAME, *(len(name) for name, _ in apis), *(len(broker) for (_, broker), _ in brokers), 0)
+        parts += [*gaps[1], _apis(apis, recent.seconds, width, longest)]
+        parts += [*gaps[2], _brokers(brokers, now, recent.seconds, width, longest)]
         parts += [*gaps[3], _proxy(now, recent), _errors(recent, width), self._foot(width), *hint]
         return Group(*parts)
 
@@ -131,35 +135,40 @@ class View:
         return text
 
 
-def _apis(apis: Sequence[tuple[str, Totals]], seconds: float, width: int) -> Table:
-    table = _table("api", width, "throttle", "errors")
+def _apis(apis: Sequence[tuple[str, Totals]], seconds: float, width: int, longest: int) -> Table:
+    table = _table("api", longest, width, "throttle", "errors")
     for api, totals in apis:
-        throttle = Text(duration(totals.throttle_s()), "magenta" if totals.throttled else _DIM)
+        throttle = Text(_duration(totals.throttle_s()), "magenta" if totals.throttled else _DIM)
         errors = Text(str(totals.errors.total() or "–"), "red" if totals.errors else _DIM)
         _row(table, api, totals, seconds, width, throttle, errors)
     return table
 
 
-def _brokers(brokers: Sequence[tuple[tuple[str, str], Totals]], now: Summary, seconds: float, width: int) -> Table:
-    table = _table("broker", width, "waiting", "clients")
+def _brokers(
+    brokers: Sequence[tuple[tuple[str, str], Totals]], now: Summary, seconds: float, width: int, longest: int
+) -> Table:
+    table = _table("broker", longest, width, "waiting", "clients")
     for key, totals in brokers:
         _row(table, key[1], totals, seconds, width, Text(str(now.inflight[key])), Text(str(now.connections[key])))
     return table
 
 
-def _table(first: str, width: int, *last: str) -> Table:
-    padding = (0, 1, 0, 0) if width >= _WIDE else 0
-    table = Table(box=box.SIMPLE_HEAD, width=width - 1, padding=padding, show_edge=False)
+def _table(first: str, longest: int, width: int, *last: str) -> Table:
+    """An empty table. Figures stand beside the names, however wide the terminal is; names that do not fit are cut."""
+    wide = width >= _WIDE
+    numbers = [("req/s", 6), ("p50", 7), ("p99", 7)]
+    sizes = [*((name, 9) for name in ("to broker", "to client")), *((name, 8) for name in last)]
+    beside = sum(least for _, least in numbers + sizes) + wide * (len(DURATION_NS) + 1)
+    between = (1 + wide) * (len(numbers) + len(sizes) + wide) + wide
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0) if wide else 0, show_edge=False)
     table.header_style = table.border_style = _DIM
-    table.add_column(f" {first}", no_wrap=True, ratio=1)
-    for name, least in (("req/s", 6), ("p50", 7), ("p99", 7)):
+    table.add_column(f" {first}", no_wrap=True, width=max(8, min(longest + 2, width - 1 - beside - between)))
+    for name, least in numbers:
         table.add_column(name, justify="right", no_wrap=True, width=least)
-    if width >= _WIDE:
+    if wide:
         table.add_column(_scale(), no_wrap=True, width=len(DURATION_NS) + 1)
-    for name in ("to broker", "to client"):
-        table.add_column(name, justify="right", no_wrap=True, width=9)
-    for name in last:
-        table.add_column(name, justify="right", no_wrap=True, width=8)
+    for name, least in sizes:
+        table.add_column(name, justify="right", no_wrap=True, width=least)
     return table
 
 
@@ -167,12 +176,12 @@ def _row(table: Table, name: str, totals: Totals, seconds: float, width: int, *l
     seconds = seconds or 1.0
     cells = [
         Text(f" {name}", "bold"),
-        Text(number(totals.requests / seconds)),
-        Text(duration(totals.duration_s(0.5))),
-        Text(duration(totals.duration_s(0.99))),
+        Text(units.number(totals.requests / seconds)),
+        Text(_duration(totals.duration_s(0.5))),
+        Text(_duration(totals.duration_s(0.99))),
         *([_distribution(totals.duration)] if width >= _WIDE else []),
-        Text(rate(totals.request_bytes / seconds)),
-        Text(rate(totals.response_bytes / seconds)),
+        Text(units.rate(totals.request_bytes / seconds)),
+        Text(units.rate(totals.response_bytes / seconds)),
         *last,
     ]
     if not totals.requests:
@@ -185,7 +194,7 @@ def _proxy(now: Summary, recent: Summary) -> Text:
     text = Text(" in kproxy", "bold")
     for q in (0.5, 0.99):
         text.append(f"  p{q * 100:.0f} ", _DIM)
-        text.append(duration(recent.inside_s(q)), "green")
+        text.append(_duration(recent.inside_s(q)), "green")
     for label, value, style in (
         ("accepted", now.accepted, ""),
         ("unanswered", now.unanswered, "yellow"),
@@ -214,7 +223,7 @@ def _errors(recent: Summary, width: int) -> Text:
 
 def _scale() -> str:
     """The head of a distribution: where its first and its last bucket are."""
-    first, last = duration(DURATION_NS[0] / 1e9), duration(DURATION_NS[-1] / 1e9)
+    first, last = _duration(DURATION_NS[0] / 1e9), _duration(DURATION_NS[-1] / 1e9)
     return first + "·" * (len(DURATION_NS) + 1 - len(first) - len(last)) + last
 
 
@@ -224,26 +233,5 @@ def _distribution(counts: Sequence[int]) -> Text:
     return Text("".join(_BARS[-(-8 * count // top) if top else 0] for count in counts), _ACCENT)
 
 
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    for unit, factor in (("µs", 1e6), ("ms", 1e3), ("s", 1.0)):
-        if seconds * factor < 999.5 or unit == "s":
-            return f"{number(seconds * factor)} {unit}"
-    raise AssertionError
-
-
-def rate(bytes_per_second: float) -> str:
-    value = bytes_per_second
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5 or unit == "GB":
-            break
-        value /= 1000
-    return f"{number(value)} {unit}/s"
-
-
-def number(value: float) -> str:
-    """Three digits that say something."""
-    if value >= 100 or value == 0:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+def _duration(seconds: float | None) -> str:
+    return "–" if seconds is None else units.duration(seconds * 1e9)

@@ -14,6 +14,7 @@ import urllib.request
 
 import psutil
 import pyarrow.parquet
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 COMMAND = [sys.executable, "-c", "from kproxy.cli import main; main()", "demo"]
@@ -54,15 +55,16 @@ def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
         process.communicate()
 
 
-def test_on_a_terminal_it_draws_a_screen_and_leaves_it_tidy():
+def on_a_terminal(seconds, **environment):
+    """What the demo writes to a terminal of 80x24."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     with subprocess.Popen(
-        [*COMMAND, "--seconds", "4"],
+        [*COMMAND, "--seconds", str(seconds)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=os.environ | {"TERM": "xterm-256color"},
+        env=os.environ | environment,
     ) as process:
         os.close(theirs)
         output = b""
@@ -74,7 +76,18 @@ def test_on_a_terminal_it_draws_a_screen_and_leaves_it_tidy():
         finally:
             os.close(ours)
         assert process.wait(30) == 0
-    text = output.decode()
+    return output.decode()
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "xterm-256color", "NO_COLOR": "1"}])
+def test_a_terminal_that_draws_nothing_gets_lines(environment):
+    text = on_a_terminal(2.5, **environment)
+    assert "\x1b" not in text
+    assert re.search(r"\d+ requests/s .* Produce \d+/s p50 ", text)
+
+
+def test_on_a_terminal_it_draws_a_screen_and_leaves_it_tidy():
+    text = on_a_terminal(4, TERM="xterm-256color")
     enter, leave = "\x1b[?1049h", "\x1b[?1049l"
     assert text.count(enter) == text.count(leave) == 1
     screen, after = text[text.index(enter) : text.index(leave)], text[text.index(leave) :]

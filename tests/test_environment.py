@@ -1,0 +1,27 @@
+"""The suite passes wherever it is started: see conftest.py."""
+
+import os
+import subprocess
+import sys
+
+from tests.project import ROOT
+
+# Of those that see a terminal, colours, a width, settings from the environment, SIGINT, or a home.
+TOUCHY = (
+    "tests/views/test_decode.py",
+    "tests/views/test_live.py",
+    "tests/views/test_terminal.py",
+    "tests/proxy/test_config.py",
+    "tests/demo/test_app.py::test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c",
+)
+
+
+def test_the_suite_passes_in_a_hostile_environment():
+    """In the background of a script, with a dumb and narrow terminal, no colours, no home and a variable of kproxy."""
+    hostile = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "20", "LINES": "5", "KPROXY_LISTEN": "nowhere"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | hostile
+    environment.pop("HOME", None)
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TOUCHY]
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *pytest]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
