@@ -13,6 +13,10 @@ KproxyError                     everything that kproxy raises on purpose
 
 from collections.abc import Sequence
 
+# Why a broker cannot be reached: its name is not known, it refused, it did not answer in time, the network has no way
+# to it, the address leads back to kproxy, no file descriptor is left, nothing has named an address yet.
+DIAL_CAUSES = ("name", "refused", "timeout", "unreachable", "loop", "no_descriptor", "no_address", "other")
+
 
 class KproxyError(Exception):
     """The root: catching it catches what kproxy raises on purpose and nothing else."""
@@ -52,7 +56,11 @@ class CaptureError(KproxyError):
 
 
 class UpstreamError(KproxyError):
-    """A broker cannot be reached, or its answer is of no use."""
+    """A broker cannot be reached, or its answer is of no use. `cause` is one of DIAL_CAUSES: a label of metrics."""
+
+    def __init__(self, text: str, cause: str = "other") -> None:
+        self.cause = cause
+        super().__init__(text)
 
 
 # The name that pip knows: on PyPI, `kproxy` is another project. The command and the import are `kproxy`.

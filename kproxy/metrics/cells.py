@@ -17,7 +17,7 @@ Refuses to know labels' text, sockets and how a scrape comes.
 """
 
 from bisect import bisect_left
-from collections.abc import Sized
+from collections.abc import Callable, Sequence, Sized
 from time import monotonic_ns, time_ns
 from typing import TypeVar
 
@@ -40,6 +40,7 @@ from kproxy.metrics.known import (
 )
 from kproxy.metrics.lag import Fetching, Lags
 from kproxy.metrics.named import ClientCells, Clients, Topics
+from kproxy.metrics.upstream import ClusterState, UpstreamCells
 from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
@@ -154,6 +155,7 @@ class ClusterCells:
         self.paused = dict.fromkeys(SIDES, 0)  # by side
         self.rewritten = dict.fromkeys(ADDRESS_APIS, 0)  # by api
         self.neutralised = dict.fromkeys(HIDING_APIS, 0)
+        self.upstream: UpstreamCells | None = None  # of a proxy
         self.unbound = 0  # brokers in answers for which no port is open
         self._apis = set(EVERYDAY_APIS)
         self._unknown_apis: set[int] = set()
@@ -410,6 +412,11 @@ class Metrics:
         self.directions = {"request": DurationCells(), "response": DurationCells()}
         self.loop_lag = DurationCells()  # from the arrival of bytes to the read of them
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
+
+    def upstream(self, cluster: str, causes: Sequence[str], state: Callable[[], ClusterState]) -> UpstreamCells:
+        """The cells of a cluster's upstream, from now on: why dials may fail, and what tells how the cluster stands."""
+        cells = self.cluster(cluster).upstream = UpstreamCells(causes, state)
+        return cells
 
     def now_ns(self) -> int:
         """The clock of the events, in nanoseconds: the time of day at the start, monotonic from then on."""

@@ -21,6 +21,7 @@ DISCONNECT_CAUSES = (
     "drain_timeout",
     "drained",
     "fault",
+    "loop",
     "unreachable",
 )
 

@@ -142,10 +142,11 @@ class Config(_Frozen):
 
     clusters: Annotated[tuple[Cluster, ...], Field(validation_alias="cluster")]  # as the file calls them, and only so
     admin: Annotated[Address, BeforeValidator(_bound)] | None = None
-    max_connections: Annotated[int, Field(ge=1)] = 10_000
+    max_connections: Annotated[int, Field(ge=1)] | None = None  # 10,000, or as many as open files allow
     accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024
     connect_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
     drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    discovery_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     record: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -13,6 +13,7 @@ import yaml
 
 from kproxy.cli.run import run
 from kproxy.proxy.config import Address, Config, load
+from kproxy.proxy.control import descriptors
 from kproxy.proxy.upstream.routing import Routes
 
 TOP = Path(__file__).parents[2]
@@ -85,7 +86,8 @@ def test_systemd():
     place = arguments.index("/etc/kproxy/kproxy.toml")
     arguments[place] = str(DEPLOY / "kproxy.toml")
     config = settings(arguments)
-    assert int(service["LimitNOFILE"]) >= 2 * config.max_connections + 256
+    wanted = config.max_connections or descriptors.DEFAULT_CONNECTIONS
+    assert descriptors.shares(int(service["LimitNOFILE"]), wanted).connections == wanted
     assert float(service["TimeoutStopSec"]) > config.drain_timeout_s
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.config import Address, BrokerPorts, Cluster, Config, load, parse_address
+from kproxy.proxy.control.descriptors import DEFAULT_CONNECTIONS
 from kproxy.proxy.upstream.routing import Routes
 
 
@@ -185,8 +186,9 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default():
     file = Path(__file__).parents[2] / "deploy/kproxy.toml"
     document = tomllib.loads(file.read_text())
     config = load(file)
-    assert document.keys() - {"cluster"} == Config.model_fields.keys() - {"clusters", "record"}
+    assert document.keys() - {"cluster"} == Config.model_fields.keys() - {"clusters", "record", "max_connections"}
     assert "\n# record = " in file.read_text()  # it fills a disk: nobody should copy it unawares
+    assert f"\n# max_connections = {DEFAULT_CONNECTIONS} " in file.read_text()  # less where open files are few
     assert set().union(*document["cluster"]) == set(Cluster.model_fields)
     assert set().union(*document["cluster"][1]["brokers"]) == set(BrokerPorts.model_fields)
     for name, field in Config.model_fields.items():
@@ -194,7 +196,7 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default():
             assert getattr(config, name) == field.default
     plain = load(flags={"listen": "127.0.0.1:9092", "bootstrap": "kafka-1:9092,kafka-2:9092"}).clusters[0]
     assert config.clusters[0].advertised == plain.advertised
-    assert Routes(config.clusters[0], 9092).door(3) == Routes(plain, 9092).door(3)
+    assert Routes(config.clusters[0], 9092).port_of(3) == Routes(plain, 9092).port_of(3)
 
 
 def test_node_ids_with_leading_zeros():

@@ -1,7 +1,11 @@
 """The operator's HTTP: /metrics, /health, /ready, live state as JSON under /api/, and a page of links.
 
 Duty: answer questions about this process without disturbing it. A scrape is rendered on a thread of its own and takes
-the interpreter in short turns, so that the relay goes on in between; everything else is small.
+the interpreter in short turns, so that the relay goes on in between; long lists are built in slices between which the
+relay has its turn; everything else is small.
+
+Bounded: at most `max_connections` connections, each with REQUEST_S for its request and IDLE_S between two of them. A
+new one replaces the one that has been silent for longest, so that silent connections keep nobody out.
 
 Invariants: nothing here changes anything; every answer is made anew (no cache, here or on the way); one scrape is
 rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables.
@@ -9,28 +13,40 @@ rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it i
 
 import asyncio
 import html
+import json
 import logging
+import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
 
 from kproxy import __version__
-from kproxy.proxy.relay.listeners import listening, resolve
+from kproxy.proxy.config import Address
+from kproxy.proxy.control.tasks import Tasks
+from kproxy.proxy.relay.listeners import Gate, Listener, resolve
 
 # While two threads want the interpreter, one gets it back after this long. Python's 5 ms, times the system calls of the
 # relay, would stop the traffic for as long as a scrape lasts; measured with 7,500 samples: p99.9 5.1 ms, so 0.6 ms.
 _TURN_S = 0.0002
 
+REQUEST_S = 10.0  # from the accept to the end of the request's headers
+IDLE_S = 30.0  # for an answer to be taken, and the next request to come
+MAX_CONNECTIONS = 32
 _THREAD_BYTES = 4096  # answers from this size on are compressed on a thread
 _BACKLOG = 128
 _SHUTDOWN_S = 1.0  # answers under way when the process ends
+_COMMON_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+Query = Mapping[str, str]
+Slices = AsyncIterator[Sequence[Any]]
 
 log = logging.getLogger("kproxy.admin")
-# Who speaks bad HTTP is told so; a stack for each would let anybody fill the log.
+# Who speaks bad HTTP gets an answer that says so; a stack for each would let anybody fill the log.
 log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 _PAGE = """<!doctype html>
@@ -53,7 +69,8 @@ class Admin:
 
     scrape(accept) -> (body, content type): the metrics in the format that an Accept header names; called on a thread.
     not_ready() -> why traffic should not be sent here yet; nothing: ready.
-    api: name -> callable whose value is sent as JSON from /api/<name>; called on the loop, so quick.
+    api: name -> callable that gets the query's parameters and returns what is sent as JSON from /api/<name>: a value,
+    or slices of a list, between which the loop has its turn. Called on the loop, so quick. ValueError: a bad query.
     """
 
     def __init__(
@@ -63,7 +80,8 @@ class Admin:
         *,
         scrape: Callable[[str], tuple[bytes, str]],
         not_ready: Callable[[], Sequence[str]],
-        api: Mapping[str, Callable[[], Any]],
+        api: Mapping[str, Callable[[Query], Any]],
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._host = host
         self._port = port
@@ -72,10 +90,14 @@ class Admin:
         self._api = api
         self._renderer = ThreadPoolExecutor(1, thread_name_prefix="scrape")
         self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
+        self._gate = Gate(max_connections, name=f"admin {Address(host, port)}")
+        self._idle: dict[_Connection, None] = {}  # those without a request under way, silent for longest first
+        self._tasks = Tasks("admin")
 
     async def start(self) -> None:
         """Bind and serve; OSError where the address cannot be bound."""
-        app = web.Application()
+        app = web.Application(middlewares=[_timed])
         app.on_response_prepare.append(_common)
         app.router.add_get("/", self._index)
         app.router.add_get("/metrics", self._metrics)
@@ -89,13 +111,14 @@ class Admin:
         )
         await self._runner.setup()
         try:
-            for sock in listening(resolve(self._host), self._port, _BACKLOG):
-                await web.SockSite(self._runner, sock).start()
+            self._listener = Listener(self._gate, resolve(self._host), self._port, _BACKLOG, self._accepted)
         except OSError:
             await self.stop()
             raise
 
     async def stop(self) -> None:
+        self._gate.close()
+        await self._tasks.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
         self._renderer.shutdown(wait=False, cancel_futures=True)
@@ -103,15 +126,34 @@ class Admin:
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens, the port it was given included."""
-        if self._runner is None or not self._runner.addresses:
+        if self._listener is None:
             raise RuntimeError("the admin server has not been started")
-        host, port, *_ = self._runner.addresses[0]
-        return host, port
+        return self._listener.address
 
     @property
     def url(self) -> str:
-        host, port = self.address
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return f"http://{Address(*self.address)}"
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def _accepted(self, client: socket.socket, _: Address) -> None:
+        # Before the gate is full, so that somebody can still come in: the one that was silent for longest goes.
+        if self._gate.connections >= self._gate.max_connections - 1 and self._idle:
+            next(iter(self._idle)).give_up()
+        self._gate.enter()
+        self._tasks.spawn(self._serve(client))
+
+    async def _serve(self, client: socket.socket) -> None:
+        assert self._runner is not None and self._runner.server is not None
+        loop = asyncio.get_running_loop()
+        connection = _Connection(self._runner.server, loop, self._idle, self._gate.leave)
+        try:
+            await loop.connect_accepted_socket(lambda: connection, client)
+        except OSError:  # it has gone already
+            client.close()
+            connection.left()
+
+    # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
@@ -138,7 +180,13 @@ class Admin:
         name = request.match_info["name"]
         if name not in self._api:
             raise web.HTTPNotFound(text=f"no such value: /api names them all ({', '.join(self._api)})\n")
-        return _compressed(request, web.json_response(self._api[name]()))
+        try:
+            value = self._api[name](request.query)
+        except ValueError as fault:
+            raise web.HTTPBadRequest(text=f"{fault}\n") from None
+        text = await _json_of_slices(value) if isinstance(value, AsyncIterator) else json.dumps(value)
+        headers = {"Content-Type": "application/json; charset=utf-8"}
+        return _compressed(request, web.Response(body=text.encode(), headers=headers, zlib_executor_size=_THREAD_BYTES))
 
     async def _index(self, _: web.Request) -> web.Response:
         links = {
@@ -156,10 +204,88 @@ class Admin:
         return web.Response(text=page, content_type="text/html")
 
 
+class _Connection(RequestHandler):
+    """One connection of the admin port: aiohttp's, with an end to its patience.
+
+    aiohttp itself waits for the headers of a first request for ever.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        loop: asyncio.AbstractEventLoop,
+        idle: "dict[_Connection, None]",
+        left: Callable[[], None],
+    ) -> None:
+        super().__init__(server, loop=loop, access_log=None, logger=log)  # type: ignore[arg-type]
+        self._silent = idle
+        self._on_left: Callable[[], None] | None = left
+        self._patience: asyncio.TimerHandle | None = None
+        self.waits(REQUEST_S)
+
+    def waits(self, seconds: float) -> None:
+        """No request is under way: it has so long to send one, and to take the answer before it."""
+        self.works()
+        self._silent[self] = None
+        self._patience = self._loop.call_later(seconds, self.give_up)
+
+    def works(self) -> None:
+        """A request is under way, which ends by itself."""
+        self._silent.pop(self, None)
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def give_up(self) -> None:
+        self.works()
+        if isinstance(self.transport, asyncio.Transport):
+            self.transport.abort()
+
+    def left(self) -> None:
+        """It is gone, once."""
+        self.works()
+        on_left, self._on_left = self._on_left, None
+        if on_left is not None:
+            on_left()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self.left()
+
+    def handle_error(self, *args: Any, **kwargs: Any) -> web.StreamResponse:
+        """What aiohttp answers to bad HTTP, without asking the application."""
+        answer = super().handle_error(*args, **kwargs)
+        answer.headers.update(_COMMON_HEADERS)
+        return answer
+
+
+@web.middleware
+async def _timed(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Stop the connection's clock while a request is under way."""
+    connection = request.protocol
+    assert isinstance(connection, _Connection)
+    connection.works()
+    try:
+        return await handler(request)
+    finally:
+        if connection.transport is not None:
+            connection.waits(IDLE_S)
+
+
 async def _common(_: web.Request, response: web.StreamResponse) -> None:
     """What all answers have in common, refusals included."""
-    response.headers["Cache-Control"] = "no-store"
-    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers.update(_COMMON_HEADERS)
+
+
+async def _json_of_slices(slices: Slices) -> str:
+    """A JSON list, encoded slice by slice: the relay has its turn between two of them."""
+    parts = []
+    async for rows in slices:
+        parts += [json.dumps(row) for row in rows]
+        await asyncio.sleep(0)
+    return f"[{', '.join(parts)}]"
 
 
 def _compressed(request: web.Request, response: web.Response) -> web.Response:

@@ -7,10 +7,10 @@ and the recorder's thread, if there is one.
 import asyncio
 import gc
 import logging
-import resource
 import signal
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -19,26 +19,23 @@ from kproxy.errors import ConfigError, missing_package
 from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
-from kproxy.metrics.lag import MAX_POSITIONS
 from kproxy.metrics.summary import summarise
 from kproxy.proxy.config import Address, Config
-from kproxy.proxy.control.admin import Admin
-from kproxy.proxy.control.cluster import ClusterProxy, Worker
+from kproxy.proxy.control import descriptors
+from kproxy.proxy.control.admin import Admin, Query
+from kproxy.proxy.control.cluster import ClusterProxy
+from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.relay.listeners import Gate
 from kproxy.proxy.relay.poller import Poller
-from kproxy.proxy.relay.relay import READ_BYTES
-from kproxy.wire import pairing
+from kproxy.proxy.relay.relay import READ_BYTES, Relay
 from kproxy.wire.connection import Sink
-from kproxy.wire.session import MAX_HELD, MAX_NAMED, MAX_PREFIX
 
 if TYPE_CHECKING:
     from kproxy.tables.recorder import Recorder
 
-_FILES_PER_CONNECTION = 2
-_PENDING_BYTES = 600  # about, of one request that waits for its answer
-_NAMED_BYTES = 700  # about, of one topic-partition or batch that a body names
-_POSITION_BYTES = 400  # about, of one topic-partition that a client fetches or has fetched
-_FILES_BESIDE = 256  # listeners, admin, the interpreter's own
+MAX_ROWS = 10_000  # of /api/connections in one answer
+_DEFAULT_ROWS = 1000
+_ROWS_PER_SLICE = 50  # of about 3 us each
 
 log = logging.getLogger("kproxy.server")
 
@@ -66,7 +63,10 @@ class Server:
         return Address(*self._admin.address) if self._admin else None
 
     def run(self) -> None:
-        """Until SIGTERM, SIGINT or SIGHUP (unless nohup has us ignore it); the second ends the drain at once."""
+        """Serve until SIGTERM, SIGINT or SIGHUP (unless nohup has us ignore it); the second ends the drain at once.
+
+        For a process that ends with it: the signals stay ignored, so that one that comes late cannot change its status.
+        """
         import uvloop
 
         uvloop.run(self._run())
@@ -82,19 +82,24 @@ class Server:
             log.info("%s: %s", signal.Signals(number).name, "closing at once" if asked.is_set() else "draining")
             asked.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, stop, number)
+        # Not loop.add_signal_handler: a loop that ends restores the default, and that would kill the process.
+        numbers = [number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if _is_heard(number)]
+        for number in numbers:
+            signal.signal(number, lambda number, _: loop.call_soon_threadsafe(stop, number))
         try:
             await self.start()
             gc.freeze()  # what is here stays: a collection set off by a scrape need not walk it while traffic waits
             await asked.wait()
         finally:
-            await self.stop(again)
+            try:
+                await self.stop(again)
+            finally:
+                for number in numbers:
+                    signal.signal(number, signal.SIG_IGN)
 
     async def start(self) -> None:
         config = self.config
-        max_connections = _connections_by_files(config.max_connections)
+        shares = descriptors.reserve(config.max_connections)
         sinks = self._sinks
         if config.record is not None:
             self._recorder = _recorder(config)
@@ -103,14 +108,14 @@ class Server:
             sinks += (self._recorder,)
         self._worker = Worker(
             config,
-            Gate(max_connections),
+            Gate(shares.connections, max_sockets=shares.listening),
             Poller(asyncio.get_running_loop()),
             bytearray(READ_BYTES),
             self.metrics.clock_offset_ns,
             self.metrics,
             sinks,
         )
-        log.info("kproxy %s: %s", __version__, _memory_bound(config, max_connections))
+        log.info("kproxy %s: at most %d connections", __version__, shares.connections)
         for cluster in config.clusters:
             proxy = ClusterProxy(self._worker, cluster)
             self.clusters.append(proxy)
@@ -124,8 +129,9 @@ class Server:
                 api={
                     "clusters": self._api_clusters,
                     "connections": self._api_connections,
-                    "traffic": lambda: summarise(self.metrics, time.time_ns()).as_json(),
+                    "traffic": lambda _: summarise(self.metrics, time.time_ns()).as_json(),
                 },
+                max_connections=shares.admin,
             )
             try:
                 await admin.start()
@@ -143,21 +149,29 @@ class Server:
 
     async def stop(self, at_once: asyncio.Event | None = None) -> None:
         """Stop accepting, let connections finish what is under way, close. `at_once` ends the waiting."""
+        start = time.monotonic()
         self._draining = True
+        for cluster in self.clusters:
+            cluster.close()
         for cluster in self.clusters:
             await cluster.stop()
         if self._worker is not None:
-            await self._drain(self._worker, at_once or asyncio.Event())
+            drained, closed = await self._drain(self._worker, at_once or asyncio.Event())
             self._worker.gate.close()
             self._worker.poller.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         if self._admin is not None:
             await self._admin.stop()
+        if self._worker is not None:
+            text = "stopped in %.1f s: %d connections drained, %d closed before their requests were answered"
+            log.info(text, time.monotonic() - start, drained, closed)
 
-    async def _drain(self, worker: Worker, at_once: asyncio.Event) -> None:
+    async def _drain(self, worker: Worker, at_once: asyncio.Event) -> tuple[int, int]:
+        """Let connections finish; returns how many did, and how many were closed at the end of the time."""
         worker.idle.clear()
-        for relay in tuple(worker.relays):
+        relays = tuple(worker.relays.values())
+        for relay in relays:
             relay.drain()
         if worker.relays:
             waits = [asyncio.create_task(event.wait()) for event in (worker.idle, at_once)]
@@ -165,12 +179,15 @@ class Server:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
-        if worker.relays:
-            log.warning("%d connections did not finish in time and are closed", len(worker.relays))
-        for relay in tuple(worker.relays):
+        unfinished = tuple(worker.relays.values())
+        if unfinished:
+            text = "%d connections did not finish in time and are closed: drain_timeout_s=%g"
+            log.warning(text, len(unfinished), self.config.drain_timeout_s)
+        for relay in unfinished:
             relay.close("drain_timeout")
+        return len(relays) - len(unfinished), len(unfinished)
 
-    def _api_clusters(self) -> list[dict[str, Any]]:
+    def _api_clusters(self, _: Query) -> list[dict[str, Any]]:
         return [
             {
                 "name": proxy.cluster.name,
@@ -186,19 +203,42 @@ class Server:
             for proxy in self.clusters
         ]
 
-    def _api_connections(self) -> list[dict[str, Any]]:
-        relays = self._worker.relays if self._worker else ()
-        return [
-            {
-                "cluster": relay.info.cluster,
-                "client": str(Address(relay.info.client_address, relay.info.client_port)),
-                "broker": relay.info.broker_id,
-                "upstream": str(Address(relay.info.broker_address, relay.info.broker_port)),
-                "opened_ns": relay.info.opened_ns,
-                "requests_pending": len(relay.session.pending),
-            }
-            for relay in relays
-        ]
+    def _api_connections(self, query: Query) -> AsyncIterator[list[dict[str, Any]]]:
+        """Open connections, the oldest first: at most `limit`, of those whose number is above `after`."""
+        limit = _number(query, "limit", _DEFAULT_ROWS, MAX_ROWS)
+        after = _number(query, "after", 0, 1 << 62)
+        return self._connection_slices(after, limit)
+
+    async def _connection_slices(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
+        relays = list(self._worker.relays.values()) if self._worker else []
+        first = bisect_right(relays, after, key=lambda relay: relay.number)
+        for start in range(first, min(first + limit, len(relays)), _ROWS_PER_SLICE):
+            end = min(start + _ROWS_PER_SLICE, first + limit)
+            yield [_connection_row(relay) for relay in relays[start:end] if not relay.closed]
+
+
+def _connection_row(relay: Relay) -> dict[str, Any]:
+    info = relay.info
+    return {
+        "number": relay.number,
+        "cluster": info.cluster,
+        "client": str(Address(info.client_address, info.client_port)),
+        "broker": info.broker_id,
+        "upstream": str(Address(info.broker_address, info.broker_port)),
+        "opened_ns": info.opened_ns,
+        "requests_pending": len(relay.session.pending),
+    }
+
+
+def _number(query: Query, name: str, default: int, highest: int) -> int:
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= highest):
+        raise ValueError(f"{name}={text[:40]!r} is not a number from 0 to {highest}")
+    return int(text)
+
+
+def _is_heard(number: signal.Signals) -> bool:
+    return signal.getsignal(number) is not signal.SIG_IGN
 
 
 def _recorder(config: Config) -> "Recorder":
@@ -211,44 +251,3 @@ def _recorder(config: Config) -> "Recorder":
         raise ConfigError([("record", missing)]) from None
     assert config.record is not None
     return Recorder(config.record, {"detail": {cluster.name: cluster.detail for cluster in config.clusters}})
-
-
-def _connections_by_files(max_connections: int) -> int:
-    """Ask the system for the files that the connections need; returns how many it gives them to.
-
-    Where files are short, clients wait in the backlog: one that is accepted must be able to have its broker.
-    """
-    wanted = max_connections * _FILES_PER_CONNECTION + _FILES_BESIDE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= wanted:
-        return max_connections
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-    if allowed == wanted:
-        return max_connections
-    possible = max(1, (allowed - min(_FILES_BESIDE, allowed // 2)) // _FILES_PER_CONNECTION)
-    log.warning(
-        "max_connections=%d needs %d open files, the system allows %d, enough for %d connections: "
-        "raise the limit (LimitNOFILE)",
-        max_connections,
-        wanted,
-        allowed,
-        possible,
-    )
-    return possible
-
-
-def _memory_bound(config: Config, max_connections: int) -> str:
-    """The bounds of one connection, and their sum."""
-    mib = 1 << 20
-    each = 2 * READ_BYTES + MAX_PREFIX + pairing.LIMIT * _PENDING_BYTES
-    named = ""
-    if any(cluster.detail != "headers" for cluster in config.clusters):
-        each += 2 * (MAX_NAMED * _NAMED_BYTES + MAX_POSITIONS * _POSITION_BYTES)
-        named = f"{MAX_NAMED} topic-partitions or batches named each way, "
-    return (
-        f"memory per connection at most {READ_BYTES >> 10} KiB unsent each way, {pairing.LIMIT} pending requests, "
-        f"{named}a prefix of {MAX_PREFIX >> 10} KiB: {each / mib:.1f} MiB, and an answer while it is held to be "
-        f"rewritten (at most {MAX_HELD // mib} MiB); all {max_connections} connections at every bound at once: "
-        f"{max_connections * each // mib} MiB and the answers held"
-    )

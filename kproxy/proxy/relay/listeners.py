@@ -1,38 +1,50 @@
-"""Bound ports: accepting, its limits, and knowing which addresses are ours.
+"""Listening ports: accepting, its limits, and which addresses lead to them.
 
-A listener hands over connected client sockets and knows nothing of what becomes of them. Accepting stops, for all
-listeners at once, at the limit of connections and while the process has no file descriptors left: a level-triggered
-accept would spin. Refuses to know Kafka, brokers and routes.
+A listener hands over connected client sockets and does not know what becomes of them. Accepting pauses, for all
+listeners of a gate at once, at its connection limit and while the process has no file descriptors left: a
+level-triggered accept would spin. One turn of the event loop accepts at most ACCEPTS_PER_TURN connections, whatever
+the number of listeners; the others wait in the backlog for the next turn. Refuses to know Kafka, brokers and routes.
 """
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
-from kproxy.proxy.config import WILDCARDS, Address
-from kproxy.proxy.lines import Lines
+from kproxy.proxy.config import Address
+from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.sockets import prepare
 
-_ACCEPTS_PER_EVENT = 64
-_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+ACCEPTS_PER_TURN = 16  # each starts a dial, some 0.1 ms of work
+OUT_OF_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_PAUSE_S = 1.0
 
 Accepted = Callable[[socket.socket, Address], None]
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 log = logging.getLogger("kproxy.listen")
 
 
 class Gate:
-    """Counts the open connections, and holds the listeners back where no more can be had."""
+    """Counts open connections, and pauses its listeners where no more can be had.
 
-    def __init__(self, max_connections: int) -> None:
+    max_sockets: how many listening sockets have file descriptors set aside; None: no limit.
+    name: what log lines call it.
+    """
+
+    def __init__(self, max_connections: int, *, max_sockets: int | None = None, name: str = "clients") -> None:
         self.max_connections = max_connections
+        self.max_sockets = max_sockets
+        self.name = name
         self.connections = 0
+        self.sockets = 0  # listening
         self.listeners: set[Listener] = set()
         self._exhausted: asyncio.TimerHandle | None = None
-        self._lines = Lines(log)
+        self._accepts_left = ACCEPTS_PER_TURN
+        self._limiter = LogLimiter(log)
 
     @property
     def is_open(self) -> bool:
@@ -41,8 +53,8 @@ class Gate:
     def enter(self) -> None:
         self.connections += 1
         if self.connections == self.max_connections:
-            text = "%d connections are open, the limit: no more are accepted for now"
-            self._lines.say(logging.WARNING, "limit", text, self.connections)
+            text = "%s: %d connections are open, the limit: further ones wait in the listen backlog"
+            self._limiter.log(logging.WARNING, "limit", text, self.name, self.connections)
             self._apply()
 
     def leave(self) -> None:
@@ -51,14 +63,29 @@ class Gate:
             self._apply()
 
     def check(self, fault: OSError) -> bool:
-        """Whether the system gives no more sockets; then accepting waits a moment."""
-        if fault.errno not in _EXHAUSTED:
+        """Whether the system gives no more sockets; if so, accepting pauses for a second."""
+        if fault.errno not in OUT_OF_DESCRIPTORS:
             return False
         if self._exhausted is None:
-            log.error("cannot accept: %s; raise the limit of open files (ulimit -n, LimitNOFILE)", fault.strerror)
+            text = "%s: cannot open a socket: %s; raise the limit of open files (ulimit -n, LimitNOFILE)"
+            log.error(text, self.name, fault.strerror)
             self._exhausted = asyncio.get_running_loop().call_later(_EXHAUSTED_PAUSE_S, self._recovered)
             self._apply()
         return True
+
+    def has_room(self, sockets: int) -> bool:
+        """Whether file descriptors are set aside for so many more listening sockets."""
+        return self.max_sockets is None or self.sockets + sockets <= self.max_sockets
+
+    def take_turn(self) -> bool:
+        """Whether one more connection may be accepted in this turn of the loop."""
+        if self._accepts_left == ACCEPTS_PER_TURN:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._accepts_left -= 1
+        return self._accepts_left >= 0
+
+    def _next_turn(self) -> None:
+        self._accepts_left = ACCEPTS_PER_TURN
 
     def _recovered(self) -> None:
         self._exhausted = None
@@ -69,7 +96,7 @@ class Gate:
             listener.accept(self.is_open)
 
     def is_ours(self, host: str, port: int) -> bool:
-        """Whether a connection to that address would come to one of these listeners."""
+        """Whether a connection to that numeric address would arrive at one of these listeners, however it is spelt."""
         return any(listener.port == port and listener.takes(host) for listener in self.listeners)
 
     def close(self) -> None:
@@ -81,7 +108,7 @@ class Gate:
 
 
 class Listener:
-    """One port, on every address of its host; it accepts from the start."""
+    """One port, on every address of its host; it accepts from the start. Raises OSError where it cannot be bound."""
 
     def __init__(self, gate: Gate, hosts: Iterable[str], port: int, backlog: int, accepted: Accepted) -> None:
         self._loop = asyncio.get_running_loop()
@@ -90,9 +117,15 @@ class Listener:
         self._accepting = False
         self._sockets = listening(hosts, port, backlog)
         self.port: int = self._sockets[0].getsockname()[1]
-        self._hosts = frozenset(sock.getsockname()[0] for sock in self._sockets)
+        self._addresses = [parsed(sock.getsockname()[0]) for sock in self._sockets]
         gate.listeners.add(self)
+        gate.sockets += len(self._sockets)
         self.accept(gate.is_open)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, the port it was given included."""
+        return Address(*self._sockets[0].getsockname()[:2])
 
     def accept(self, wanted: bool) -> None:
         if wanted != self._accepting:
@@ -104,20 +137,27 @@ class Listener:
                     self._loop.remove_reader(sock)
 
     def takes(self, host: str) -> bool:
-        if host in self._hosts:
+        """Whether connections to that address of this machine arrive here."""
+        address = parsed(host)
+        if address is None:
+            return False
+        if address.is_unspecified:  # dialling 0.0.0.0 or :: means this machine
+            address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+        same_family = [own for own in self._addresses if own is not None and own.version == address.version]
+        if address in same_family:
             return True
-        return not self._hosts.isdisjoint(WILDCARDS) and is_local(host)
+        return any(own.is_unspecified for own in same_family) and is_local(str(address))
 
     def close(self) -> None:
         self.accept(False)
         for sock in self._sockets:
             sock.close()
-        self._gate.listeners.discard(self)
+        if self in self._gate.listeners:
+            self._gate.listeners.discard(self)
+            self._gate.sockets -= len(self._sockets)
 
     def _ready(self, sock: socket.socket) -> None:
-        for _ in range(_ACCEPTS_PER_EVENT):
-            if not self._accepting:
-                return
+        while self._accepting and self._gate.take_turn():
             try:
                 client, peer = sock.accept()
             except (BlockingIOError, InterruptedError):
@@ -134,6 +174,22 @@ class Listener:
             self._accepted(client, Address(peer[0], peer[1]))
 
 
+@lru_cache(maxsize=4096)
+def parsed(host: str) -> IpAddress | None:
+    """A numeric address in its one form: IPv4 mapped into IPv6 becomes IPv4, a scope is left out; None: a name."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def normal(address: Address) -> Address:
+    """The same address with its host in the one form that addresses are compared in."""
+    host = parsed(address.host)
+    return address if host is None else Address(str(host), address.port)
+
+
 def is_local(host: str) -> bool:
     """Whether an address is one of this machine: only those can be bound."""
     try:
@@ -145,7 +201,7 @@ def is_local(host: str) -> bool:
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses of a host to listen on, once and for all; "" means all of the machine. OSError: no such host.
+    """The addresses of a host to listen on, resolved once; "" means all of the machine. OSError: no such host.
 
     Of several those of this machine: `localhost` is also ::1 where a container has no IPv6.
     """

@@ -29,6 +29,7 @@ from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event
 from kproxy.wire.session import Session
 
 READ_BYTES = 512 * 1024  # large bodies cost half of what they do at 256 KiB: a peer is woken less often
+FIRST_BYTES = 256  # of a client, shown to who decides whether it may stay
 LINGER_S = 1.0  # a drained client gets so long to see our end and to end itself
 # So long a side may take over what is unsent, one read: a client as long as a broker lets it be idle, a broker until
 # every client has given up. And so long it may live on when the other has ended: Kafka closes as soon as it sees that.
@@ -105,9 +106,10 @@ class Relay:
         counting: Counting,
         sinks: Sequence[Callable[[list[Event]], None]],
         on_fault: Callable[["Relay", Desync], None],
-        on_closed: Callable[["Relay"], None],
+        on_closed: Callable[["Relay", str], None],
     ) -> None:
         self.info = info
+        self.number = 0  # among the connections of its owner
         self.session = session
         self._loop = loop
         self._poller = poller
@@ -124,12 +126,43 @@ class Relay:
         self._first_end = CLIENT
         self._draining = False
         self._lingering: TimerHandle | None = None
+        self._unheard: TimerHandle | None = None  # draining, and the client has ended: then nobody waits any more
         self.closed = False
 
-    def start(self) -> None:
+    def start(self, admits: Callable[[bytes], bool] | None = None) -> None:
+        """Read both sides. `admits` gets a copy of the client's first bytes before they are read; False: close."""
         for side, peer in enumerate(self._peers):
             peer.readable = self._reader(side, peer.sock.recv_into, peer.sock.recvmsg_into)
+        if admits is not None:
+            client = self._peers[CLIENT]
+            client.readable = self._first_read(admits, client.readable)
+        for side in (CLIENT, BROKER):
             self._resume(side)
+
+    def _first_read(self, admits: Callable[[bytes], bool], readable: Callable[[], None]) -> Callable[[], None]:
+        """Return what runs once, when a client's first bytes are there; from then on `readable` does."""
+        client = self._peers[CLIENT]
+
+        def first() -> None:
+            try:
+                first_bytes = client.sock.recv(FIRST_BYTES, socket.MSG_PEEK)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as fault:
+                self._broken(CLIENT, fault)
+                return
+            try:
+                if first_bytes and not admits(first_bytes):
+                    self.close("loop", reset=True)
+                    return
+            except Exception:
+                self._crashed()
+                return
+            client.readable = readable
+            self._poller.add_reader(client.fd, readable)
+            readable()
+
+        return first
 
     # --- the hot path ------------------------------------------------------------------------------------------------
 
@@ -357,8 +390,9 @@ class Relay:
         if self.closed:
             return
         self.closed = True
-        if self._lingering is not None:
-            self._lingering.cancel()
+        for timer in (self._lingering, self._unheard):
+            if timer is not None:
+                timer.cancel()
         now_ns = self._now_ns()
         first = BROKER if cause.startswith(SIDES[BROKER]) else CLIENT
         self.session.close(first, now_ns, cause)
@@ -379,7 +413,7 @@ class Relay:
             self._tell()
         finally:
             self._counting.closed(cause)
-            self._on_closed(self)
+            self._on_closed(self, cause)
 
     # --- draining ----------------------------------------------------------------------------------------------------
 
@@ -408,6 +442,8 @@ class Relay:
             if not session.at_boundary(CLIENT):
                 return
             self._unread(CLIENT)
+        elif self._unheard is None:  # a client that has gone looks like one that still listens: no answer may ever come
+            self._unheard = self._loop.call_later(LINGER_S, self.close, "drained")
         if session.pending or not (broker.ended or session.at_boundary(BROKER)):
             return
         if client.unsent is None and broker.unsent is None:

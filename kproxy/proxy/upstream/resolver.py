@@ -1,12 +1,12 @@
-"""Names to addresses, without stopping anything: each name that is asked for has a thread until the system answers.
+"""Host names to addresses without blocking the event loop: one thread per name, until the system answers.
 
-The loop's own way has four threads for all names and waits for them at the end: a few names that hang would hold up the
-rest, and the process when it is to go. Here who asks for a name that is being looked up shares the answer, so there are
-never more threads than names, nor than MAX_LOOKUPS: brokers can make names up. Nothing is remembered: brokers move.
-Refuses to know what the addresses are for.
+The loop's own resolver has four threads for all names and waits for them at exit: a few names that hang would hold up
+the rest, and the end of the process. Here concurrent lookups of one name share a thread. At most MAX_LOOKUPS run at
+once, since brokers can invent names. Nothing is cached: brokers move. Refuses to know what the addresses are for.
 """
 
 import asyncio
+import errno
 import socket
 import threading
 from contextlib import suppress
@@ -16,45 +16,59 @@ from kproxy.proxy.config import MAX_PORT, Address
 
 MAX_LOOKUPS = 256
 
-Places = list[tuple[socket.AddressFamily, tuple[Any, ...]]]  # as sockets take them
+SocketAddresses = list[tuple[socket.AddressFamily, tuple[Any, ...]]]  # as socket.connect takes them
 
 
-class Names:
+class Resolver:
     def __init__(self) -> None:
-        self._asked: dict[Address, asyncio.Future[Places]] = {}
+        self._lookups: dict[Address, asyncio.Future[SocketAddresses]] = {}
 
-    async def addresses(self, of: Address) -> Places:
-        """OSError: the name is not known, or that is no port: a broker can say anything."""
+    async def addresses(self, of: Address) -> SocketAddresses:
+        """The socket addresses of HOST:PORT. Raises OSError: no such name, no valid port, or no thread for it."""
         if not 0 < of.port <= MAX_PORT:
             raise OSError(f"{of.port} is no port")
         for family in (socket.AF_INET, socket.AF_INET6):
             with suppress(OSError, ValueError):
                 socket.inet_pton(family, of.host)
                 return [(family, tuple(of))]
-        asked = self._asked.get(of)
-        if asked is None:
-            if len(self._asked) >= MAX_LOOKUPS:
-                raise OSError(f"{MAX_LOOKUPS} other names are being looked up, and nothing answers")
-            loop = asyncio.get_running_loop()
-            asked = self._asked[of] = loop.create_future()
-            threading.Thread(target=self._look_up, args=(loop, of), name="name", daemon=True).start()
-        return await asyncio.shield(asked)
+        lookup = self._lookups.get(of)
+        if lookup is None:
+            lookup = self._start(of)
+        return await asyncio.shield(lookup)
+
+    def _start(self, of: Address) -> "asyncio.Future[SocketAddresses]":
+        """Look a name up on a thread of its own. It is registered only once that thread runs, so it cannot hang."""
+        if len(self._lookups) >= MAX_LOOKUPS:
+            raise OSError(f"{MAX_LOOKUPS} other names are being looked up, and nothing answers")
+        loop = asyncio.get_running_loop()
+        lookup: asyncio.Future[SocketAddresses] = loop.create_future()
+        try:
+            threading.Thread(target=self._look_up, args=(loop, of), name="resolver", daemon=True).start()
+        except (RuntimeError, MemoryError) as fault:
+            text = (
+                f"no thread can be started to look {of.host!r} up ({fault}): raise the limit of processes (ulimit -u)"
+            )
+            raise OSError(errno.EAGAIN, text) from fault
+        self._lookups[of] = lookup
+        return lookup
 
     def _look_up(self, loop: asyncio.AbstractEventLoop, of: Address) -> None:
-        found: Places | OSError
+        found: SocketAddresses | OSError
         try:
             found = [(info[0], info[4]) for info in socket.getaddrinfo(*of, type=socket.SOCK_STREAM)]
         except OSError as fault:
             found = fault
-        except ValueError as fault:  # too long, or with a zero in it
+        except ValueError as fault:  # too long, or with a zero byte in it
             found = OSError(f"{of.host!r} is no name: {fault}")
+        except Exception as fault:  # whoever waits must get an answer, whatever failed
+            found = OSError(f"{of.host!r} could not be looked up: {fault!r}")
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(self._tell, of, found)
+            loop.call_soon_threadsafe(self._finish, of, found)
 
-    def _tell(self, of: Address, found: Places | OSError) -> None:
-        asked = self._asked.pop(of)
+    def _finish(self, of: Address, found: SocketAddresses | OSError) -> None:
+        lookup = self._lookups.pop(of)
         if isinstance(found, OSError):
-            asked.set_exception(found)
-            asked.exception()  # perhaps nobody waits any more
+            lookup.set_exception(found)
+            lookup.exception()  # retrieved here: perhaps nobody waits any more
         else:
-            asked.set_result(found)
+            lookup.set_result(found)

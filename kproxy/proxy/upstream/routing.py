@@ -1,4 +1,4 @@
-"""Which port of kproxy stands for which broker, what clients are told, and where a broker is: pure.
+"""Which port of kproxy stands for which broker, which address clients learn, and where a broker is: pure.
 
 The map from node id to port is a function of the configuration and the id alone, so that replicas agree without talking
 and a restart changes nothing. Only the upstream addresses are learnt, keyed by node id: the last answer wins, new dials
@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from kproxy.proxy.config import MAX_PORT, Address, Cluster
 
-NO_DOOR = 0  # the port that is told where kproxy has none for a node id: nothing listens there, anywhere
+NO_PORT = 0  # advertised where kproxy has no port for a node id: nothing listens there, anywhere
+MAX_HOST = 255  # bytes of a host name (RFC 1035)
 
 
-class Door(NamedTuple):
+class BrokerPort(NamedTuple):
     """The port that stands for a broker."""
 
     bind: int
@@ -39,37 +40,44 @@ class Routes:
                     self.upstreams[node_id] = Address(host.strip("[]").format(id=node_id), int(port.format(id=node_id)))
 
     def declared(self) -> Iterator[int]:
-        """The node ids whose ports are to be bound before the cluster has told its own."""
+        """The node ids whose ports are to be bound before the cluster has named its own."""
         for entry in self._declared:
             yield from entry.ids
 
-    def door(self, node_id: int) -> Door | None:
+    def port_of(self, node_id: int) -> BrokerPort | None:
         """The port that stands for a node id; None where there is none (not declared, or beyond the last port)."""
         if self._route == "sidecar":
-            return Door(self._listen_port, self._listen_port)
+            return BrokerPort(self._listen_port, self._listen_port)
         if node_id < 0:
             return None
         if not self._declared:
             port = self._base + node_id
-            return Door(port, port) if port <= MAX_PORT else None
+            return BrokerPort(port, port) if port <= MAX_PORT else None
         for entry in self._declared:
             if node_id in entry.ids:
                 offset = node_id - entry.ids.start
-                return Door(entry.port + offset, (entry.advertise_port or entry.port) + offset)
+                return BrokerPort(entry.port + offset, (entry.advertise_port or entry.port) + offset)
         return None
 
     def advertised(self, node_id: int, host: str) -> Address:
-        """What clients are told instead of a broker's own address; never that, even where there is no door."""
-        door = self.door(node_id)
-        values = {"id": node_id, "host": host, "port": door.advertise if door else NO_DOOR}
-        port = int(self._port_template.format(**values)) if door else NO_DOOR
-        return Address(self._host_template.format(**values), port if port <= MAX_PORT else NO_DOOR)
+        """The address that clients get instead of a broker's own; never that, even where there is no port for it."""
+        port_of = self.port_of(node_id)
+        values = {"id": node_id, "host": host, "port": port_of.advertise if port_of else NO_PORT}
+        port = int(self._port_template.format(**values)) if port_of else NO_PORT
+        return Address(self._host_template.format(**values), port if port <= MAX_PORT else NO_PORT)
 
-    def learn(self, node_id: int, address: Address) -> bool:
-        """A broker says where it is. False: refused, since that is what kproxy tells clients, and would dial itself."""
-        if self._route == "sidecar" or self.door(node_id) is None:
-            return True  # nothing that we would ever dial
+    def learn(self, node_id: int, address: Address) -> str:
+        """Take in where a broker says it is. Returns why that address is refused, or nothing.
+
+        Refused are the address that clients get for it, since kproxy would dial itself, and what cannot be a host name.
+        """
+        if self._route == "sidecar" or self.port_of(node_id) is None:
+            return ""  # nothing that we would ever dial
+        length = len(address.host.encode(errors="replace"))
+        if length > MAX_HOST:
+            self.upstreams.pop(node_id, None)
+            return f"has a host of {length} bytes, which begins {address.host[:32]!r}: a name has at most {MAX_HOST}"
         if address == self.advertised(node_id, address.host):
-            return False
+            return f"says it is at {address}, which is kproxy: its advertised.listeners must name itself"
         self.upstreams[node_id] = address
-        return True
+        return ""

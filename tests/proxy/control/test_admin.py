@@ -130,7 +130,7 @@ def test_ready_says_why_not(reasons, status, text):
 
 def test_live_state_is_json_by_name():
     async def main():
-        async with serving(api={"connections": lambda: [{"client": "127.0.0.1:1"}]}) as client:
+        async with serving(api={"connections": lambda _: [{"client": "127.0.0.1:1"}]}) as client:
             async with client.get("/api") as answer:
                 assert await answer.json() == {"connections": "/api/connections"}
             async with client.get("/api/connections") as answer:

@@ -9,7 +9,7 @@ import pytest
 from kproxy.errors import ConfigError
 from kproxy.protocol import codec
 from kproxy.proxy.config import load
-from kproxy.proxy.control import cluster
+from kproxy.proxy.control import broker_ports
 from kproxy.proxy.control.server import Server
 from tests.proxy.live import HOST, Broker, Live, Wire, behind_kproxy, free_ports, kproxy, live, request, response
 
@@ -92,7 +92,7 @@ def test_a_broker_that_moves_keeps_its_port():
 
 
 def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
-    monkeypatch.setattr(cluster, "_LAST_RETRY_S", 0.05)
+    monkeypatch.setattr(broker_ports, "RETRY_S", 0.05)
 
     async def test():
         async with kproxy() as here:
@@ -115,7 +115,7 @@ def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
 
 
 def test_an_answer_cannot_make_kproxy_open_any_number_of_ports(monkeypatch, caplog):
-    monkeypatch.setattr(cluster, "MAX_BROKERS", 3)
+    monkeypatch.setattr(broker_ports, "MAX_BROKERS", 3)
 
     async def test():
         async with kproxy() as here:
@@ -247,7 +247,7 @@ def test_where_a_login_is_wanted_the_declared_ports_are_bound(tmp_path, caplog):
         await closes_on_metadata(broker)
         here = Live(server, broker)
         await here.until(lambda: not server.not_ready())
-        assert "those who come to broker 2 are sent away" in caplog.text
+        assert "clients of broker 2 are refused" in caplog.text
         assert await is_connected(here, port + 2, broker)
         await server.stop()
         async with kproxy(wait=False) as here:  # and where none are declared, it says how
@@ -334,6 +334,43 @@ def test_two_in_a_row():
                 await outer.stop()
 
     live(test())
+
+
+@behind_kproxy(drain_timeout_s=5)
+async def test_while_it_drains_no_port_opens(here, client, broker):
+    """Not by an answer under way, nor by the retry of a port that could not be bound."""
+    with socket.socket() as taken:
+        taken.bind((HOST, here.port + 4))
+        taken.listen()
+        await told(client, broker, [node(3, here.broker.port)])
+        await client.send(request(METADATA, 12, 5))
+        await broker.frame()
+        stopping = asyncio.create_task(here.server.stop())
+        await asyncio.sleep(0.05)
+        assert here.server.not_ready() == ["draining"]
+    brokers = [node(node_id, here.broker.port) for node_id in (1, 2, 3)]
+    await broker.send(response(METADATA, 12, 5, {"brokers": brokers}))
+    _, body = codec.decode_response((await client.frame())[4:], METADATA, 12)
+    assert {each["port"] for each in body["brokers"]} == {here.port + 2, here.port + 3, here.port + 4}  # still ours
+    assert await client.rest() == b""  # and the client is sent away
+    client.close()
+    await stopping
+    for port in range(here.port, here.port + 5):
+        with pytest.raises(ConnectionRefusedError):
+            await Wire.dial(port)
+    assert not here.server._worker.gate.listeners
+
+
+@behind_kproxy(drain_timeout_s=15)
+async def test_a_drain_does_not_wait_for_a_client_that_has_gone(here, client, broker):
+    await client.send(request(METADATA, 12, 5))
+    await broker.frame()
+    client.close()
+    await asyncio.sleep(0.05)
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    await here.server.stop()
+    assert loop.time() - start < 8  # of 15
 
 
 @behind_kproxy()

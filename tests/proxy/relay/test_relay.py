@@ -90,7 +90,7 @@ async def test_a_broker_that_does_not_read_holds_the_client_back(here, client, b
     message = produce(1, 40 * MEBIBYTE)
     sending = asyncio.create_task(client.send(message))
     await here.until(lambda: here.counted.paused)
-    (relay,) = here.server._worker.relays
+    (relay,) = here.server._worker.relays.values()
     assert len(relay._peers[1].unsent) <= READ_BYTES
     assert not sending.done()
     assert await broker.read(len(message)) == message
@@ -106,7 +106,7 @@ async def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_a
     answer = fetched(1, 40 * MEBIBYTE)
     sending = asyncio.create_task(broker.send(answer))
     await here.until(lambda: here.counted.paused)
-    (relay,) = here.server._worker.relays
+    (relay,) = here.server._worker.relays.values()
     assert len(relay._peers[0].unsent) <= READ_BYTES
     await client.send(produce(2))  # a client may well write before it reads
     assert await broker.frame() == produce(2)
@@ -136,7 +136,7 @@ async def test_too_many_unanswered_requests_hold_the_client_back(here, client, b
     sending = asyncio.create_task(client.send(b"".join(asked)))
     serving = asyncio.create_task(serve())
     await here.until(lambda: here.counted.paused.get("client"))
-    (relay,) = here.server._worker.relays
+    (relay,) = here.server._worker.relays.values()
     assert await client.is_silent()
     assert pairing.LIMIT <= len(relay.session.pending) <= pairing.LIMIT + READ_BYTES // size
     go.set()
@@ -542,13 +542,14 @@ def test_the_client_is_read_only_once_the_broker_is_connected(monkeypatch):
         async with kproxy() as here:
             loop = asyncio.get_running_loop()
             let = asyncio.Event()
-            dial = here.server.clusters[0]._dial
+            dialler = here.server._worker.dialler
+            dial = dialler.dial
 
-            async def slow(node_id):
+            async def slow(address):
                 await let.wait()
-                return await dial(node_id)
+                return await dial(address)
 
-            here.server.clusters[0]._dial = slow
+            dialler.dial = slow
             client = await Wire.dial(here.port)
             message = produce(1, 40 * MEBIBYTE)
             sending = loop.create_task(client.send(message))
@@ -572,7 +573,7 @@ def test_memory_is_given_back_without_the_garbage_collector():
             await broker.frame()
             gc.disable()
             try:
-                gone = weakref.ref(next(iter(here.server._worker.relays)))
+                gone = weakref.ref(next(iter(here.server._worker.relays.values())))
                 client.close()
                 broker.close()
                 await here.until(lambda: not here.relays)

@@ -10,8 +10,9 @@ import uvloop
 
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config import Address
-from kproxy.proxy.upstream import dial as upstream
-from kproxy.proxy.upstream.resolver import Names, Places
+from kproxy.proxy.upstream.dial import Dialler
+from kproxy.proxy.upstream.loops import LoopGuard
+from kproxy.proxy.upstream.resolver import Resolver, SocketAddresses
 from tests.proxy.live import HOST, live
 
 
@@ -27,12 +28,16 @@ def silent() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+def dialler(timeout_s: float, resolver: Resolver | None = None) -> Dialler:
+    return Dialler(resolver or Resolver(), LoopGuard(lambda *_: False), timeout_s)
+
+
 async def dialled(ports: Sequence[int], timeout_s: float) -> int:
-    class Several(Names):
-        async def addresses(self, of: Address) -> Places:
+    class Several(Resolver):
+        async def addresses(self, of: Address) -> SocketAddresses:
             return [(socket.AF_INET, (HOST, port)) for port in ports]
 
-    with await upstream.dial(Address("kafka", 9092), Several(), lambda *_: False, timeout_s) as sock:
+    with await dialler(timeout_s, Several()).dial(Address("kafka", 9092)) as sock:
         port: int = sock.getpeername()[1]
         return port
 
@@ -60,7 +65,7 @@ def test_an_address_does_not_wait_for_the_resolver():
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             with socket.create_server((host, 0), family=family) as listener:
                 address = Address(host, listener.getsockname()[1])
-                with await upstream.dial(address, Names(), lambda *_: False, 5) as sock:
+                with await dialler(5).dial(address) as sock:
                     assert sock.getpeername()[:2] == tuple(address)
 
     with asyncio.Runner(loop_factory=Resolverless) as runner:
@@ -79,7 +84,8 @@ def test_why_no_address_was_any_good():
                 with pytest.raises(UpstreamError) as caught:
                     await dialled(ports, 0.2)
                 assert str(caught.value) == reason
+                assert caught.value.cause == ("refused" if "refused" in reason else "timeout")
         with pytest.raises(UpstreamError, match=r"^no-such-host\.invalid:1 cannot be reached: [A-Z]"):
-            await upstream.dial(Address("no-such-host.invalid", 1), Names(), lambda *_: False, 5)
+            await dialler(5).dial(Address("no-such-host.invalid", 1))
 
     live(test())

@@ -9,7 +9,7 @@ import uvloop
 
 from kproxy.proxy.config import Address
 from kproxy.proxy.upstream import resolver as names_module
-from kproxy.proxy.upstream.resolver import Names
+from kproxy.proxy.upstream.resolver import Resolver
 from tests.proxy.live import HOST, live
 
 
@@ -28,27 +28,27 @@ def test_a_name_that_hangs_holds_up_no_other_and_not_the_end(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", hanging)
 
     async def test():
-        names = Names()
-        hang = [asyncio.create_task(names.addresses(Address(f"hangs-{n % 8}", 9092))) for n in range(40)]
+        resolver = Resolver()
+        hang = [asyncio.create_task(resolver.addresses(Address(f"hangs-{n % 8}", 9092))) for n in range(40)]
         await asyncio.sleep(0)
         place = (socket.AF_INET, (HOST, 9092))
-        assert place in await names.addresses(Address("localhost", 9092))
-        assert await names.addresses(Address(HOST, 9092)) == [place]
-        assert await names.addresses(Address("::1", 9092)) == [(socket.AF_INET6, ("::1", 9092))]
+        assert place in await resolver.addresses(Address("localhost", 9092))
+        assert await resolver.addresses(Address(HOST, 9092)) == [place]
+        assert await resolver.addresses(Address("::1", 9092)) == [(socket.AF_INET6, ("::1", 9092))]
         assert sorted(asked) == sorted([*(f"hangs-{n}" for n in range(8)), "localhost"])
         monkeypatch.setattr(names_module, "MAX_LOOKUPS", 8)
         with pytest.raises(OSError, match="8 other names"):
-            await names.addresses(Address("localhost", 9092))
+            await resolver.addresses(Address("localhost", 9092))
         for task in hang[1:]:
             task.cancel()  # who gives up takes the answer from nobody
         answer.set()
         assert await hang[0] == [place]
         answer.clear()
-        hang.append(asyncio.create_task(names.addresses(Address("hangs-to-the-end", 9092))))
+        hang.append(asyncio.create_task(resolver.addresses(Address("hangs-to-the-end", 9092))))
         await asyncio.sleep(0)
 
     uvloop.run(test())
-    assert "name" in {thread.name for thread in threading.enumerate()}  # which still waits for its answer
+    assert "resolver" in {thread.name for thread in threading.enumerate()}  # which still waits for its answer
     answer.set()
 
 
@@ -56,7 +56,7 @@ def test_a_name_that_hangs_holds_up_no_other_and_not_the_end(monkeypatch):
 def test_what_is_no_name_is_an_os_error(host):
     async def test():
         with pytest.raises(OSError):
-            await Names().addresses(Address(host, 9092))
+            await Resolver().addresses(Address(host, 9092))
 
     live(test())
 
@@ -66,6 +66,6 @@ def test_what_is_no_port_is_an_os_error(port):
     async def test():
         for host in (HOST, "::1", "localhost"):
             with pytest.raises(OSError, match="is no port"):
-                await Names().addresses(Address(host, port))
+                await Resolver().addresses(Address(host, port))
 
     live(test())

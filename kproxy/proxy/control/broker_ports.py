@@ -1,0 +1,137 @@
+"""The ports that stand for a cluster's brokers: bound as brokers become known, tried again where that failed.
+
+Bounded by MAX_BROKERS, and by the file descriptors set aside for listening: an answer could name as many brokers as
+there are ports. A port that cannot be bound is advertised all the same, never the broker's own address. Refuses to know
+how brokers are found and what happens on a connection.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from kproxy.proxy.config import Address, Cluster
+from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.relay.listeners import Accepted, Gate, Listener
+from kproxy.proxy.upstream.routing import Routes
+
+MAX_BROKERS = 4096  # those that are not declared
+RETRY_S = 10.0
+_RETRIES_PER_TURN = 64
+_LISTED = 8  # brokers in one line of the log
+
+log = logging.getLogger("kproxy.cluster")
+
+
+class BrokerPorts:
+    """The broker ports of one cluster. `accepted(node_id)`: what takes the connections of that broker's port."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        cluster: Cluster,
+        routes: Routes,
+        hosts: Sequence[str],
+        backlog: int,
+        accepted: Callable[[int], Accepted],
+    ) -> None:
+        self.open: dict[int, Listener] = {}  # by node id
+        self._unbound: dict[int, str] = {}  # node id -> why its port is not bound
+        self._gate = gate
+        self._cluster = cluster
+        self._routes = routes
+        self._hosts = hosts
+        self._backlog = backlog
+        self._accepted = accepted
+        self._retry: asyncio.TimerHandle | None = None
+        self._report: asyncio.Handle | None = None
+        self._new: list[int] = []  # bound since the log last said so
+        self._closed = False
+        self._limiter = LogLimiter(log)
+
+    def __str__(self) -> str:
+        return ",".join(f"{node_id}:{listener.port}" for node_id, listener in sorted(self.open.items())) or "-"
+
+    def not_ready(self) -> Iterator[str]:
+        """Why clients cannot reach some broker."""
+        yield from list(self._unbound.values())[:_LISTED]
+        if len(self._unbound) > _LISTED:
+            yield f"and so {len(self._unbound) - _LISTED} more brokers"
+
+    def bind(self, node_id: int) -> bool:
+        """Make sure that a broker's port is open; whether it is. After `close` no further port opens."""
+        if node_id in self.open or self._cluster.route == "sidecar":
+            return True
+        if self._closed:
+            return False
+        port_of = self._routes.port_of(node_id)
+        name = self._cluster.name
+        if port_of is None:
+            text = "cluster=%s: no port stands for broker %d: declare it in [[cluster.brokers]]"
+            self._limiter.log(logging.ERROR, "no port", text, name, node_id)
+            return False
+        known = len(self.open) + len(self._unbound)
+        if known >= MAX_BROKERS and node_id not in self._unbound and not self._cluster.brokers:
+            text = "cluster=%s: broker %d gets no port: %d others have one, or wait for theirs"
+            self._limiter.log(logging.ERROR, "brokers", text, name, node_id, MAX_BROKERS)
+            return False
+        where = Address(self._cluster.listen.host, port_of.bind)
+        if not self._gate.has_room(len(self._hosts)):
+            reason = (
+                f"{where}, the port of broker {node_id}, is not bound: the {self._gate.max_sockets} file descriptors "
+                "set aside for ports are in use; raise the limit of open files (ulimit -n, LimitNOFILE)"
+            )
+            return self._failed(node_id, reason)
+        try:
+            self.open[node_id] = Listener(self._gate, self._hosts, port_of.bind, self._backlog, self._accepted(node_id))
+        except OSError as fault:
+            reason = f"{where}, the port of broker {node_id}, cannot be bound: {fault.strerror or fault}"
+            return self._failed(node_id, reason)
+        self._unbound.pop(node_id, None)
+        self._new.append(node_id)
+        if self._report is None:
+            self._report = asyncio.get_running_loop().call_soon(self._report_new)
+        return True
+
+    def forget(self, known: Collection[int]) -> None:
+        """Give up unbound ports of brokers that the cluster no longer names; declared ones are still wanted."""
+        wanted = {*known, *self._routes.declared()}
+        for node_id in [node_id for node_id in self._unbound if node_id not in wanted]:
+            del self._unbound[node_id]
+
+    def close(self) -> None:
+        """Close all of them, for good."""
+        self._closed = True
+        for handle in (self._retry, self._report):
+            if handle is not None:
+                handle.cancel()
+        for listener in self.open.values():
+            listener.close()
+
+    def _failed(self, node_id: int, reason: str) -> bool:
+        if node_id not in self._unbound:
+            self._limiter.log(logging.ERROR, "bind", "cluster=%s: %s; it is tried again", self._cluster.name, reason)
+        self._unbound[node_id] = reason
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+        return False
+
+    def _try_again(self) -> None:
+        """Try some of the ports again, those that waited longest first."""
+        self._retry = None
+        for node_id in list(self._unbound)[:_RETRIES_PER_TURN]:
+            reason = self._unbound[node_id]
+            if not self.bind(node_id):
+                self._unbound.pop(node_id, None)
+                self._unbound[node_id] = reason  # at the end: others have their turn first
+
+    def _report_new(self) -> None:
+        """One line for all ports of one turn: an answer may name thousands."""
+        self._report = None
+        new, self._new = self._new, []
+        upstreams = self._routes.upstreams
+        listed = [
+            f"{node_id}:{self.open[node_id].port}->{upstreams.get(node_id, 'unknown')}" for node_id in new[:_LISTED]
+        ]
+        if len(new) > _LISTED:
+            listed.append(f"and {len(new) - _LISTED} more")
+        log.info("listening cluster=%s brokers=%s", self._cluster.name, ",".join(listed))

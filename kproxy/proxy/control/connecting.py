@@ -1,0 +1,283 @@
+"""From an accepted client to a relay: dial its broker, join the two, note what became of them.
+
+A client is read only once its broker is connected. A connection that proves to be kproxy's own is closed, and with it
+all that lead the same way. Bounded by the gate's connections. Refuses to know how brokers are found and ports bound.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from time import monotonic_ns
+
+from kproxy.errors import UpstreamError
+from kproxy.metrics.upstream import UpstreamCells
+from kproxy.proxy.config import Address, Cluster
+from kproxy.proxy.control.tasks import Tasks
+from kproxy.proxy.control.transform import Advertise, Rewriter
+from kproxy.proxy.control.worker import Worker
+from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.relay.listeners import Accepted
+from kproxy.proxy.relay.relay import Relay
+from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
+from kproxy.proxy.upstream.loops import loop_through
+from kproxy.proxy.upstream.question import probe
+from kproxy.proxy.upstream.routing import Routes
+from kproxy.wire.bodies import DETAILS
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import SIDES, Desync
+from kproxy.wire.interest import Interest
+from kproxy.wire.session import Session
+
+BOOTSTRAP = "bootstrap"
+# A loop that neither addresses nor questions show makes connections without end. At so many to one upstream, and at
+# each doubling, kproxy asks there: its question comes back if it is one.
+PROBED_AT = 64
+
+log = logging.getLogger("kproxy.cluster")
+
+
+def label(broker_id: int | None) -> str:
+    """The label `broker` of metrics."""
+    return BOOTSTRAP if broker_id is None else str(broker_id)
+
+
+def listener_name(node_id: int | None) -> str:
+    """The label `listener`: of the port for a broker's clients, or of the one where clients bootstrap."""
+    return BOOTSTRAP if node_id is None else f"broker-{node_id}"
+
+
+class Connector:
+    """Connects the clients of one cluster.
+
+    advertise: what rewrites a broker's address; broker_lost(): a broker could not be dialled, or reset a connection.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        cluster: Cluster,
+        metrics: UpstreamCells,
+        addresses: BootstrapAddresses,
+        advertise: Advertise,
+        broker_lost: Callable[[], None],
+    ) -> None:
+        self.routes: Routes  # set by the owner once the bootstrap port is bound
+        self.beside: int | None = None  # route sidecar: the node id of the upstream, once known
+        self._worker = worker
+        self._cluster = cluster
+        self._metrics = metrics
+        self._addresses = addresses
+        self._advertise = advertise
+        self._broker_lost = broker_lost
+        self._interest = Interest(
+            rewrite=True,
+            details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only what carries records
+            detail=DETAILS[cluster.detail],
+        )
+        self._to: dict[Address, int] = {}  # upstream -> open connections
+        self._tasks = Tasks(f"cluster={cluster.name}")
+        self._limiter = LogLimiter(log)
+
+    async def stop(self) -> None:
+        """Give up the connections that are still being made."""
+        await self._tasks.cancel()
+
+    def accepted(self, node_id: int | None) -> Accepted:
+        """What takes the connections of a broker's port; None: of the bootstrap port."""
+
+        def accepted(client: socket.socket, peer: Address) -> None:
+            upstream = self._worker.loops.is_own(peer)
+            if upstream is not None:
+                client.close()
+                self._loop_found(upstream, "a connection that kproxy itself made")
+                return
+            self._worker.gate.enter()
+            self._tasks.spawn(self._connect(node_id, client, peer))
+
+        return accepted
+
+    async def _connect(self, node_id: int | None, client: socket.socket, peer: Address) -> None:
+        """Dial a client's broker and start their relay; a client whose broker cannot be reached is closed."""
+        worker = self._worker
+        opened_ns = worker.now_ns()
+        broker_id = self.beside if node_id is None else node_id
+        broker = None
+        relayed = False
+        try:
+            broker = await self._dial(node_id, label(broker_id))
+            upstream = Address(*broker.getpeername()[:2])
+            info = self._info(peer, upstream, broker_id, opened_ns)
+            if log.isEnabledFor(logging.DEBUG):
+                source = Address(*broker.getsockname()[:2])
+                log.debug("connected client=%s broker=%s to %s from %s", peer, label(broker_id), upstream, source)
+            self._relay(client, broker, info, listener_name(node_id))
+            relayed = True
+        except UpstreamError as fault:
+            self._unreachable(self._info(peer, Address("", 0), broker_id, opened_ns), listener_name(node_id), fault)
+        except OSError:
+            pass  # one of the two has gone already
+        finally:
+            if not relayed:
+                client.close()
+                if broker is not None:
+                    worker.dialler.close(broker)
+                worker.gate.leave()
+
+    def _unreachable(self, info: ConnectionInfo, listener: str, fault: UpstreamError) -> None:
+        broker = label(info.broker_id)
+        name = self._cluster.name
+        self._worker.metrics.connection(info, listener, broker).closed("unreachable")
+        if fault.cause == "loop":
+            self._metrics.loop_refused()
+        elif fault.cause != "no_descriptor":
+            self._broker_lost()
+        self._limiter.log(logging.WARNING, broker, "unreachable cluster=%s broker=%s: %s", name, broker, fault)
+
+    def _relay(self, client: socket.socket, broker: socket.socket, info: ConnectionInfo, listener: str) -> None:
+        worker = self._worker
+        rewriter = Rewriter(self._advertise)
+        session = Session(self._interest, transform=rewriter, max_request_bytes=self._cluster.max_request_bytes)
+        counting = worker.metrics.connection(
+            info,
+            listener,
+            label(info.broker_id),
+            session.pending,
+            topics=bool(self._interest.detail),
+        )
+        rewriter.counting = counting
+        upstream = Address(info.broker_address, info.broker_port)
+        own = worker.loops.own_end(broker)
+
+        def closed(relay: Relay, cause: str) -> None:
+            worker.loops.closed(own)
+            self._count(upstream, -1)
+            worker.remove(relay)
+            worker.gate.leave()
+            if cause == "broker_reset":
+                self._broker_lost()
+
+        relay = Relay(
+            asyncio.get_running_loop(),
+            worker.poller,
+            worker.buffer,
+            worker.clock_offset_ns,
+            client,
+            broker,
+            session,
+            info,
+            counting,
+            [counting.events, *(sink.connected(info) for sink in worker.sinks)],
+            self._fault,
+            closed,
+        )
+        worker.add(relay)
+        self._count(upstream, 1)
+        relay.start(self._admits)
+
+    def _count(self, upstream: Address, change: int) -> None:
+        count = self._to.get(upstream, 0) + change
+        if count:
+            self._to[upstream] = count
+        else:
+            self._to.pop(upstream, None)
+        if change > 0 and count >= PROBED_AT and count & (count - 1) == 0:
+            self._tasks.spawn(self._probe(upstream))
+
+    async def _probe(self, upstream: Address) -> None:
+        try:
+            await probe(upstream, self._worker.dialler)
+        except UpstreamError as fault:
+            log.debug(
+                "cluster=%s: %s has many connections, and a question to it failed: %s",
+                self._cluster.name,
+                upstream,
+                fault,
+            )
+
+    # --- loops -------------------------------------------------------------------------------------------------------
+
+    def _admits(self, first_bytes: bytes) -> bool:
+        """Whether a client is somebody else: by the first bytes that it sent."""
+        upstream = self._worker.loops.came_back(first_bytes)
+        if upstream is None:
+            return True
+        # Not now: it closes connections, the one that is being read among them.
+        asyncio.get_running_loop().call_soon(self._loop_found, upstream, "kproxy's own question")
+        return False
+
+    def _loop_found(self, upstream: Address, evidence: str) -> None:
+        """Refuse that upstream from now on, and close all connections that go there."""
+        worker = self._worker
+        worker.loops.refuse(upstream)
+        self._metrics.loop_refused()
+        relays = [
+            relay
+            for relay in worker.relays.values()
+            if (relay.info.broker_address, relay.info.broker_port) == tuple(upstream)
+        ]
+        self._limiter.log(
+            logging.ERROR,
+            ("loop", upstream),
+            "loop cluster=%s: %s to %s arrived at this kproxy's own port; %d connections to it are closed. %s",
+            self._cluster.name,
+            evidence,
+            upstream,
+            len(relays),
+            loop_through(upstream),
+        )
+        for relay in relays:
+            relay.close("loop", reset=True)
+
+    # --- dialling ----------------------------------------------------------------------------------------------------
+
+    async def _dial(self, node_id: int | None, broker: str) -> socket.socket:
+        if node_id is not None:
+            address = self.routes.upstreams.get(node_id)
+            if address is None:
+                fault = UpstreamError("no answer has named its address yet", "no_address")
+                self._metrics.dial_failed(broker, fault.cause)
+                raise fault
+            return await self._dial_one(address, broker)
+        fault = UpstreamError("no bootstrap address")
+        for address in self._addresses.in_order():
+            try:
+                return await self._dial_one(address, broker)
+            except UpstreamError as refused:
+                self._addresses.failed(address)
+                fault = refused
+        raise fault
+
+    async def _dial_one(self, address: Address, broker: str) -> socket.socket:
+        start = monotonic_ns()
+        try:
+            sock = await self._worker.dialler.dial(address)
+        except UpstreamError as fault:
+            self._metrics.dial_failed(broker, fault.cause)
+            if isinstance(fault.__cause__, OSError):
+                self._worker.gate.check(fault.__cause__)
+            raise
+        self._metrics.dialled(broker, monotonic_ns() - start)
+        return sock
+
+    # --- what is said of a connection --------------------------------------------------------------------------------
+
+    def _info(self, peer: Address, upstream: Address, broker_id: int | None, opened_ns: int) -> ConnectionInfo:
+        name = self._cluster.name
+        return ConnectionInfo(name, f"live:{name}", *peer, *upstream, broker_id, opened_ns)
+
+    def _fault(self, relay: Relay, fault: Desync) -> None:
+        info = relay.info
+        self._limiter.log(
+            logging.ERROR if fault.fatal else logging.WARNING,
+            fault.kind,
+            "fault=%s side=%s cluster=%s client=%s broker=%s offset=%d%s: %s",
+            fault.kind,
+            SIDES[fault.side],
+            info.cluster,
+            Address(info.client_address, info.client_port),
+            label(info.broker_id),
+            fault.offset,
+            " closed" if fault.fatal else "",
+            fault.text,
+        )

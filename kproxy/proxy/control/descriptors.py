@@ -1,0 +1,64 @@
+"""File descriptors: how many the system gives this process, and how many each of its parts may use.
+
+Each part has its share, so that none can take those of another: a client that is accepted must be able to have its
+broker, an operator must reach the admin port while all clients are there, and neither many brokers nor silent HTTP
+connections may cost clients theirs. Refuses to know sockets.
+"""
+
+import logging
+import resource
+from typing import NamedTuple
+
+DEFAULT_CONNECTIONS = 10_000
+PER_CONNECTION = 2
+ADMIN = 32  # connections
+LISTENING = 1024  # sockets; two for each port on all addresses of IPv4 and IPv6
+OWN = 64  # of the interpreter, the log, the recorder, names that are looked up, questions to brokers
+_ASIDE = ADMIN + LISTENING + OWN
+
+log = logging.getLogger("kproxy.server")
+
+
+class Shares(NamedTuple):
+    """How many connections, connections of the admin port and listening sockets there may be."""
+
+    connections: int
+    admin: int
+    listening: int
+
+
+def shares(files: int, connections: int) -> Shares:
+    """What each part may use of so many descriptors, if so many connections are wanted.
+
+    Where descriptors are short, clients wait in the listen backlog.
+    """
+    aside = min(_ASIDE, files // 2)
+    possible = max(1, (files - aside) // PER_CONNECTION)
+    if aside == _ASIDE:
+        listening = max(LISTENING, files - OWN - ADMIN - PER_CONNECTION * min(connections, possible))
+        return Shares(min(connections, possible), ADMIN, listening)
+    return Shares(min(connections, possible), min(ADMIN, max(2, aside // 8)), max(2, aside // 4))
+
+
+def reserve(max_connections: int | None) -> Shares:
+    """Raise the limit of open files as far as needed and allowed; warns only if fewer than asked for are possible.
+
+    None: DEFAULT_CONNECTIONS, or as many as the system's limit allows.
+    """
+    wanted = max_connections or DEFAULT_CONNECTIONS
+    files = PER_CONNECTION * wanted + _ASIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    found = shares(files if soft == resource.RLIM_INFINITY else soft, wanted)
+    if max_connections is not None and found.connections < max_connections:
+        log.warning(
+            "max_connections=%d needs %d open files, the system allows %d, enough for %d connections: "
+            "raise the limit (ulimit -n, LimitNOFILE)",
+            max_connections,
+            files,
+            soft,
+            found.connections,
+        )
+    return found

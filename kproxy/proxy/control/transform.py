@@ -1,0 +1,46 @@
+"""The transform of one connection's session: what the broker's answers say about addresses and versions is rewritten.
+
+Refuses to know sockets, and which port stands for which broker.
+"""
+
+from collections.abc import Callable
+
+from kproxy.metrics.cells import ConnectionMetrics
+from kproxy.proxy.config import Address
+from kproxy.proxy.upstream.rewrite import API_VERSIONS, cap_versions, rewrite_addresses
+from kproxy.wire.events import Exchange
+
+# (node id, the broker's own host and port) -> (the address that clients get for it, whether that port is open)
+Advertise = Callable[[int, str, int], tuple[Address, bool]]
+
+
+class Rewriter:
+    """Rewrites held answers; counts what it rewrote on the connection's metrics, once those are there."""
+
+    __slots__ = ("_advertise", "counting")
+
+    def __init__(self, advertise: Advertise) -> None:
+        self._advertise = advertise
+        self.counting: ConnectionMetrics | None = None
+
+    def __call__(self, exchange: Exchange, frame: memoryview) -> bytes | None:
+        """The answer with our addresses, or the versions that we can read; None: as it came. Raises Malformed."""
+        plan = exchange.plan
+        if plan.api_key == API_VERSIONS:
+            return cap_versions(plan.api_version, frame)
+        rewritten = unbound = 0
+
+        def advertise(node_id: int, host: str, port: int) -> Address:
+            nonlocal rewritten, unbound
+            address, is_bound = self._advertise(node_id, host, port)
+            rewritten += 1
+            unbound += not is_bound
+            return address
+
+        answer = rewrite_addresses(plan.api_key, plan.api_version, frame, advertise)
+        if self.counting is not None:
+            if rewritten:
+                self.counting.rewritten(plan.api, rewritten)
+            if unbound:
+                self.counting.unbound(unbound)
+        return answer

@@ -1,0 +1,49 @@
+"""What all clusters and connections of one event loop share. Refuses to know any single one of them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic_ns
+
+from kproxy.metrics import Metrics
+from kproxy.proxy.config import Config
+from kproxy.proxy.relay.listeners import Gate
+from kproxy.proxy.relay.poller import Poller
+from kproxy.proxy.relay.relay import Relay
+from kproxy.proxy.upstream.dial import Dialler
+from kproxy.proxy.upstream.loops import LoopGuard
+from kproxy.proxy.upstream.resolver import Resolver
+from kproxy.wire.connection import Sink
+
+
+@dataclass
+class Worker:
+    config: Config
+    gate: Gate
+    poller: Poller
+    buffer: bytearray  # every relay reads into it
+    clock_offset_ns: int  # monotonic time plus this is the time of day; fixed at start
+    metrics: Metrics
+    sinks: Sequence[Sink]
+    relays: dict[int, Relay] = field(default_factory=dict)  # by the number of the connection, the oldest first
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last relay closes
+    loops: LoopGuard = field(init=False)
+    dialler: Dialler = field(init=False)
+    _connections: int = 0
+
+    def __post_init__(self) -> None:
+        self.loops = LoopGuard(self.gate.is_ours)
+        self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s)
+
+    def now_ns(self) -> int:
+        return monotonic_ns() + self.clock_offset_ns
+
+    def add(self, relay: Relay) -> None:
+        self._connections += 1
+        relay.number = self._connections
+        self.relays[relay.number] = relay
+
+    def remove(self, relay: Relay) -> None:
+        self.relays.pop(relay.number, None)
+        if not self.relays:
+            self.idle.set()

@@ -1,0 +1,34 @@
+"""In which order the bootstrap addresses of a cluster are tried: pure.
+
+Refuses to know sockets and clocks other than the one it is given.
+"""
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from kproxy.proxy.config import Address
+
+AVOIDED_S = 30.0  # an address that failed is tried last for so long
+
+
+class BootstrapAddresses:
+    """The bootstrap addresses take turns at being the first; those that failed lately come last."""
+
+    def __init__(self, addresses: Sequence[Address], clock: Callable[[], float] = monotonic) -> None:
+        self._addresses = list(addresses)
+        self._clock = clock
+        self._failed_at: dict[Address, float] = {}
+        self._turn = 0
+
+    def failed(self, address: Address) -> None:
+        self._failed_at[address] = self._clock()
+
+    def in_order(self) -> list[Address]:
+        """All of them, the one to try first at the front."""
+        addresses = self._addresses
+        self._turn = (self._turn + 1) % len(addresses)
+        since = self._clock() - AVOIDED_S
+        return sorted(
+            addresses[self._turn :] + addresses[: self._turn],
+            key=lambda address: self._failed_at.get(address, since) > since,
+        )

@@ -1,0 +1,150 @@
+"""The questions that kproxy itself asks brokers: which brokers are there, in ApiVersions and Metadata.
+
+To open a port for each broker, kproxy must know them before a client comes. It asks in the versions that both sides
+speak, and does not log in. Each question has a client id that nobody else can know, so that one that comes back proves
+a loop. Everything fails with UpstreamError and nothing else; sockets are closed before it is raised. Refuses to know
+when to ask, and what the answer is for.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from struct import Struct
+
+from kproxy.errors import ProtocolError, UpstreamError
+from kproxy.protocol import codec
+from kproxy.protocol.codec import Body
+from kproxy.protocol.error_codes import error_name
+from kproxy.protocol.schema import schema
+from kproxy.proxy.config import Address
+from kproxy.proxy.upstream.dial import Dialler
+from kproxy.proxy.upstream.loops import LoopGuard, loop_through
+
+API_VERSIONS = 18
+METADATA = 3
+
+_SIZE = Struct(">i")
+_MAX_ANSWER = 64 * 1024 * 1024
+
+log = logging.getLogger("kproxy.upstream")
+
+
+class _Closed(UpstreamError):
+    """The broker closed the connection on a question: it does not know it, or wants a login first."""
+
+
+async def ask_brokers(address: Address, dialler: Dialler) -> dict[int, Address] | None:
+    """Node id -> address of all brokers, as the one at `address` names them; None: it wants a login first."""
+    timeout_s = dialler.timeout_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            version = -1
+            try:
+                async with _conversation(address, dialler) as conversation:
+                    version = await conversation.metadata_version()
+                    return await conversation.brokers(version)
+            except _Closed:
+                if version > 0:
+                    return None
+                if version == 0:
+                    raise
+            async with _conversation(address, dialler) as conversation:
+                return await conversation.brokers(0)  # ApiVersions came with 0.10
+    except TimeoutError:
+        raise UpstreamError(f"{address} did not answer within {timeout_s:g} s", "timeout") from None
+    except ProtocolError as fault:
+        raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
+
+
+async def probe(address: Address, dialler: Dialler) -> None:
+    """Ask for nothing but ApiVersions: a question that comes back to one of our listeners proves a loop."""
+    try:
+        async with asyncio.timeout(dialler.timeout_s), _conversation(address, dialler) as conversation:
+            await conversation.metadata_version()
+    except (TimeoutError, ProtocolError) as fault:
+        raise UpstreamError(f"{address} does not answer ApiVersions: {fault!r}") from fault
+
+
+@asynccontextmanager
+async def _conversation(address: Address, dialler: Dialler) -> AsyncIterator["_Conversation"]:
+    """One connection to ask on; it is closed at the end, whatever happens."""
+    sock = await dialler.dial(address, asking=True)
+    try:
+        upstream = Address(*sock.getpeername()[:2])
+        log.debug("asking for the brokers, connected to %s from %s", address, Address(*sock.getsockname()[:2]))
+        loops = dialler.loops
+        try:
+            yield _Conversation(sock, address, upstream, dialler.loops)
+        except UpstreamError:
+            if loops.is_refused(upstream):
+                loops.refuse(upstream)  # still: the refusal of client connections may be what ended this one
+                raise loop_through(address) from None
+            raise
+    except OSError as fault:  # it was reset before it could be named
+        raise _Closed(f"{address} closed the connection ({fault})") from fault
+    finally:
+        dialler.close(sock)
+
+
+class _Conversation:
+    """One question after the other on one connection."""
+
+    def __init__(self, sock: socket.socket, address: Address, upstream: Address, loops: LoopGuard) -> None:
+        self._sock = sock
+        self._address = address
+        self._upstream = upstream
+        self._loops = loops
+        self._client_id = loops.asks(upstream)
+
+    async def metadata_version(self) -> int:
+        """The newest version of Metadata that both sides speak."""
+        address = self._address
+        answer = await self._ask(API_VERSIONS, 0, {})
+        if answer["errorCode"]:
+            raise UpstreamError(f"{address} answers ApiVersions with {error_name(answer['errorCode'])}")
+        for offer in answer["apiKeys"]:
+            if offer["apiKey"] == METADATA:
+                return min(int(offer["maxVersion"]), schema().apis[METADATA].request.versions[-1])
+        raise UpstreamError(f"{address} offers no Metadata, it is a controller: name brokers instead")
+
+    async def brokers(self, version: int) -> dict[int, Address]:
+        """What Metadata names, in that version."""
+        answer = await self._ask(METADATA, version, {"topics": []} if version else {})
+        return {broker["nodeId"]: Address(broker["host"], broker["port"]) for broker in answer["brokers"]}
+
+    async def _ask(self, api_key: int, version: int, body: Body) -> Body:
+        """One request and its answer's body."""
+        loop = asyncio.get_running_loop()
+        address = self._address
+        header = {
+            "requestApiKey": api_key,
+            "requestApiVersion": version,
+            "correlationId": api_key,
+            "clientId": self._client_id,
+        }
+        request = codec.encode_request(header, body)
+        try:
+            await loop.sock_sendall(self._sock, _SIZE.pack(len(request)) + request)
+            (size,) = _SIZE.unpack(await self._receive(4))
+            if not 4 <= size <= _MAX_ANSWER:
+                raise UpstreamError(f"{address} does not speak the Kafka protocol here: an answer of {size} bytes")
+            answer = await self._receive(size)
+        except (OSError, EOFError) as fault:
+            raise _Closed(f"{address} closed the connection on {schema().apis[api_key].name} ({fault})") from fault
+        header, body = codec.decode_response(answer, api_key, version)
+        if header["correlationId"] != api_key:
+            raise UpstreamError(f"{address} answers what was not asked")
+        self._loops.answers(self._upstream)
+        return body
+
+    async def _receive(self, count: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        data = bytearray()
+        while len(data) < count:
+            part = await loop.sock_recv(self._sock, min(count - len(data), 1 << 16))
+            if not part:
+                raise EOFError("it sent no more")
+            data += part
+        return bytes(data)

@@ -1,0 +1,195 @@
+"""What kproxy knows of a cluster follows the cluster, whatever goes wrong on the way."""
+
+import asyncio
+import gc
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from kproxy.proxy.control import discovery
+from kproxy.proxy.upstream import question
+from tests.proxy.live import HOST, Broker, Wire, free_ports, kproxy, live, request, response
+
+METADATA = 3
+API_VERSIONS = 18
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def node(node_id: int, port: int, host: str = HOST):
+    return {"nodeId": node_id, "host": host, "port": port}
+
+
+def test_a_defect_in_it_is_logged_and_does_not_end_it(monkeypatch, caplog):
+    monkeypatch.setattr(discovery, "FIRST_RETRY_S", 0.02)
+    ask = question._Conversation.metadata_version
+    asked = 0
+
+    async def fails_once(self):
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise ZeroDivisionError("a defect")
+        return await ask(self)
+
+    monkeypatch.setattr(question._Conversation, "metadata_version", fails_once)
+
+    async def test():
+        async with kproxy(wait=False) as here:
+            await here.until(lambda: "a defect of kproxy" in "".join(here.server.not_ready()))
+            (await here.broker.accept()).close()
+            await here.broker.answer_kproxy()
+            await here.until(lambda: not here.server.not_ready())
+
+    live(test())
+    assert "ZeroDivisionError" in caplog.text
+    assert "it is asked again" in caplog.text
+
+
+def test_no_thread_for_a_name_is_a_fault_of_that_moment(monkeypatch):
+    monkeypatch.setattr(discovery, "FIRST_RETRY_S", 0.02)
+    start = threading.Thread.start
+    failed = 0
+
+    def cannot_start(self):
+        nonlocal failed
+        if self.name == "resolver" and not failed:
+            failed += 1
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", cannot_start)
+
+    async def test():
+        broker = Broker()
+        async with kproxy(broker, wait=False, bootstrap=f"localhost:{broker.port}") as here:
+            await here.until(lambda: "no thread can be started" in "".join(here.server.not_ready()))
+            await here.broker.answer_kproxy()
+            await here.until(lambda: not here.server.not_ready())
+
+    live(test())
+    assert failed == 1
+
+
+def test_new_and_moved_brokers_are_learnt_without_a_client(caplog):
+    caplog.set_level("INFO")
+
+    async def test():
+        async with kproxy(discovery_interval_s=0.05) as here:
+            other = Broker(2)
+            await here.broker.answer_kproxy([node(1, here.broker.port), node(2, other.port)])
+            cluster = here.server.clusters[0]
+            await here.until(lambda: 2 in cluster.brokers)
+            moved = Broker(2)
+            while cluster.routes.upstreams[2].port != moved.port:
+                await here.broker.answer_kproxy([node(1, here.broker.port), node(2, moved.port)])
+                await asyncio.sleep(0.01)
+            client = await Wire.dial(here.port + 3)
+            await client.send(request(12, 4, 9))
+            assert await (await moved.accept()).frame() == request(12, 4, 9)
+            assert f"moved cluster=default broker=2 from {HOST}:{other.port} to {HOST}:{moved.port}" in caplog.text
+
+    live(test())
+
+
+def test_a_sidecar_asks_again_who_its_broker_is():
+    async def test():
+        async with kproxy(route="sidecar", advertise="b-{id}:1", discovery_interval_s=0.05) as here:
+            connector = here.server.clusters[0]._connector
+            assert connector.beside == 1
+            while connector.beside != 7:
+                await here.broker.answer_kproxy([node(7, here.broker.port)])
+                await asyncio.sleep(0.01)
+
+    live(test())
+
+
+def test_ready_follows_the_truth_both_ways(monkeypatch, caplog):
+    monkeypatch.setattr(discovery, "DEBOUNCE_S", 0.01)
+    monkeypatch.setattr(discovery, "MIN_INTERVAL_S", 0.05)
+    caplog.set_level("INFO")
+
+    async def test():
+        port = free_ports(1)
+        async with kproxy(Broker(port=port), discovery_interval_s=600) as here:  # by the loss alone
+            here.broker.close()
+            assert await (await Wire.dial(here.port)).rest() == b""
+            await here.until(lambda: "Connection refused" in "".join(here.server.not_ready()))
+            assert "no longer ready cluster=default" in caplog.text
+            here.broker = Broker(port=port)
+            await here.broker.answer_kproxy()
+            await here.until(lambda: not here.server.not_ready())
+
+    live(test())
+
+
+def test_a_reset_by_a_broker_makes_kproxy_ask_once(monkeypatch):
+    monkeypatch.setattr(discovery, "DEBOUNCE_S", 0.1)
+    monkeypatch.setattr(discovery, "MIN_INTERVAL_S", 0.1)
+
+    async def test():
+        async with kproxy(discovery_interval_s=600) as here:
+            pairs = [await here.connect() for _ in range(5)]
+            for _, broker in pairs:
+                broker.reset()
+            other = Broker(2)
+            await here.broker.answer_kproxy([node(1, here.broker.port), node(2, other.port)])
+            await here.until(lambda: 2 in here.server.clusters[0].brokers)
+            await asyncio.sleep(0.3)
+            with_more = asyncio.create_task(here.broker.accept())
+            await asyncio.sleep(0.05)
+            assert not with_more.done()  # five resets were one reason to ask
+            with_more.cancel()
+
+    live(test())
+
+
+@asynccontextmanager
+async def refusing_broker():
+    """Answers ApiVersions with an error, to whoever asks."""
+    broker = Broker()
+
+    async def serve() -> None:
+        while True:
+            wire = await broker.accept()
+            await wire.frame()
+            await wire.send(response(API_VERSIONS, 0, API_VERSIONS, {"errorCode": 58}))
+            wire.close()
+
+    serving = asyncio.create_task(serve())
+    try:
+        yield broker
+    finally:
+        serving.cancel()
+        broker.close()
+
+
+def test_questions_leave_no_socket_to_the_garbage_collector(monkeypatch):
+    monkeypatch.setattr(discovery, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(discovery, "LAST_RETRY_S", 0.001)
+    faults = []
+    ask = question.ask_brokers
+
+    async def kept(address, dialler):
+        try:
+            return await ask(address, dialler)
+        except Exception as fault:
+            faults.append(fault)  # as a log record or a debugger would: its frames stay alive
+            raise
+
+    monkeypatch.setattr("kproxy.proxy.control.cluster.ask_brokers", kept)
+
+    async def test():
+        async with refusing_broker() as broker, kproxy(broker, wait=False) as here:
+            gc.disable()
+            try:
+                await here.until(lambda: len(faults) > 2)
+                before = open_files()
+                await here.until(lambda: len(faults) > 40)
+                assert open_files() < before + 10
+            finally:
+                gc.enable()
+
+    live(test())
