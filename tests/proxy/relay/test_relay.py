@@ -617,7 +617,7 @@ def test_an_answer_that_is_read_in_the_turn_of_its_request_is_not_older(is_late)
         async with kproxy(sinks=[Sink()]) as here:
             client, broker = await here.connect()
             await here.until(lambda: here.relays)
-            (relay,) = here.server._worker.relays
+            (relay,) = here.server._worker.relays.values()
             clock = here.server._worker.poller
             for number in range(3):
                 client.sock.send(request(HEARTBEAT, 4, number))
