@@ -12,7 +12,7 @@ from bench.load import LoadError
 from bench.processes import BenchError
 
 _NAMES = [case.name for case in cases.CASES]
-_LEAST_WIDTH = 110  # also where the output is no terminal
+_LEAST_WIDTH = 125  # also where the output is no terminal
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,33 +20,42 @@ _LEAST_WIDTH = 110  # also where the output is no terminal
 @click.option(
     "--rounds", type=click.IntRange(1, 1000), help="Rounds per case and version.  [default: 15; with --quick: 5]"
 )
-@click.option("--quick", is_flag=True, help="A third of the requests, in fewer rounds: under a minute, and noisier.")
+@click.option("--quick", is_flag=True, help="A third of the requests, in fewer rounds: two minutes, and noisier.")
 @click.option("--detail", type=click.Choice(("headers", "topics")), default="headers", show_default=True)
+@click.option(
+    "--load",
+    type=click.Choice((*cases.LOADS, "both")),
+    default="both",
+    show_default=True,
+    help="paced: proxies idle between requests; saturating: they are what everything waits for.",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
-def main(names: str, rounds: int | None, quick: bool, detail: str, as_json: bool) -> None:
+def main(names: str, rounds: int | None, quick: bool, detail: str, load: str, as_json: bool) -> None:
     """CPU time and memory of kproxy beside HAProxy and nginx, with a broker and clients that cost next to nothing."""
-    wanted = [cases.limited(case, detail) for case in cases.CASES if case.name in names.split(",")]
+    wanted = [case for case in cases.CASES if case.name in names.split(",")]
     if unknown := set(names.split(",")) - set(_NAMES):
         raise click.BadParameter(f"{', '.join(sorted(unknown))}: there are {', '.join(_NAMES)}", param_hint="--cases")
     rounds = rounds or (5 if quick else 15)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Drawn between the rounds only: a thread that draws would compete with the load.
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
-        task = progress.add_task("", total=measure.steps(wanted, rounds))
+        loads = cases.LOADS if load == "both" else (load,)
+        task = progress.add_task("", total=len(loads) * measure.steps(wanted, rounds))
 
         def step(text: str) -> None:
             progress.update(task, description=text, advance=1)
             progress.refresh()
 
         try:
-            run = measure.run(wanted, rounds, 1 / 3 if quick else 1.0, step, detail)
+            runs = [measure.run(wanted, rounds, 1 / 3 if quick else 1.0, step, detail, each) for each in loads]
         except (BenchError, LoadError) as fault:
             raise click.ClickException(str(fault)) from fault
     if as_json:
-        print(json.dumps(report.as_json(run), indent=2))
+        print(json.dumps([report.as_json(run) for run in runs], indent=2))
     else:
-        report.show(run, Console(width=max(_LEAST_WIDTH, Console().width)))
-    sys.exit(0 if report.passed(run) else 1)
+        for run in runs:
+            report.show(run, Console(width=max(_LEAST_WIDTH, Console().width)))
+    sys.exit(0 if all(report.passed(run) for run in runs) else 1)
 
 
 if __name__ == "__main__":

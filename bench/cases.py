@@ -19,6 +19,7 @@ INT32 = Struct(">i")
 REQUEST_CORRELATION_ID = 8  # behind size, API key and version
 ANSWER_CORRELATION_ID = 4  # behind the size
 
+PACED, SATURATING = LOADS = ("paced", "saturating")
 NODE_ID = 0
 TOPIC = "bench"
 TOPIC_ID = uuid.UUID("6b70726f-7879-4000-8000-62656e636800")
@@ -40,8 +41,10 @@ class Case:
     connections: int
     depth: int  # requests in flight per connection
     requests: int  # per round
-    limit: float
+    limit: float  # of HAProxy's CPU time, where the load is paced and `kproxy run` has its defaults
     topics_limit: float  # with --detail topics
+    saturated_limit: float  # where the load saturates the proxies
+    saturated_topics_limit: float
 
     @property
     def is_bulk(self) -> bool:
@@ -52,16 +55,22 @@ class Case:
 # Beside Produce v9 and Fetch v12, versions whose answers can name brokers (from Produce v10 and Fetch v16 on, KIP-951):
 # a proxy that rewrites addresses must look into every answer of those.
 CASES = (
-    Case("small", "100 B produce, depth 1", PRODUCE, (9, 13), 100, 16, 1, 16_000, 1.4, 1.8),
-    Case("pipelined", "1 kB produce, depth 8", PRODUCE, (9, 13), 1_000, 16, 8, 64_000, 2.0, 3.0),
-    Case("produce", "1 MB produce", PRODUCE, (9, 13), 1_000_000, 4, 1, 500, 0.85, 0.9),
-    Case("fetch", "1 MB fetch", FETCH, (12, 18), 0, 4, 1, 500, 0.9, 1.0),
+    Case("small", "100 B produce, depth 1", PRODUCE, (9, 13), 100, 16, 1, 16_000, 1.4, 1.8, 1.5, 1.7),
+    Case("pipelined", "1 kB produce, depth 8", PRODUCE, (9, 13), 1_000, 16, 8, 64_000, 2.0, 3.0, 2.1, 3.0),
+    Case("produce", "1 MB produce", PRODUCE, (9, 13), 1_000_000, 4, 1, 500, 0.85, 0.9, 0.85, 0.9),
+    Case("fetch", "1 MB fetch", FETCH, (12, 18), 0, 4, 1, 500, 0.9, 1.0, 0.9, 1.0),
 )
 
 
-def limited(case: Case, detail: str) -> Case:
-    """The case, with the limit that holds where kproxy reads bodies as closely."""
-    return case if detail == "headers" else replace(case, limit=case.topics_limit)
+def limited(case: Case, detail: str, load: str) -> Case:
+    """The case, with the limit that holds where kproxy reads bodies as closely and the load is of that kind."""
+    limits = {
+        (PACED, "headers"): case.limit,
+        (PACED, "topics"): case.topics_limit,
+        (SATURATING, "headers"): case.saturated_limit,
+        (SATURATING, "topics"): case.saturated_topics_limit,
+    }
+    return replace(case, limit=limits[load, detail])
 
 
 def request(case: Case, version: int) -> bytes:
@@ -76,6 +85,13 @@ def answer(api_key: int, version: int, port: int) -> bytes:
     """What the one broker of the bench, at `port` of 127.0.0.1, says to a request of this API and version."""
     frame = codec.encode_response(api_key, version, {"correlationId": 0}, _ANSWERS[api_key](version, port))
     return INT32.pack(len(frame)) + frame
+
+
+def answers(port: int) -> dict[tuple[int, int], bytes]:
+    """Every answer that a run can need, by (API key, version)."""
+    wanted = [(case.api_key, version) for case in CASES for version in case.versions]
+    wanted += [(api_key, v) for api_key in (METADATA, API_VERSIONS) for v in schema().apis[api_key].request.versions]
+    return {(api_key, version): answer(api_key, version, port) for api_key, version in wanted}
 
 
 def request_frame(api_key: int, version: int, body: dict[str, Any]) -> bytes:

@@ -2,10 +2,15 @@
 
 As light as the broker, for the same reason: an answer's size and correlation id are checked, its bytes only when asked
 to (`compare`). Everything is bounded: in requests, and in time without progress.
+
+`Load` is Python and slower than the proxies: they wait for it, and find one or two sockets ready at a time.
+`SaturatingLoad` is the same in C (saturate.c): everything waits for the proxies, and they find many sockets ready.
 """
 
 import select
 import socket
+import subprocess
+from pathlib import Path
 from struct import Struct
 from typing import Any
 
@@ -34,6 +39,32 @@ class _Connection:
         self.unsent = memoryview(b"")
         self.full = False  # it takes no more for now
         self.got = bytearray()  # where answers are compared
+
+
+class SaturatingLoad:
+    """A process of saturate.c with open connections to one address; what `Load` does, but for comparing bytes."""
+
+    def __init__(self, binary: Path, address: tuple[str, int], request: Path, connections: int, depth: int) -> None:
+        self.sent = 0
+        command = [str(binary), "load", str(address[1]), str(connections), str(depth), str(request)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> "SaturatingLoad":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._process.communicate()
+
+    def run(self, requests: int) -> None:
+        """`requests` requests over all connections; returns when all are answered."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{requests}\n")
+        self._process.stdin.flush()
+        if self._process.stdout.readline() != "done\n":
+            raise LoadError(self._process.communicate()[1].strip())
+        self.sent += requests
 
 
 class Load:

@@ -6,6 +6,11 @@ beside only ever adds, and not alike. With a neighbour on the core's other threa
 again, and the kernel's work, which is most of HAProxy's, hardly more. So the median of the rounds' ratios, told too,
 says what the neighbours do: 1.24 to 1.56 in six runs of one case, where the least gave 1.11 to 1.25.
 
+Two kinds of load. A paced one (Python) leaves the proxies idle most of the time: they wake for one or two sockets, and
+what waking costs the kernel is in every request, alike for all proxies. A saturating one (C) has many sockets ready
+whenever a proxy looks: then HAProxy costs a half to two thirds as much per request, so that ratios are higher. They say
+what kproxy carries on a full core, the paced ones what it costs beside it.
+
 What each proxy does first in a case, its connections and a short run in which every answer is compared byte for byte,
 is not timed.
 """
@@ -15,13 +20,13 @@ import statistics
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from bench import cases, processes
-from bench.load import Load
+from bench.load import Load, SaturatingLoad
 from bench.processes import BenchError, Proxy
 from kproxy.protocol.schema import api_name
 
@@ -36,6 +41,7 @@ class Result:
 
     case: cases.Case
     version: int
+    load: str
     requests: int  # per round
     round_bytes: int
     cpu_s: dict[str, list[float]]
@@ -73,25 +79,39 @@ def steps(wanted: Sequence[cases.Case], rounds: int) -> int:
     return sum(len(case.versions) for case in wanted) * (rounds + 1) + 1
 
 
-def run(wanted: Sequence[cases.Case], rounds: int, share: float, progress: Progress, detail: str = "headers") -> Run:
-    """`share`: of a case's requests per round, for a quicker and noisier run. `detail`: of kproxy."""
+def run(
+    wanted: Sequence[cases.Case],
+    rounds: int,
+    share: float,
+    progress: Progress,
+    detail: str = "headers",
+    load: str = cases.PACED,
+) -> Run:
+    """`share`: of a case's requests per round, for a quicker and noisier run. `detail`: of kproxy. `load`: of LOADS."""
     cores = sorted(os.sched_getaffinity(0))
-    proxy_core, load_core = cores[:2] if len(cores) > 1 else (None, None)
+    # Two ends that saturate a proxy take more than a core between them.
+    is_pinned = len(cores) > (1 if load == cases.PACED else 2)
+    proxy_core, load_core = cores[:2] if is_pinned else (None, None)
     progress("kproxy --version")
     version_cpu_s = processes.version_cpu_s()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
-        upstream = stack.enter_context(processes.broker(folder, load_core))
+        binary = None
+        if load == cases.PACED:
+            upstream = stack.enter_context(processes.broker(folder, load_core))
+        else:
+            binary, load_core = processes.saturate(folder), None
+            upstream = stack.enter_context(processes.saturating_broker(binary, folder, None))
         starts = (processes.haproxy, processes.nginx, partial(processes.kproxy, detail=detail))
         proxies = [stack.enter_context(start(upstream, folder, proxy_core)) for start in starts]
         stack.enter_context(processes.pinned(load_core))
         results = [
-            _measure(case, version, rounds, share, proxies, upstream, progress)
+            _measure(cases.limited(case, detail, load), version, rounds, share, proxies, upstream, progress, binary)
             for case in wanted
             for version in case.versions
         ]
         rss_bytes = {proxy.name: proxy.process.rss_bytes() for proxy in proxies}
-    return Run(results, rss_bytes, version_cpu_s, proxy_core is not None)
+    return Run(results, rss_bytes, version_cpu_s, len(cores) > 1)
 
 
 def _measure(
@@ -102,7 +122,9 @@ def _measure(
     proxies: list[Proxy],
     upstream: processes.Address,
     progress: Progress,
+    binary: Path | None,
 ) -> Result:
+    """One case in one version; `binary`: the program of the saturating load, None for the paced one."""
     request = cases.request(case, version)
     answer = cases.answer(case.api_key, version, upstream[1])
     requests = max(case.connections * case.depth, round(case.requests * share))
@@ -111,23 +133,35 @@ def _measure(
     api = api_name(case.api_key)
     counted_before = kproxy.requests_counted(api)
     cpu_s: dict[str, list[float]] = {proxy.name: [] for proxy in proxies}
+    sent = 0
     with ExitStack() as stack:
         progress(f"{name}: first look")
-        loads = [Load(proxy.address, request, answer, case.connections, case.depth) for proxy in proxies]
-        for load in loads:
-            stack.enter_context(load)
-            load.run(requests // 10, compare=True)
+        loads: list[Load | SaturatingLoad] = []
+        for proxy in proxies:
+            look = Load(proxy.address, request, answer, case.connections, case.depth)
+            with look if binary else nullcontext():
+                look.run(requests // 10, compare=True)
+            if binary is None:
+                loads.append(stack.enter_context(look))
+                continue
+            sent += look.sent if proxy is kproxy else 0
+            frame = binary.with_name("request")
+            frame.write_bytes(request)
+            load = SaturatingLoad(binary, proxy.address, frame, case.connections, case.depth)
+            loads.append(stack.enter_context(load))
+            load.run(requests // 10)
         turns = deque(zip(proxies, loads, strict=True))
         for number in range(rounds):
             progress(f"{name}: round {number + 1} of {rounds}")
             turns.rotate()  # nobody is always the first
-            for proxy, load in turns:
+            for proxy, each in turns:
                 before = proxy.process.cpu_s()
-                load.run(requests)
+                each.run(requests)
                 cpu_s[proxy.name].append(proxy.process.cpu_s() - before)
                 proxy.process.check()
-        sent = loads[proxies.index(kproxy)].sent
+        sent += loads[proxies.index(kproxy)].sent
     counted = kproxy.requests_counted(api) - counted_before
     if counted != sent:
         raise BenchError(f"{name}: {sent} requests went through kproxy, and its metrics count {counted}")
-    return Result(case, version, requests, requests * (len(request) + len(answer)), cpu_s)
+    kind = cases.SATURATING if binary else cases.PACED
+    return Result(case, version, kind, requests, requests * (len(request) + len(answer)), cpu_s)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,6 +27,7 @@ KPROXY = str(Path(sys.executable).with_name("kproxy"))
 
 _ROOT = Path(__file__).parent.parent  # where `bench` can be imported
 _HOST = "127.0.0.1"
+_KEY_VERSION = Struct(">hh")
 _START_S = 20.0
 _STOP_S = 5.0
 
@@ -136,6 +138,32 @@ def broker(folder: Path, core: int | None) -> Iterator[Address]:
             process.check()
             raise BenchError("the bench's broker did not start")
         yield _HOST, int(line)
+
+
+@contextmanager
+def saturating_broker(binary: Path, folder: Path, core: int | None) -> Iterator[Address]:
+    """The broker of saturate.c, with the same answers."""
+    port = _free_port()
+    file = folder / "answers"
+    with file.open("wb") as out:
+        for (api_key, version), frame in cases.answers(port).items():
+            out.write(_KEY_VERSION.pack(api_key, version) + frame)
+    command = [str(binary), "broker", str(port), str(file)]
+    with _running("broker", command, folder, core, stdout=subprocess.PIPE) as process:
+        if not process.first_line():
+            process.check()
+            raise BenchError(f"the bench's broker did not start:\n{process.log_tail()}")
+        yield _HOST, port
+
+
+def saturate(folder: Path) -> Path:
+    """Compile saturate.c; returns the program."""
+    binary = folder / "saturate"
+    command = [_found("gcc"), "-O2", "-o", str(binary), str(Path(__file__).with_name("saturate.c"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchError(f"gcc cannot compile saturate.c:\n{done.stderr}")
+    return binary
 
 
 @contextmanager

@@ -19,7 +19,7 @@ def show(run: Run, console: Console) -> None:
         title="CPU time of the proxy, least of the rounds; ratio to HAProxy in TCP mode (median of rounds' ratios)",
         title_justify="left",
     )
-    for name in ("case", "version"):
+    for name in ("case", "version", "load"):
         table.add_column(name, no_wrap=True)
     for name in ("HAProxy", "kproxy", "nginx ratio", "kproxy ratio", "limit", ""):
         table.add_column(name, justify="right", no_wrap=True)
@@ -27,6 +27,7 @@ def show(run: Run, console: Console) -> None:
         table.add_row(
             result.case.title,
             f"v{result.version}",
+            result.load,
             _cost(result, "haproxy"),
             _cost(result, "kproxy"),
             f"{result.ratio('nginx'):.2f}",
@@ -53,6 +54,7 @@ def as_json(run: Run) -> dict[str, Any]:
                 "title": result.case.title,
                 "api_key": result.case.api_key,
                 "api_version": result.version,
+                "load": result.load,
                 "requests_per_round": result.requests,
                 "bytes_per_round": result.round_bytes,
                 "limit": result.case.limit,

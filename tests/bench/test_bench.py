@@ -6,7 +6,7 @@ import json
 import pytest
 
 from bench import cases, measure, processes, report
-from bench.load import Load, LoadError
+from bench.load import Load, LoadError, SaturatingLoad
 from kproxy.protocol import codec, records
 from kproxy.protocol.schema import api_name
 
@@ -70,10 +70,44 @@ def test_a_wrong_answer_is_noticed(broker):
         wrong_size.run(1)
 
 
+def test_a_saturating_load_and_its_broker_say_the_same(tmp_path):
+    """Their bytes are checked by the load that compares; what they send themselves, kproxy counts."""
+    binary = processes.saturate(tmp_path)
+    with (
+        processes.saturating_broker(binary, tmp_path, None) as broker,
+        processes.kproxy(broker, tmp_path, None) as kproxy,
+    ):
+        for case, version in EXCHANGES:
+            requests = 3 * case.connections * case.depth + 1
+            with load(case, version, broker, broker) as direct:
+                direct.run(requests, compare=True)
+            frame = tmp_path / "request"
+            frame.write_bytes(cases.request(case, version))
+            before = kproxy.requests_counted(api_name(case.api_key))
+            with SaturatingLoad(binary, kproxy.address, frame, case.connections, case.depth) as proxied:
+                proxied.run(requests)
+                proxied.run(requests)
+                assert proxied.sent == 2 * requests
+            assert kproxy.requests_counted(api_name(case.api_key)) - before == 2 * requests
+        with (
+            SaturatingLoad(binary, ("127.0.0.1", 1), frame, 1, 1) as nowhere,
+            pytest.raises((LoadError, BrokenPipeError)),
+        ):
+            nowhere.run(1)
+
+
+def test_limits_are_those_of_the_load_and_the_detail():
+    case = cases.CASES[0]
+    limits = {cases.limited(case, detail, load).limit for detail in ("headers", "topics") for load in cases.LOADS}
+    assert limits == {case.limit, case.topics_limit, case.saturated_limit, case.saturated_topics_limit}
+
+
 def test_verdict():
     case = cases.CASES[0]
     slow, fast = case.limit * 1.1, case.limit * 0.9
-    result = measure.Result(case, 9, 10, 1000, {"haproxy": [1.0, 2.0], "nginx": [1.0, 2.0], "kproxy": [fast, 2 * fast]})
+    result = measure.Result(
+        case, 9, cases.PACED, 10, 1000, {"haproxy": [1.0, 2.0], "nginx": [1.0, 2.0], "kproxy": [fast, 2 * fast]}
+    )
     good = measure.Run([result], {"kproxy": 1}, report.VERSION_LIMIT_S / 2, True)
     assert report.passed(good)
     assert json.loads(json.dumps(report.as_json(good)))["cases"][0]["proxies"]["kproxy"]["ratio"] == pytest.approx(fast)
