@@ -42,6 +42,8 @@ import click
     metavar="FILE",
     help="SSLKEYLOGFILE of the TLS connections; needs tshark.",
 )
+@click.option("--overwrite", is_flag=True, help="Replace the tables of another capture that has the same name.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 if no Kafka was found.")
 @click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
 @click.option(
     "--processes", type=click.IntRange(0), default=0, metavar="N", help="Default: as many as cores and memory allow."
@@ -57,6 +59,8 @@ def convert(
     records: str | None,
     record_values: str,
     key_log: str | None,
+    overwrite: bool,
+    strict: bool,
     follow: bool,
     processes: int,
 ) -> None:
@@ -69,33 +73,30 @@ def convert(
       kproxy convert incident.pcap --out tables --records 'orders,billing.*' --record-values hash
     \b
     And then, in any tool that reads Parquet:
-      select api, approx_quantile(latency_ns, 0.99) from 'tables/exchanges/*.parquet' group by api
+      select api, approx_quantile(latency_ns, 0.99) from 'tables/exchanges/**/*.parquet' group by api
     """
     if follow and len(captures) > 1 and not rotated:
         raise click.UsageError("--follow is of one capture, or of --rotated files, of which the last one grows")
 
-    from kproxy.convert import machine
+    from kproxy.convert import job, machine
     from kproxy.convert import processes as conversion
     from kproxy.tables.records import chosen
     from kproxy.views import convert as convert_view
     from kproxy.views import summary as rows_view
 
     machine.retain()
+    settings = job.Settings(
+        ports=ports,
+        cluster=cluster,
+        rotated=rotated,
+        key_log=key_log,
+        detail=detail,
+        checksums=checksums,
+        records=None if records is None else chosen(records, record_values),
+        overwrite=overwrite,
+    )
     with convert_view.bar() as advance:
-        summary = conversion.convert(
-            captures,
-            out,
-            ports=ports,
-            cluster=cluster,
-            rotated=rotated,
-            detail=detail,
-            checksums=checksums,
-            records=None if records is None else chosen(records, record_values),
-            key_log=key_log,
-            follow=follow,
-            processes=processes,
-            progress=advance,
-        )
+        summary = conversion.convert(captures, out, settings, follow=follow, processes=processes, progress=advance)
     rows_view.tell(summary)
-    if summary.failed:
+    if summary.failed or (strict and not summary.found_kafka):
         sys.exit(1)

@@ -133,15 +133,23 @@ def _command(name: str, job: Job) -> click.Command:
     help="SSLKEYLOGFILE of the TLS connections; needs tshark.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the tables that are there.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 if no Kafka was found.")
 @click.option("--tasks", type=click.IntRange(0), default=0, metavar="N", help="Of the decoding. Default: per 64 MiB.")
 def ingest(
     captures: tuple[str, ...],
     out: str,
     master: str | None,
     config: tuple[str, ...],
+    tasks: int,
+    ports: tuple[int, ...],
+    cluster: str,
+    rotated: bool,
+    detail: str,
+    key_log: str | None,
     records: str | None,
     record_values: str,
-    **settings: Any,
+    overwrite: bool,
+    strict: bool,
 ) -> None:
     """Turn captures of any size into the tables that `kproxy convert` makes, by all cores or a whole cluster.
 
@@ -152,18 +160,28 @@ def ingest(
       kproxy spark ingest captures/*.pcap --out tables
       kproxy spark ingest /share/captures/*.pcap.gz --out /share/tables --master spark://host:7077
     """
+    from kproxy.convert.job import Settings
     from kproxy.spark import pipeline
     from kproxy.tables.records import chosen
     from kproxy.views import summary as rows_view
 
-    settings["records"] = None if records is None else chosen(records, record_values)
+    settings = Settings(
+        ports=ports,
+        cluster=cluster,
+        rotated=rotated,
+        key_log=key_log,
+        detail=detail,
+        records=None if records is None else chosen(records, record_values),
+        overwrite=overwrite,
+    )
+    pipeline.check(captures, out, settings)
     try:
-        summary = pipeline.ingest(_session(master, (*_PLANNING, *config)), captures, out, **settings)
+        summary = pipeline.ingest(_session(master, (*_PLANNING, *config)), captures, out, settings, tasks=tasks)
     except PythonException as fault:  # of a task: its last line says what
         lines = [line for line in str(fault).splitlines() if line.strip() and "SQLSTATE" not in line]
         raise KproxyError(f"a task failed: {lines[-1].strip()}; nothing was written") from fault
     rows_view.tell(summary)
-    if summary.failed:
+    if summary.failed or (strict and not summary.found_kafka):
         sys.exit(1)
 
 

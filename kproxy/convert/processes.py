@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -26,23 +26,23 @@ import pyarrow as pa
 from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.convert import machine
-from kproxy.convert.rows import Job, Rows, Summary, captures_of, manifest, quality_batch
+from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, output_folder, refuse_replacing
+from kproxy.convert.rows import Rows, quality_batch
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema, writer
 from kproxy.tables.names import Names
-from kproxy.tables.records import Chosen
 from kproxy.tables.schema import Table
-from kproxy.wire.bodies import BATCHES, CHECKED, DETAILS
 
 POLL_S = 0.2  # of a file that grows
 COLLECT_AFTER = 20_000  # containers made
 PROCESS_BYTES = 256 << 20  # that one may take
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
+_DEFAULT = Settings()
 
 
 @dataclass
 class _Share:
-    """What came of a capture, or of some of its flows: sorted runs by table, its flaws, and names of topics."""
+    """What was read of a capture, or of some of its flows: sorted runs by table, its flaws, and names of topics."""
 
     runs: dict[str, list[Path]]
     quality: Quality
@@ -55,27 +55,32 @@ Progress = Callable[[str, int, int], None]  # (source, bytes read, bytes in all 
 def convert(
     captures: Sequence[Path | str],
     out: Path | str,
+    settings: Settings = _DEFAULT,
     *,
-    ports: Sequence[int] = (),
-    cluster: str = "default",
-    rotated: bool = False,
-    key_log: Path | str | None = None,
-    detail: str = "batches",
-    checksums: bool = False,
-    records: Chosen | None = None,
     follow: bool = False,
     processes: int = 0,
     progress: Progress | None = None,
 ) -> Summary:
-    """Write the tables of captures into the folder `out`. A capture that cannot be read does not stop the others."""
-    look = CHECKED if checksums else DETAILS[detail]
-    jobs = captures_of(captures, cluster, tuple(sorted(set(ports))), rotated)
-    jobs = [replace(job, key_log=str(key_log) if key_log else None, detail=look, records=records) for job in jobs]
-    tables = [*schema.TABLES.values(), *([] if records is None else [schema.RECORDS])]
-    if (checksums or records is not None) and DETAILS[detail] < BATCHES:
-        raise KproxyError(f"checksums and records are of batches, which detail {detail} does not look at: leave it out")
-    dataset = writer.Dataset(out)
-    summary = Summary(Path(out))
+    """Write the tables of captures into the folder `out`, one Parquet file for each table and capture.
+
+    captures: paths of pcap and pcapng files, plain or compressed, or "-" for standard input; each is a source of its
+        own, named by its file, unless `settings` say that they are one rotated capture.
+    follow: the last file still grows; read on until SIGINT or SIGTERM.
+    processes: how many decode a capture; 0: as many as cores and memory allow, and one for a small capture.
+    progress: called with (source, bytes read, bytes in all or 0) now and then.
+
+    Files appear whole or not at all, and the same captures give the same bytes. A capture that cannot be read is in
+    `Summary.failed` and does not stop the others. Raises KproxyError before anything is written if settings exclude
+    each other, if two captures have one name, or if the folder has tables of another capture of that name; and where
+    the folder cannot be written to.
+    """
+    folder = output_folder(out)
+    jobs = captures_of(captures, settings)
+    if not settings.overwrite:
+        refuse_replacing(folder, jobs)
+    tables = [*schema.TABLES.values(), *([] if settings.records is None else [schema.RECORDS])]
+    dataset = writer.Dataset(folder)
+    summary = Summary(folder, key_log=jobs[0].key_log, chosen=settings.records)
     work = dataset.begin("convert")
     try:
         places: dict[str, Path] = {}
@@ -88,11 +93,14 @@ def convert(
             summary.quality[job.source] = read.quality
             for table in tables:
                 finished = work / f"{number}.{table.name}.parquet"
-                rows = writer.write(table, read.runs[table.name], finished, partial(_told, table, job, read.names))
+                rows = writer.write(table, read.runs[table.name], finished, partial(_finished, table, job, read.names))
                 summary.rows[table.name] = summary.rows.get(table.name, 0) + rows
                 places[f"{table.name}/{job.source}.parquet"] = finished
-            if records is None:  # those of an earlier run are not of this one
+            if settings.records is None:  # those of an earlier run are not of this one
                 (dataset.folder / schema.RECORDS.name / f"{job.source}.parquet").unlink(missing_ok=True)
+        if settings.records is not None and not summary.rows.get(schema.RECORDS.name):
+            batches = [file for place, file in places.items() if place.startswith(f"{schema.BATCHES.name}/")]
+            summary.topics = writer.some_values(batches, ("topic", "topic_id"))
         if places:
             dataset.publish(places, manifest(jobs, summary))
     finally:
@@ -100,8 +108,8 @@ def convert(
     return summary
 
 
-def _told(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
-    """Rows on their way into a file: topics get their names, and those that nobody chose are left out."""
+def _finished(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
+    """Rows on their way into a file: topics get their names, and records of topics that nobody chose are left out."""
     rows = names.fill(rows)
     return job.records.of(rows) if table is schema.RECORDS and job.records is not None else rows
 
@@ -231,10 +239,10 @@ def _worker(pipe: Connection, job: Job, work: Path, prefix: str, shards: tuple[i
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Exchanges come by the million and are no cycles: looking for some after every 700 takes an eighth of the time.
+    """Exchanges never form reference cycles, so collect rarely: at the default threshold GC costs 12 % of CPU.
 
-    Flows and their sessions are: they go at the end, since what follows needs the room, and what was there before is
-    not looked through for that.
+    Flows and their sessions do form cycles. They are collected at the end, since what follows needs the memory; objects
+    that existed before are not searched.
     """
     before = gc.get_threshold()
     gc.freeze()

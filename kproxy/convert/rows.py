@@ -1,26 +1,22 @@
 """The flows of captures -> rows of the tables: what `kproxy convert` and Spark share.
 
-Duty: name the captures that paths stand for, read them, listen to their flows, and hand rows on in batches. Memory:
-BATCH_ROWS rows per table. Refuses to know where rows go, and how flows are shared out among processes or machines.
+Duty: read captures, listen to their flows, and hand rows on in batches. Memory: BATCH_ROWS rows per table. Refuses to
+know where rows go, and how flows are shared out among processes or machines.
 """
 
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-import kproxy
-from kproxy.capture import content, files
+from kproxy.capture import content
 from kproxy.capture.decrypt import decrypt
 from kproxy.capture.flows import SHARDS, Flow, Flows, Handlers
-from kproxy.capture.pcap import Capture, in_time
+from kproxy.capture.pcap import Capture
 from kproxy.capture.quality import Quality
-from kproxy.errors import CaptureError, KproxyError
+from kproxy.convert.job import Job
 from kproxy.tables import schema, writer
 from kproxy.tables.arrays import batch
 from kproxy.tables.columns import ExchangeColumns
@@ -28,83 +24,12 @@ from kproxy.tables.names import Names
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions
 from kproxy.tables.records import Chosen, RecordColumns
 from kproxy.tables.schema import Table
-from kproxy.wire.bodies import BATCHES, RECORDS
+from kproxy.wire.bodies import RECORDS
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
 
 BATCH_ROWS = writer.RUN_ROWS  # so that one batch is one run, and in order
 CONNECTION_ROWS = 1024  # they are kept as dicts, which take ten times the space
-OF_FLOWS = (
-    "exchanges",
-    "partitions",
-    "batches",
-    "connections",
-)  # the tables whose rows come from flows; `quality` is of a whole capture
-
-
-@dataclass(frozen=True)
-class Job:
-    """One capture: a file, or rotated files in their order."""
-
-    source: str
-    paths: tuple[str, ...]
-    cluster: str
-    ports: tuple[int, ...]
-    key_log: str | None = None  # SSLKEYLOGFILE of its TLS connections
-    detail: int = BATCHES  # one of bodies.DETAILS
-    records: Chosen | None = None  # then there is a table of them too
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """Those whose rows come from flows."""
-        return OF_FLOWS if self.records is None else (*OF_FLOWS, schema.RECORDS.name)
-
-
-def captures_of(captures: Sequence[Path | str], cluster: str, ports: tuple[int, ...], rotated: bool) -> list[Job]:
-    """The captures that paths name: one each, or with `rotated` all of them together."""
-    paths = [str(path) for path in captures]
-    if rotated:
-        paths = in_time(paths)
-        return [Job(_source(paths[0]), tuple(paths), cluster, ports)]
-    jobs = [Job(_source(path), (path,), cluster, ports) for path in paths]
-    seen: dict[str, str] = {}
-    for job in jobs:
-        if job.source in seen:
-            raise KproxyError(
-                f"{seen[job.source]} and {job.paths[0]} have the same name, and tables name their source by it: "
-                "convert them into separate folders, or rename one"
-            )
-        seen[job.source] = job.paths[0]
-    return jobs
-
-
-def _source(path: str) -> str:
-    # names of files are bytes, of which some are no text
-    return "stdin" if path == files.STDIN else os.fsencode(Path(path).name).decode(errors="backslashreplace")
-
-
-@dataclass
-class Summary:
-    """What came of captures that were turned into tables."""
-
-    folder: Path
-    rows: dict[str, int] = field(default_factory=dict)
-    quality: dict[str, Quality] = field(default_factory=dict)  # by source
-    failed: list[CaptureError] = field(default_factory=list)
-
-
-def manifest(jobs: Sequence[Job], summary: Summary) -> dict[str, Any]:
-    """What a dataset says of itself: no clock, host or absolute path."""
-    told = {} if jobs[0].records is None else {"records": list(jobs[0].records.topics)}
-    return {
-        "kproxy": kproxy.__version__,
-        "pyarrow": pa.__version__,
-        "settings": {"cluster": jobs[0].cluster, "ports": list(jobs[0].ports), **told},
-        "sources": {
-            job.source: [Path(path).name for path in job.paths] for job in jobs if job.source in summary.quality
-        },
-        "rows": summary.rows,
-    }
 
 
 class Rows:
@@ -237,17 +162,16 @@ class _Tally:
 
     def __call__(self, events: list[Event]) -> None:
         for event in events:
-            kind = type(event)
-            if kind is Exchange:
+            if type(event) is Exchange:
                 self.answers += event.response_end != NONE
                 self.requests += event.outcome is not REQUEST_NOT_SEEN
                 self._exchange(event)
-            elif kind is Unanswered:
+            elif type(event) is Unanswered:
                 self.requests += 1
                 self._exchange(event.exchange)
-            elif kind is Gap:
+            elif type(event) is Gap:
                 self._resyncs += event.resync
-            elif kind is Desync:
+            elif type(event) is Desync:
                 self._faults += 1
 
     def _exchange(self, exchange: Exchange) -> None:

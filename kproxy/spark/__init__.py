@@ -29,10 +29,20 @@ _LOCAL = {
 }
 
 
-def session(master: str | None = None, config: Mapping[str, str] = MappingProxyType({})) -> "SparkSession":
-    """A session with the captures' source registered: the one that runs, else one as `spark-submit` or `master` says.
+# Of sessions that are ours: times in SQL mean UTC, as the tables have them, and Arrow batches stay small, since one row
+# of `ingest` may hold some megabytes of packets.
+_OURS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
+}
 
-    Without either it is local, on all cores, with every port on loopback. `config` has more of Spark's settings.
+
+def session(master: str | None = None, config: Mapping[str, str] = MappingProxyType({})) -> "SparkSession":
+    """A session that knows the format `kafka-pcap`.
+
+    The session that runs is returned with its settings as they are, but for those of `config`. Otherwise one is
+    started, as `spark-submit` or `master` says, and by default on all cores of this machine with every port on
+    loopback; `config` has more of Spark's settings. Raises KproxyError where Spark does not start.
     """
     import os
     import sys
@@ -40,20 +50,23 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName("kproxy").config("spark.sql.session.timeZone", "UTC")
-    builder = builder.config("spark.sql.execution.arrow.maxBytesPerBatch", "16m")  # packets may be 64 KiB each
-    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
-        master = "local[*]"
-    if master is not None:
-        builder = builder.master(master)
-        if master.startswith("local"):
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers know what we know
-            config = {**_LOCAL, **config}
+    running = SparkSession.getActiveSession()
+    builder = SparkSession.builder.appName("kproxy")
+    if running is None:
+        if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
+            master = "local[*]"
+        settings = dict(_OURS)
+        if master is not None:
+            builder = builder.master(master)
+            if master.startswith("local"):
+                os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers know what we know
+                settings |= _LOCAL
+        config = {**settings, **config}
     for key, value in config.items():
         builder = builder.config(key, value)
     try:
-        spark = builder.getOrCreate()
+        spark = builder.getOrCreate() if running is None or config else running
     except (PySparkRuntimeError, OSError) as fault:
         raise KproxyError(f"Spark does not start: {fault}; it needs Java 17 or newer, found by JAVA_HOME") from fault
     register(spark)
@@ -68,17 +81,26 @@ def register(spark: "SparkSession") -> None:
 
 
 def table(spark: "SparkSession", folder: str, name: str) -> "DataFrame":
-    """A table of a dataset that `kproxy convert`, `kproxy spark ingest` or a recorder wrote."""
+    """A table of a dataset that `kproxy convert`, `kproxy spark ingest` or a recorder wrote.
+
+    Its columns are those that this kproxy knows, whichever kproxy wrote the files: what a file lacks is null. Tables by
+    date and hour have the columns `date` and `hour` too. Raises KproxyError where the folder has no such table, or a
+    newer kproxy wrote it.
+    """
     from kproxy.spark.source import spark_schema
     from kproxy.tables import schema
-    from kproxy.tables.writer import MANIFEST
+    from kproxy.tables.writer import MANIFEST, check_version
 
+    known = spark_schema(schema.BY_NAME[name].schema)
     place = folder.rstrip("/") + "/" + name
-    if "://" not in place and not any(Path(place).rglob("*.parquet")):
-        if name in schema.TABLES and (Path(folder) / MANIFEST).is_file():  # the captures had nothing for it
-            return spark.createDataFrame([], spark_schema(schema.TABLES[name].schema))
-        present = sorted(path.name for path in Path(folder).glob("[!._]*") if path.is_dir())
-        raise KproxyError(
-            f"{folder} holds no table {name!r}" + (f", only {', '.join(present)}" if present else ": is it a dataset?")
-        )
-    return spark.read.parquet(place)
+    if "://" not in place:
+        check_version(Path(folder))
+        if not any(Path(place).rglob("*.parquet")):
+            if name in schema.TABLES and (Path(folder) / MANIFEST).is_file():  # the captures had nothing for it
+                return spark.createDataFrame([], known)
+            present = sorted(path.name for path in Path(folder).glob("[!._]*") if path.is_dir())
+            raise KproxyError(
+                f"{folder} holds no table {name!r}"
+                + (f", only {', '.join(present)}" if present else ": is it a dataset?")
+            )
+    return spark.read.schema(known).parquet(place)

@@ -7,6 +7,7 @@ Refuses to know connections and tables.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from kproxy.capture.packets import Dissector, Segment
 from kproxy.capture.pcap import Record, Window
@@ -64,9 +65,9 @@ class _Dissector(Dissector):
     def count_in(self, quality: Quality) -> None:
         self._quality = quality
 
-    def _fragment(self, name: bytes, *rest: object) -> Segment | str:  # type: ignore[override]
+    def _fragment(self, name: bytes, *rest: Any) -> Segment | str:
         self.name = name
-        return super()._fragment(name, *rest)  # type: ignore[arg-type]
+        return super()._fragment(name, *rest)
 
     def follow(self, packet: Packet, segment: Segment | None) -> tuple[Packet, ...]:
         """The record of a fragment; if it made a segment whole, the records of the others."""

@@ -11,12 +11,14 @@ Options, beside the paths (files, patterns or folders):
 - `ports`: brokers' ports; by default Kafka is found by content. `cluster`: the column `cluster`.
 - `rotated`: true: the files are one capture, in the order of their packets.
 - `splitBytes` (segments): a larger file is shared out among tasks; 128 MiB by default, 0 never.
-- `quietSeconds` (streams): a file is complete when a later one is there, or when it has not changed for so long; 60.
+- `quietSeconds` (streams): a file is complete when it has not changed for so long; 60.
 
 A task reads segments of a part of a file, and of the other tables one capture, whose connections it decodes. Large
 captures are the business of `pipeline`, which shares them out by connection.
 
-As a stream the source follows a folder into which captures rotate. The files of a micro-batch are one capture, and an
+As a stream the source follows a folder into which captures rotate, and reads each file once, when it is complete, by
+whatever name and time of change it arrives. A stream's offset names the files that the folder holds and that were read:
+move them elsewhere, or delete them, before they are too many. The files of a micro-batch are one capture, and an
 exchange is told once; but one whose answer lies in a file of the next batch is cut, and that is said: it is
 `unanswered`, its connection is `open` in one batch and without `start_seen` in the next, where the rest of it is
 `request_not_seen` or skipped, and `quality` has `open`, `midstream` and `resync`. Who needs it whole reads the files
@@ -26,8 +28,10 @@ Refuses to know sessions of Spark: everything here runs in workers.
 """
 
 import json
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from glob import glob
@@ -42,7 +46,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
-from kproxy.convert.rows import BATCH_ROWS, Job, Rows, captures_of, quality_batch
+from kproxy.convert.job import Job, Settings, captures_of
+from kproxy.convert.rows import BATCH_ROWS, Rows, quality_batch
 from kproxy.errors import KproxyError
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Split, plan
@@ -78,10 +83,13 @@ _RECORDS = pa.schema(
     [field.with_type(_ANY) if field.type == schema.HEADERS else field for field in schema.RECORDS.schema]
 )
 RECORDS = replace(schema.RECORDS, schema=_RECORDS)
+log = logging.getLogger("kproxy.spark")
+
 TABLES = {**schema.TABLES, RECORDS.name: RECORDS, SEGMENTS.name: SEGMENTS}
 _FLAGS = ((SYN, "S"), (FIN, "F"), (RST, "R"), (8, "P"), (ACK, "."))  # as tcpdump writes them
 
 _SPARK_TYPES = {
+    schema.HEADERS: "array<struct<key: string, value: binary>>",
     TEXT: "string",
     I64: "bigint",
     I32: "int",
@@ -154,8 +162,8 @@ class _Settings:
         return found
 
     def jobs(self, files: Sequence[str], rotated: bool) -> list[Job]:
-        jobs = captures_of(files, self.cluster, self.ports, rotated) if files else []
-        return [replace(job, records=self.records) for job in jobs]
+        settings = Settings(ports=self.ports, cluster=self.cluster, rotated=rotated, records=self.records)
+        return captures_of(files, settings) if files else []
 
     def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of a batch that the time range and the APIs leave."""
@@ -203,21 +211,36 @@ class CaptureReader(DataSourceReader):
 
 
 class FolderReader(DataSourceStreamReader):
-    """Follows folders; an offset is the last complete file, by the time of its last change and its name."""
+    """Follows folders. An offset holds the files that were read, with their sizes, as far as they are still there."""
 
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
 
     def initialOffset(self) -> dict[str, Any]:
-        return {"changed_ns": 0, "name": ""}
+        return {"files": {}}
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        files = self._complete()
-        return files[-1][0] if files else (start or self.initialOffset())
+        """`start` and all files that are complete, without those that are gone."""
+        read = _files_of(start or self.initialOffset())
+        found = {}
+        for path, size, changed_ns in self._present():
+            if path in read:
+                found[path] = read[path]
+                if size > read[path]:
+                    log.warning(
+                        "%s was read with %d bytes and has %d now: what it grew by is in no table; raise quietSeconds, "
+                        "and convert the file again",
+                        path, read[path], size,
+                    )  # fmt: skip
+                    found[path] = size  # reported once
+            elif time.time_ns() - changed_ns >= self._settings.quiet_s * 1e9:
+                found[path] = size
+        return {"files": found}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         settings = self._settings
-        files = [path for offset, path in self._complete() if _order(start) < _order(offset) <= _order(end)]
+        read = _files_of(start)
+        files = sorted(path for path in _files_of(end) if path not in read)
         jobs = settings.jobs(files, True)
         if settings.table != SEGMENTS:
             return [Part(job) for job in jobs]
@@ -227,19 +250,20 @@ class FolderReader(DataSourceStreamReader):
         assert isinstance(partition, Part)
         return _batches(self._settings, partition)
 
-    def _complete(self) -> list[tuple[dict[str, Any], str]]:
-        found = []
+    def _present(self) -> Iterator[tuple[str, int, int]]:
+        """Path, size and time of the last change of each file."""
         for path in self._settings.files():
-            changed_ns = Path(path).stat().st_mtime_ns
-            found.append(({"changed_ns": changed_ns, "name": path}, path))
-        found.sort(key=lambda entry: _order(entry[0]))
-        if found and time.time_ns() - found[-1][0]["changed_ns"] < self._settings.quiet_s * 1e9:
-            found.pop()
-        return found
+            with suppress(FileNotFoundError):  # gone since the folder was listed
+                seen = Path(path).stat()
+                yield path, seen.st_size, seen.st_mtime_ns
 
 
-def _order(offset: dict[str, Any]) -> tuple[int, str]:
-    return offset["changed_ns"], offset["name"]
+def _files_of(offset: dict[str, Any]) -> dict[str, int]:
+    """The sizes of files by path."""
+    if "files" not in offset:
+        raise KproxyError("the stream's checkpoint is of an older kproxy: start with a new checkpoint folder")
+    files: dict[str, int] = offset["files"]
+    return files
 
 
 def _batches(settings: _Settings, part: Part) -> Iterator[pa.RecordBatch]:
@@ -293,8 +317,8 @@ def _segments(part: Part) -> Iterator[pa.RecordBatch]:
                     sender.clear()
                 ends = sender[key] = _ends(key)
             offset = None if earlier else window.offset + start
-            row = (job.source, file, offset, end - start, time_ns // 1000, time_ns, *ends, seq, ack)
-            row += ("".join(sign for bit, sign in _FLAGS if flags & bit), size, length)
+            place = (job.source, file, offset, end - start, time_ns // 1000, time_ns)
+            row = (*place, *ends, seq, ack, "".join(sign for bit, sign in _FLAGS if flags & bit), size, length)
             for column, value in zip(columns, row, strict=True):
                 column.append(value)
         if len(columns[0]) >= BATCH_ROWS:

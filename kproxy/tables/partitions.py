@@ -83,7 +83,7 @@ class BodyRows:
 
     def of_topics(self, found: Bodies) -> np.ndarray:
         """Indices of the topics of rows."""
-        return np.array([self.topics[topic] for topic in found.topics], np.int64)[found.topic]
+        return np.take(np.array([self.topics[topic] for topic in found.topics], np.int64), found.topic)
 
     @property
     def size(self) -> int:

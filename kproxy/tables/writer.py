@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,26 @@ FAN_IN = 64  # runs merged at a time
 MANIFEST = "_kproxy.json"
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What `_kproxy.json` says of a dataset; empty where there is none that can be read."""
+    try:
+        found = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def check_version(folder: Path) -> None:
+    """Raise KproxyError for a dataset whose schema is newer than ours: its columns may mean more than we know."""
+    manifest = read_manifest(folder)
+    version = manifest.get("schema_version")
+    if isinstance(version, int) and version > schema.VERSION:
+        raise KproxyError(
+            f"{folder}: these tables were written by a newer kproxy ({manifest.get('kproxy', 'of unknown version')}, "
+            f"schema version {version}; this one knows {schema.VERSION}): upgrade kproxy, or name another folder"
+        )
+
+
 class Dataset:
     """A folder of tables. `begin` gives a place to write in; `publish` makes files of it part of the dataset."""
 
@@ -51,6 +71,7 @@ class Dataset:
 
         Tables by hour know no sources by their files, so that no file of another run could take a source's place.
         """
+        check_version(self.folder)
         if not by_hour and any(self.folder.glob("*/date=*")):
             raise KproxyError(f"{self.folder} holds tables by date and hour, as Spark writes them: name another folder")
         work = self.folder / f".unfinished-{name}"
@@ -88,11 +109,14 @@ class Dataset:
         self.abandon()
 
     def _manifest(self, told: dict[str, Any]) -> dict[str, Any]:
-        try:
-            before = dict(json.loads((self.folder / MANIFEST).read_text())["sources"])
-        except (OSError, ValueError, LookupError, TypeError):  # none, or not ours
-            before = {}
+        manifest = read_manifest(self.folder)
+        before, prints = (_mapping(manifest.get(name)) for name in ("sources", "fingerprints"))
         whole = {"schema_version": schema.VERSION, **told, "sources": before | told["sources"]}
+        whole["fingerprints"] = {
+            source: print_
+            for source, print_ in (prints | told.get("fingerprints", {})).items()
+            if source in whole["sources"]
+        }
         if before and "rows" in told:
             whole["rows"] = {
                 name: sum(pq.read_metadata(file).num_rows for file in (self.folder / name).glob("*.parquet"))
@@ -165,6 +189,18 @@ def write(table: Table, runs: list[Path], path: Path, fill: Callable[[pa.Table],
     for run in runs:
         run.unlink()
     return count
+
+
+def some_values(files: Sequence[Path], columns: tuple[str, ...], most: int = 1000) -> list[str]:
+    """The different values of text columns, in order: of each row the first column that is not null, `most` at most."""
+    found: set[str] = set()
+    for file in files:
+        with pq.ParquetFile(file) as rows:
+            for batch in rows.iter_batches(columns=list(columns)):
+                if len(found) >= most:
+                    break
+                found |= set(pc.unique(pc.coalesce(*(batch[name] for name in columns))).to_pylist()) - {None}
+    return sorted(found)[:most]
 
 
 def store(table: Table, parts: Iterable[pa.Table], path: Path) -> int:
@@ -272,6 +308,10 @@ def _is_sorted(column: pa.ChunkedArray) -> bool:
     chunks = [np.frombuffer(chunk.buffers()[1], np.int64)[chunk.offset :][: len(chunk)] for chunk in column.chunks]
     times = np.concatenate(chunks)
     return bool((times[1:] > times[:-1]).all())
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 @contextmanager

@@ -3,12 +3,16 @@
 Duty: the terminal side only; nothing is decided or counted here.
 """
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from kproxy.capture.quality import Quality
-from kproxy.convert.rows import Summary
+from kproxy.convert.job import Summary
+
+TOPICS_SHOWN = 20
 
 
 def tell(summary: Summary) -> None:
@@ -24,19 +28,34 @@ def tell(summary: Summary) -> None:
         for row in quality:
             table.add_row(f"{row.count:,}", _bytes(row.bytes), row.sentence)
         console.print(table)
-        console.print(verdict(quality) + "\n")
+        console.print(verdict(quality, summary.key_log) + "\n")
     for name, rows in sorted(summary.rows.items()):
         console.print(Text(printable(f"{rows:>12,} rows  {summary.folder / name}")))
+    if summary.chosen is not None and not summary.rows.get("records"):
+        console.print(Text(printable(_no_records(summary.chosen.topics, summary.topics))))
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     for fault in summary.failed:
         errors.print(Text(printable(f"kproxy: {fault}")))
 
 
-def verdict(quality: Quality) -> str:
-    """One sentence: how far the tables can be trusted."""
+def _no_records(chosen: Sequence[str], seen: Sequence[str]) -> str:
+    none = f"No records of {', '.join(chosen)}"
+    if not seen:
+        return f"{none}: no record batches were seen."
+    more = f", and {len(seen) - TOPICS_SHOWN} more" if len(seen) > TOPICS_SHOWN else ""
+    return f"{none}. There are batches of {', '.join(seen[:TOPICS_SHOWN])}{more}."
+
+
+def verdict(quality: Quality, key_log: str | None = None) -> str:
+    """One sentence: how far the tables can be trusted. `key_log`: the file that was to decrypt TLS."""
     if not quality.count("packets"):
         return "There is no packet in it."
     if not quality.count("kafka"):
+        if quality.count("tls") and key_log is not None:
+            return (
+                f"No plaintext Kafka in it, and {printable(key_log)} has the keys of none of its TLS connections: "
+                "give the key log that was written while the capture ran."
+            )
         if quality.count("tls"):
             return "No plaintext Kafka in it; the TLS connections need a key log that has their keys to be read."
         return "No Kafka in it. If there should be, name the brokers' ports with --port."
@@ -56,7 +75,7 @@ def verdict(quality: Quality) -> str:
             ("strays", "segments fit no window of their connection"),
             ("fault", "connections break the protocol or answer what was not captured"),
             ("idle", "too many connections were open at once"),
-            ("tls", "some connections are encrypted"),
+            ("tls", "some connections are encrypted" + (" with keys that the key log lacks" if key_log else "")),
         )
         if quality.count(kind)
     ]

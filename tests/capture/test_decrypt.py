@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kproxy.capture import decrypt
+from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from tests import captures
 
@@ -42,7 +43,7 @@ def test_tls_with_its_keys_gives_the_exchanges_of_its_broker(tmp_path, how):
     path, name, options = captures.capture("k41_tls13_keys"), "k41_tls13_keys.pcap", {"key_log": key_log}
     if how == "embedded":
         path, name, options = captures.capture("tls13_embedded_secrets"), "tls13_embedded_secrets.pcapng", {}
-    paths = [path]
+    paths, processes = [path], 0
     if how.startswith("rotated"):
         data, position = path.read_bytes(), 24
         while position < len(data) // 2:
@@ -50,8 +51,9 @@ def test_tls_with_its_keys_gives_the_exchanges_of_its_broker(tmp_path, how):
         paths = [tmp_path / name, tmp_path / "second"]
         paths[0].write_bytes(data[:position])
         paths[1].write_bytes(data[:24] + data[position:])
-        options |= {"rotated": True, "processes": 2}
-    summary = convert(paths, tmp_path / "out", **options)
+        options |= {"rotated": True}
+        processes = 2
+    summary = convert(paths, tmp_path / "out", Settings(**options), processes=processes)
     exchanges = rows(tmp_path / "out", "exchanges", name)
     assert Counter((row["api"], row["api_version"]) for row in exchanges) == REQUESTS
     assert Counter(row["outcome"] for row in exchanges) == {"answered": 223, "no_answer_expected": 1}
@@ -65,7 +67,7 @@ def test_tls_with_its_keys_gives_the_exchanges_of_its_broker(tmp_path, how):
 
 def test_keys_of_other_connections_leave_them_encrypted_and_counted(tmp_path):
     summary = convert(
-        [captures.capture("k41_tls_nokeys_kcat")], tmp_path, key_log=captures.capture("k41_tls13_keys.keys")
+        [captures.capture("k41_tls_nokeys_kcat")], tmp_path, Settings(key_log=captures.capture("k41_tls13_keys.keys"))
     )
     assert summary.quality["k41_tls_nokeys_kcat.pcap"].count("tls") == 4
     connections = rows(tmp_path, "connections", "k41_tls_nokeys_kcat.pcap")
@@ -74,9 +76,8 @@ def test_keys_of_other_connections_leave_them_encrypted_and_counted(tmp_path):
 
 def test_without_tshark_the_user_is_told_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    summary = convert(
-        [captures.capture("k41_tls13_keys")], tmp_path / "out", key_log=captures.capture("k41_tls13_keys.keys")
-    )
+    settings = Settings(key_log=captures.capture("k41_tls13_keys.keys"))
+    summary = convert([captures.capture("k41_tls13_keys")], tmp_path / "out", settings)
     assert "install Wireshark's tshark" in str(summary.failed[0])
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from kproxy.capture import flows, inorder, mapped, pairs, pcap
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
-from kproxy.convert.rows import OF_FLOWS, Job, Rows
+from kproxy.convert.job import OF_FLOWS, Job
+from kproxy.convert.rows import Rows
 from kproxy.protocol import codec, records
 from kproxy.wire import bodies
 from tests import captures

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from kproxy.cli import cli
 from kproxy.convert import machine
 from kproxy.convert import processes as conversion
+from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.tables.schema import TABLES
@@ -64,7 +65,7 @@ def test_a_capture_becomes_tables_with_exactly_its_exchanges(tmp_path):
 def test_a_broker_is_known_by_the_address_that_it_advertises(tmp_path, detail):
     """As any answer on any connection tells, later ones too; the controllers' ports are in none."""
     names = ("k41_java_cluster", "k0822_python147", "k41_ipv6")  # in the last addresses are not those that brokers know
-    convert([captures.capture(name) for name in names], tmp_path, detail=detail)
+    convert([captures.capture(name) for name in names], tmp_path, Settings(detail=detail))
     brokers = {9091: 1, 9092: 2, 9093: 3}
     for name in names:
         for table in ("exchanges", "connections"):
@@ -148,7 +149,7 @@ def test_rotated_files_are_one_source(tmp_path):
     (tmp_path / "part0").write_bytes(whole[:position])
     (tmp_path / "part1").write_bytes(whole[:24] + whole[position:])
     for order in ((0, 1), (1, 0)):  # as their packets tell: `ls` puts tcpdump's tenth file before the second
-        convert([tmp_path / f"part{number}" for number in order], tmp_path / "out", rotated=True)
+        convert([tmp_path / f"part{number}" for number in order], tmp_path / "out", Settings(rotated=True))
         assert len(rows(tmp_path / "out", "exchanges", "part0")) == len(captures.expected("k41_BASE"))
         assert "clock_back" not in {row["kind"] for row in rows(tmp_path / "out", "quality", "part0")}
 

@@ -6,7 +6,8 @@ import pytest
 from kproxy.capture.packets import ACK, SYN
 from kproxy.capture.pcap import Capture
 from kproxy.capture.quality import Quality
-from kproxy.convert.rows import Rows, captures_of
+from kproxy.convert.job import Settings, captures_of
+from kproxy.convert.rows import Rows
 from kproxy.protocol.records import Record, write_batch
 from kproxy.tables.partitions import MAX_TIMESTAMP_MS, BatchColumns, PartitionColumns
 from tests.capture import packet
@@ -49,7 +50,7 @@ def fetches(path, batches):
 
 def read(rows, path):
     """All of a capture, in windows: a connection's first packets are never taken by column."""
-    (job,) = captures_of([path], "default", (), False)
+    (job,) = captures_of([path], Settings())
     flows = rows.flows(job, Quality())
     for window in Capture([path], Quality()).windows():
         packets = list(window.records)

@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 
 from kproxy.capture import flows
 from kproxy.capture.packets import ACK, FIN, SYN
+from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.protocol import codec
@@ -125,15 +126,15 @@ def test_ports_and_rotation(spark, tmp_path):
     packed = tmp_path / "part1.pcap.gz"
     packed.write_bytes(gzip.compress(files[1].read_bytes()))
     files[1] = packed
-    settings = {"ports": [9092], "cluster": "east", "rotated": True}
-    convert(files, tmp_path / "converted", processes=1, **settings)
-    pipeline.ingest(spark, files, tmp_path / "ingested", split_bytes=50_000, tasks=3, **settings)
+    settings = Settings(ports=(9092,), cluster="east", rotated=True)
+    convert(files, tmp_path / "converted", settings, processes=1)
+    pipeline.ingest(spark, files, tmp_path / "ingested", settings, split_bytes=50_000, tasks=3)
     same(tmp_path / "ingested", tmp_path / "converted")
     assert len(rows(tmp_path / "ingested", schema.EXCHANGES)) == len(expected("k41_BASE"))
 
 
 def test_a_large_connection_holds_nobody_up(spark, tmp_path):
-    """It is alone in the first task, and the others' files are there before its own."""
+    """It is alone in the first task, which Spark begins before the others."""
     wire = Wire()
     large, small = 0, range(1, 40)
     for connection in (large, *small):
@@ -150,9 +151,31 @@ def test_a_large_connection_holds_nobody_up(spark, tmp_path):
     alone = [file for file, clients in found.items() if clients.to_pylist() == ["client-0"]]
     assert [file.name for file in alone] == ["part-00000.parquet"] and len(found) > 1
     assert sum(len(clients) for clients in found.values()) == 1 + len(small)
-    assert all(file.stat().st_mtime_ns < alone[0].stat().st_mtime_ns for file in found if file not in alone)
     convert([path], tmp_path / "converted", processes=1)
     same(tmp_path / "tables", tmp_path / "converted")
+
+
+def test_a_compressed_capture_is_shared_out_as_a_plain_one(spark, tmp_path, monkeypatch):
+    """By the size of its packets, which is known once they were scanned, not by that of the file."""
+    monkeypatch.setattr(pipeline, "TASK_BYTES", 200_000)
+    plain = capture("k41_java_cluster")
+    packed = tmp_path / f"{plain.name}.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert packed.stat().st_size < plain.stat().st_size / 2
+    files = {}
+    for path in (plain, packed):
+        pipeline.ingest(spark, [path], tmp_path / path.name.removeprefix("k41_"))
+        files[path] = len(list((tmp_path / path.name.removeprefix("k41_") / "exchanges").rglob("*.parquet")))
+    assert files[plain] == files[packed] > 3
+
+
+def test_a_link_is_the_source_that_it_is_called(spark, tmp_path):
+    link = tmp_path / "incident.pcap"
+    link.symlink_to(capture("k41_midstream"))
+    pipeline.ingest(spark, [link], tmp_path / "ingested")
+    convert([link], tmp_path / "converted", processes=1)
+    same(tmp_path / "ingested", tmp_path / "converted")
+    assert set(rows(tmp_path / "ingested", schema.EXCHANGES)["source"].to_pylist()) == {"incident.pcap"}
 
 
 def test_thousands_of_open_connections(spark, tmp_path, monkeypatch):
@@ -193,15 +216,15 @@ def test_packets_captured_twice(spark, tmp_path):
 
 def test_records_of_chosen_topics(spark, tmp_path):
     files = [capture("k41_librdkafka"), capture("k41_kip848_share"), capture("tls13_embedded_secrets")]
-    settings = {"records": chosen("rdk2,__trans*,gamma", "hash")}
-    convert(files, tmp_path / "converted", processes=1, **settings)
-    pipeline.ingest(spark, files, tmp_path / "ingested", split_bytes=100_000, tasks=3, **settings)
+    settings = Settings(records=chosen("rdk2,__trans*,gamma", "hash"))
+    convert(files, tmp_path / "converted", settings, processes=1)
+    pipeline.ingest(spark, files, tmp_path / "ingested", settings, split_bytes=100_000, tasks=3)
     same(tmp_path / "ingested", tmp_path / "converted", schema.RECORDS)
     told = rows(tmp_path / "ingested", schema.RECORDS)
     assert {"rdk2", "gamma", "__transaction_state"} == set(told["topic"].to_pylist())
     manifest = json.loads((tmp_path / "ingested" / "_kproxy.json").read_text())
     assert manifest["rows"]["records"] == len(told) > 100
-    pipeline.ingest(spark, files, tmp_path / "ingested", overwrite=True)
+    pipeline.ingest(spark, files, tmp_path / "ingested", Settings(overwrite=True))
     assert not list((tmp_path / "ingested/records").rglob("*.parquet"))
 
 
@@ -241,7 +264,7 @@ def test_what_is_no_capture_is_told_and_the_rest_goes_on(spark, tmp_path):
     with pytest.raises(KproxyError, match="holds tables already"):
         pipeline.ingest(spark, files[:1], tmp_path / "tables")
     before = rows(tmp_path / "tables", schema.EXCHANGES)
-    pipeline.ingest(spark, files[:1], tmp_path / "tables", overwrite=True, tasks=3)
+    pipeline.ingest(spark, files[:1], tmp_path / "tables", Settings(overwrite=True), tasks=3)
     assert rows(tmp_path / "tables", schema.EXCHANGES).equals(before)
 
 

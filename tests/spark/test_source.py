@@ -1,15 +1,20 @@
 """The format `kafka-pcap`: its tables against those of `kproxy convert`, its options, and a folder that fills up."""
 
+import json
 import os
 import shutil
+import time
 from collections import Counter
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from kproxy.convert.processes import convert
+from kproxy.errors import KproxyError
 from kproxy.spark import splits
+from kproxy.spark.source import FolderReader, _Settings
 from kproxy.tables import schema
 from tests.captures import capture, expected
 
@@ -92,6 +97,7 @@ def test_options_that_make_no_sense_are_told(spark, options, said):
 
 
 def test_a_stream_follows_a_folder(spark, tmp_path):
+    """Each file is read once, when it is complete, whatever its time of change: rsync and mv keep those of long ago."""
     folder, out, state = tmp_path / "in", tmp_path / "out", tmp_path / "state"
     folder.mkdir()
     stream = (
@@ -104,22 +110,59 @@ def test_a_stream_follows_a_folder(spark, tmp_path):
     def run():
         query = stream.writeStream.format("parquet").option("checkpointLocation", str(state)).trigger(availableNow=True)
         query.start(str(out)).awaitTermination(120)
-        return spark.read.parquet(str(out)).groupBy("source").count().collect() if out.is_dir() else []
+        rows = spark.read.parquet(str(out)).groupBy("source").count().collect() if out.is_dir() else []
+        return {row["source"]: row["count"] for row in rows}
 
     def arrive(name, changed):
         shutil.copy(capture(name), folder)
         os.utime(folder / capture(name).name, (changed, changed))
 
-    arrive("k41_BASE", 1000)
+    arrive("k41_BASE", 3000)
     (folder / ".hidden").write_text("no capture")
-    arrive("k41_oneway", 2000)
-    arrive("k41_midstream", 4_000_000_000)  # still being written
-    first = {row["source"]: row["count"] for row in run()}
+    arrive("k41_oneway", 4000)
+    arrive("k41_midstream", time.time())  # still being written
+    first = run()
     assert set(first) == {"k41_BASE.pcap"}  # the files of a batch are one capture
-    arrive("k41_tinyseg", 4_000_000_001)
-    second = {row["source"]: row["count"] for row in run()}
-    assert set(second) == {"k41_BASE.pcap", "k41_midstream.pcap"} and second["k41_BASE.pcap"] == first["k41_BASE.pcap"]
-    assert {row["source"]: row["count"] for row in run()} == second
+    arrive("k41_tinyseg", 2000)  # before those that were read
+    second = run()
+    assert set(second) == {"k41_BASE.pcap", "k41_tinyseg.pcap"} and second["k41_BASE.pcap"] == first["k41_BASE.pcap"]
+    assert run() == second
+    arrive("k41_midstream", 5000)  # complete now
+    arrive("k41_BASE", 6000)  # touched: read once all the same
+    third = run()
+    assert set(third) == {*second, "k41_midstream.pcap"} and {name: third[name] for name in second} == second
+
+
+def test_a_file_is_complete_when_it_is_quiet_and_read_once(tmp_path, caplog):
+    """Two captures rotate into one folder: that another file is newer says nothing about whether one is complete."""
+    reader = FolderReader(_Settings({"path": str(tmp_path), "quietSeconds": "60"}))
+
+    def put(name, size, age_s):
+        (tmp_path / name).write_bytes(bytes(size))
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+
+    def batch(start, end):
+        return [Path(path).name for part in reader.partitions(start, end) for path in part.job.paths]
+
+    put("broker1.pcap", 200, 3)
+    put("broker2.pcap", 300, 1)
+    put("old.pcap", 100, 3600)
+    begin = reader.initialOffset()
+    first = json.loads(json.dumps(reader.latestOffset(begin)))  # as Spark keeps it
+    assert batch(begin, first) == ["old.pcap"]
+    put("broker1.pcap", 400, 61)
+    put("older.pcap", 100, 7200)
+    second = reader.latestOffset(first)
+    assert sorted(batch(first, second)) == ["broker1.pcap", "older.pcap"]
+    assert batch(first, second) == batch(first, second) and batch(second, second) == []
+    put("broker1.pcap", 500, 61)
+    (tmp_path / "old.pcap").unlink()
+    third = reader.latestOffset(second)
+    assert batch(second, third) == [] and len(third["files"]) == 2  # what is gone is forgotten
+    assert reader.latestOffset(third) == third
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "400 bytes and has 500" in caplog.text
+    with pytest.raises(KproxyError, match="new checkpoint folder"):
+        reader.latestOffset({"changed_ns": 0, "name": ""})
 
 
 def test_a_stream_says_what_it_cut(spark, tmp_path, converted):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError, ProtocolError
 from kproxy.protocol import codec
@@ -209,7 +210,7 @@ def test_many_records_are_handed_on_in_parts(monkeypatch):
 def test_what_consumers_got_is_what_producers_sent(tmp_path):
     """Real clients: every record that was fetched at an offset which a captured Produce was given is that one."""
     for name in ("k0822_python147", "k111_kcat_sarama", "k41_librdkafka"):
-        convert([captures.capture(name)], tmp_path / name, records=ALL)
+        convert([captures.capture(name)], tmp_path / name, Settings(records=ALL))
         read = {table: pq.read_table(tmp_path / name / table) for table in ("records", "partitions", "batches")}
         given = {
             (row["connection"], row["number"], row["topic"] or row["topic_id"], row["partition"]): row["offset"]

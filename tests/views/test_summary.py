@@ -3,7 +3,7 @@
 import pytest
 
 from kproxy.capture.quality import Quality
-from kproxy.convert.rows import Summary
+from kproxy.convert.job import Summary
 from kproxy.errors import CaptureError
 from kproxy.views.summary import tell, verdict
 

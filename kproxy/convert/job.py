@@ -1,0 +1,191 @@
+"""What is to be converted, how, and what came of it: shared by `kproxy convert` and Spark.
+
+Duty: `Settings` says how captures are read, `captures_of` which captures paths stand for, and `refuse_replacing` keeps
+a capture from taking the place of another one's tables. Tables name their source by a file's name, so two captures with
+one name cannot stand in one dataset; a capture is known again by its first bytes (`fingerprint`).
+
+Refuses to know rows, and how flows are shared out among processes or machines.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import kproxy
+from kproxy.capture import files
+from kproxy.capture.pcap import in_time
+from kproxy.capture.quality import Quality
+from kproxy.errors import CaptureError, KproxyError
+from kproxy.tables import schema, writer
+from kproxy.tables.records import Chosen
+from kproxy.wire.bodies import BATCHES, CHECKED, DETAILS
+
+FINGERPRINT_BYTES = 64 << 10
+OF_FLOWS = (
+    "exchanges",
+    "partitions",
+    "batches",
+    "connections",
+)  # the tables whose rows come from flows; `quality` is of a whole capture
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How captures are read. Raises KproxyError where two settings exclude each other.
+
+    ports: of brokers; empty: Kafka is found by content, on any port.
+    cluster: the column `cluster`.
+    rotated: the files are one capture, read in the order of their first packets.
+    key_log: an SSLKEYLOGFILE of the TLS connections, which are decrypted with tshark.
+    detail: how closely bodies are read: "headers" gives no rows of `partitions` and `batches`, "topics" none of
+        `batches`, "batches" all.
+    checksums: check that of every batch (`crc_valid`), for which every byte of it is read.
+    records: topics whose records become rows of `records`; None: of none.
+    overwrite: replace the tables of another capture that has the same name, or with Spark all that the folder holds.
+    """
+
+    ports: tuple[int, ...] = ()
+    cluster: str = "default"
+    rotated: bool = False
+    key_log: Path | str | None = None
+    detail: str = "batches"
+    checksums: bool = False
+    records: Chosen | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.checksums or self.records is not None) and DETAILS[self.detail] < BATCHES:
+            raise KproxyError(
+                f"checksums and records are of batches, which detail {self.detail} does not look at: leave it out"
+            )
+
+    @property
+    def look(self) -> int:
+        """One of `bodies.DETAILS`, or CHECKED."""
+        return CHECKED if self.checksums else DETAILS[self.detail]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One capture: a file, or rotated files in their order."""
+
+    source: str
+    paths: tuple[str, ...]
+    cluster: str
+    ports: tuple[int, ...]
+    key_log: str | None = None  # SSLKEYLOGFILE of its TLS connections
+    detail: int = BATCHES  # one of bodies.DETAILS
+    records: Chosen | None = None  # then there is a table of them too
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the tables whose rows come from flows."""
+        return OF_FLOWS if self.records is None else (*OF_FLOWS, schema.RECORDS.name)
+
+
+@dataclass
+class Summary:
+    """What came of captures that were turned into tables."""
+
+    folder: Path
+    rows: dict[str, int] = field(default_factory=dict)  # by table
+    quality: dict[str, Quality] = field(default_factory=dict)  # by source
+    failed: list[CaptureError] = field(default_factory=list)
+    key_log: str | None = None  # that was given
+    chosen: Chosen | None = None  # the topics whose records were asked for
+    topics: list[str] = field(default_factory=list)  # that were seen, where none of them was chosen; not all, if many
+
+    @property
+    def found_kafka(self) -> bool:
+        """Whether any connection of any capture speaks Kafka."""
+        return any(quality.count("kafka") for quality in self.quality.values())
+
+
+def captures_of(captures: Sequence[Path | str], settings: Settings) -> list[Job]:
+    """The captures that paths stand for: one for each path, or with `rotated` one of all.
+
+    Raises KproxyError for two of one name.
+    """
+    paths = [str(path) for path in captures]
+    for path in paths:
+        if "://" in path:
+            raise KproxyError(f"{path}: captures are read from files of this machine: copy it here first")
+    ports = tuple(sorted(set(settings.ports)))
+    key_log = str(settings.key_log) if settings.key_log else None
+    rest = (settings.cluster, ports, key_log, settings.look, settings.records)
+    if settings.rotated:
+        paths = in_time(paths)
+        return [Job(_source(paths[0]), tuple(paths), *rest)]
+    jobs = [Job(_source(path), (path,), *rest) for path in paths]
+    seen: dict[str, str] = {}
+    for job in jobs:
+        if job.source in seen:
+            raise KproxyError(
+                f"{seen[job.source]} and {job.paths[0]} have the same name, and tables name their source by it: "
+                "convert them into separate folders, or rename one"
+            )
+        seen[job.source] = job.paths[0]
+    return jobs
+
+
+def _source(path: str) -> str:
+    # names of files are bytes, of which some are no text
+    return "stdin" if path == files.STDIN else os.fsencode(Path(path).name).decode(errors="backslashreplace")
+
+
+def output_folder(out: Path | str) -> Path:
+    """Where tables go; raises KproxyError for a URL, before a folder of that name is made."""
+    if "://" in str(out):
+        raise KproxyError(
+            f"--out {out}: tables are written to folders of this machine: name one, and copy it from there"
+        )
+    return Path(out)
+
+
+def fingerprint(path: str, size: int = FINGERPRINT_BYTES) -> str | None:
+    """The first bytes of a file as "<how many>:<BLAKE2b in hex>": the same as long as a capture only grows.
+
+    None for what can be read but once, and for what cannot be read.
+    """
+    if not os.path.isfile(path):  # noqa: PTH113 - raises never
+        return None
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(size)
+    except OSError:
+        return None
+    return f"{len(head)}:{blake2b(head, digest_size=16).hexdigest()}"
+
+
+def refuse_replacing(folder: Path, jobs: Sequence[Job]) -> None:
+    """Raise KproxyError if the dataset has tables of another capture under the name of one of these."""
+    manifest = writer.read_manifest(folder)
+    for job in jobs:
+        if job.source in manifest.get("sources", ()):
+            known = str(manifest.get("fingerprints", {}).get(job.source, ""))
+            size = known.partition(":")[0]
+            if not size.isdecimal() or fingerprint(job.paths[0], int(size)) != known:
+                raise KproxyError(
+                    f"{folder} has tables of another capture that is called {job.source}: "
+                    "name another folder, rename the capture, or replace those tables with --overwrite"
+                )
+
+
+def manifest(jobs: Sequence[Job], summary: Summary) -> dict[str, Any]:
+    """What a dataset says of itself: no clock, host or absolute path."""
+    shown = {} if jobs[0].records is None else {"records": list(jobs[0].records.topics)}
+    done = [job for job in jobs if job.source in summary.quality]
+    prints = {job.source: fingerprint(job.paths[0]) for job in done}
+    return {
+        "kproxy": kproxy.__version__,
+        "pyarrow": pa.__version__,
+        "settings": {"cluster": jobs[0].cluster, "ports": list(jobs[0].ports), **shown},
+        "sources": {job.source: [Path(path).name for path in job.paths] for job in done},
+        "fingerprints": {source: print_ for source, print_ in prints.items() if print_ is not None},
+        "rows": summary.rows,
+    }

@@ -1,0 +1,106 @@
+"""Which captures paths stand for, and that none takes the place of another one's tables."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from kproxy.cli import cli
+from kproxy.convert.job import FINGERPRINT_BYTES, Settings, captures_of, fingerprint
+from kproxy.convert.processes import convert
+from kproxy.errors import KproxyError
+from tests.captures import capture
+
+
+def exchanges(folder, source):
+    return pq.read_table(folder / "exchanges" / f"{source}.parquet").num_rows
+
+
+def convert_command(*arguments):
+    return CliRunner().invoke(cli, ["convert", *map(str, arguments)])
+
+
+def test_another_capture_of_the_same_name_replaces_nothing(tmp_path):
+    one, other = (tmp_path / name / "incident.pcap" for name in "ab")
+    for path, name in ((one, "k41_BASE"), (other, "k41_midstream")):
+        path.parent.mkdir()
+        path.write_bytes(capture(name).read_bytes())
+    out = tmp_path / "tables"
+    convert([one], out)
+    before = exchanges(out, one.name)
+    with pytest.raises(KproxyError, match=r"has tables of another capture that is called incident\.pcap.*--overwrite"):
+        convert([other], out)
+    assert exchanges(out, one.name) == before and not list(out.glob(".unfinished*"))
+    convert([other], out, Settings(overwrite=True))
+    assert exchanges(out, one.name) < before
+    with pytest.raises(KproxyError, match="another capture"):  # the fingerprint is that of the tables that are there
+        convert([one], out)
+
+
+def test_a_capture_that_grew_is_the_same_one(tmp_path):
+    data = capture("k41_BASE").read_bytes()
+    path, out = tmp_path / "grows.pcap", tmp_path / "tables"
+    seen = []
+    for size in (5000, 100_000, len(data)):  # below and above what its fingerprint is of
+        path.write_bytes(data[:size])
+        convert([path], out)
+        seen.append(exchanges(out, path.name))
+        stored = json.loads((out / "_kproxy.json").read_text())["fingerprints"][path.name]
+        assert stored.partition(":")[0] == str(min(size, FINGERPRINT_BYTES))
+        assert fingerprint(str(path), min(size, FINGERPRINT_BYTES)) == stored
+    assert seen[0] < seen[1] < seen[2]
+
+
+def test_standard_input_is_never_known_again(tmp_path):
+    data = capture("k41_midstream").read_bytes()
+    for status in (0, 1):
+        done = CliRunner().invoke(cli, ["convert", "-", "--out", str(tmp_path / "tables")], input=data)
+        assert done.exit_code == status
+    assert "called stdin" in str(done.exception)
+    assert fingerprint("-") is None and fingerprint(str(tmp_path / "gone")) is None
+
+
+def test_settings_that_exclude_each_other():
+    with pytest.raises(KproxyError, match="detail topics does not look at"):
+        Settings(detail="topics", checksums=True)
+    (job,) = captures_of(["a/b.pcap"], Settings(ports=(9093, 9092, 9093), cluster="east"))
+    assert (job.source, job.paths, job.ports, job.cluster) == ("b.pcap", ("a/b.pcap",), (9092, 9093), "east")
+
+
+@pytest.mark.parametrize("command", [["convert"], ["spark", "ingest"]])
+def test_urls_are_refused_before_a_folder_is_made(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["x.pcap", "--out", "s3://bucket/tables"], ["s3://bucket/x.pcap", "--out", "tables"]):
+        done = CliRunner().invoke(cli, [*command, *arguments])
+        assert isinstance(done.exception, KproxyError) and "s3://bucket" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_strict_fails_where_no_kafka_was_found(tmp_path):
+    path = capture("k41_midstream")
+    for arguments, status in (((), 0), (("--strict",), 0), (("--port", 1), 0), (("--port", 1, "--strict"), 1)):
+        done = convert_command(path, "--out", tmp_path / "tables", *arguments)
+        assert done.exit_code == status, done.output
+    assert "No Kafka in it" in done.output
+
+
+def test_topics_that_were_seen_are_named_where_none_of_them_was_chosen(tmp_path):
+    path = capture("k41_librdkafka")
+    done = convert_command(path, "--out", tmp_path / "some", "--records", "nosuchtopic")
+    assert done.exit_code == 0
+    (line,) = (line for line in done.output.splitlines() if line.startswith("No records of nosuchtopic"))
+    assert "There are batches of " in line and " rdk" in line and " rdk2" in line
+    done = convert_command(path, "--out", tmp_path / "all", "--records", "rdk2")
+    assert "No records of" not in done.output
+
+
+def test_a_key_log_of_other_connections_is_named_so(tmp_path):
+    other = tmp_path / "other.keys"
+    other.write_text(f"CLIENT_RANDOM {'ab' * 32} {'cd' * 48}\n")
+    mixed = (capture("k41_tls_nokeys_kcat"), "--out", tmp_path / "mixed")
+    only = (capture("k41_tls13_keys"), "--out", tmp_path / "only")
+    for given, words in ((("--key-log", other), "keys that the key log lacks"), ((), "some connections are encrypted")):
+        assert words in " ".join(convert_command(*mixed, *given).output.split())
+    for given, words in ((("--key-log", other), f"{other} has the keys of none of its TLS"), ((), "need a key log")):
+        assert words in " ".join(convert_command(*only, *given).output.split())
