@@ -5,13 +5,13 @@ disk, in a temporary folder, so memory is bounded whatever the capture's size (s
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from kproxy.capture.quality import Quality
-from kproxy.convert.rows import Rows, captures_of
+from kproxy.convert.job import Settings, captures_of
+from kproxy.convert.rows import Rows
 from kproxy.tables import schema, writer
 
 
@@ -32,8 +32,7 @@ def exchanges(
     Raises CaptureError, when the first row is asked for, where the file is no capture or cannot be read. What a capture
     does not show is no error.
     """
-    (job,) = captures_of([capture], cluster, tuple(sorted(set(ports))), rotated=False)
-    job = replace(job, key_log=str(key_log) if key_log else None)
+    (job,) = captures_of([capture], Settings(ports=tuple(ports), cluster=cluster, key_log=key_log))
     table = schema.EXCHANGES
     with TemporaryDirectory(prefix="kproxy-") as folder:
         sorter = writer.Sorter(table, Path(folder))
