@@ -627,7 +627,7 @@ class Flows:
                 return False
         return False
 
-    def decide(self, flow: Flow, speaks: str) -> "_Kafka | _Deaf":
+    def decide(self, flow: Flow, speaks: str) -> Receiver:
         """It is clear what a flow speaks, or that it never will be."""
         flow.speaks = speaks
         if speaks not in (content.KAFKA, content.TLS):

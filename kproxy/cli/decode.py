@@ -1,41 +1,51 @@
 """`kproxy decode`: the options of frames to text. The work is that of `protocol.decode` and `views.decode`."""
 
+import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import BinaryIO
 
 import click
 
-from kproxy.errors import KproxyError
-
 
 @click.command()
-@click.argument("frame", required=False, metavar="[HEX]")
+@click.argument("given", nargs=-1, metavar="[HEX | CAPTURE...]")
 @click.option("-f", "--file", type=click.File("rb"), metavar="FILE", help="Hex or binary; - is standard input.")
 @click.option("--response", metavar="API:VERSION", help="It is the answer to this, like Metadata:12 or 3:12.")
 @click.option("--data", metavar="NAME", help="It is a message of another kind, like ConsumerProtocolSubscription.")
 @click.option("--records", is_flag=True, help="It is record batches or message sets, as in a log or a Fetch.")
-@click.option("--sized/--bare", default=None, help="With 4-byte sizes or without. Default: as it makes sense.")
+@click.option("--exchange", metavar="CONNECTION:NUMBER", help="A row of `exchanges`, found in its capture.")
+@click.option("--sized/--bare", default=None, help="With 4-byte sizes or without. Default: whichever makes sense.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, as Kafka's own converters write it.")
 @click.option("--jsonl", is_flag=True, help="A JSON object a line, in and out; nothing is masked.")
 @click.option("--records-shown", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Per batch.")
 @click.option("--show-secrets", is_flag=True, help="SASL tokens, HMACs, SCRAM credentials and passwords too.")
+@click.option("--cluster", default="default", metavar="NAME", help="With --exchange: as for kproxy convert.")
+@click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, metavar="N", help="Likewise.")
+@click.option("--rotated", is_flag=True, help="Likewise.")
+@click.option("--key-log", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Likewise.")
 def decode(
-    frame: str | None,
+    given: tuple[str, ...],
     file: BinaryIO | None,
     response: str | None,
     data: str | None,
     records: bool,
+    exchange: str | None,
     sized: bool | None,
     as_json: bool,
     jsonl: bool,
     records_shown: int,
     show_secrets: bool,
+    cluster: str,
+    ports: tuple[int, ...],
+    rotated: bool,
+    key_log: str | None,
 ) -> None:
-    """Decode a Kafka frame, or several with their sizes: requests, unless told otherwise.
+    """Decode a Kafka frame, or several with their sizes. They are requests, unless an option says otherwise.
 
     \b
-    A request tells what it is; an answer must be told what it answers:
+    A request names its API and version; an answer does not, so say what it answers:
       kproxy decode 00120000000000070003666f6f
       kproxy decode --response ApiVersions:0 0000000700000000000100030000000d
       kproxy decode --file frame.bin --json
@@ -43,58 +53,69 @@ def decode(
     Records, for example a segment of a topic's log:
       kproxy decode --records --file 00000000000000000000.log
     \b
+    The frames of an exchange that `kproxy spark slow` names by its connection and number, from the capture:
+      kproxy decode --exchange 1729372594811:12 incident.pcap
+    \b
     Many at once, each line {"side": "request"|"response"|"data", "hex": ...} with "api_key" and "api_version" for a
     response and "message" for data; with --records just {"hex": ...}:
       kproxy decode --jsonl < frames.jsonl
     """
-    import json
+    if sum(map(bool, (response, data, records, exchange))) > 1:
+        raise click.UsageError("--response, --data, --records and --exchange say what it is: give one of them")
+    if given and file is not None:
+        raise click.UsageError("the frame is there twice, as an argument and by --file: give one of them")
+    if jsonl and (given or response or data or exchange):
+        raise click.UsageError("--jsonl reads lines, from --file or standard input, and each says what it is")
+    source = file or sys.stdin.buffer
 
     from kproxy.protocol import decode as decoding
 
-    if sum(map(bool, (response, data, records))) > 1:
-        raise click.UsageError("--response, --data and --records say what it is: give one of them")
-    if frame is not None and file is not None:
-        raise click.UsageError("the frame is there twice, as hex and by --file: give one of them")
-    if jsonl and (frame is not None or response is not None or data is not None):
-        raise click.UsageError("--jsonl reads lines, from --file or standard input, and each says what it is")
-    source = file or sys.stdin.buffer
     if jsonl:
-        work = decoding.answer_records if records else decoding.answer_frame
         for line in source:
             if line.strip():
-                _write_line(decoding.answer(line, work))
+                _write_line(decoding.answer(line, decoding.answer_records if records else decoding.answer_frame))
         return
-    if frame is None and file is None and source.isatty():
+
+    if exchange is not None:
+        connection, _, number = exchange.partition(":")
+        if not (connection.isdecimal() and number.isdecimal() and given):
+            raise click.UsageError("--exchange takes CONNECTION:NUMBER, as in the table exchanges, and its capture")
+
+        from kproxy.convert.frames import frames_of
+        from kproxy.views import exchange as exchange_view
+
+        found = frames_of(
+            given, int(connection), int(number), ports=ports, cluster=cluster, rotated=rotated, key_log=key_log
+        )
+        if as_json:
+            click.echo(json.dumps(exchange_view.as_json(found, show_secrets=show_secrets), indent=2))
+        else:
+            exchange_view.show(found, show_secrets=show_secrets, records=records_shown)
+        return
+    if given:
+        if Path(given[0]).is_file():
+            raise click.UsageError(f"{given[0]} is a file: give it with --file, or a capture with --exchange")
+        frame = decoding.bytes_of(" ".join(given).encode(), must_be_hex=True)
+    elif file is None and source.isatty():
         raise click.UsageError("give a frame as hex, with --file, or on standard input")
-    if frame is not None:
-        given = decoding.bytes_of(frame.encode(), must_be_hex=True)
     else:
-        given = decoding.bytes_of(decoding.contents(source))
-    if records:
-        if as_json:
-            _write_line(decoding.records_as_json(given))
-        else:
-            from kproxy.views import decode as view
+        frame = decoding.bytes_of(decoding.contents(source))
+        if response is None and decoding.is_capture(frame):
+            name = getattr(source, "name", "-")
+            raise click.UsageError(f"{name} is a capture, which holds packets: kproxy convert {name} --out tables")
 
-            view.show_records(given, records=records_shown)
-        return
-    if response is not None:
-        key, version = decoding.api_and_version(response)
-        found = decoding.frames(given, sized, lambda one: decoding.response(one, key, version))
-    elif data is not None:
-        found = decoding.frames(given, sized, lambda one: decoding.data(one, data))
+    from kproxy.views import decode as view
+
+    if records and as_json:
+        _write_line(decoding.records_as_json(frame))
+    elif records:
+        view.show_records(frame, records=records_shown)
     else:
-        try:
-            found = decoding.frames(given, sized, decoding.request)
-        except KproxyError as fault:
-            raise type(fault)(f"as a request: {fault}; an answer needs --response API:VERSION") from None
-    for one in found:
-        if as_json:
-            click.echo(json.dumps(decoding.as_json(one, show_secrets=show_secrets), indent=2))
-        else:
-            from kproxy.views import decode as view
-
-            view.show(one, show_secrets=show_secrets, records=records_shown)
+        for one in decoding.decoded(frame, sized=sized, response_to=response, data_name=data):
+            if as_json:
+                click.echo(json.dumps(decoding.as_json(one, show_secrets=show_secrets), indent=2))
+            else:
+                view.show(one, show_secrets=show_secrets, records=records_shown)
 
 
 def _write_line(pieces: Iterable[str]) -> None:

@@ -1,10 +1,11 @@
-"""One frame, or a line of them, decoded for a reader: `kproxy decode`.
+"""Frames from hex or binary to decoded messages, and those as JSON: the work of `kproxy decode`.
 
-Duty: find the bytes in what was given (hex or binary, with the size prefix or without), say which message they are,
-and render it as JSON. The machine form is a contract: a JSON object a line, in and out, bodies exactly as Kafka's own
-converters render them, every fault an {"error": ...} of its line. The form for readers is `decode_view`.
+Duty: find the bytes in the input (hex or binary, with the size prefix or without), decode them as the message that
+they are said to be, and render that as JSON. The machine form is a contract: a JSON object a line, in and out, bodies
+exactly as Kafka's own converters render them, every fault an {"error": ...} of its line. For people it is
+`views.decode`.
 
-Memory: one frame and its answer, or one line and of its answer a record.
+Memory: one frame and its decoded form, or one line and a record of its answer.
 """
 
 import json
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, BinaryIO
 
 from kproxy.errors import Malformed, ProtocolError, Unsupported
@@ -44,6 +46,9 @@ class Decoded:
 _HEX = re.compile(rb"\s*(?:0x)?[0-9A-Fa-f\s:]*")
 _NOT_HEX = re.compile(rb"^\s*0x|[\s:]+")
 _LEAST_FRAME_BYTES = 4  # an answer without a body
+_SHOWN_CHARS = 40
+_PCAPNG = (b"\n\r\r\n",)
+_PCAP = tuple(bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1"))
 
 
 def contents(file: BinaryIO) -> Buffer:
@@ -55,15 +60,32 @@ def contents(file: BinaryIO) -> Buffer:
 
 
 def bytes_of(given: Buffer, *, must_be_hex: bool = False) -> Buffer:
-    """What hexadecimal digits say (blanks, colons and a leading 0x are passed over); anything else is the bytes."""
+    """The bytes that hexadecimal digits mean (blanks, colons and a leading 0x are skipped); other input as it is.
+
+    Raises Malformed for an odd number of digits, and with `must_be_hex` for anything but digits.
+    """
     if _HEX.fullmatch(given) is None:
         if must_be_hex:
-            raise Malformed(f"not hexadecimal: {bytes(given[:40])!r}; binary frames come by --file or standard input")
+            text = bytes(given).decode(errors="replace")
+            place = len(_HEX.match(given)[0])  # type: ignore[index]  # it matches nothing at least
+            where = f"{_shown(text[place])} in {_shown(text)}"
+            raise Malformed(f"not hexadecimal: {where}; binary frames come by --file or standard input")
         return given
     digits = _NOT_HEX.sub(b"", bytes(given))
     if len(digits) % 2:
-        raise Malformed(f"{len(digits)} hexadecimal digits: a byte is two of them")
+        digit = "1 hexadecimal digit" if len(digits) == 1 else f"{len(digits)} hexadecimal digits"
+        raise Malformed(f"{digit}: a byte is two of them, so one is missing")
     return bytes.fromhex(digits.decode())
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]!r}..."
+
+
+def is_capture(given: Buffer) -> bool:
+    """Whether the bytes begin as a pcap or pcapng file does."""
+    head = bytes(given[:8])
+    return head[:4] in _PCAPNG or (head[:4] in _PCAP and head[4:8] in (b"\x02\0\x04\0", b"\0\x02\0\x04"))
 
 
 def sized_frames(given: Buffer) -> list[Buffer] | None:
@@ -98,14 +120,46 @@ def frames(given: Buffer, sized: bool | None, how: Callable[[Buffer], "Decoded"]
         raise fault
 
 
+def decoded(
+    given: Buffer, *, sized: bool | None = None, response_to: str | None = None, data_name: str | None = None
+) -> list["Decoded"]:
+    """Frames as requests, or as the answers to API:VERSION, or as messages of another kind by their name.
+
+    `sized`: see `frames`. Raises Malformed and Unsupported.
+    """
+    if response_to is not None:
+        key, version = api_and_version(response_to)
+        return frames(given, sized, lambda frame: response(frame, key, version))
+    if data_name is not None:
+        return frames(given, sized, lambda frame: data(frame, data_name))
+    try:
+        return frames(given, sized, request)
+    except ProtocolError as fault:
+        raise type(fault)(f"as a request: {fault}; an answer needs --response API:VERSION") from None
+
+
 def api_and_version(text: str) -> tuple[int, int]:
-    """ "Metadata:12" or "3:12"."""
-    name, _, version = text.rpartition(":")
-    keys = {api.name.lower(): key for key, api in schema().apis.items()}
-    key = int(name) if name.isdecimal() else keys.get(name.lower())
-    if key is None or not version.isdecimal():
-        raise Unsupported(f"{text!r} is no API:VERSION, like Metadata:12 or 3:12")
-    return key, int(version)
+    """ "Metadata:12" or "3:12" as (3, 12). Raises Unsupported, which suggests a name where one is close."""
+    name, colon, version = text.rpartition(":")
+    name = name if colon else text
+    names = {api.name.lower(): api for api in schema().apis.values()}
+    key = int(name) if name.isdecimal() else names[name.lower()].key if name.lower() in names else None
+    if key is not None and colon and version.isdecimal():
+        return key, int(version)
+    mend = "give API:VERSION, like Metadata:12 or 3:12"
+    if key is None and name:
+        raise Unsupported(f"no API is called {name!r}{_like(name, [api.name for api in names.values()])}: {mend}")
+    if key in schema().apis:
+        versions = schema().apis[key].request.versions
+        raise Unsupported(f"{text!r} has no version: {api_name(key)} has {versions[0]} to {versions[-1]}: {mend}")
+    raise Unsupported(f"{text!r} names no API and version: {mend}")
+
+
+def _like(name: str, known: list[str]) -> str:
+    """A suggestion, if a known name is close."""
+    by_lower = {each.lower(): each for each in known}
+    found = get_close_matches(name.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[found[0]]}?)" if found else ""
 
 
 def request(frame: Buffer) -> Decoded:
@@ -123,6 +177,8 @@ def response(frame: Buffer, api_key: int, api_version: int) -> Decoded:
 
 
 def data(frame: Buffer, name: str) -> Decoded:
+    if name not in schema().data:
+        raise Unsupported(f"no message is called {name!r}{_like(name, list(schema().data))}")
     header, body = decode_data(name, frame)
     return Decoded(name, _data(name), None, header, body, len(frame))
 

@@ -31,6 +31,9 @@ def test_an_option_that_cannot_be_is_refused(tmp_path, command, wrong):
     ("arguments", "reason"),
     [
         ([FRAME, "--file", "-"], "there twice"),
+        (["--exchange", "12:3"], "CONNECTION:NUMBER"),
+        (["--exchange", "12", "x.pcap"], "CONNECTION:NUMBER"),
+        (["--exchange", "12:3", "--records", "x.pcap"], "give one of them"),
         (["--jsonl", FRAME], "--jsonl reads lines"),
         (["--jsonl", "--response", "Metadata:1"], "--jsonl reads lines"),
         (["--records", "--data", "RequestHeader"], "give one of them"),

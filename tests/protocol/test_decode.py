@@ -20,6 +20,7 @@ from kproxy.cli import cli
 from kproxy.errors import Malformed, Unsupported
 from kproxy.protocol import decode
 from kproxy.protocol.records import Record, write_batch
+from tests import captures
 
 COMMAND = (sys.executable, "-c", "from kproxy.cli import main; main()", "decode")
 DATA = Path(__file__).parents[1] / "data"
@@ -134,8 +135,10 @@ def test_hex_in_the_forms_that_tools_print_and_binary(given_bytes):
 def test_what_is_no_hex():
     with pytest.raises(Malformed, match="5 hexadecimal digits"):
         decode.bytes_of(b"0012f")
-    with pytest.raises(Malformed, match="not hexadecimal"):
+    with pytest.raises(Malformed, match="not hexadecimal: 'h' in '0x12 hello'"):
         decode.bytes_of(b"0x12 hello", must_be_hex=True)
+    with pytest.raises(Malformed, match="1 hexadecimal digit: "):
+        decode.bytes_of(b"0")
 
 
 def sized(frame):
@@ -178,6 +181,42 @@ def test_an_api_and_a_version_by_name_or_key():
             decode.api_and_version(odd)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "mend"),
+    [
+        ("ApiVersion:0", "did you mean ApiVersions"),
+        ("metdata:1", "did you mean Metadata"),
+        ("Metadata", "Metadata has 0 to 13"),
+        ("3", "Metadata has 0 to 13"),
+    ],
+)
+def test_what_is_nearly_an_api_is_guessed(wrong, mend):
+    with pytest.raises(Unsupported, match=mend):
+        decode.api_and_version(wrong)
+
+
+def test_what_is_nearly_a_message_is_guessed():
+    with pytest.raises(Unsupported, match="did you mean GroupMetadataKey"):
+        decode.data(b"\0\0", "GroupMetadataKy")
+    with pytest.raises(Unsupported, match=r"no message is called 'xyz'$"):
+        decode.data(b"", "xyz")
+
+
+@pytest.mark.parametrize("name", ["k41_BASE", "k41_tls13_keys"])
+def test_a_capture_is_no_frame(name):
+    path = captures.capture(name)
+    assert decode.is_capture(path.read_bytes())
+    for arguments in (["--file", str(path)], [str(path)]):
+        refused = run(*arguments)
+        assert refused.exit_code == 2
+        assert "kproxy convert" in refused.stderr or "--exchange" in refused.stderr
+    assert not decode.is_capture(FRAME) and not decode.is_capture(b"")
+
+
+def test_hex_may_come_in_several_words():
+    assert run("0012", "0000", "00000007", "0003666f6f").output == run("00120000000000070003666f6f").output
+
+
 def test_json_masks_secrets_unless_asked(tmp_path):
     frame = "0024" + "0000" + "00000001" + "ffff" + "00000005" + b"\0a\0pw".hex()
     assert json.loads(run(frame, "--json").output)["body"] == {"authBytes": "(masked)"}
@@ -213,14 +252,14 @@ def test_what_is_asked_wrongly_is_told():
     both = run("00", "--records", "--response", "3:1")
     assert both.exit_code == 2 and "one of them" in both.output
     no_hex = subprocess.run([*COMMAND, "zz"], capture_output=True, text=True, timeout=60)
-    assert no_hex.returncode == 2 and no_hex.stderr.startswith("kproxy: not hexadecimal")
+    assert no_hex.returncode == 2 and no_hex.stderr.startswith("kproxy: not hexadecimal: 'z' in 'zz';")
     answer = subprocess.run([*COMMAND, "000000070000"], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 2 and "--response API:VERSION" in answer.stderr
 
 
 def test_the_examples_of_the_help_run():
     examples = [line.split() for line in run("--help").output.splitlines() if line.startswith("    kproxy decode")]
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
-        if not {"--file", "--jsonl"} & set(example):
+        if not {"--file", "--jsonl", "--exchange"} & set(example):
             assert run(*example[2:]).exit_code == 0

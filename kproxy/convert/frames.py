@@ -1,0 +1,229 @@
+"""The frames of one exchange of a capture, found again by what the tables say of it: its connection and its number.
+
+Duty: read the capture once to learn the exchange's times, sizes and correlation id, and once more to keep the bytes of
+its connection from the exchange's first byte to its last. A frame is found by its size, API, version and correlation
+id.
+
+Memory: the bytes of one connection while the exchange lasted; where its end is not known, SPARE_BYTES more than the
+frame. Refuses to know what frames mean.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from kproxy.capture.decrypt import decrypt
+from kproxy.capture.flows import Flow, Flows, Handlers
+from kproxy.capture.pcap import Capture
+from kproxy.capture.quality import Quality
+from kproxy.capture.reassembly import Receiver
+from kproxy.convert.rows import Job, captures_of
+from kproxy.errors import KproxyError
+from kproxy.wire.bulk import Bulk
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import ANSWERED, BROKER, CLIENT, NONE, Event, Exchange, Unanswered
+from kproxy.wire.interest import ApiPlan
+
+SPARE_BYTES = 4 << 20
+_FOR_EVER = 1 << 63
+
+
+@dataclass(frozen=True)
+class Frames:
+    """One exchange. Times are nanoseconds since the epoch, sizes bytes with the 4-byte size; NONE: not known.
+
+    request, response: the frames without their sizes; None where the capture does not hold them whole.
+    """
+
+    connection: ConnectionInfo
+    number: int
+    api_key: int
+    api_version: int
+    outcome: str
+    correlation_id: int
+    request_start: int
+    request_end: int
+    response_start: int
+    response_end: int
+    request_bytes: int
+    response_bytes: int
+    request: bytes | None = None
+    response: bytes | None = None
+
+
+def frames_of(
+    captures: Sequence[Path | str],
+    connection: int,
+    number: int,
+    *,
+    ports: Sequence[int] = (),
+    cluster: str = "default",
+    rotated: bool = False,
+    key_log: Path | str | None = None,
+) -> Frames:
+    """The frames of the exchange that the tables call by this `connection` and this `number`.
+
+    `cluster`, `ports` and `rotated` must be as they were for `kproxy convert`: a connection's id depends on the names
+    of the cluster and of the capture. Raises KproxyError where there is no such connection or exchange, CaptureError
+    for a file that cannot be read.
+    """
+    seen = False
+    for job in captures_of(captures, cluster, tuple(sorted(set(ports))), rotated):
+        job = replace(job, key_log=str(key_log) if key_log else None)
+        search = _Search(connection, number)
+        _read(job, _flows(Flows, job, search.handlers), search.is_over)
+        seen |= search.seen
+        if search.found is not None:
+            return _with_frames(job, search.found)
+    if not seen:
+        raise KproxyError(
+            f"no connection {connection} in {', '.join(map(str, captures))}: its id depends on the name of the capture "
+            "and on --cluster, which must be those of kproxy convert"
+        )
+    raise KproxyError(f"connection {connection} has no request with the number {number}")
+
+
+class _Search:
+    """Listens to the flows of a capture for one exchange."""
+
+    def __init__(self, connection: int, number: int) -> None:
+        self.seen = False  # the connection was
+        self.found: Frames | None = None
+        self._connection = connection
+        self._number = number
+        self.handlers = Handlers(self._decided, self._many, lambda flow: None)
+
+    def is_over(self) -> bool:
+        return self.found is not None
+
+    def _decided(self, flow: Flow) -> Callable[[list[Event]], None]:
+        info = flow.info
+        assert info is not None
+        if info.id != self._connection:
+            return lambda events: None
+        self.seen = True
+
+        def listen(events: list[Event]) -> None:
+            for event in events:
+                exchange = event.exchange if isinstance(event, Unanswered) else event
+                if isinstance(exchange, Exchange) and exchange.number == self._number:
+                    self.found = _found(
+                        info, exchange.number, exchange.plan, exchange.outcome, partial(getattr, exchange)
+                    )
+
+        return listen
+
+    def _many(self, flows: Sequence[Flow], bulk: Bulk) -> None:
+        for index, flow in enumerate(flows):
+            if flow.info is None or flow.info.id != self._connection:
+                continue
+            for row in np.flatnonzero((bulk.connection == index) & (bulk.columns["number"] == self._number)).tolist():
+                columns = {name: int(column[row]) for name, column in bulk.columns.items()}
+                self.found = _found(flow.info, self._number, bulk.plan, ANSWERED, columns.__getitem__)
+
+
+def _found(info: ConnectionInfo, number: int, plan: ApiPlan, outcome: str, value: Callable[[str], int]) -> Frames:
+    return Frames(
+        info,
+        number,
+        plan.api_key,
+        plan.api_version,
+        outcome,
+        correlation_id=value("correlation_id"),
+        request_start=value("request_start"),
+        request_end=value("request_end"),
+        response_start=value("response_start"),
+        response_end=value("response_end"),
+        request_bytes=value("request_bytes"),
+        response_bytes=value("response_bytes"),
+    )
+
+
+def _read(job: Job, flows: Flows, is_over: Callable[[], bool]) -> None:
+    """Read the flows of a capture, until the caller has what it wants."""
+    capture = Capture(job.paths, Quality())
+    flows.keep_encrypted = job.key_log is not None
+    for window in capture.windows():
+        flows.keep_encrypted |= bool(capture.secrets)
+        flows.window(window)
+        if is_over():
+            return
+    flows.finish()
+    if flows.encrypted:
+        decrypt(flows, job.paths, job.key_log)
+
+
+def _flows(kind: type[Flows], job: Job, handlers: Handlers) -> Flows:
+    return kind(job.source, Quality(), handlers, cluster=job.cluster, ports=job.ports)
+
+
+# --- the bytes -------------------------------------------------------------------------------------------------------
+
+
+def _with_frames(job: Job, found: Frames) -> Frames:
+    client = _Kept(found.request_start, found.request_end, found.request_bytes)
+    broker = _Kept(found.response_start, found.response_end, found.response_bytes)
+    kept = (client, broker)
+
+    class KeepingFlows(Flows):
+        def decide(self, flow: Flow, speaks: str) -> Receiver:
+            receiver = super().decide(flow, speaks)
+            if flow.info is not None and flow.info.id == found.connection.id and flow.session is not None:
+                return _Keeper(receiver, flow.client, kept)
+            return receiver
+
+    handlers = Handlers(lambda flow: lambda events: None, lambda flows, bulk: None, lambda flow: None)
+    _read(job, _flows(KeepingFlows, job, handlers), lambda: client.is_over and broker.is_over)
+    request = struct.pack(">ihhi", found.request_bytes - 4, found.api_key, found.api_version, found.correlation_id)
+    return replace(
+        found,
+        request=client.frame(request),
+        response=broker.frame(struct.pack(">ii", found.response_bytes - 4, found.correlation_id)),
+    )
+
+
+class _Kept:
+    """The bytes of one side of a connection that arrived from one time to another."""
+
+    def __init__(self, first_ns: int, last_ns: int, size: int) -> None:
+        self.is_over = size < 4 or first_ns == NONE
+        self._first_ns = first_ns
+        self._last_ns = _FOR_EVER if last_ns == NONE else last_ns
+        self._size = size
+        self._most = size + SPARE_BYTES if last_ns == NONE else _FOR_EVER
+        self._bytes = bytearray()
+
+    def take(self, view: memoryview, now_ns: int) -> None:
+        if now_ns > self._last_ns or len(self._bytes) > self._most:
+            self.is_over = True
+        elif now_ns >= self._first_ns:
+            self._bytes += view
+
+    def frame(self, head: bytes) -> bytes | None:
+        """The frame that begins so, without its size."""
+        place = self._bytes.find(head) if self._size >= 4 else -1
+        if place < 0 or place + self._size > len(self._bytes):
+            return None
+        return bytes(self._bytes[place + 4 : place + self._size])
+
+
+class _Keeper:
+    """Stands before the session of the connection and keeps what passes."""
+
+    def __init__(self, receiver: Receiver, client: int, kept: tuple[_Kept, _Kept]) -> None:
+        self._receiver = receiver
+        self._kept = (kept[client ^ CLIENT], kept[client ^ BROKER])  # by the side of the conversation
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
+        self._kept[side].take(view, now_ns)
+        self._receiver.receive(side, view, now_ns)
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        self._receiver.gap(side, count, now_ns)
+
+    def close(self, side: int, now_ns: int) -> None:
+        self._receiver.close(side, now_ns)

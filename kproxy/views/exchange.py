@@ -1,0 +1,84 @@
+"""One exchange of a capture for people and as JSON: when it was, and its frames decoded.
+
+A frame that the capture does not hold whole, or that cannot be decoded, is replaced by the reason. Secrets are masked
+unless asked for.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from kproxy.convert.frames import Frames
+from kproxy.errors import ProtocolError
+from kproxy.protocol import decode as decoding
+from kproxy.protocol.decode import Decoded
+from kproxy.protocol.schema import api_name
+from kproxy.views import decode as view
+from kproxy.views import units
+from kproxy.wire.events import NONE
+
+
+def show(found: Frames, *, show_secrets: bool, records: int) -> None:
+    """Print an exchange: a line about its connection, one about its times, and its frames."""
+    info = found.connection
+    click.echo(
+        f"{api_name(found.api_key)}, request {found.number} of connection {info.id}, "
+        f"{info.client_address}:{info.client_port} to {info.broker_address}:{info.broker_port}"
+    )
+    click.echo(f"{_when(found)}\n")
+    for what, frame in _decoded(found):
+        if isinstance(frame, Decoded):
+            view.show(frame, show_secrets=show_secrets, records=records)
+        else:
+            click.echo(f"{what}: {frame}")
+
+
+def as_json(found: Frames, *, show_secrets: bool) -> dict[str, Any]:
+    """The same for programs: times in nanoseconds since the epoch, null where not known; frames as in `--json`."""
+    names = ("request_start", "request_end", "response_start", "response_end")
+    times = {f"{name}_ns": getattr(found, name) for name in names}
+    sizes = {name: getattr(found, name) for name in ("request_bytes", "response_bytes")}
+    frames = {
+        what: decoding.as_json(frame, show_secrets=show_secrets) if isinstance(frame, Decoded) else {"error": frame}
+        for what, frame in _decoded(found)
+    }
+    return {
+        "connection": found.connection.id,
+        "number": found.number,
+        "api": api_name(found.api_key),
+        "api_version": found.api_version,
+        "outcome": found.outcome,
+        **{name: None if value == NONE else value for name, value in (times | sizes).items()},
+        **frames,
+    }
+
+
+def _when(found: Frames) -> str:
+    start, sent, begun, end = found.request_start, found.request_end, found.response_start, found.response_end
+    said = [f"{units.time(start, decimals=6)} UTC"] if start != NONE else []
+    if NONE not in (start, sent) and sent > start:
+        said.append(f"sent in {units.duration(sent - start)}")
+    if NONE not in (sent, begun):
+        said.append(f"first byte of the answer after {units.duration(begun - sent)}")
+    if NONE not in (begun, end) and end > begun:
+        said.append(f"received in {units.duration(end - begun)}")
+    return ", ".join([*said, *([found.outcome] if found.outcome != "answered" else [])])
+
+
+def _decoded(found: Frames) -> list[tuple[str, Decoded | str]]:
+    """Request and answer; a text where one cannot be shown."""
+    frames: list[tuple[str, Decoded | str]] = [("request", _one(found.request, decoding.request))]
+    if found.response_start != NONE:
+        answer = _one(found.response, lambda frame: decoding.response(frame, found.api_key, found.api_version))
+        frames.append(("response", answer))
+    return frames
+
+
+def _one(frame: bytes | None, decode: Callable[[bytes], Decoded]) -> Decoded | str:
+    if frame is None:
+        return "the capture does not hold all of its bytes"
+    try:
+        return decode(frame)
+    except ProtocolError as fault:
+        return f"cannot be decoded: {fault}"

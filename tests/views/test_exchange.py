@@ -1,0 +1,59 @@
+"""An exchange of a capture as people see it: `kproxy decode --exchange`."""
+
+import json
+from dataclasses import replace
+
+from click.testing import CliRunner
+
+import kproxy
+from kproxy.cli import cli
+from kproxy.convert.frames import frames_of
+from kproxy.views import exchange
+from tests import captures
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["decode", *arguments], catch_exceptions=False)
+
+
+def test_request_and_answer_with_their_times():
+    capture = captures.capture("k41_quota")
+    row = next(row for row in kproxy.exchanges(capture) if row["api"] == "Produce" and row["outcome"] == "answered")
+    name = f"{row['connection']}:{row['number']}"
+    shown = run("--exchange", name, str(capture))
+    assert shown.exit_code == 0
+    first, second, _, request, *rest = shown.output.splitlines()
+    assert first.startswith(
+        f"Produce, request {row['number']} of connection {row['connection']}, {row['client_address']}:"
+    )
+    assert " UTC, " in second and "first byte of the answer after" in second
+    assert request.startswith("Produce request v")
+    assert any(line.startswith("Produce response v") for line in rest)
+    said = json.loads(run("--json", "--exchange", name, str(capture)).output)
+    assert said["request"]["header"]["correlationId"] == row["correlation_id"]
+    assert said["response"]["body"]["responses"]
+    assert said["request_start_ns"] == row["request_start_ns"]
+
+
+def test_secrets_are_masked():
+    capture = captures.capture("k41_sasl_plain")
+    row = next(row for row in kproxy.exchanges(capture) if row["api"] == "SaslAuthenticate")
+    name = f"{row['connection']}:{row['number']}"
+    for how in ((), ("--json",)):
+        masked, shown = (
+            run(*how, "--exchange", name, str(capture)),
+            run(*how, "--show-secrets", "--exchange", name, str(capture)),
+        )
+        assert "masked" in masked.output and "masked" not in shown.output
+
+
+def test_what_the_capture_does_not_hold_is_said(capsys):
+    capture = captures.capture("k41_BASE")
+    row = next(kproxy.exchanges(capture))
+    found = frames_of([capture], row["connection"], row["number"])
+    exchange.show(replace(found, request=None, response=b"\0"), show_secrets=False, records=1)
+    shown = capsys.readouterr().out
+    assert "request: the capture does not hold all of its bytes" in shown
+    assert "response: cannot be decoded: " in shown
+    said = exchange.as_json(replace(found, response=None, request=b""), show_secrets=False)
+    assert "cannot be decoded" in said["request"]["error"] and "does not hold" in said["response"]["error"]
