@@ -98,6 +98,14 @@ def test_captures_give_the_same_rows(name):
     assert taken > 20
 
 
+def test_waits_of_a_quota_are_the_same_by_column():
+    path = captures.capture("k41_quota")
+    taken, all_ = same(path)
+    assert taken > 0.2 * all_
+    rows, _, _ = told(path, 1)
+    assert sum(row["muted_ns"] or 0 for row in rows["exchanges"]) > 30_000_000_000
+
+
 @pytest.mark.parametrize("name", ("k41_tls13_keys", "k39_zookeeper"))
 def test_what_is_not_to_be_read_gives_the_same_rows(name):
     assert same(captures.capture(name))[0] == 0

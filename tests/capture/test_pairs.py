@@ -173,7 +173,7 @@ class Held:
             ours, theirs = talk.session, one.session
             assert [plain(each) for each in ours.pending] == [plain(each) for each in theirs.pending]
             assert (ours.completed, ours.software, ours.number) == (theirs.completed, theirs.software, theirs.number)
-            assert ours.free_at == theirs.free_at
+            assert (ours.free_at, ours.mutes) == (theirs.free_at, theirs.mutes)
             assert ours._received == theirs._received
         return share
 
@@ -208,7 +208,7 @@ def test_waits_behind_throttles_are_split_by_column_as_by_the_session() -> None:
 
 def test_usual_connections_tell_what_they_tell_one_by_one() -> None:
     """Mostly usual exchanges, so that most go by column: asserted, and that all else is the same."""
-    total = Share()
+    total, waits = Share(), Counter[str]()
     details = st.sampled_from((bodies.ERRORS, bodies.BATCHES))
     windows = st.lists(st.integers(20, 200), min_size=1, max_size=5)
     rounds = st.sampled_from(((0, 16), (8, 16), (256, 16), (256, 1)))
@@ -226,9 +226,12 @@ def test_usual_connections_tell_what_they_tell_one_by_one() -> None:
             patch.setattr(pairs, "ROUNDS", rounds[1])
             share = held.check(chain((9,), cycle(windows)))  # how requests begin is learned in the first
         total.add(share.by_column, share.all)
+        for name in ("queue_ns", "muted_ns"):
+            waits[name] += sum(exchange[name] > 0 for exchange in held.exchanges)
 
     holds()
     assert float(total) > 0.5, total
+    assert min(waits[name] for name in ("queue_ns", "muted_ns")) > total.all / 100, waits
 
 
 @dataclass(frozen=True)
