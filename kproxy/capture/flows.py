@@ -22,7 +22,7 @@ from zlib import crc32
 import numpy as np
 
 from kproxy.capture import content, inorder, pairs
-from kproxy.capture.mapped import Columns, kept
+from kproxy.capture.mapped import KEPT_BYTES, Columns, kept
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import Quality
@@ -283,8 +283,11 @@ class Flows:
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}
-        self._last_ns = -1
-        self._recent: deque[tuple[Window, np.ndarray]] = deque(maxlen=RECENT)  # with clocks; the last is in hand
+        self._last_ns = -1  # the latest time so far
+        self._stamp_ns = -1  # of the last packet
+        self._passed_ns = 0  # up to it
+        # with the time that had passed at each packet; the last is in hand
+        self._recent: deque[tuple[Window, np.ndarray]] = deque(maxlen=RECENT)
 
     def window(self, window: Window) -> None:
         """Take the packets of a window."""
@@ -322,7 +325,7 @@ class Flows:
                 flow.payload_bytes[side] -= length
             if not talk.open_sides:
                 self._end(flow, "fin")
-        since_ns = self._last_ns - SAME_PACKET_NS
+        since_ns = self._passed_ns - SAME_PACKET_NS
         while self._recent and (not len(clock := self._recent[0][1]) or clock[-1] < since_ns):
             self._recent.popleft()
         if self._recent:
@@ -333,7 +336,8 @@ class Flows:
     def _count(self, records: Sequence[Record]) -> np.ndarray:
         """Count the packets of a window, and those that are stamped earlier than one before them.
 
-        Returns the capture's clock: the latest time so far, at each packet.
+        Returns the time that had passed at each packet. Where a capture goes back in time, as several that were
+        concatenated do, what comes after that is far from what came before it.
         """
         if not records:
             return np.zeros(0, np.int64)
@@ -345,8 +349,12 @@ class Flows:
             self._note("clock_back", time_ns)
         self._last_ns = int(latest[-1])
         self._note("packets", int(times.min()), count=len(times), last_ns=self._last_ns)
-        clock: np.ndarray = latest[1:]
-        return clock
+        steps = np.diff(times, prepend=times[0] if self._stamp_ns < 0 else self._stamp_ns)
+        steps[steps < -SAME_PACKET_NS] = 2 * SAME_PACKET_NS
+        steps[0] += self._passed_ns
+        passed: np.ndarray = np.maximum.accumulate(np.cumsum(steps))
+        self._stamp_ns, self._passed_ns = int(times[-1]), int(passed[-1])
+        return passed
 
     def _one_by_one(self, window: Window) -> Iterator[Packet]:
         """The segments of a window."""
@@ -449,7 +457,7 @@ class Flows:
             shard.ended.clear()
         self._ways.clear()
         self._recent.clear()
-        self._last_ns = -1
+        self._last_ns = self._stamp_ns = -1
 
     def reopen(self, flow: Flow) -> Receiver:
         """Takes the decrypted bytes of an ended TLS flow, as if they had come in clear."""
@@ -613,17 +621,20 @@ class Flows:
         fixed, options = held[header : header + 16], held[header + 20 : start]
         identity = held[header - 16 : header - 14] if header >= 20 and held[header - 20] == 0x45 else b""
         since_ns = self._recent[-1][1][index] - SAME_PACKET_NS
+        left = KEPT_BYTES
         for age, ((data, _, records, _), clock) in enumerate(reversed(self._recent)):
             stop = len(records) if age else index
             first = int(np.searchsorted(clock[:stop], since_ns))
             if first < stop:
-                oldest, place = records[first][2], records[stop - 1][3]
+                place = records[stop - 1][3]
+                oldest = max(records[first][2], place - left)
+                left -= place - oldest
                 while (place := data.rfind(fixed, oldest, place)) >= 0:
                     if data[place + 20 : place + 20 + len(options)] == options and (
                         not identity or data[place - 16 : place - 14] == identity
                     ):
                         return True
-            if first:
+            if first or not left:
                 return False
         return False
 
