@@ -1,0 +1,180 @@
+"""The largest of many keys: which of them have a cell of their own, and which share one.
+
+Duty: while there is room, every key gets a cell. After that, newcomers are counted in `other`, and by Space-Saving
+(Metwally, Agrawal, El Abbadi: "Efficient computation of frequent and top-k elements in data streams", 2005) as
+candidates: the smallest candidate makes room for a newcomer, which takes over its count as its possible error, so that
+count less error is what the newcomer has certainly had. A candidate gets a cell, in the place of the smallest key that
+has one, once it has certainly had more than twice as much lately; "lately" means that all counts are halved every
+HALVE_NS.
+
+Every series that was ever exposed stays in Prometheus for hours, so the exchange itself is limited, whatever the peers
+do: a tenth of the limit at once, and one more every REPLACE_NS. Between keys of equal size nothing is exchanged. A key
+that is gone (see its cell) makes room without limit.
+
+The counters of `other` never take over those of a cell, which Prometheus would read as a burst. A cell that lost its
+place is exposed unchanged for LEAVE_NS, so that a scrape has its last counts; what its key does meanwhile is in
+`other`.
+
+Bounded by the limit: so many cells, so many candidates, and the few cells that leave. Changed on the thread of the
+event loop only; a scrape copies first. Refuses to know what is counted.
+"""
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Generic, Protocol, TypeVar
+
+SWEEP_NS = 60 * 10**9
+HALVE_NS = 600 * 10**9
+REPLACE_NS = 60 * 10**9
+LEAVE_NS = 300 * 10**9
+
+
+class Cell(Protocol):
+    """What is counted of one key, and how large that is."""
+
+    @property
+    def rank(self) -> int:
+        """How large the key was lately: the smallest loses its cell first. 0 of `other`: there are no others."""
+
+    def admitted(self, rank: int) -> None:
+        """The cell begins, for a key that is known to have had so much lately."""
+
+    def halve(self) -> None:
+        """What was lately is half as long ago."""
+
+    def is_gone(self, now_ns: int) -> bool:
+        """Nothing was heard of the key for so long that it is not exposed any more."""
+
+
+AnyCell = TypeVar("AnyCell", bound=Cell)
+Key = TypeVar("Key")
+
+
+class _Candidate:
+    """A key without a cell: it has had at most `count`, and at least `count - error`."""
+
+    __slots__ = ("count", "error")
+
+    def __init__(self, count: int, error: int) -> None:
+        self.count = count
+        self.error = error
+
+
+class Top(Generic[Key, AnyCell]):
+    """Cells of the largest keys; `other` has the counts of all others."""
+
+    def __init__(self, limit: int, make: Callable[[], AnyCell]) -> None:
+        self.cells: dict[Key, AnyCell] = {}
+        self.other = make()
+        self._limit = limit
+        self._make = make
+        self._leaving: dict[Key, tuple[AnyCell, int]] = {}  # and when each lost its place
+        self._candidates: dict[Key, _Candidate] = {}
+        self._heap: list[tuple[int, int, Key]] = []  # counts of candidates as they once were; they only grow
+        self._serial = 0
+        self._floor = 0  # what the smallest rank of `cells` was when it was last looked for
+        self._swept_ns = self._halved_ns = 0
+        self._credit = max(1, limit // 10)  # cells that may be exchanged now
+        self._credited_ns = 0
+
+    def cell_for(self, key: Key, size: int, now_ns: int) -> AnyCell:
+        """Where to count `size` of a key that has no cell: in a new one, or in `other`."""
+        if now_ns - self._swept_ns >= SWEEP_NS:
+            self._sweep(now_ns)
+        if len(self.cells) >= self._limit:
+            candidate = self._seen(key, size)
+            certain = candidate.count - candidate.error
+            if certain <= 2 * self._floor or not self._has_credit(now_ns) or not self._evict(certain, now_ns):
+                return self.other
+            rank = certain - size  # the caller adds the size, as it does for every cell
+        else:
+            rank = 0
+        self._candidates.pop(key, None)
+        before = self._leaving.pop(key, None)
+        cell = self.cells[key] = before[0] if before is not None else self._make()
+        cell.admitted(rank)
+        self._floor = min(self._floor, rank)
+        return cell
+
+    def shown(self, now_ns: int) -> Iterator[tuple[Key | None, AnyCell]]:
+        """Every key that is not gone, with its cell; None stands for all others."""
+        leaving = self._leaving.copy()
+        for key, cell in list(self.cells.items()):
+            if not cell.is_gone(now_ns):
+                yield key, cell
+            leaving.pop(key, None)
+        for key, (cell, since_ns) in leaving.items():
+            if now_ns - since_ns < LEAVE_NS:
+                yield key, cell
+        if self.other.rank:
+            yield None, self.other
+
+    def _seen(self, key: Key, size: int) -> _Candidate:
+        """Count a key as a candidate; the smallest one makes room."""
+        candidates = self._candidates
+        candidate = candidates.get(key)
+        if candidate is not None:
+            candidate.count += size
+            return candidate
+        error = 0
+        if len(candidates) >= self._limit:
+            error = self._drop_smallest()
+        candidate = candidates[key] = _Candidate(error + size, error)
+        self._serial += 1
+        heappush(self._heap, (candidate.count, self._serial, key))
+        return candidate
+
+    def _drop_smallest(self) -> int:
+        """The smallest candidate goes; returns its count."""
+        heap = self._heap
+        while True:
+            count, serial, key = heap[0]
+            candidate = self._candidates.get(key)
+            if candidate is None:  # it has a cell now
+                heappop(heap)
+            elif candidate.count != count:
+                heapreplace(heap, (candidate.count, serial, key))
+            else:
+                heappop(heap)
+                del self._candidates[key]
+                return count
+
+    def _has_credit(self, now_ns: int) -> bool:
+        """Whether a cell may be exchanged now."""
+        earned, rest_ns = divmod(now_ns - self._credited_ns, REPLACE_NS)
+        if earned > 0:
+            self._credit = min(self._credit + earned, max(1, self._limit // 10))
+            self._credited_ns = now_ns - rest_ns
+        return self._credit > 0
+
+    def _evict(self, certain: int, now_ns: int) -> bool:
+        """Take the cell of the smallest key away, if that has had less than half of what a newcomer certainly had."""
+        key, cell = min(self.cells.items(), key=lambda item: item[1].rank)
+        self._floor = cell.rank
+        if certain <= 2 * cell.rank:
+            return False
+        self._credit -= 1
+        del self.cells[key]
+        self._leaving[key] = cell, now_ns
+        return True
+
+    def _sweep(self, now_ns: int) -> None:
+        """Drop the cells of keys that are gone, or have left long enough ago for every scrape; halve all counts."""
+        self._swept_ns = now_ns
+        self._floor = 0
+        for key in [key for key, cell in self.cells.items() if cell.is_gone(now_ns)]:
+            del self.cells[key]
+        for key in [key for key, (_, since_ns) in self._leaving.items() if now_ns - since_ns >= LEAVE_NS]:
+            del self._leaving[key]
+        if now_ns - self._halved_ns >= HALVE_NS:
+            self._halved_ns = now_ns
+            for cell in self.cells.values():
+                cell.halve()
+            for candidate in self._candidates.values():
+                candidate.count //= 2
+                candidate.error = -(-candidate.error // 2)  # up: what is certain stays certain
+            self._heap = [
+                (candidate.count, index, key) for index, (key, candidate) in enumerate(self._candidates.items())
+            ]
+            self._serial = len(self._heap)
+            heapify(self._heap)

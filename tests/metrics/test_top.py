@@ -1,0 +1,147 @@
+"""Who has a series of its own: the largest, for long; how many series there ever are; and that nothing is lost."""
+
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.metrics.named import ClientCells, TopicCells
+from kproxy.metrics.top import HALVE_NS, LEAVE_NS, REPLACE_NS, SWEEP_NS, Top
+
+SECOND = 10**9
+SCRAPE = 15 * SECOND
+
+
+class Scraped:
+    """A Top of topics that is scraped as it goes, as Prometheus sees it: counters by series, and who was ever shown."""
+
+    def __init__(self, limit):
+        self.top = Top(limit, TopicCells)
+        self.limit = limit
+        self.true = Counter()
+        self.seen = {}  # series -> last value
+        self.now_ns = 1_700_000_000 * SECOND
+        self.begun_ns = self.now_ns
+
+    def count(self, key, size):
+        self.true[key] += size
+        cell = self.top.cells.get(key)
+        if cell is None:
+            cell = self.top.cell_for(key, size, self.now_ns)
+        cell.rank += size
+        cell.seen_ns = self.now_ns
+        cell.request.bytes += size
+
+    def scrape(self):
+        shown = {key: cell.request.bytes for key, cell in self.top.shown(self.now_ns)}
+        for key, value in shown.items():
+            assert value >= self.seen.get(key, 0), "a counter never falls"
+        self.seen.update(shown)
+        assert len(self.top.cells) <= self.limit
+        assert len(self.top._candidates) <= self.limit
+        assert len(self.top._heap) <= 2 * self.limit
+        assert len(shown) <= self.limit + 1 + self.limit // 10 + 1 + LEAVE_NS // REPLACE_NS
+        return shown
+
+    def most_ever(self):
+        """How many keys can have had a series by now, whatever they did."""
+        return self.limit + max(1, self.limit // 10) + (self.now_ns - self.begun_ns) // REPLACE_NS + 1
+
+
+def test_topics_of_equal_size_are_not_shown_in_turn():
+    """A hundred large topics, 2400 small ones, a cap of 500, ten minutes of scrapes."""
+    dice = random.Random(1)
+    scraped = Scraped(500)
+    names = [f"hot-{number}" for number in range(100)] * 10 + [f"cool-{number}" for number in range(2400)]
+    for _ in range(40):
+        for _ in range(3000):
+            scraped.now_ns += SCRAPE // 3000
+            scraped.count(dice.choice(names), 1000)
+        scraped.scrape()
+    shown = scraped.scrape().keys()
+    assert {f"hot-{number}" for number in range(100)} <= shown
+    assert len(scraped.seen.keys() - {None}) < 1.2 * 500
+    assert sum(scraped.seen.values()) == scraped.true.total()  # series that ended included
+
+
+def test_a_large_newcomer_gets_its_series_and_invented_names_do_not():
+    dice = random.Random(2)
+    scraped = Scraped(20)
+    for step in range(20_000):
+        scraped.now_ns += SECOND // 10
+        key = f"heavy-{dice.randrange(8)}" if step > 5000 and dice.random() < 0.5 else f"invented-{step}"
+        scraped.count(key, dice.randrange(1, 1000))
+        if step % 150 == 0:
+            scraped.scrape()
+    heavy = {f"heavy-{number}" for number in range(8)}
+    assert heavy <= scraped.scrape().keys()
+    assert len(scraped.seen) <= scraped.most_ever()
+    assert sum(scraped.seen.values()) == scraped.true.total()
+    for key in heavy:
+        assert scraped.seen[key] > 0.25 * scraped.true[key]  # it had to show first that it is large
+
+
+def test_a_series_begins_at_its_admission_and_other_never_jumps():
+    scraped = Scraped(10)
+    for number in range(10):
+        scraped.count(f"old-{number}", 100)
+    before = scraped.scrape()
+    scraped.count("new", 250)
+    after = scraped.scrape()
+    assert after["new"] == 250 and None not in after
+    assert before.items() <= after.items()  # whoever lost its place is shown as it was
+    lost = (before.keys() - scraped.top.cells.keys()).pop()
+    scraped.count(lost, 10)
+    assert scraped.scrape()[None] == 10 and scraped.scrape()[lost] == 100
+    scraped.count(lost, 250)  # it certainly had 260 lately, but the one place that is given at once has been given
+    scraped.now_ns += REPLACE_NS
+    scraped.count(lost, 5)
+    assert scraped.scrape()[lost] == 105
+    scraped.now_ns += LEAVE_NS + SWEEP_NS
+    scraped.count("another", 1)
+    assert sum(key is not None for key in scraped.scrape()) == 10
+
+
+def test_what_was_large_long_ago_gives_way():
+    scraped = Scraped(10)
+    for number in range(10):
+        scraped.count(f"old-{number}", 1 << 20)
+    for _ in range(20):
+        scraped.now_ns += HALVE_NS
+        for number in range(10):
+            scraped.count(f"old-{number}", 1)  # it trickles on: it is not gone
+        scraped.count("new", 1000)
+    assert "new" in scraped.scrape()
+
+
+@settings(max_examples=100)
+@given(
+    limit=st.integers(1, 6),
+    steps=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 50), st.integers(0, 90)), max_size=200),
+)
+def test_nothing_is_lost_and_the_number_of_series_is_bounded(limit, steps):
+    """Whatever comes, of keys that never go: all series together hold all that was counted."""
+    scraped = Scraped(limit)
+    for key, size, pause_s in steps:
+        scraped.now_ns += pause_s * SECOND
+        scraped.count(key, size)
+        scraped.scrape()
+    if scraped.now_ns - scraped.begun_ns < 3600 * SECOND:
+        assert sum(scraped.seen.values()) == scraped.true.total()
+    assert len(scraped.seen.keys() - {None}) <= scraped.most_ever()
+
+
+def test_clients_that_are_connected_stay_and_those_that_left_make_room():
+    top = Top(10, ClientCells)
+    now_ns = 1_700_000_000 * SECOND
+    stay = [top.cell_for(f"stays-{number}", 1, now_ns) for number in range(9)]
+    leaves = top.cell_for("leaves", 1, now_ns)
+    for cell in (*stay, leaves):
+        cell.open += 1
+    for number in range(50):
+        assert top.cell_for(f"churns-{number}", 1, now_ns) is top.other
+    leaves.left(now_ns)
+    now_ns += SWEEP_NS
+    assert top.cell_for("comes", 1, now_ns) is not top.other
+    assert {f"stays-{number}" for number in range(9)} | {"comes"} == top.cells.keys()
