@@ -8,6 +8,7 @@ Refuses to know events, HTTP and text formats: those are prometheus_client's.
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from time import time_ns
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 from prometheus_client.core import (
@@ -65,7 +66,7 @@ class CellCollector(Collector):
         yield from _connections(brokers)
         yield from _clusters(clusters)
         yield from _topics(clusters, now_ns)
-        yield from _lags(clusters, now_ns)
+        yield from _lags(clusters, now_ns, time_ns())
         yield from _clients(clusters, now_ns)
         yield from _process(metrics)
 
@@ -239,19 +240,19 @@ def _topics(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
     yield from (family.family() for family in sums.values())
 
 
-def _lags(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
+def _lags(clusters: list[ClusterCells], now_ns: int, wall_ns: int) -> Iterator[Metric]:
     records = GaugeMetricFamily(
         "kproxy_consumer_lag_records",
         "Records between a consumer and the high watermark: what a client has fetched, what a group has committed.",
     )
     seconds = GaugeMetricFamily(
         "kproxy_consumer_lag_seconds",
-        "Age of the newest record that a consumer has, where there are newer ones; of the oldest of its partitions.",
+        "Age of the first record that a consumer has not got; an upper bound where its own timestamp is not known.",
     )
     for cluster in clusters:
         if cluster.lags is None:
             continue
-        for by, consumers in cluster.lags.shown(now_ns):
+        for by, consumers in cluster.lags.shown(now_ns, wall_ns):
             for name, topic, lag in consumers:
                 labels = {"cluster": cluster.cluster, by: name, "topic": topic}
                 records.add_sample(records.name, labels, lag.records)

@@ -1,20 +1,23 @@
 """How far consumers are behind the ends of logs: clients by what they fetch, groups by what they commit.
 
-Duty: from the bodies of Fetch and OffsetCommit, for each topic-partition the high watermark that brokers last told, and
-the next offset that each client wants and that each group has committed. A fetch session (KIP-227) leaves out what has
-not changed, so each connection remembers what is in its own. The difference is taken at a scrape: the lag of a consumer
-that stands still grows with what others hear of the log. If nobody hears of it any more, that a group is at its end
-would be a guess, and is not shown.
+Duty: from the bodies of Fetch and OffsetCommit, for each topic-partition the high watermark that brokers last reported,
+and the next offset that each client wants and that each group has committed. A fetch session (KIP-227) leaves out what
+has not changed, so each connection remembers what is in its own. The difference is taken at a scrape: the lag of a
+consumer that stands still grows with what others learn of the log. If nobody learns of it any more, that a group is at
+its end would be a guess, and is not shown.
 
-A consumer's age is that of the newest record that it has: told by the batches that it fetched, and for a committed
-offset by whichever fetched batches it lies in.
+Lag in seconds is the age of the first record that a consumer has not got. That record's own timestamp is known where a
+Fetch answer had it alone. Otherwise the age is an upper bound, the lower of two: the age of the record before it, and
+the time since the log was last known to end at or before it. So a consumer at the end of a topic with a record an hour
+does not jump to 3600 seconds when the record comes.
 
 What was asked for and not answered well, and a commit of which any part was refused, counts for nothing; nor do offsets
-that a transaction commits, since whether it does is told later, and elsewhere. A partition that a client has not asked
+that a transaction commits, since whether it does is known later, and elsewhere. A partition that a client has not asked
 for AWAY_NS is not its own any more: after a rebalance it may never say so.
 
-Bounded by MAX_POSITIONS per connection, MAX_LOGS and MAX_COMMITTED per cluster (the oldest go), and MAX_SERIES lags of
-each kind that are shown. Changed on the thread of the event loop only; a scrape copies first.
+Bounded by MAX_POSITIONS per connection, MAX_LOGS and MAX_COMMITTED per cluster (the oldest go), MARKS of each log, and
+MAX_SERIES lags of each kind that are shown. Changed on the thread of the event loop only; a scrape copies first. Events
+are compared with the clock of the events, records' timestamps with the wall clock.
 """
 
 from collections import deque
@@ -33,13 +36,13 @@ MAX_POSITIONS = 16 * 1024
 MAX_LOGS = 16 * 1024
 MAX_COMMITTED = 64 * 1024
 MAX_SERIES = 500
-MARKS = 16  # stretches of a log whose age is known: a consumer commits what it has just fetched
+MARKS = 16  # of a log: stretches whose age is known (a consumer commits what it has just fetched), and earlier ends
 AWAY_NS = 60 * 10**9
-UNKNOWN = -1  # a time that no batch told
+UNKNOWN = -1  # a time that no batch contained
 
 Key = tuple[str | UUID | None, int]  # of a topic-partition, as the wire calls it
 Consumer = tuple[str, str]  # a client or a group, and the topic
-Behind = tuple[int, int]  # records, and when the one before them was written (of several partitions the oldest)
+Behind = tuple[int, float | None]  # records, and the age of the first in seconds (of several partitions the most)
 
 
 class Position(NamedTuple):
@@ -47,11 +50,11 @@ class Position(NamedTuple):
 
     offset: int
     written_ms: int
-    told_ns: int  # when that was heard
+    told_ns: int  # when that was learnt
 
 
 class Lag(NamedTuple):
-    """Of a consumer in a topic: records over all partitions, and the most seconds; None: no batch told any."""
+    """Of a consumer in a topic: records over all partitions, and the most seconds; None: nothing is known of it."""
 
     records: int
     seconds: float | None
@@ -60,12 +63,33 @@ class Lag(NamedTuple):
 class Log:
     """What is known of a topic-partition's end."""
 
-    __slots__ = ("high_watermark", "marks", "told_ns")
+    __slots__ = ("ends", "high_watermark", "marks", "told_ns")
 
     def __init__(self) -> None:
         self.high_watermark = 0
         self.told_ns = 0
         self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # first offset, the one after the last, written
+        self.ends: deque[tuple[int, int]] = deque(
+            maxlen=MARKS
+        )  # earlier ends, and when each was the end for the last time
+
+    def end(self, high_watermark: int, now_ns: int, unchanged_ns: int) -> None:
+        """The log ends here now; until `unchanged_ns` it ended where it did."""
+        if high_watermark < self.high_watermark:
+            self.ends.clear()  # it was truncated
+        elif high_watermark > self.high_watermark and self.told_ns:
+            self.ends.append((self.high_watermark, max(self.told_ns, unchanged_ns)))
+        self.high_watermark = high_watermark
+        self.told_ns = now_ns
+
+    def age_s(self, offset: int, written_ms: int, now_ns: int, wall_ns: int) -> float | None:
+        """The age of the record at an offset, or its upper bound; `written_ms` is that of the record before it."""
+        for first, following, alone_ms in reversed(self.marks):
+            if first == offset and following == offset + 1:
+                return max(0.0, wall_ns / 1e9 - alone_ms / 1e3)
+        bounds = [wall_ns / 1e9 - written_ms / 1e3] if written_ms > 0 else []
+        bounds += [(now_ns - end_ns) / 1e9 for end, end_ns in self.ends if end <= offset]
+        return max(0.0, min(bounds)) if bounds else None
 
     def written_ms(self, offset: int) -> int:
         """When the record before an offset was written, if that is known."""
@@ -102,6 +126,7 @@ class Fetching:
         if asked is None or told is None or (exchange.error_code and not told.partitions):
             return
         self._lags.fetching.add(self)
+        before_ns = self.asked_ns  # an answer of this session that left a partition out said that it is as it was
         self.client_id = (exchange.client_id or "")[:MAX_LABEL]
         self.asked_ns = now_ns = exchange.response_start
         positions = self.positions
@@ -121,7 +146,7 @@ class Fetching:
             if partition.error_code:
                 positions.pop(key, None)
                 continue
-            self._lags.learn(key, partition, now_ns)
+            self._lags.learn(key, partition, now_ns, before_ns if key in positions else 0)
             if partition.batches:
                 position = Position(partition.last_offset + 1, partition.max_timestamp, now_ns)
             elif key in wanted and key not in positions:
@@ -150,16 +175,15 @@ class Lags:
         self.committed: dict[tuple[str, Key], Position] = {}
         self._topics = topics
 
-    def learn(self, key: Key, partition: Partition, now_ns: int) -> None:
-        """What a Fetch answer tells of a log."""
+    def learn(self, key: Key, partition: Partition, now_ns: int, unchanged_ns: int) -> None:
+        """What a Fetch answer says of a log; until `unchanged_ns` its session knew of no change."""
         key = self._named(key)
         log = self.logs.get(key)
         if log is None:
             if len(self.logs) >= MAX_LOGS:
                 del self.logs[next(iter(self.logs))]
             log = self.logs[key] = Log()
-        log.high_watermark = partition.high_watermark
-        log.told_ns = now_ns
+        log.end(partition.high_watermark, now_ns, unchanged_ns)
         if partition.batches and partition.max_timestamp > 0:
             log.marks.append((partition.first_offset, partition.last_offset + 1, partition.max_timestamp))
 
@@ -190,8 +214,11 @@ class Lags:
         topic, partition = key
         return (self._topics.names.get(topic, topic), partition) if isinstance(topic, UUID) else key
 
-    def shown(self, now_ns: int) -> Iterator[tuple[str, list[tuple[str, str, Lag]]]]:
-        """By "client_id" and by "group": (its name, the topic, its lag), those with the most records by name."""
+    def shown(self, now_ns: int, wall_ns: int) -> Iterator[tuple[str, list[tuple[str, str, Lag]]]]:
+        """By "client_id" and by "group": (its name, the topic, its lag), those with the most records by name.
+
+        `now_ns` is by the clock of the events, `wall_ns` the time of day, which records' timestamps are compared with.
+        """
         labels = _Labels(self._topics)
         logs = {(labels[topic], number): log for (topic, number), log in self.logs.copy().items()}
         fetching = self.fetching.copy()
@@ -211,7 +238,7 @@ class Lags:
             (name, key, at) for (name, key), at in self.committed.copy().items() if at.told_ns + EXPIRY_NS > now_ns
         )
         fetched = _furthest(live, labels)
-        heard = {(topic, number) for _, topic, number in fetched}  # an answer that leaves out an end confirms it
+        confirmed = {(topic, number) for _, topic, number in fetched}  # by each answer that leaves the end out
         for by, places in (
             ("client_id", _furthest(left, labels) | fetched),
             ("group", _furthest(groups, labels)),
@@ -222,14 +249,15 @@ class Lags:
                 if log is None:
                     continue
                 records = log.high_watermark - offset
+                lag: Behind
                 if records > 0:
-                    lag = records, written_ms
-                elif (topic, number) in heard or log.told_ns + AWAY_NS > now_ns:
-                    lag = 0, UNKNOWN
+                    lag = records, log.age_s(offset, written_ms, now_ns, wall_ns)
+                elif (topic, number) in confirmed or log.told_ns + AWAY_NS > now_ns:
+                    lag = 0, None
                 else:
                     continue
-                behind[name, topic] = _plus(behind.get((name, topic), (0, UNKNOWN)), lag)
-            yield by, [(*of, _lag(lag, now_ns)) for of, lag in _largest(behind)]
+                behind[name, topic] = _plus(behind.get((name, topic), (0, None)), lag)
+            yield by, [(*of, Lag(records, seconds if records else 0.0)) for of, (records, seconds) in _largest(behind)]
 
 
 class _Labels(dict[str | UUID | None, str]):
@@ -260,16 +288,11 @@ def _furthest(positions: Iterable[tuple[str, Key, Position]], labels: _Labels) -
 
 
 def _plus(one: Behind, other: Behind) -> Behind:
-    records, written_ms = one
-    more, also_ms = other
-    return records + more, min(written_ms, also_ms) if min(written_ms, also_ms) > 0 else max(written_ms, also_ms)
-
-
-def _lag(behind: Behind, now_ns: int) -> Lag:
-    records, written_ms = behind
-    if not records:
-        return Lag(0, 0.0)
-    return Lag(records, max(0.0, now_ns / 1e9 - written_ms / 1e3) if written_ms > 0 else None)
+    records, seconds = one
+    more, also = other
+    if seconds is None or also is None:
+        return records + more, also if seconds is None else seconds
+    return records + more, max(seconds, also)
 
 
 def _largest(behind: dict[Consumer, Behind]) -> Iterator[tuple[Consumer, Behind]]:

@@ -122,6 +122,8 @@ class Top(Generic[Key, AnyCell]):
         candidate = candidates[key] = _Candidate(error + size, error)
         self._serial += 1
         heappush(self._heap, (candidate.count, self._serial, key))
+        if len(self._heap) > 2 * self._limit:
+            self._order()
         return candidate
 
     def _drop_smallest(self) -> int:
@@ -173,8 +175,10 @@ class Top(Generic[Key, AnyCell]):
             for candidate in self._candidates.values():
                 candidate.count //= 2
                 candidate.error = -(-candidate.error // 2)  # up: what is certain stays certain
-            self._heap = [
-                (candidate.count, index, key) for index, (key, candidate) in enumerate(self._candidates.items())
-            ]
-            self._serial = len(self._heap)
-            heapify(self._heap)
+            self._order()
+
+    def _order(self) -> None:
+        """The heap anew: without the entries of keys that are no candidates any more."""
+        self._heap = [(candidate.count, index, key) for index, (key, candidate) in enumerate(self._candidates.items())]
+        self._serial = len(self._heap)
+        heapify(self._heap)

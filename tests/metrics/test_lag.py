@@ -42,7 +42,7 @@ class Cluster:
 
     def lags(self, by="client_id"):
         lags = self.metrics.cluster("default").lags
-        for kind, told in lags.shown(self.now_ns):
+        for kind, told in lags.shown(self.now_ns, self.now_ns):
             if kind == by:
                 return {
                     (name, topic): (lag.records, lag.seconds and pytest.approx(lag.seconds, abs=0.02))
@@ -136,7 +136,7 @@ def test_a_fetch_session_keeps_its_partitions(version):
     consumer.fetch({}, {a: (14, batch(10, 2))}, epoch=1)
     assert cluster.lags()["c", "orders"] == (7, 0.0)
     consumer.fetch({a: 12}, {c: (33, None)}, epoch=2)
-    assert cluster.lags() == {("c", "orders"): (7, 0.0), ("c", "invoices"): (3, None)}
+    assert cluster.lags() == {("c", "orders"): (7, 0.0), ("c", "invoices"): (3, 0.0)}
     for epoch in range(3, 9):  # idle, for longer than a partition that has left is told of
         cluster.now_ns += lag.AWAY_NS // 4
         consumer.fetch({}, {}, epoch=epoch)
@@ -183,7 +183,7 @@ def test_a_partition_that_moved_to_another_broker_is_counted_once():
     here.fetch({("orders", 1): 1}, {("orders", 1): (1, None)})
     here.fetch({}, {})
     there.fetch({("orders", 1): 1, orders: 5}, {("orders", 1): (3, None), orders: (9, None)})
-    assert cluster.lags() == {("c", "orders"): (6, None)}
+    assert cluster.lags() == {("c", "orders"): (6, 0.0)}
 
 
 @pytest.mark.parametrize("version", [1, 8, 10])
@@ -224,7 +224,46 @@ def test_that_a_group_is_at_the_end_is_told_while_somebody_hears_of_it():
     member.counting.closed("client_reset")
     assert cluster.lags("group") == {("billing", "clicks"): (4, None)}
     other.fetch({orders: 7}, {orders: (7, None)})
-    assert cluster.lags("group") == {("billing", "orders"): (2, None), ("billing", "clicks"): (4, None)}
+    assert cluster.lags("group") == {("billing", "orders"): (2, 120.0), ("billing", "clicks"): (4, None)}
+
+
+def test_an_hour_without_a_record_is_no_lag_when_one_comes():
+    """The member is at the end, commits every five seconds, and its session leaves out what has not changed."""
+    cluster = Cluster()
+    member = cluster.consumer()
+    orders = ("orders", 0)
+    member.fetch({orders: 0}, {orders: (1, batch(0, 1, NOW_MS))}, epoch=0)
+    member.fetch({orders: 1}, {}, epoch=1)
+    member.commit("billing", {orders: 1})
+    for epoch in range(2, 60):
+        cluster.now_ns += 60 * 10**9
+        member.fetch({}, {}, epoch=epoch)
+    cluster.now_ns += 10**9
+    member.commit("billing", {orders: 1})
+    assert cluster.lags("group") == {("billing", "orders"): (0, 0.0)}
+    # A record comes, alone in its answer: its age is its own.
+    member.fetch({}, {orders: (2, batch(1, 1, cluster.now_ns // MS - 300))}, epoch=60)
+    cluster.now_ns += 4 * 10**9
+    assert cluster.lags("group") == {("billing", "orders"): (1, 4.3)}
+    member.commit("billing", {orders: 2})
+    assert cluster.lags("group") == {("billing", "orders"): (0, 0.0)}
+    # Later several come at once: they cannot be older than the last answer that knew of no change.
+    cluster.now_ns += 3000 * 10**9
+    member.fetch({}, {}, epoch=61)
+    cluster.now_ns += 10**9 // 2
+    member.fetch({}, {orders: (7, batch(2, 5, cluster.now_ns // MS))}, epoch=62)
+    cluster.now_ns += 2 * 10**9
+    assert cluster.lags("group") == {("billing", "orders"): (5, 2.5)}
+
+
+def test_a_stepped_wall_clock_moves_the_age_of_records_and_hides_nothing():
+    cluster = Cluster()
+    member = cluster.consumer()
+    member.fetch({("orders", 0): 0}, {("orders", 0): (9, batch(0, 5))})
+    lags = cluster.metrics.cluster("default").lags
+    for step_s in (61, 3601, -3601):
+        told = dict(lags.shown(cluster.now_ns, cluster.now_ns + step_s * 10**9))
+        assert told["client_id"] == [("c", "orders", lag.Lag(4, pytest.approx(max(0, step_s), abs=0.1)))]
 
 
 def test_what_consumers_invent_is_bounded(monkeypatch):
