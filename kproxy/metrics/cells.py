@@ -24,6 +24,7 @@ from typing import TypeVar
 from kproxy.metrics.bounds import (
     DURATION_NS,
     EXCESS_WAIT_NS,
+    MUTE_NS,
     PROXY_NS,
     QUEUE_NS,
     SIZE_BYTES,
@@ -36,6 +37,7 @@ from kproxy.metrics.known import (
     EVERYDAY_APIS,
     FAULTS,
     HIDING_APIS,
+    OWN_APIS,
     UNANSWERED_CAUSES,
 )
 from kproxy.metrics.lag import Fetching, Lags
@@ -118,7 +120,20 @@ _NO_CELLS = ApiCells("")  # of no exchange: what a loop holds before its first
 class BrokerCells:
     """What is counted of one (cluster, broker)."""
 
-    __slots__ = ("accepted", "apis", "broker", "by_plan", "cluster", "disconnects", "live", "open", "queue", "queue_ns")
+    __slots__ = (
+        "accepted",
+        "apis",
+        "broker",
+        "by_plan",
+        "cluster",
+        "disconnects",
+        "live",
+        "mute",
+        "mute_ns",
+        "open",
+        "queue",
+        "queue_ns",
+    )
 
     def __init__(self, cluster: str, broker: str) -> None:
         self.cluster = cluster
@@ -132,6 +147,8 @@ class BrokerCells:
         # Only times above 0 are counted: those that did not queue are the answered requests less these.
         self.queue = cell(QUEUE_NS)
         self.queue_ns = 0
+        self.mute = cell(MUTE_NS)
+        self.mute_ns = 0
 
     def listened(self, listener: str) -> None:
         """Connections to this broker can come through a listener: its series begin, at 0."""
@@ -156,6 +173,7 @@ class ClusterCells:
         self.rewritten = dict.fromkeys(ADDRESS_APIS, 0)  # by api
         self.neutralised = dict.fromkeys(HIDING_APIS, 0)
         self.upstream: UpstreamCells | None = None  # of a proxy
+        self.own_answers = dict.fromkeys(OWN_APIS, 0)
         self.unbound = 0  # brokers in answers for which no port is open
         self._apis = set(EVERYDAY_APIS)
         self._unknown_apis: set[int] = set()
@@ -284,8 +302,8 @@ class ConnectionMetrics:
         """Count these events; nothing of them is kept."""
         if self._topics is not None:
             self._topics.events(events)
-        if self._fetching is not None:
-            self._fetching.events(events)
+            if self._fetching is not None:
+                self._fetching.events(events)
         plan: ApiPlan | None = None
         cells = _NO_CELLS
         request_bytes = response_bytes = -1
@@ -310,12 +328,17 @@ class ConnectionMetrics:
                 response_bucket = bisect_left(SIZE_BYTES, size)
             cells.response_bytes += size
             cells.response_size[response_bucket] += 1
-            duration = event.response_start - event.request_end - event.muted_ns
+            duration = event.response_start - event.request_end
             queue = event.queue_ns
-            if queue > 0:
+            if queue:
                 duration -= queue
                 of_broker.queue[bisect_left(QUEUE_NS, queue)] += 1
                 of_broker.queue_ns += queue
+            muted = event.muted_ns
+            if muted:
+                duration -= muted
+                of_broker.mute[bisect_left(MUTE_NS, muted)] += 1
+                of_broker.mute_ns += muted
             if duration > 0:
                 cells.duration_ns += duration
             cells.duration[bisect_left(DURATION_NS, duration)] += 1
@@ -334,8 +357,11 @@ class ConnectionMetrics:
     def _unusual(self, event: Event) -> None:
         cluster = self._cluster
         if isinstance(event, Exchange):
-            if event.outcome in (NO_ANSWER_EXPECTED, ANSWERED_BY_PROXY):  # no broker answered
+            if event.outcome == NO_ANSWER_EXPECTED:
                 self._request_only(event)
+            elif event.outcome == ANSWERED_BY_PROXY:  # the broker never saw it: it has neither its time nor its errors
+                self._request_only(event)
+                _add(cluster.own_answers, cluster.api_label(event.plan), 1)
             # An answer without a request comes with a Desync, and is counted there.
         elif isinstance(event, Unanswered):
             self._request_only(event.exchange)

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from kproxy import __version__
-from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
+from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics, error_label
 from kproxy.metrics.named import OTHER
 from kproxy.protocol.compression import codec_name
@@ -135,9 +135,15 @@ def _sizes(apis: _Cells) -> Iterator[Metric]:
 def _brokers(brokers: list[BrokerCells]) -> Iterator[Metric]:
     queue = _Histogram(
         "kproxy_queue_seconds",
-        "Time of requests behind earlier requests or a throttle on the same connection.",
+        "Time of requests behind earlier requests of the same connection: a broker serves one at a time.",
         _BROKER,
         QUEUE_NS,
+    )
+    mute = _Histogram(
+        "kproxy_mute_seconds",
+        "Waits above zero of requests while the throttle of an earlier answer kept the broker from reading (KIP-219).",
+        _BROKER,
+        MUTE_NS,
     )
     inflight = GaugeMetricFamily("kproxy_inflight_requests", "Requests that wait for an answer now.", labels=_BROKER)
     for broker in brokers:
@@ -146,8 +152,10 @@ def _brokers(brokers: list[BrokerCells]) -> Iterator[Metric]:
         answered = sum(sum(cells.duration) for cells in list(broker.apis.values()))
         queued[0] += max(0, answered - sum(queued))  # what did not queue waited for no time at all
         queue.add(labels, queued, broker.queue_ns)
+        mute.add(labels, broker.mute, broker.mute_ns)
         inflight.add_metric(labels, sum(len(connection.pending) for connection in broker.live.copy()))
     yield queue.family()
+    yield mute.family()
     yield inflight
 
 
@@ -201,6 +209,12 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
             "Broker addresses behind large answers, made unreadable.",
             ("api",),
             lambda cluster: cluster.neutralised,
+        ),
+        (
+            "own_answers",
+            "Requests that kproxy answered itself, so that no broker saw them: ApiVersions newer than it reads.",
+            ("api",),
+            lambda cluster: cluster.own_answers,
         ),
         (
             "unbound_brokers",

@@ -46,6 +46,8 @@ FAULTS = (
 
 # Answers with addresses that a large body may carry behind its records, where they are hidden instead of replaced.
 HIDING_APIS = ("Fetch", "ShareFetch")
+# Requests that kproxy answers in the broker's place: an ApiVersions newer than it reads.
+OWN_APIS = ("ApiVersions",)
 # Answers that name brokers.
 ADDRESS_APIS = (
     "DescribeCluster",

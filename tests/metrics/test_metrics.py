@@ -17,7 +17,6 @@ from kproxy.wire.bodies import BLANK, Found, Sums
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
     ANSWERED,
-    ANSWERED_BY_PROXY,
     BROKER,
     CLIENT,
     NO_ANSWER_EXPECTED,
@@ -28,7 +27,8 @@ from kproxy.wire.events import (
     Exchange,
     Unanswered,
 )
-from kproxy.wire.interest import ApiPlan
+from kproxy.wire.interest import ApiPlan, Interest
+from tests.wire.playbook import Dialogue, foreign_request
 
 MS = 1_000_000
 PRODUCE = ApiPlan(0, 9, "Produce", True)
@@ -54,20 +54,29 @@ def exchange(plan, *, duration_ns=2 * MS, request_bytes=1000, response_bytes=100
 
 
 def test_an_answer_of_kproxys_own_is_neither_the_brokers_error_nor_its_time():
+    """As a session answers an ApiVersions newer than it reads."""
     metrics = Metrics()
-    connection = metrics.connection(info(), "main", "1")
-    connection.events([exchange(PRODUCE, outcome=ANSWERED_BY_PROXY, errors=(35,), error_code=35)])
+    talk = Dialogue(Interest(rewrite=True), transform=lambda exchange, frame: None)
+    talk.client(foreign_request(18, 99, 1, b"\0\1c\0"))
+    metrics.connection(info(), "main", "1").events(talk.events)
     samples = scrape(metrics)
+    assert samples["kproxy_own_answers_total"] == {labels(cluster="default", api="ApiVersions"): 1}
     assert sum(samples["kproxy_requests_total"].values()) == 1
-    assert not samples.get("kproxy_errors_total")
-    assert not samples.get("kproxy_request_duration_seconds_count")
+    for name in ("errors_total", "request_duration_seconds_count", "response_size_bytes_sum", "queue_seconds_count"):
+        assert not any(samples.get(f"kproxy_{name}", {}).values())
 
 
-def test_a_mute_is_not_the_brokers_time():
+def test_a_mute_is_neither_the_brokers_time_nor_the_queue():
     metrics = Metrics()
     connection = metrics.connection(info(), "main", "1")
-    connection.events([exchange(PRODUCE, duration_ns=502 * MS, muted_ns=500 * MS)])
-    assert sum(scrape(metrics)["kproxy_request_duration_seconds_sum"].values()) == 0.002
+    connection.events([exchange(PRODUCE, duration_ns=502 * MS, muted_ns=500 * MS, queue_ns=3 * MS), exchange(PRODUCE)])
+    samples = scrape(metrics)
+    of = labels(cluster="default", broker="1")
+    assert samples["kproxy_request_duration_seconds_sum"] == {
+        labels(cluster="default", broker="1", api="Produce"): 0.004
+    }
+    assert (samples["kproxy_mute_seconds_count"][of], samples["kproxy_mute_seconds_sum"][of]) == (1, 0.5)
+    assert (samples["kproxy_queue_seconds_count"][of], samples["kproxy_queue_seconds_sum"][of]) == (2, 0.003)
 
 
 def scrape(metrics):
