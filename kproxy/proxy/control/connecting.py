@@ -87,7 +87,7 @@ class Connector:
         """What takes the connections of a broker's port; None: of the bootstrap port."""
 
         def accepted(client: socket.socket, peer: Address) -> None:
-            upstream = self._worker.loops.is_own(peer)
+            upstream = self._worker.loops.is_own(peer, client)
             if upstream is not None:
                 client.close()
                 self._loop_found(upstream, "a connection that kproxy itself made")

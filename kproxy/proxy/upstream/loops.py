@@ -3,7 +3,8 @@
 Three tests, each sound on its own:
 - an address to be dialled is one of our listeners, in whatever spelling (checked again once connected, since the kernel
   rewrites 0.0.0.0, and since address translation may answer with one of ours);
-- a connection that one of our listeners accepted comes from the local address of a connection that we are making;
+- a connection that one of our listeners accepted has the two ends of a connection that we are making. Its client's end
+  alone proves nothing: for another destination, the kernel gives the same port of this machine to a client too;
 - the client id of kproxy's own questions has a token of this process, and such a question arrived at our own listener.
 
 Kproxies in a row are legal: only our own token coming back proves a loop. The upstream that a loop was found through is
@@ -95,9 +96,12 @@ class LoopGuard:
 
     # --- what arrives ------------------------------------------------------------------------------------------------
 
-    def is_own(self, client: Address) -> Address | None:
-        """The upstream that we dialled, if a connection that was accepted from `client` is our own."""
-        return self._dialled.get(normal(client))
+    def is_own(self, client: Address, accepted: socket.socket) -> Address | None:
+        """The upstream that we dialled, if the connection that was accepted from `client` is our own."""
+        upstream = self._dialled.get(normal(client))
+        if upstream is None or normal(upstream) != normal(Address(*accepted.getsockname()[:2])):
+            return None
+        return upstream
 
     def came_back(self, first_bytes: bytes) -> Address | None:
         """The upstream of one of our own questions, if a client's first bytes are that question."""

@@ -70,11 +70,13 @@ def test_own_connections_are_known_by_their_ends():
         guard.dialled(sock, upstream)
         guard.connected(upstream, sock)
         accepted, peer = listener.accept()
-        accepted.close()
-        assert guard.is_own(Address(*peer)) == upstream
-        assert guard.is_own(Address(f"::ffff:{peer[0]}", peer[1])) == upstream
-        guard.closed(guard.own_end(sock))
-        assert guard.is_own(Address(*peer)) is None
+        with accepted:
+            assert guard.is_own(Address(*peer), accepted) == upstream
+            assert guard.is_own(Address(f"::ffff:{peer[0]}", peer[1]), accepted) == upstream
+            with socket.create_server((HOST, 0)) as elsewhere:  # a client may have our port, to another destination
+                assert guard.is_own(Address(*peer), elsewhere) is None
+            guard.closed(guard.own_end(sock))
+            assert guard.is_own(Address(*peer), accepted) is None
 
 
 def test_only_the_own_questions_prove_a_loop_and_an_answer_clears_it():
