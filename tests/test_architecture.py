@@ -43,6 +43,7 @@ BEYOND_MODULES = {
     "tests/capture/test_tshark.py",
     "tests/test_api.py",
     "tests/test_architecture.py",
+    "tests/test_dev.py",
     "tests/test_environment.py",
     "tests/test_packaging.py",
     "tests/test_traps.py",

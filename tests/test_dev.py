@@ -1,0 +1,53 @@
+"""`./dev`: of several at once, one sets up and the others wait."""
+
+import fcntl
+import shutil
+import subprocess
+
+import pytest
+
+from tests.project import ROOT
+
+# Stands for the kproxy that the setup would install: says that it runs, then waits for its input to end.
+PROGRAM = '#!/bin/sh\necho "started $*"\ncat >/dev/null\n'
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder whose setup has been done, as the stamps say."""
+    for name in ("dev", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    program = tmp_path / ".venv/bin/kproxy"
+    program.parent.mkdir(parents=True)
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    (tmp_path / ".cache").mkdir()
+    sum_ = subprocess.run(
+        ["cksum"], stdin=(tmp_path / "pyproject.toml").open(), capture_output=True, text=True, check=True
+    )
+    (tmp_path / ".venv/kproxy.stamp").write_text(f"{tmp_path} {sum_.stdout.rstrip()}")
+    return tmp_path
+
+
+def start(project):
+    pipe = subprocess.PIPE
+    command = [project / "dev", "demo", "--seconds", "1"]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_a_second_setup_waits_for_the_first(project):
+    with (project / ".cache/dev.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as the first does
+        second = start(project)
+        assert second.stderr.readline() == "dev: waiting for another ./dev that sets up\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.wait(0.5)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert second.stdout.readline() == "started demo --seconds 1\n"
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what runs then holds nobody up
+        third = start(project)
+        assert third.stderr.readline() == "dev: waiting for another ./dev that sets up\n"
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        for process in (second, third):
+            process.communicate(timeout=30)
+            assert process.returncode == 0
