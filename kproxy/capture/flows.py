@@ -601,6 +601,9 @@ class Flows:
                 quality.note("midstream", first)
             if close in ("open", "idle"):
                 quality.note(close, last)
+            numbers = [flow.talk.halves[side].first & MASK for side in (flow.client, 1 - flow.client)]
+            name = " to ".join(_spelled(flow.ends[side]) for side in (flow.client, 1 - flow.client))
+            quality.stream((numbers[0], numbers[1]), name, first, sum(flow.payload_bytes))
             if flow.session is not None and flow.session.sasl_tokens:
                 quality.note("raw_sasl", first, count=flow.session.sasl_tokens, last_ns=last)
             if flow.decrypted:
@@ -616,10 +619,12 @@ class Flows:
 
         A segment that was sent again is another packet: its IP identity or its TCP timestamp differs.
         """
-        held, _, _, _, bits, _, start, _, _ = segment
+        held, key, _, _, bits, _, start, _, _ = segment
         header = start - (bits >> 12 << 2)
         fixed, options = held[header : header + 16], held[header + 20 : start]
         identity = held[header - 16 : header - 14] if header >= 20 and held[header - 20] == 0x45 else b""
+        width = len(key) - 4
+        addresses = held[max(0, header - width) : header]
         since_ns = self._recent[-1][1][index] - SAME_PACKET_NS
         left = KEPT_BYTES
         for age, ((data, _, records, _), clock) in enumerate(reversed(self._recent)):
@@ -630,8 +635,10 @@ class Flows:
                 oldest = max(records[first][2], place - left)
                 left -= place - oldest
                 while (place := data.rfind(fixed, oldest, place)) >= 0:
-                    if data[place + 20 : place + 20 + len(options)] == options and (
-                        not identity or data[place - 16 : place - 14] == identity
+                    if (
+                        data[place + 20 : place + 20 + len(options)] == options
+                        and data[max(0, place - width) : place] == addresses
+                        and (not identity or data[place - 16 : place - 14] == identity)
                     ):
                         return True
             if first or not left:
@@ -704,3 +711,8 @@ def _address(key: bytes) -> tuple[str, int]:
     """(address, port) of the sender that a key names."""
     half = len(key) // 2 - 2
     return inet_ntop(AF_INET if half == 4 else AF_INET6, key[:half]), int.from_bytes(key[-4:-2])
+
+
+def _spelled(end: tuple[str, int]) -> str:
+    address, port = end
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

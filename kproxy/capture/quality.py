@@ -1,15 +1,26 @@
 """What a capture could not show, counted: so that "slow" is told from "not captured".
 
 Duty: one row per kind of flaw or trait, with how often, how many bytes, when first and last, and a plain sentence.
-Every byte of a capture that does not end in a table is in one of these rows. Bounded by the kinds below.
+Every byte of a capture that does not end in a table is in one of these rows.
+
+Address translation does not change sequence numbers. So two connections that begin with the same ones at the same time
+are one stream that was captured on both sides of a translation, and its exchanges are in the tables twice.
+
+Bounded by the kinds below, and MAX_STREAMS connections whose sequence numbers are compared.
 
 Refuses to know files, packets and sessions: whoever meets the flaw names its kind.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 NONE = -1
+
+MAX_STREAMS = 1 << 16
+SAME_STREAM_NS = 1_000_000_000  # between the first packets of two captures of one stream
+_STREAM = "stream "  # begins the keys of rows that only `_copies` reads
+_NAMED = 3  # copies named in the sentence
 
 # kind -> sentence; the order here is the order of the summary
 KINDS = {
@@ -34,6 +45,8 @@ KINDS = {
     "midstream": "connections already open when the capture began",
     "open": "connections still open when the capture ended",
     "idle": "connections put away because too many were open at once; the longest idle went first",
+    "same_stream": "connections captured a second time under other addresses, as of a ClusterIP and of its pod: their "
+    "exchanges are counted twice; leave one address out of the capture, or out of the question",
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
     "tls": "connections encrypted with TLS: give a key log that has their keys to read them",
     "zookeeper": "ZooKeeper connections",
@@ -66,6 +79,7 @@ class Quality:
 
     def __init__(self) -> None:
         self._rows: dict[str, list[int]] = {}
+        self._streams = 0
 
     def note(self, kind: str, time_ns: int = NONE, *, count: int = 1, size: int = 0, last_ns: int = NONE) -> None:
         """Count a kind, `count` times, with `size` bytes, first at `time_ns` and last at `last_ns` (or then too)."""
@@ -81,11 +95,26 @@ class Quality:
             row[2] = time_ns
         row[3] = max(row[3], last_ns)
 
+    def stream(self, numbers: tuple[int, int], name: str, time_ns: int, size: int) -> None:
+        """A Kafka connection: the sequence numbers of client and broker at its first packet, and its bytes."""
+        key = f"{_STREAM}{numbers[0]:08x}{numbers[1]:08x} {name}"
+        if self._streams < MAX_STREAMS:
+            self._streams += key not in self._rows
+            self.note(key, time_ns, size=size)
+
+    def counts(self) -> Iterator[tuple[str, int, int, int, int]]:
+        """What `note` takes to make these counts again: kind, count, bytes, first_ns, last_ns."""
+        for kind, (count, size, first_ns, last_ns) in self._rows.items():
+            yield kind, count, size, first_ns, last_ns
+
     def add(self, other: "Quality") -> None:
-        for row in other:
-            self.note(row.kind, row.first_ns, count=row.count, size=row.bytes, last_ns=row.last_ns)
+        for kind, count, size, first_ns, last_ns in other.counts():
+            self.note(kind, first_ns, count=count, size=size, last_ns=last_ns)
 
     def count(self, kind: str) -> int:
+        if kind == "same_stream":
+            copies = self._copies()
+            return copies.count if copies else 0
         row = self._rows.get(kind)
         return row[0] if row else 0
 
@@ -96,5 +125,31 @@ class Quality:
     def __iter__(self) -> Iterator[Row]:
         for kind, sentence in KINDS.items():
             row = self._rows.get(kind)
-            if row is not None:
+            if kind == "same_stream":
+                copies = self._copies()
+                if copies is not None:
+                    yield copies
+            elif row is not None:
                 yield Row(kind, row[0], row[1], row[2], row[3], sentence)
+
+    def _copies(self) -> Row | None:
+        """The connections that are copies of another one."""
+        streams: dict[str, list[tuple[int, int, str]]] = {}
+        for key, (_, size, first_ns, _) in self._rows.items():
+            if key.startswith(_STREAM):
+                _, numbers, name = key.split(" ", 2)
+                streams.setdefault(numbers, []).append((first_ns, size, name))
+        pairs = []
+        for found in streams.values():
+            found.sort()
+            for (_, _, original), copy in pairwise(found):
+                if copy[0] - found[0][0] <= SAME_STREAM_NS:
+                    pairs.append((*copy, original))
+        if not pairs:
+            return None
+        pairs.sort()
+        named = "; ".join(f"{copy} is {original}" for _, _, copy, original in pairs[:_NAMED])
+        more = f" and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
+        times = [time_ns for time_ns, _, _, _ in pairs]
+        sentence = f"{KINDS['same_stream']} ({named}{more})"
+        return Row("same_stream", len(pairs), sum(size for _, size, _, _ in pairs), times[0], times[-1], sentence)

@@ -172,4 +172,4 @@ def _connection(key: bytes, ports: frozenset[bytes]) -> int:
 
 def listed(quality: Quality) -> list[tuple[str, int, int, int, int]]:
     """The counts of a quality, in terms of JSON."""
-    return [(row.kind, row.count, row.bytes, row.first_ns, row.last_ns) for row in quality]
+    return list(quality.counts())

@@ -79,9 +79,10 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
         )
         if quality.count(kind)
     ]
+    twice = " Exchanges of connections captured twice are counted twice." if quality.count("same_stream") else ""
     if not lost:
-        return "Complete: every byte that the ends acknowledged was captured."
-    return f"Not complete: {', '.join(lost)}. An exchange without an answer may have had one."
+        return "Complete: every byte that the ends acknowledged was captured." + twice
+    return f"Not complete: {', '.join(lost)}. An exchange without an answer may have had one." + twice
 
 
 def printable(text: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from kproxy.capture import content, flows, mapped, pcap
 from kproxy.capture.flows import SHARDS, Flows, Handlers, shard_of
 from kproxy.capture.packets import ACK, FIN, RST, SYN
-from kproxy.capture.quality import Quality
+from kproxy.capture.quality import SAME_STREAM_NS, Quality
 from kproxy.protocol import codec, schema
 from kproxy.wire import bodies
 from kproxy.wire.events import ANSWERED, LOST, NONE, REQUEST_NOT_SEEN, UNANSWERED, Exchange, Unanswered
@@ -132,7 +132,7 @@ def test_exactly_the_exchanges_of_the_capture(name):
     seen = Seen(captures.capture(name))
     assert seen.requests() == expected(name)
     kinds = seen.kinds()
-    assert not {"gap", "fault", "truncated", "malformed", "not_kafka", "strays"} & kinds.keys()
+    assert not {"gap", "fault", "truncated", "malformed", "not_kafka", "strays", "same_stream"} & kinds.keys()
     whole = sum(
         (exchange.request_bytes if exchange.request_end != NONE else 0)
         + (exchange.response_bytes if exchange.response_end != NONE else 0)
@@ -519,3 +519,34 @@ def test_captures_one_behind_the_other_cost_what_they_are_long(tmp_path):
     assert found[1].quality.count("packets") == copies * found[0].quality.count("packets")
     assert len(found[1].exchanges) == len(found[0].exchanges)
     assert found[1].quality.count("clock_back") > 1000
+
+
+def translated(data, address):
+    """A packet of k41_BASE as it is on the other side of a translation of the broker's address."""
+    place = 30 if data[36:38] == (9092).to_bytes(2) else 26
+    return data[:place] + address + data[place + 4 :]
+
+
+@pytest.mark.parametrize("late_ns", (20_000, 3_600_000_000_000))
+def test_a_stream_under_two_addresses_is_named(tmp_path, late_ns):
+    """A ClusterIP and the address of its pod. An hour later the same sequence numbers are those of another stream."""
+    packets = [(time_ns, data) for time_ns, data, _ in packet.records(captures.capture("k41_BASE").read_bytes())]
+    copies = [(time_ns + late_ns, translated(data, bytes((10, 96, 0, 7)))) for time_ns, data in packets]
+    path = tmp_path / "translated.pcap"
+    path.write_bytes(packet.pcap(sorted(packets + copies)))
+    one, whole = Seen(captures.capture("k41_BASE")), Seen(path)
+    parts = Quality()
+    for start in range(3):
+        parts.add(Seen(path, shards=range(start, SHARDS, 3)).quality)
+    assert len(whole.exchanges) == 2 * len(one.exchanges)
+    rows = [[row for row in quality if row.kind == "same_stream"] for quality in (whole.quality, parts)]
+    assert rows[0] == rows[1]
+    if late_ns > SAME_STREAM_NS:
+        assert not rows[0]
+        return
+    (row,) = rows[0]
+    assert row.count == one.quality.count("kafka")
+    assert row.bytes == one.quality.size("kafka")
+    client, broker = one.flows[0].ends[one.flows[0].client], one.flows[0].ends[1 - one.flows[0].client]
+    assert f"{client[0]}:{client[1]} to 10.96.0.7:9092 is {client[0]}:{client[1]} to {broker[0]}:9092" in row.sentence
+    assert row.sentence.endswith(f" and {row.count - 3} more)")

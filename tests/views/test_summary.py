@@ -38,6 +38,7 @@ def test_names_are_no_markup_and_cannot_move_the_cursor(tmp_path, capsys):
         (("packets", "kafka", "malformed"), "Not complete"),
         (("packets", "kafka", "idle"), "Not complete"),
         (("packets", "kafka", "midstream"), "Not complete: connections were open before the capture began"),
+        (("packets", "kafka", "stream 0 a", "stream 0 b"), "captured twice are counted twice"),
         (("packets", "kafka", "resync"), "Not complete: bytes were skipped"),
         (("packets", "kafka", "strays"), "Not complete: segments fit no window"),
         (("packets", "kafka", "fault"), "Not complete: connections break the protocol"),
