@@ -244,13 +244,14 @@ class ClusterCells:
 
 
 class DurationCells:
-    """Durations inside the proxy, from PROXY_NS[0] up."""
+    """Durations inside the proxy; relays fill the cells themselves."""
 
-    __slots__ = ("duration", "duration_ns")
+    __slots__ = ("bounds", "counts", "total_ns")
 
     def __init__(self) -> None:
-        self.duration = cell(PROXY_NS)
-        self.duration_ns = 0
+        self.bounds = PROXY_NS
+        self.counts = cell(PROXY_NS)
+        self.total_ns = 0
 
 
 class ConnectionMetrics:
@@ -265,12 +266,11 @@ class ConnectionMetrics:
         "_client",
         "_cluster",
         "_fetching",
-        "_lag",
         "_listener",
         "_open",
-        "_request",
-        "_response",
         "_topics",
+        "inside",
+        "lag",
         "pending",
     )
 
@@ -293,9 +293,8 @@ class ConnectionMetrics:
         self._fetching = Fetching(lags) if lags is not None else None
         self._client: ClientCells | None = None
         self._open = True
-        self._lag = loop_lag
-        self._request = directions["request"]
-        self._response = directions["response"]
+        self.lag = loop_lag
+        self.inside = directions["request"], directions["response"]
         self.pending = pending
 
     def events(self, events: list[Event]) -> None:
@@ -385,18 +384,6 @@ class ConnectionMetrics:
         cells = self._by_plan.get(exchange.plan) or self._cluster.api_cells(self._cells, exchange.plan)
         cells.request_bytes += exchange.request_bytes
         cells.request_size[bisect_left(SIZE_BYTES, exchange.request_bytes)] += 1
-
-    def lagged(self, lag_ns: int) -> None:
-        """A read waited so long for its turn."""
-        lag = self._lag
-        lag.duration[bisect_left(PROXY_NS, lag_ns)] += 1
-        lag.duration_ns += lag_ns
-
-    def forwarded(self, direction: str, frames: int, duration_ns: int) -> None:
-        """`frames` frames of a direction ("request" or "response") left; the time since their last byte arrived."""
-        cells = self._request if direction == "request" else self._response
-        cells.duration[bisect_left(PROXY_NS, duration_ns)] += frames
-        cells.duration_ns += frames * duration_ns
 
     def paused(self, side: str) -> None:
         """Reading of a side stopped, since the other takes no more."""

@@ -296,7 +296,7 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
         PROXY_NS,
     )
     for direction, cells in metrics.directions.items():
-        inside.add((direction,), cells.duration, cells.duration_ns)
+        inside.add((direction,), cells.counts, cells.total_ns)
     yield inside.family()
     lag = _Histogram(
         "kproxy_loop_lag_seconds",
@@ -304,7 +304,7 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
         (),
         PROXY_NS,
     )
-    lag.add((), metrics.loop_lag.duration, metrics.loop_lag.duration_ns)
+    lag.add((), metrics.loop_lag.counts, metrics.loop_lag.total_ns)
     yield lag.family()
     dropped = sum(metrics.recorder_dropped.copy().values())
     yield CounterMetricFamily("kproxy_recorder_dropped", "Events that --record could not write.", value=dropped)

@@ -133,7 +133,7 @@ def summarise(metrics: Metrics, now_ns: int) -> Summary:
                 apis.setdefault(api, Totals()).add(cells)
     inside = cell(PROXY_NS)
     for direction in metrics.directions.values():
-        inside = _plus(inside, direction.duration)
+        inside = _plus(inside, direction.counts)
     return Summary(
         now_ns,
         apis,

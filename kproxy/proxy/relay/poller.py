@@ -8,7 +8,7 @@ The poller is the relays' clock. `turn_ns` is when epoll last returned: what it 
 when the event before the current one was done; whoever handles an event sets it. If epoll was not asked for longer than
 LATE_NS, `is_late` says that `turn_ns` may be far from when bytes arrived: the loop was idle, or it was busy, and nobody
 in this process knows which. A reader then asks the kernel (`sockets.receive_timed`), whose clock is the time of day:
-`wall_offset_ns` converts it.
+`wall_offset_ns` converts it. `lag_bucket` is the relays' too: the bucket of their histogram for `now_ns - turn_ns`.
 
 All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know what the sockets are.
 """
@@ -20,6 +20,7 @@ from time import monotonic_ns, time_ns
 from typing import Any
 
 LATE_NS = 1_000_000  # what is booked wrongly is at most so much
+_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _EVENTS = 256  # in one turn; then the rest of the loop has its own
 
 Callback = Callable[..., None]
@@ -32,6 +33,7 @@ class Poller:
         "_readers",
         "_writers",
         "is_late",
+        "lag_bucket",
         "now_ns",
         "turn_ns",
         "wall_offset_ns",
@@ -44,6 +46,7 @@ class Poller:
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
+        self.lag_bucket = 0
         self.wall_offset_ns = 0  # the time of day less `turn_ns`, of a late turn: steps of that clock are followed
         loop.add_reader(self._epoll.fileno(), self._ready)
 
@@ -84,18 +87,24 @@ class Poller:
     def _ready(self) -> None:
         readers = self._readers
         writers = self._writers
+        poll = self._epoll.poll
         left = _EVENTS
-        while left and (ready := self._epoll.poll(0, left)):  # to come back for them would cost two calls more
+        while left and (ready := poll(0, left)):  # to come back for them would cost two calls more
             turn_ns = monotonic_ns()
             self.is_late = turn_ns - self.turn_ns > LATE_NS
             if self.is_late:
                 self.wall_offset_ns = time_ns() - turn_ns
             self.turn_ns = self.now_ns = turn_ns
+            self.lag_bucket = 0
             left -= len(ready)
             for fd, events in ready:
+                if events == _IN:
+                    if fd in readers:  # unless an earlier event of this turn closed it
+                        readers[fd]()
+                    continue
                 # An error and a hang-up are for both: whoever reads or writes then meets them.
-                if events != select.EPOLLOUT and fd in readers:
+                if events != _OUT and fd in readers:
                     readers[fd]()
-                if events != select.EPOLLIN and fd in writers:
+                if fd in writers:
                     callback, args = writers[fd]
                     callback(*args)

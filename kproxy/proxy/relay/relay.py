@@ -17,6 +17,7 @@ import logging
 import socket
 import struct
 from asyncio import AbstractEventLoop, TimerHandle
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any, Protocol
@@ -36,7 +37,6 @@ LINGER_S = 1.0  # a drained client gets so long to see our end and to end itself
 STALLED_S = (600.0, 120.0)
 HALF_CLOSED_S = 60.0
 
-DIRECTIONS = ("request", "response")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
 
 log = logging.getLogger("kproxy.relay")
@@ -46,11 +46,20 @@ def _nothing() -> None:
     pass
 
 
-class Counting(Protocol):
-    """What a relay tells about itself; `kproxy.metrics.ConnectionMetrics` is one."""
+class Durations(Protocol):
+    """A histogram that the relay fills itself, since a call per event would cost more than the counting."""
 
-    def forwarded(self, direction: str, frames: int, duration_ns: int) -> None: ...
-    def lagged(self, lag_ns: int) -> None: ...
+    bounds: Sequence[int]  # ns; a duration belongs to the first that is not below it
+    counts: list[int]  # one more than bounds
+    total_ns: int
+
+
+class Counting(Protocol):
+    """What a relay reports about itself; `kproxy.metrics.ConnectionMetrics` is one."""
+
+    inside: tuple["Durations", "Durations"]  # by the side they come from: from the arrival of frames to their send
+    lag: "Durations"  # from the arrival of bytes to the read of them
+
     def paused(self, side: str) -> None: ...
     def closed(self, cause: str) -> None: ...
 
@@ -179,9 +188,12 @@ class Relay:
         completed = session.completed
         events = session.events
         pending = session.pending
-        forwarded = self._counting.forwarded
-        lagged = self._counting.lagged
-        direction = DIRECTIONS[side]
+        inside = self._counting.inside[side]
+        inside_counts = inside.counts
+        lag = self._counting.lag
+        lag_counts = lag.counts
+        bounds = inside.bounds
+        sinks = self._sinks
         poller = self._poller
         clock_offset_ns = self._clock_offset_ns
         limit = pairing.LIMIT
@@ -197,6 +209,7 @@ class Relay:
                         count, wall_ns = receive_timed(recvmsg_into, buffer)
                         if wall_ns is not None:
                             arrived = min(wall_ns - poller.wall_offset_ns, start)
+                        poller.lag_bucket = bisect_left(bounds, start - arrived)
                     else:
                         count = recv_into(buffer)
                 except (BlockingIOError, InterruptedError):
@@ -207,11 +220,15 @@ class Relay:
                 if not count:
                     self._ended(side)
                     return
-                lagged(start - arrived)
+                lag_counts[poller.lag_bucket] += 1
+                lag.total_ns += start - arrived
                 # The broker's time lasts from when its request is handled here to when its answer arrived here.
-                now = start if side == CLIENT else arrived
-                if now < self._session_ns:  # bytes may be read that arrived after this turn began, or that waited
+                if side == CLIENT:
+                    now = start
+                elif arrived < self._session_ns:  # it was read with what had arrived before, or had waited
                     now = self._session_ns
+                else:
+                    now = arrived
                 self._session_ns = now
                 for to, piece in receive(side, view[:count], now + clock_offset_ns):
                     peer = peers[to]
@@ -228,15 +245,23 @@ class Relay:
                         piece = piece[sent:]
                     self._keep(side, to, piece, arrived)
                 poller.now_ns = done = monotonic_ns()
+                # Unless the turn is late, the next event has waited for as long as this one took from the turn's begin.
+                poller.lag_bucket = bucket = bisect_left(bounds, done - arrived)
                 frames = completed[side] - seen
                 if frames:
                     seen += frames
                     if target.unsent is None:
-                        forwarded(direction, frames, done - arrived)
+                        inside_counts[bucket] += frames
+                        inside.total_ns += frames * (done - arrived)
                     else:
                         target.frames += frames
                 if events:
-                    self._tell()
+                    if session.faults == self._faults:
+                        for sink in sinks:
+                            sink(events)
+                        events.clear()
+                    else:
+                        self._tell()
                 if len(pending) >= limit:
                     self._fill()
                 elif self._full:
@@ -292,7 +317,10 @@ class Relay:
         peer.patience = None
         self._poller.remove_writer(peer.fd)
         if peer.frames:
-            self._counting.forwarded(DIRECTIONS[1 - to], peer.frames, monotonic_ns() - peer.since)
+            inside = self._counting.inside[1 - to]
+            duration_ns = monotonic_ns() - peer.since
+            inside.counts[bisect_left(inside.bounds, duration_ns)] += peer.frames
+            inside.total_ns += peer.frames * duration_ns
             peer.frames = 0
         if peer.stops:
             self._stop(to)
