@@ -82,11 +82,11 @@ def decode(
             raise click.UsageError("--exchange takes CONNECTION:NUMBER, as in the table exchanges, and its capture")
 
         from kproxy.convert.frames import frames_of
+        from kproxy.convert.job import Settings
         from kproxy.views import exchange as exchange_view
 
-        found = frames_of(
-            given, int(connection), int(number), ports=ports, cluster=cluster, rotated=rotated, key_log=key_log
-        )
+        settings = Settings(ports=ports, cluster=cluster, rotated=rotated, key_log=key_log)
+        found = frames_of(given, int(connection), int(number), settings)
         if as_json:
             click.echo(json.dumps(exchange_view.as_json(found, show_secrets=show_secrets), indent=2))
         else:

@@ -21,7 +21,7 @@ from kproxy.capture.flows import Flow, Flows, Handlers
 from kproxy.capture.pcap import Capture
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import Receiver
-from kproxy.convert.rows import Job, captures_of
+from kproxy.convert.job import Job, Settings, captures_of
 from kproxy.errors import KproxyError
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.connection import ConnectionInfo
@@ -30,6 +30,7 @@ from kproxy.wire.interest import ApiPlan
 
 SPARE_BYTES = 4 << 20
 _FOR_EVER = 1 << 63
+_DEFAULT = Settings()
 
 
 @dataclass(frozen=True)
@@ -55,25 +56,15 @@ class Frames:
     response: bytes | None = None
 
 
-def frames_of(
-    captures: Sequence[Path | str],
-    connection: int,
-    number: int,
-    *,
-    ports: Sequence[int] = (),
-    cluster: str = "default",
-    rotated: bool = False,
-    key_log: Path | str | None = None,
-) -> Frames:
+def frames_of(captures: Sequence[Path | str], connection: int, number: int, settings: Settings = _DEFAULT) -> Frames:
     """The frames of the exchange that the tables call by this `connection` and this `number`.
 
-    `cluster`, `ports` and `rotated` must be as they were for `kproxy convert`: a connection's id depends on the names
-    of the cluster and of the capture. Raises KproxyError where there is no such connection or exchange, CaptureError
-    for a file that cannot be read.
+    `settings` must be as they were for `kproxy convert`: a connection's id depends on the names of the cluster and of
+    the capture. Raises KproxyError where there is no such connection or exchange, CaptureError for a file that cannot
+    be read.
     """
     seen = False
-    for job in captures_of(captures, cluster, tuple(sorted(set(ports))), rotated):
-        job = replace(job, key_log=str(key_log) if key_log else None)
+    for job in captures_of(captures, settings):
         search = _Search(connection, number)
         _read(job, _flows(Flows, job, search.handlers), search.is_over)
         seen |= search.seen

@@ -4,6 +4,7 @@ import pytest
 
 import kproxy
 from kproxy.convert.frames import frames_of
+from kproxy.convert.job import Settings
 from kproxy.errors import KproxyError
 from kproxy.protocol import decode
 from tests import captures
@@ -44,7 +45,7 @@ def test_a_decrypted_connection(tmp_path):
     rows = list(kproxy.exchanges(capture, key_log=key_log))
     assert rows
     row = rows[-1]
-    found = frames_of([capture], row["connection"], row["number"], key_log=key_log)
+    found = frames_of([capture], row["connection"], row["number"], Settings(key_log=key_log))
     assert found.request is not None and len(found.request) + 4 == row["request_bytes"]
 
 
@@ -54,6 +55,6 @@ def test_what_is_not_there_is_said():
     with pytest.raises(KproxyError, match=r"no connection 7 in .*--cluster"):
         frames_of([capture], 7, 0)
     with pytest.raises(KproxyError, match=r"no connection .*--cluster"):
-        frames_of([capture], row["connection"], row["number"], cluster="other")
+        frames_of([capture], row["connection"], row["number"], Settings(cluster="other"))
     with pytest.raises(KproxyError, match="no request with the number 99999"):
         frames_of([capture], row["connection"], 99999)
