@@ -28,7 +28,13 @@ import click
 )
 @click.option("--config", "file", metavar="FILE.toml", help="Settings, and more than one [[cluster]].")
 @click.option("--record", metavar="DIR", help="Write what passes as tables too, those of kproxy convert.")
-@click.option("--max-connections", metavar="N", help="Then accepting waits. Default: 10000.")
+@click.option(
+    "--max-connections",
+    metavar="N",
+    help="Most open connections; further clients wait in the listen backlog. "
+    "Default: 10000, or as many as the limit of open files allows.",
+)
+@click.option("--discovery-interval-s", metavar="SECONDS", help="Between two questions for the brokers. Default: 30.")
 @click.option(
     "--drain-timeout-s", metavar="SECONDS", help="SIGTERM lets requests under way finish for so long. Default: 10."
 )

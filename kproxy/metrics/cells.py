@@ -424,6 +424,8 @@ class Metrics:
         self.clusters: dict[str, ClusterCells] = {}
         self.directions = {"request": DurationCells(), "response": DurationCells()}
         self.loop_lag = DurationCells()  # from the arrival of bytes to the read of them
+        self.connection_limit = 0
+        self.log_lines_dropped: Callable[[], int] = int  # since the start; a program's own logging drops none
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
 
     def upstream(self, cluster: str, causes: Sequence[str], state: Callable[[], ClusterState]) -> UpstreamCells:

@@ -65,6 +65,7 @@ class CellCollector(Collector):
         yield from _brokers(brokers)
         yield from _connections(brokers)
         yield from _clusters(clusters)
+        yield from _upstreams(clusters, metrics.connection_limit)
         yield from _topics(clusters, now_ns)
         yield from _lags(clusters, now_ns, time_ns())
         yield from _clients(clusters, now_ns)
@@ -230,6 +231,46 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
         yield family
 
 
+def _upstreams(clusters: list[ClusterCells], connection_limit: int) -> Iterator[Metric]:
+    """Clusters that a proxy serves: how they stand, and how dialling their brokers went."""
+    ready = GaugeMetricFamily("kproxy_ready", "1 while clients of this cluster can be served, else 0.", labels=_CLUSTER)
+    accepting = GaugeMetricFamily(
+        "kproxy_accepting", "1 while new connections are accepted, 0 at a limit or while draining.", labels=_CLUSTER
+    )
+    limit = GaugeMetricFamily(
+        "kproxy_connection_limit", "Most open connections of the process; its clusters share them.", labels=_CLUSTER
+    )
+    listeners = GaugeMetricFamily("kproxy_listeners", "Open ports, of brokers and to bootstrap.", labels=_CLUSTER)
+    dials = _Histogram(
+        "kproxy_dial_seconds",
+        "Time to connect to a broker, its name looked up included; failures apart.",
+        _BROKER,
+        DURATION_NS,
+    )
+    failures = CounterMetricFamily(
+        "kproxy_dial_failures", "Connections to brokers that could not be made.", labels=(*_BROKER, "cause")
+    )
+    loops = CounterMetricFamily(
+        "kproxy_loops_refused", "Connections refused or closed since they lead back to this kproxy.", labels=_CLUSTER
+    )
+    for cluster in clusters:
+        upstream = cluster.upstream
+        if upstream is None:
+            continue
+        name = (cluster.cluster,)
+        state = upstream.state()
+        ready.add_metric(name, state.ready)
+        accepting.add_metric(name, state.accepting)
+        limit.add_metric(name, connection_limit)
+        listeners.add_metric(name, state.listeners)
+        loops.add_metric(name, upstream.loops)
+        for broker, cells in upstream.dials.copy().items():
+            dials.add((*name, broker), cells.duration, cells.duration_ns)
+            for cause, count in cells.failures.copy().items():
+                failures.add_metric((*name, broker, cause), count)
+    yield from (ready, accepting, limit, listeners, dials.family(), failures, loops)
+
+
 def _topics(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
     sums = {
         name: _Sum(f"kproxy_topic_{name}", text, ("cluster", "topic", "direction", *more))
@@ -308,6 +349,8 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     yield lag.family()
     dropped = sum(metrics.recorder_dropped.copy().values())
     yield CounterMetricFamily("kproxy_recorder_dropped", "Events that --record could not write.", value=dropped)
+    unread = metrics.log_lines_dropped()
+    yield CounterMetricFamily("kproxy_log_lines_dropped", "Log lines left out since nobody read the log.", value=unread)
     build = InfoMetricFamily("kproxy_build", "The version of kproxy.")
     build.add_metric((), {"version": __version__})
     yield build

@@ -8,10 +8,13 @@ A flag `--broker-port-base` is the variable KPROXY_BROKER_PORT_BASE and the key 
 and variables describe the cluster where there is one; several are told apart only in the file, one `[[cluster]]` each.
 """
 
+import difflib
+import ipaddress
 import re
 import string
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -39,6 +42,16 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@lru_cache(maxsize=4096)
+def numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """A numeric address in its one form: IPv4 mapped into IPv6 becomes IPv4, a scope is left out; None: a name."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
 def parse_address(text: str, *, lowest_port: int = 1) -> Address:
     """HOST:PORT; port 0 (any free one) only where the caller allows it."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/\[\]{}]*)):([0-9]{1,5})", text.strip())
@@ -50,9 +63,23 @@ def parse_address(text: str, *, lowest_port: int = 1) -> Address:
     return Address(match[1] or match[2], port)
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether it means all addresses of a machine, in whatever spelling."""
+    address = numeric(host)
+    return host in WILDCARDS or (address is not None and address.is_unspecified)
+
+
+def _leads_to(host: str, listen: str) -> bool:
+    """Whether a connection to a host certainly arrives at that listening address, as far as text shows."""
+    target, own = numeric("127.0.0.1" if host == "localhost" else host), numeric(listen)
+    if target is None or own is None:
+        return host == listen or (listen == "" and target is not None and target.is_loopback)
+    return target == own or (own.is_unspecified and target.is_loopback and own.version == target.version)
+
+
 def _upstream(value: Any) -> Address:
     address = value if isinstance(value, Address) else parse_address(str(value))
-    if address.host in WILDCARDS:
+    if is_wildcard(address.host):
         raise ValueError(f"{value!r} names no host to dial")
     return address
 
@@ -179,6 +206,7 @@ def load(
         elif environment.get(variable):
             overrides[name], origins[name] = environment[variable], variable
 
+    faults += _mistyped(environment)
     if len(tables) > 1:
         faults += [
             (origins[name], f"which of the {len(tables)} clusters of {file}? set {name} in the file")
@@ -205,6 +233,21 @@ def load(
     if faults or process is None:
         raise ConfigError(faults)
     return process
+
+
+def _mistyped(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Variables that begin as ours do and are none, but those that Kubernetes sets for a Service called kproxy."""
+    known = ["KPROXY_CONFIG", *(f"KPROXY_{name.upper()}" for name in (*CLUSTER_SETTINGS, *PROCESS_SETTINGS))]
+    services = [name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")]
+    for variable in sorted(environment):
+        if not variable.startswith("KPROXY_") or variable in known:
+            continue
+        if any(variable.startswith((f"{one}SERVICE_", f"{one}PORT_")) or variable == f"{one}PORT" for one in services):
+            continue
+        suffixes = [name.removeprefix("KPROXY_") for name in known]
+        near = difflib.get_close_matches(variable.removeprefix("KPROXY_"), suffixes, 1)
+        hint = f"did you mean KPROXY_{near[0]}?" if near else f"there are: {', '.join(known)}"
+        yield variable, f"no such setting; {hint}"
 
 
 class _Paths:
@@ -246,6 +289,8 @@ def _validated(model: type[Model], values: Mapping[str, Any], paths: _Paths, fau
             if error["type"] == "missing" and name in CLUSTER_SETTINGS and len(location) == 1:
                 flag = f"--{name.replace('_', '-')}"
                 text = f"is missing: give {flag} HOST:PORT, KPROXY_{name.upper()} or, in [[cluster]], {name}"
+            elif error["type"] == "extra_forbidden" and model is Config and name in Cluster.model_fields:
+                text = "belongs in [[cluster]]: put it below that line, of the cluster that it is about"
             elif error["type"] == "extra_forbidden":
                 known = model.model_fields if len(location) == 1 else BrokerPorts.model_fields
                 text = f"no such setting; there are: {', '.join(known)}".replace("clusters", "cluster")
@@ -335,5 +380,5 @@ def _shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[t
     for cluster in clusters:
         for upstream in cluster.bootstrap:
             for host, whose in taken.get(upstream.port, ()):
-                if host == upstream.host:
+                if _leads_to(upstream.host, host):
                     yield f"{cluster.name}: bootstrap", f"{upstream} is kproxy itself ({whose}): name the brokers' own"

@@ -1,8 +1,8 @@
-"""Log lines to standard error: one for each thing that happens, times in UTC, written by a thread.
+"""Log lines to standard error: one per event, times in UTC, written by a thread.
 
-Who reads them may stop: a terminal, a pipe, a container's log driver. A write would then stop the event loop, and with
-it all traffic. So lines wait for the thread, at most WAITING of them; how many more there were is told as soon as there
-is room. Refuses to know who logs what.
+Whoever reads them may stop: a terminal, a pipe, a container's log driver. A write would then block the event loop, and
+with it all traffic. So lines wait for the thread, at most MAX_WAITING of them; how many more there were is written as
+soon as there is room, and counted for metrics. Refuses to know who logs what.
 """
 
 import logging
@@ -11,9 +11,9 @@ import queue
 import threading
 import time
 
-WAITING = 1000
+MAX_WAITING = 1000
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127)}  # a peer's name may not end a line or move a cursor
-_LAST_S = 1.0  # for the lines that wait when the process ends
+_FLUSH_S = 1.0  # for the lines that wait when the process ends
 
 
 class LineHandler(logging.Handler):
@@ -25,8 +25,9 @@ class LineHandler(logging.Handler):
         formatter.converter = time.gmtime
         self.setFormatter(formatter)
         self._file = file
-        self._lines: queue.Queue[str] = queue.Queue(WAITING)
-        self._left_out = 0
+        self._lines: queue.Queue[str] = queue.Queue(MAX_WAITING)
+        self._left_out = 0  # since the last line that was written
+        self.dropped = 0  # since the start
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -40,12 +41,13 @@ class LineHandler(logging.Handler):
             self._left_out = 0
         except queue.Full:
             self._left_out += 1
+            self.dropped += 1
         except Exception:
             self.handleError(record)
 
     def flush(self) -> None:
         """Wait a moment for what is not written yet; `logging` does so at exit."""
-        end = time.monotonic() + _LAST_S
+        end = time.monotonic() + _FLUSH_S
         while self._lines.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.005)
 
@@ -56,11 +58,16 @@ class LineHandler(logging.Handler):
                 while data:  # not sys.stderr, whose lock would be held at exit
                     data = data[os.write(self._file, data) :]
             except OSError:
-                pass  # nobody is left to be told
+                pass  # nobody is left to read it
             self._lines.task_done()
 
 
+def dropped() -> int:
+    """How many lines of this process were left out, since its log handler began."""
+    return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
+
+
 def begin(level: str) -> None:
-    """From now on what kproxy and its libraries log goes there."""
+    """From now on what kproxy and its libraries log goes to standard error."""
     logging.basicConfig(level=level.upper(), handlers=[LineHandler()])
     logging.getLogger("asyncio").setLevel(logging.WARNING)

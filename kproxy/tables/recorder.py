@@ -329,7 +329,7 @@ class _Files:
     def claim(self) -> None:
         folder = self._dataset.folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o750, parents=True, exist_ok=True)  # it holds what clients sent: not for everybody
             self._claim = os.open(folder, os.O_RDONLY)
             fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -176,6 +176,64 @@ def test_clusters_do_not_get_into_each_others_way(tmp_path):
     assert "127.0.0.1:9092 is kproxy itself" in text
 
 
+@pytest.mark.parametrize(
+    ("listen", "bootstrap"),
+    [
+        ("127.0.0.1", "[::ffff:127.0.0.1]"),
+        ("[::1]", "[0:0:0:0:0:0:0:1]"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("0.0.0.0", "localhost"),
+        ("", "127.0.0.1"),
+        ("localhost", "localhost"),
+    ],
+)
+def test_kproxy_as_its_own_bootstrap_is_a_fault_however_it_is_spelt(listen, bootstrap):
+    flags = {"listen": f"{listen}:9092", "bootstrap": f"{bootstrap}:9092", "advertise": "kproxy.example:{port}"}
+    with pytest.raises(ConfigError, match="is kproxy itself"):
+        load(flags=flags)
+    assert load(flags=flags | {"bootstrap": f"{bootstrap}:9093"})
+    assert load(flags={"listen": "127.0.0.2:9092", "bootstrap": "127.0.0.1:9092"})  # another address of the machine
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]", "[::ffff:0.0.0.0]"])
+def test_all_addresses_are_none_to_dial(host):
+    with pytest.raises(ConfigError, match="names no host to dial"):
+        load(flags={"listen": "127.0.0.1:9092", "bootstrap": f"{host}:9093"})
+
+
+def test_a_setting_of_a_cluster_at_the_top_of_the_file_is_shown_its_place(tmp_path):
+    file = written(tmp_path, 'listen = "h:9092"\nlisten_on = 1\n[[cluster]]\nlisten = "h:9092"\nbootstrap = ["b:9092"]')
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    told = dict(caught.value.faults)
+    assert told[f"{file}: listen"].startswith("belongs in [[cluster]]")
+    assert told[f"{file}: listen_on"].startswith("no such setting")
+
+
+def test_mistyped_variables_are_faults_and_those_of_kubernetes_are_not():
+    flags = {"listen": "h:9092", "bootstrap": "b:9092"}
+    with pytest.raises(ConfigError) as caught:
+        load(None, {"KPROXY_BOOSTRAP": "b:9092", "KPROXY_X": "1", "KPROXYX": "1", "KPROXY_ADMIN_PORT": "9600"}, flags)
+    told = dict(caught.value.faults)
+    assert told["KPROXY_BOOSTRAP"] == "no such setting; did you mean KPROXY_BOOTSTRAP?"
+    assert "KPROXY_MAX_CONNECTIONS" in told["KPROXY_X"]
+    assert told.keys() == {"KPROXY_BOOSTRAP", "KPROXY_X", "KPROXY_ADMIN_PORT"}
+    # What every container of a namespace gets where a Service is called kproxy, and one kproxy-admin.
+    service = {}
+    for name in ("KPROXY", "KPROXY_ADMIN"):
+        service |= {
+            f"{name}_SERVICE_HOST": "10.0.0.1",
+            f"{name}_SERVICE_PORT": "9092",
+            f"{name}_SERVICE_PORT_KAFKA": "9092",
+            f"{name}_PORT": "tcp://10.0.0.1:9092",
+            f"{name}_PORT_9092_TCP": "tcp://10.0.0.1:9092",
+            f"{name}_PORT_9092_TCP_PROTO": "tcp",
+            f"{name}_PORT_9092_TCP_PORT": "9092",
+            f"{name}_PORT_9092_TCP_ADDR": "10.0.0.1",
+        }
+    assert load(None, service, flags)
+
+
 def test_files_that_are_none(tmp_path):
     assert faults(tmp_path / "absent.toml") == ["--config"]
     assert faults(written(tmp_path, "listen = ")) == [str(tmp_path / "kproxy.toml")]

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 
-from kproxy.proxy.log_lines import WAITING, LineHandler
+from kproxy.proxy.log_lines import MAX_WAITING, LineHandler
 
 
 def record(text: str) -> logging.LogRecord:
@@ -15,10 +15,10 @@ def test_who_does_not_read_stops_nobody_and_hears_how_much_was_left_out():
     reader, writer = os.pipe()
     handler = LineHandler(writer)
     text = "x" * 1000  # a pipe takes 64 KiB
-    for number in range(3 * WAITING):
+    for number in range(3 * MAX_WAITING):
         handler.emit(record(f"{number} {text}"))
     data = b""
-    while data.count(b"\n") < WAITING:
+    while data.count(b"\n") < MAX_WAITING:
         data += os.read(reader, 1 << 16)
     handler.flush()
     handler.emit(record("after"))
@@ -27,7 +27,8 @@ def test_who_does_not_read_stops_nobody_and_hears_how_much_was_left_out():
     *lines, left_out, after = data.decode().splitlines()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING kproxy\.x after", after)
     assert [int(line.split()[3]) for line in lines] == list(range(len(lines)))
-    assert left_out == f"({3 * WAITING - len(lines)} lines were left out here: nobody read them)"
+    assert handler.dropped == 3 * MAX_WAITING - len(lines)
+    assert left_out == f"({3 * MAX_WAITING - len(lines)} lines were left out here: nobody read them)"
 
 
 def test_where_nobody_is_left_to_read_nothing_happens():

@@ -92,6 +92,11 @@ def recording(tmp_path):
     made.close()
 
 
+def test_only_its_user_and_group_may_read_what_was_recorded(recording, tmp_path):
+    recording.start()
+    assert (tmp_path / "tables").stat().st_mode & 0o027 == 0
+
+
 def test_what_real_clients_did_is_in_the_tables(tmp_path):
     async def main():
         rows = Rows()

@@ -20,6 +20,7 @@ from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.metrics.summary import summarise
+from kproxy.proxy import log_lines
 from kproxy.proxy.config import Address, Config
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.admin import Admin, Query
@@ -106,6 +107,8 @@ class Server:
             self._recorder.start()
             self.metrics.recorder_dropped = self._recorder.dropped
             sinks += (self._recorder,)
+        self.metrics.connection_limit = shares.connections
+        self.metrics.log_lines_dropped = log_lines.dropped
         self._worker = Worker(
             config,
             Gate(shares.connections, max_sockets=shares.listening),

@@ -12,9 +12,8 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 
-from kproxy.proxy.config import Address
+from kproxy.proxy.config import Address, numeric
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.sockets import prepare
 
@@ -23,7 +22,6 @@ OUT_OF_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno
 _EXHAUSTED_PAUSE_S = 1.0
 
 Accepted = Callable[[socket.socket, Address], None]
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 log = logging.getLogger("kproxy.listen")
 
@@ -117,7 +115,7 @@ class Listener:
         self._accepting = False
         self._sockets = listening(hosts, port, backlog)
         self.port: int = self._sockets[0].getsockname()[1]
-        self._addresses = [parsed(sock.getsockname()[0]) for sock in self._sockets]
+        self._addresses = [numeric(sock.getsockname()[0]) for sock in self._sockets]
         gate.listeners.add(self)
         gate.sockets += len(self._sockets)
         self.accept(gate.is_open)
@@ -138,7 +136,7 @@ class Listener:
 
     def takes(self, host: str) -> bool:
         """Whether connections to that address of this machine arrive here."""
-        address = parsed(host)
+        address = numeric(host)
         if address is None:
             return False
         if address.is_unspecified:  # dialling 0.0.0.0 or :: means this machine
@@ -174,19 +172,9 @@ class Listener:
             self._accepted(client, Address(peer[0], peer[1]))
 
 
-@lru_cache(maxsize=4096)
-def parsed(host: str) -> IpAddress | None:
-    """A numeric address in its one form: IPv4 mapped into IPv6 becomes IPv4, a scope is left out; None: a name."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
 def normal(address: Address) -> Address:
     """The same address with its host in the one form that addresses are compared in."""
-    host = parsed(address.host)
+    host = numeric(address.host)
     return address if host is None else Address(str(host), address.port)
 
 

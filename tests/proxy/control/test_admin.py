@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import threading
+import time
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -15,8 +16,8 @@ BODY = b"# TYPE a gauge\na 1\n" * 500
 
 
 @asynccontextmanager
-async def serving(scrape=lambda accept: (BODY, "text/plain; version=0.0.4"), reasons=(), api=None):
-    admin = Admin("127.0.0.1", 0, scrape=scrape, not_ready=lambda: reasons, api=api or {})
+async def serving(scrape=lambda accept: (BODY, "text/plain; version=0.0.4"), reasons=(), api=None, **more):
+    admin = Admin("127.0.0.1", 0, scrape=scrape, not_ready=lambda: reasons, api=api or {}, **more)
     await admin.start()
     try:
         async with aiohttp.ClientSession(
@@ -98,7 +99,10 @@ def test_bad_http_is_answered_and_fills_no_log(caplog):
             ):
                 reader, writer = await asyncio.open_connection(url.host, url.port)
                 writer.write(sent + b"\r\n\r\n")
-                assert (await reader.read()).split()[1] == b"400"
+                answer = await reader.read()
+                assert answer.split()[1] == b"400"
+                assert b"Cache-Control: no-store\r\n" in answer
+                assert b"X-Content-Type-Options: nosniff\r\n" in answer
                 writer.close()
 
     run(main())
@@ -144,6 +148,99 @@ def test_live_state_is_json_by_name():
                 assert answer.status == 405
 
     run(main())
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        async with asyncio.timeout(10):
+            return not await reader.read()
+    except ConnectionResetError:
+        return True
+
+
+def test_silent_connections_keep_nobody_out():
+    async def main():
+        async with serving(max_connections=4) as client:
+            url = client._base_url
+            silent = [await asyncio.open_connection(url.host, url.port) for _ in range(20)]
+            async with client.get("/health") as answer:
+                assert answer.status == 200
+            assert all([await is_closed(reader) for reader, _ in silent[:16]])
+            for _, writer in silent:
+                writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
+def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch, sent):
+    monkeypatch.setattr("kproxy.proxy.control.admin.REQUEST_S", 0.05)
+
+    async def main():
+        async with serving() as client:
+            url = client._base_url
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(sent)
+            assert await is_closed(reader)
+            writer.close()
+
+    run(main())
+
+
+def test_a_request_under_way_is_not_cut_and_a_silent_one_after_it_is(monkeypatch):
+    monkeypatch.setattr("kproxy.proxy.control.admin.REQUEST_S", 0.05)
+    monkeypatch.setattr("kproxy.proxy.control.admin.IDLE_S", 0.2)
+
+    def slow(_):
+        time.sleep(0.3)
+        return BODY, "text/plain"
+
+    async def main():
+        async with serving(slow) as client:
+            url = client._base_url
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = b""
+            while not answer.endswith(BODY):
+                answer += await reader.read(1 << 20)
+            assert await is_closed(reader)
+            writer.close()
+
+    run(main())
+
+
+def test_long_lists_come_in_slices_between_which_the_loop_goes_on():
+    turns = 0
+    between = []
+
+    async def slices():
+        for first in range(0, 1000, 50):
+            between.append(turns)
+            yield list(range(first, first + 50))
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def api(query):
+        if "limit" in query:
+            raise ValueError("limit='x' is not a number")
+        return slices()
+
+    async def main():
+        async with serving(api={"connections": api}) as client:
+            task = asyncio.create_task(others())
+            async with client.get("/api/connections") as answer:
+                assert answer.content_type == "application/json"
+                assert await answer.json() == list(range(1000))
+            async with client.get("/api/connections?limit=x") as answer:
+                assert (answer.status, await answer.text()) == (400, "limit='x' is not a number\n")
+            task.cancel()
+
+    run(main())
+    assert sorted(set(between)) == between  # a turn of others between any two slices
 
 
 def test_an_address_in_use_is_an_os_error():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kproxy.errors import ConfigError
+from kproxy.metrics.collector import registry_of
 from kproxy.protocol import codec
 from kproxy.proxy.config import load
 from kproxy.proxy.control import broker_ports
@@ -112,6 +113,27 @@ def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
     live(test())
     assert "the port of broker 2, cannot be bound: Address already in use" in caplog.text
     assert "no port stands for broker 70000" in caplog.text
+
+
+def test_ports_never_use_descriptors_that_are_set_aside_for_others(caplog):
+    caplog.set_level("INFO")
+
+    async def test():
+        async with kproxy() as here:
+            gate = here.server._worker.gate
+            gate.max_sockets = gate.sockets + 3
+            client, broker = await here.connect()
+            named = [node(node_id, here.broker.port) for node_id in range(1, 1001)]
+            addresses = await told(client, broker, named)
+            assert len(addresses) == 1000
+            assert set(here.server.clusters[0].brokers) == {1, 2, 3, 4}
+            assert here.counted.unbound == 996
+            (*reasons,) = here.server.not_ready()
+            assert len(reasons) < 20
+            assert "file descriptors set aside for ports are in use" in reasons[0]
+
+    live(test())
+    assert len(caplog.records) < 20  # of a thousand brokers
 
 
 def test_an_answer_cannot_make_kproxy_open_any_number_of_ports(monkeypatch, caplog):
@@ -332,6 +354,55 @@ def test_two_in_a_row():
                 assert await broker.frame() == message
             finally:
                 await outer.stop()
+
+    live(test())
+
+
+def test_connections_are_listed_by_page():
+    async def test():
+        async with kproxy() as here:
+            wires = [await here.connect() for _ in range(7)]
+            await here.until(lambda: here.relays == 7)
+
+            async def page(**query: str) -> list[dict[str, Any]]:
+                return [row async for rows in here.server._api_connections(query) for row in rows]
+
+            rows = await page()
+            assert [row["client"] for row in rows] == [
+                "{}:{}".format(*client.sock.getsockname()) for client, _ in wires
+            ]
+            first = await page(limit="4")
+            assert first + await page(limit="4", after=str(first[-1]["number"])) == rows
+            for query in ({"limit": "x"}, {"limit": "10001"}, {"after": "-1"}, {"after": "9" * 5000}):
+                with pytest.raises(ValueError, match="is not a number from 0 to"):
+                    await page(**query)
+
+    live(test())
+
+
+def test_how_a_cluster_stands_and_how_dials_went_is_exposed():
+    async def test():
+        async with kproxy(max_connections=9) as here:
+
+            def exposed(name: str, **labels: str) -> float | None:
+                return registry_of(here.server.metrics).get_sample_value(name, {"cluster": "default"} | labels)
+
+            assert exposed("kproxy_ready") == exposed("kproxy_accepting") == 1
+            assert exposed("kproxy_connection_limit") == 9
+            assert exposed("kproxy_listeners") == 2
+            assert exposed("kproxy_loops_refused_total") == 0
+            refused = {"broker": "1", "cause": "refused"}
+            assert exposed("kproxy_dial_failures_total", **refused) == 0  # born with the broker
+            await here.connect()
+            await here.until(lambda: exposed("kproxy_dial_seconds_count", broker="bootstrap") == 1)
+            here.broker.close()
+            assert await (await Wire.dial(here.port + 2)).rest() == b""
+            assert exposed("kproxy_dial_failures_total", **refused) == 1
+            await here.until(lambda: exposed("kproxy_ready") == 0)
+            wires = [await Wire.dial(here.port) for _ in range(3)]
+            assert wires
+            here.server._worker.gate.max_connections = here.server._worker.gate.connections
+            assert exposed("kproxy_accepting") == 0
 
     live(test())
 

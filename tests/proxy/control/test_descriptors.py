@@ -1,0 +1,38 @@
+"""Every part of kproxy has its share of file descriptors, whatever there are."""
+
+import resource
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kproxy.proxy.control import descriptors
+from kproxy.proxy.control.descriptors import PER_CONNECTION, Shares, shares
+
+
+@given(st.integers(32, 2_000_000), st.integers(1, 1_000_000))
+def test_the_shares_fit_into_what_there_is(files, connections):
+    found = shares(files, connections)
+    assert found.connections <= connections
+    assert min(found) >= 1
+    own = files - found.connections * PER_CONNECTION - found.admin - found.listening
+    assert own >= min(descriptors.OWN, files // 8)
+
+
+def test_usual_limits():
+    assert shares(1 << 20, 10_000).connections == 10_000
+    assert shares(20_000, 10_000) == Shares(9440, 32, 1024)
+    assert shares(60, 10_000).connections == 15
+
+
+@pytest.mark.parametrize("asked", [None, 10_000])
+def test_it_warns_only_of_what_was_asked_for(monkeypatch, caplog, asked):
+    limits = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
+    assert descriptors.reserve(asked).connections == 9440
+    assert limits == [(20_000, 20_000)]
+    if asked is None:
+        assert not caplog.records
+    else:
+        assert "the system allows 20000, enough for 9440 connections" in caplog.text
