@@ -80,6 +80,19 @@ def test_metrics_and_labels_that_are_asked_for_exist(query):
         assert labels <= known
 
 
+# How the proxy itself stands: no panel yet.
+OF_THE_PROXY_ITSELF = {
+    "kproxy_ready",
+    "kproxy_accepting",
+    "kproxy_connection_limit",
+    "kproxy_listeners",
+    "kproxy_dial_seconds",
+    "kproxy_dial_failures",
+    "kproxy_loops_refused",
+    "kproxy_log_lines_dropped",
+}
+
+
 def test_the_dashboard_shows_every_metric():
     shown = " ".join(dashboard_queries())
     names = {
@@ -94,4 +107,5 @@ def test_the_dashboard_shows_every_metric():
         "kproxy_response_size_bytes",
         "kproxy_neutralised_addresses",
         "kproxy_start_time_seconds",
+        *OF_THE_PROXY_ITSELF,
     }
