@@ -7,7 +7,7 @@ import click
 
 @click.command()
 @click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
-@click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each.")
+@click.option("-o", "--out", required=True, metavar="DIR", help="Where the tables go; a folder each.")
 @click.option(
     "--port",
     "ports",
@@ -43,7 +43,7 @@ import click
     help="SSLKEYLOGFILE of the TLS connections; needs tshark.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the tables of another capture that has the same name.")
-@click.option("--strict", is_flag=True, help="Exit with status 1 if no Kafka was found.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 where tables are not complete.")
 @click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
 @click.option(
     "--processes", type=click.IntRange(0), default=0, metavar="N", help="Default: as many as cores and memory allow."
@@ -66,8 +66,10 @@ def convert(
 ) -> None:
     """Turn packet captures into Parquet tables.
 
+    Exits with status 1 if a capture cannot be read, and if no Kafka was found in any.
+
     \b
-    pcap or pcapng, plain or gzip, zstd, lz4; - is standard input:
+    pcap or pcapng, plain or gzip, zstd, lz4; a folder stands for the captures in it, - for standard input:
       kproxy convert incident.pcap --out tables
       tcpdump -i any -s 0 -w - port 9092 | kproxy convert - --out tables
       kproxy convert incident.pcap --out tables --records 'orders,billing.*' --record-values hash
@@ -78,11 +80,12 @@ def convert(
     if follow and len(captures) > 1 and not rotated:
         raise click.UsageError("--follow is of one capture, or of --rotated files, of which the last one grows")
 
+    from kproxy.analysis.overview import overview
     from kproxy.convert import job, machine
     from kproxy.convert import processes as conversion
     from kproxy.tables.records import chosen
     from kproxy.views import convert as convert_view
-    from kproxy.views import summary as rows_view
+    from kproxy.views import summary as summary_view
 
     machine.retain()
     settings = job.Settings(
@@ -97,6 +100,8 @@ def convert(
     )
     with convert_view.bar() as advance:
         summary = conversion.convert(captures, out, settings, follow=follow, processes=processes, progress=advance)
-    rows_view.tell(summary)
-    if summary.failed or (strict and not summary.found_kafka):
+    found = overview(summary.folder, summary.quality)
+    complaints = summary_view.show(summary, found, strict=strict)
+    summary_view.show_next(found, summary.folder, summary.paths, settings.identity)
+    if complaints:
         sys.exit(1)

@@ -133,7 +133,7 @@ def _command(name: str, job: Job) -> click.Command:
     help="SSLKEYLOGFILE of the TLS connections; needs tshark.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the tables that are there.")
-@click.option("--strict", is_flag=True, help="Exit with status 1 if no Kafka was found.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 where tables are not complete.")
 @click.option("--tasks", type=click.IntRange(0), default=0, metavar="N", help="Of the decoding. Default: per 64 MiB.")
 def ingest(
     captures: tuple[str, ...],
@@ -163,7 +163,7 @@ def ingest(
     from kproxy.convert.job import Settings
     from kproxy.spark import pipeline
     from kproxy.tables.records import chosen
-    from kproxy.views import summary as rows_view
+    from kproxy.views import summary as summary_view
 
     settings = Settings(
         ports=ports,
@@ -180,8 +180,7 @@ def ingest(
     except PythonException as fault:  # of a task: its last line says what
         lines = [line for line in str(fault).splitlines() if line.strip() and "SQLSTATE" not in line]
         raise KproxyError(f"a task failed: {lines[-1].strip()}; nothing was written") from fault
-    rows_view.tell(summary)
-    if summary.failed or (strict and not summary.found_kafka):
+    if summary_view.show(summary, strict=strict):
         sys.exit(1)
 
 

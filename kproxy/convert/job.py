@@ -8,6 +8,7 @@ Refuses to know rows, and how flows are shared out among processes or machines.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -32,6 +33,9 @@ OF_FLOWS = (
     "batches",
     "connections",
 )  # the tables whose rows come from flows; `quality` is of a whole capture
+
+
+_CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4))?$", re.IGNORECASE)  # .pcap7: as tcpdump -C writes
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,15 @@ class Settings:
             raise KproxyError(
                 f"checksums and records are of batches, which detail {self.detail} does not look at: leave it out"
             )
+
+    @property
+    def identity(self) -> list[str]:
+        """The options that a connection's id depends on, as `kproxy decode --exchange` takes them."""
+        return [
+            *(["--cluster", self.cluster] if self.cluster != "default" else []),
+            *(text for port in self.ports for text in ("--port", str(port))),
+            *(["--key-log", str(self.key_log)] if self.key_log else []),
+        ]
 
     @property
     def look(self) -> int:
@@ -99,6 +112,7 @@ class Summary:
     key_log: str | None = None  # that was given
     chosen: Chosen | None = None  # the topics whose records were asked for
     topics: list[str] = field(default_factory=list)  # that were seen, where none of them was chosen; not all, if many
+    paths: dict[str, Sequence[str]] = field(default_factory=dict)  # the files of each source
 
     @property
     def found_kafka(self) -> bool:
@@ -109,12 +123,10 @@ class Summary:
 def captures_of(captures: Sequence[Path | str], settings: Settings) -> list[Job]:
     """The captures that paths stand for: one for each path, or with `rotated` one of all.
 
-    Raises KproxyError for two of one name.
+    A folder stands for the captures that lie in it, by their names. Raises KproxyError for two of one name, and for a
+    folder without any.
     """
-    paths = [str(path) for path in captures]
-    for path in paths:
-        if "://" in path:
-            raise KproxyError(f"{path}: captures are read from files of this machine: copy it here first")
+    paths = [file for path in captures for file in _files(str(path))]
     ports = tuple(sorted(set(settings.ports)))
     key_log = str(settings.key_log) if settings.key_log else None
     rest = (settings.cluster, ports, key_log, settings.look, settings.records)
@@ -131,6 +143,19 @@ def captures_of(captures: Sequence[Path | str], settings: Settings) -> list[Job]
             )
         seen[job.source] = job.paths[0]
     return jobs
+
+
+def _files(path: str) -> list[str]:
+    if "://" in path:
+        raise KproxyError(f"{path}: captures are read from files of this machine: copy it here first")
+    if not os.path.isdir(path):  # noqa: PTH112 - raises never
+        return [path]
+    found = sorted(str(file) for file in Path(path).iterdir() if _CAPTURE.search(file.name) and file.is_file())
+    if not found:
+        raise KproxyError(
+            f"{path}: no captures in this folder (*.pcap, *.pcapng or *.cap, also compressed): name the files"
+        )
+    return found
 
 
 def _source(path: str) -> str:

@@ -91,6 +91,7 @@ def convert(
                 summary.failed.append(fault)
                 continue
             summary.quality[job.source] = read.quality
+            summary.paths[job.source] = job.paths
             for table in tables:
                 finished = work / f"{number}.{table.name}.parquet"
                 rows = writer.write(table, read.runs[table.name], finished, partial(_finished, table, job, read.names))

@@ -1,41 +1,121 @@
-"""What is said, in plain words, of captures that were turned into tables.
+"""What became of captures that were turned into tables, in plain words.
 
-Duty: the terminal side only; nothing is decided or counted here.
+Duty: the terminal side only: the quality of each capture, what its exchanges say at first sight, the rows written, and
+the next command to type. Complaints go to standard error. Nothing is counted here.
 """
 
+import shlex
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import click
 
+from kproxy.analysis.overview import Api, Overview
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Summary
+from kproxy.errors import DISTRIBUTION
+from kproxy.views import units
+from kproxy.views.terminal import printable
 
 TOPICS_SHOWN = 20
+APIS_SHOWN = 8
+NAMES_SHOWN = 4
 
 
-def tell(summary: Summary) -> None:
-    """The rows written and the quality of each capture to standard output; captures that failed to standard error."""
-    console = Console(highlight=False, soft_wrap=True)
+def show(summary: Summary, found: Overview | None = None, *, strict: bool = False) -> int:
+    """Show what was done; returns how many complaints there are.
+
+    A complaint is a capture that failed, no Kafka in any, and with `strict` a capture whose tables are not complete.
+    """
     for source, quality in summary.quality.items():
-        table = Table(
-            title=Text(printable(source)), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
-        )
-        table.add_column(justify="right")
-        table.add_column(justify="right")
-        table.add_column()
-        for row in quality:
-            table.add_row(f"{row.count:,}", _bytes(row.bytes), row.sentence)
-        console.print(table)
-        console.print(verdict(quality, summary.key_log) + "\n")
+        _say(printable(source))
+        _table([(f"{row.count:,}", units.size(row.bytes) if row.bytes else "", row.sentence) for row in quality], ">><")
+        _say(verdict(quality, summary.key_log), "")
+    if found is not None and found.exchanges:
+        _show_overview(found)
     for name, rows in sorted(summary.rows.items()):
-        console.print(Text(printable(f"{rows:>12,} rows  {summary.folder / name}")))
+        _say(printable(f"{rows:>12,} rows  {summary.folder / name}"))
     if summary.chosen is not None and not summary.rows.get("records"):
-        console.print(Text(printable(_no_records(summary.chosen.topics, summary.topics))))
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    for fault in summary.failed:
-        errors.print(Text(printable(f"kproxy: {fault}")))
+        _say(printable(_no_records(summary.chosen.topics, summary.topics)))
+    complaints = [printable(str(fault)) for fault in summary.failed]
+    if summary.quality and not summary.found_kafka:
+        complaints.append("no Kafka was found: the tables have no exchanges")
+    elif strict:
+        complaints += [
+            f"{printable(source)} is not complete (--strict)"
+            for source, quality in summary.quality.items()
+            if losses(quality, summary.key_log)
+        ]
+    for complaint in complaints:
+        click.echo(f"kproxy: {complaint}", err=True)
+    return len(complaints)
+
+
+def show_next(found: Overview, folder: Path, captures: dict[str, Sequence[str]], options: Sequence[str]) -> None:
+    """The commands that go on from here. captures: the files of each source; options: those that ids depend on."""
+    if not found.exchanges:
+        return
+    _say("", "Next:")
+    slow = found.slowest[0] if found.slowest else None
+    if slow is not None and "-" not in captures[slow.source]:  # standard input cannot be read again
+        rotated = ["--rotated"] if len(captures[slow.source]) > 1 else []
+        decode = ["kproxy", "decode", "--exchange", f"{slow.connection}:{slow.number}", *options, *rotated]
+        _say(f"  {shlex.join([*decode, *captures[slow.source]])}")
+    _say(f"  {shlex.join(['kproxy', 'spark', 'slow', str(folder)])}    (pip install '{DISTRIBUTION}[spark]')")
+
+
+def _show_overview(found: Overview) -> None:
+    assert found.first_ns is not None and found.last_ns is not None
+    lasted = units.duration(found.last_ns - found.first_ns)
+    first, last = units.time(found.first_ns), units.time(found.last_ns)
+    last = last.removeprefix(first.split()[0]).lstrip()
+    _say(f"{first} to {last} UTC, {lasted}: {found.exchanges:,} exchanges")
+    brokers: Counter[str] = Counter()
+    for (where, node), count in found.brokers.items():
+        brokers[where if node is None else f"{node} at {where}"] += count
+    _say(f"brokers  {_names(brokers)}", f"clients  {_names(found.clients)}", "")
+    _show_apis(found.apis)
+    if found.errors:
+        errors = found.errors.most_common(NAMES_SHOWN)
+        more = f", and {len(found.errors) - len(errors)} more kinds" if len(found.errors) > len(errors) else ""
+        _say(f"errors   {', '.join(f'{error} {api} ×{count:,}' for (error, api), count in errors)}{more}")
+    for number, slow in enumerate(found.slowest):
+        muted = f", of it {units.duration(slow.muted_ns)} muted by a throttle" if slow.muted_ns else ""
+        what = f"{slow.api} of {printable(slow.client)}, connection {slow.connection}, number {slow.number}"
+        _say(f"{'slowest' if number == 0 else '':9}{units.duration(slow.total_ns)}{muted}: {what}")
+    _say("")
+
+
+def _show_apis(apis: dict[str, Api]) -> None:
+    shown = sorted(apis.items(), key=lambda item: (-item[1].exchanges, item[0]))[:APIS_SHOWN]
+    rows: list[tuple[str, ...]] = [("", "exchanges", "errors", "latency p50", "p99", "max")]
+    for name, api in shown:
+        durations = (api.quantile_ns(0.5), api.quantile_ns(0.99), api.max_ns)
+        times = ("" if value is None else units.duration(value) for value in durations)
+        rows.append((name, f"{api.exchanges:,}", f"{api.errors:,}" if api.errors else "", *times))
+    _table(rows, "<>>>>>")
+    if len(apis) > len(shown):
+        _say(f"and {len(apis) - len(shown)} more APIs")
+
+
+def _names(counts: Counter[str]) -> str:
+    shown = [printable(name) for name, _ in counts.most_common(NAMES_SHOWN)]
+    more = f" and {len(counts) - len(shown):,} more" if len(counts) > len(shown) else ""
+    return f"{', '.join(shown)}{more}"
+
+
+def _table(rows: Sequence[tuple[str, ...]], sides: str) -> None:
+    """Rows whose columns are as wide as needed; `sides` says of each column whether it is left- or right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
+    for row in rows:
+        cells = (f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
+        _say("  ".join(cells))
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        click.echo(line.rstrip())
 
 
 def _no_records(chosen: Sequence[str], seen: Sequence[str]) -> str:
@@ -59,7 +139,16 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
         if quality.count("tls"):
             return "No plaintext Kafka in it; the TLS connections need a key log that has their keys to be read."
         return "No Kafka in it. If there should be, name the brokers' ports with --port."
-    lost = [
+    lost = losses(quality, key_log)
+    twice = " Exchanges of connections captured twice are counted twice." if quality.count("same_stream") else ""
+    if not lost:
+        return "Complete: every byte that the ends acknowledged was captured." + twice
+    return f"Not complete: {', '.join(lost)}. An exchange without an answer may have had one." + twice
+
+
+def losses(quality: Quality, key_log: str | None = None) -> list[str]:
+    """Why tables of a capture may lack something; nothing: they do not."""
+    return [
         text
         for kind, text in (
             ("kernel_drops", "the capturing machine dropped packets"),
@@ -79,23 +168,3 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
         )
         if quality.count(kind)
     ]
-    twice = " Exchanges of connections captured twice are counted twice." if quality.count("same_stream") else ""
-    if not lost:
-        return "Complete: every byte that the ends acknowledged was captured." + twice
-    return f"Not complete: {', '.join(lost)}. An exchange without an answer may have had one." + twice
-
-
-def printable(text: str) -> str:
-    """Text with the names of files in it: nothing in it moves the cursor."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-def _bytes(size: int) -> str:
-    if not size:
-        return ""
-    amount = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"

@@ -77,14 +77,6 @@ def test_urls_are_refused_before_a_folder_is_made(tmp_path, monkeypatch, command
     assert list(tmp_path.iterdir()) == []
 
 
-def test_strict_fails_where_no_kafka_was_found(tmp_path):
-    path = capture("k41_midstream")
-    for arguments, status in (((), 0), (("--strict",), 0), (("--port", 1), 0), (("--port", 1, "--strict"), 1)):
-        done = convert_command(path, "--out", tmp_path / "tables", *arguments)
-        assert done.exit_code == status, done.output
-    assert "No Kafka in it" in done.output
-
-
 def test_topics_that_were_seen_are_named_where_none_of_them_was_chosen(tmp_path):
     path = capture("k41_librdkafka")
     done = convert_command(path, "--out", tmp_path / "some", "--records", "nosuchtopic")

@@ -1,11 +1,18 @@
 """What is said of captures: names as they are, whatever is in them, and no praise for what was not read."""
 
+import re
+import shlex
+import shutil
+
 import pytest
+from click.testing import CliRunner
 
 from kproxy.capture.quality import Quality
-from kproxy.convert.job import Summary
-from kproxy.errors import CaptureError
-from kproxy.views.summary import tell, verdict
+from kproxy.cli import cli
+from kproxy.convert.job import Settings, Summary, captures_of
+from kproxy.errors import CaptureError, KproxyError
+from kproxy.views.summary import show, verdict
+from tests import captures
 
 
 def quality(*kinds):
@@ -15,14 +22,69 @@ def quality(*kinds):
     return told
 
 
+def converted(tmp_path, *arguments):
+    result = CliRunner().invoke(cli, ["convert", *map(str, arguments), "-o", str(tmp_path / "out")])
+    lines = result.stdout.splitlines()
+    assert all(line == line.rstrip() for line in lines)  # no blanks behind a line
+    return result, lines
+
+
+def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
+    """Time span, brokers, clients, APIs, errors, the slowest; and the commands run as they stand there."""
+    capture = tmp_path / "it's mine.pcap"
+    shutil.copy(captures.capture("k41_quota"), capture)
+    result, lines = converted(tmp_path, "--cluster", "blue", capture)
+    assert result.exit_code == 0
+    text = result.stdout
+    assert "2026-11-21 09:48:53.185 to 09:49:31.653 UTC, 38.5 s: 373 exchanges" in lines
+    assert "brokers  1 at 127.0.0.1:9092" in lines and "clients  thr-req, thr" in lines
+    assert re.search(r"^Produce +319 +[\d.]+ ms +[\d.]+ s +5\.57 s$", text, re.M)
+    assert "errors   THROTTLING_QUOTA_EXCEEDED CreateTopics ×2, " in text
+    assert re.search(
+        r"^slowest  5\.57 s, of it [\d.]+ s muted by a throttle: Produce of thr, connection \d+, ", text, re.M
+    )
+    decode, spark = lines[lines.index("Next:") + 1 :]
+    assert spark.startswith(f"  kproxy spark slow {tmp_path}/out ")
+    again = CliRunner().invoke(cli, shlex.split(decode)[1:])
+    assert again.exit_code == 0 and again.stdout.startswith("Produce, request ")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "status", "complaint"),
+    [
+        ("k41_BASE", (), 0, ""),
+        ("k41_quota", ("--strict",), 0, ""),
+        ("k41_BASE", ("--port", "1"), 1, "no Kafka was found"),
+        ("k41_gaps", (), 0, ""),
+        ("k41_gaps", ("--strict",), 1, "k41_gaps.pcap is not complete (--strict)"),
+    ],
+)
+def test_the_status_says_whether_there_was_something(tmp_path, name, arguments, status, complaint):
+    result, lines = converted(tmp_path, captures.capture(name), *arguments)
+    assert (result.exit_code, complaint in result.stderr, bool(result.stderr)) == (status, True, bool(complaint))
+    assert ("Next:" in lines) == ("no Kafka" not in complaint)
+
+
+def test_a_folder_stands_for_its_captures(tmp_path):
+    for name in ("b.pcap", "a.PCAPNG.gz", "c.pcap7", "notes.txt", "d.pcap.part"):
+        shutil.copy(captures.capture("k41_BASE"), tmp_path / name)
+    (tmp_path / "e.pcap").mkdir()
+    result, lines = converted(tmp_path, tmp_path)
+    assert result.exit_code == 0
+    there = {path.name for path in tmp_path.iterdir()}
+    assert [line for line in lines if line in there] == ["a.PCAPNG.gz", "b.pcap", "c.pcap7"]
+    with pytest.raises(KproxyError, match="no captures in this folder"):
+        captures_of([tmp_path / "e.pcap"], Settings())
+
+
 def test_names_are_no_markup_and_cannot_move_the_cursor(tmp_path, capsys):
     name = "a[/b] :boom: \x1b[31m\udcff.pcap"
-    tell(Summary(tmp_path / "[red]" / "[/x]", {"exchanges": 3}, {name: quality("packets")}, [CaptureError(name, "no")]))
+    show(Summary(tmp_path / "[red]" / "[/x]", {"exchanges": 3}, {name: quality("packets")}, [CaptureError(name, "no")]))
     output = capsys.readouterr()
     shown = "a[/b] :boom: \\x1b[31m\\udcff.pcap"
     assert output.out.startswith(shown)
     assert "[red]/[/x]/exchanges" in output.out
-    assert output.err == f"kproxy: {shown}: no\n"
+    assert output.err == f"kproxy: {shown}: no\nkproxy: no Kafka was found: the tables have no exchanges\n"
 
 
 @pytest.mark.parametrize(
