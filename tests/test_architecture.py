@@ -92,6 +92,14 @@ def test_imports_point_one_way(module):
         assert LAYER[other] < LAYER[unit] or sibling, f"{module} imports {imported}"
 
 
+def test_no_modules_import_each_other_in_a_circle():
+    """Nor by an import inside a function, which only hides it. The public names of `kproxy` are looked up at use."""
+    left = {module: imports_of(module) & MODULES.keys() for module in MODULES if module != "kproxy.__init__"}
+    while leaves := {module for module, names in left.items() if not names & left.keys()}:
+        left = {module: names for module, names in left.items() if module not in leaves}
+    assert not left
+
+
 @pytest.mark.parametrize("module", [module for module in MODULES if unit_of(module) == "proxy"])
 def test_the_rooms_of_the_proxy_know_only_those_before_them(module):
     def depth(name):

@@ -16,7 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from kproxy.capture import files
-from kproxy.capture.flows import Flow, Flows
+from kproxy.capture.flow import Flow
+from kproxy.capture.flows import Flows
 from kproxy.errors import CaptureError
 
 _FIELDS = ("frame.time_epoch", "ip.src", "ipv6.src", "tcp.srcport", "ip.dst", "ipv6.dst", "tcp.dstport", "data.data")

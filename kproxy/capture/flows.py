@@ -8,32 +8,32 @@ Kafka.
 A flow depends on its own packets only, so that flows can be shared out among processes by `shard`.
 
 Memory: MAX_FLOWS open flows, of which the longest idle go first, and as many ended ones remembered by their keys;
-QUEUED_BYTES of segments out of order, HEAD bytes per side of a flow not decided yet; the windows of the last
-SAME_PACKET_NS, RECENT of them at most; what sessions hold.
+QUEUED_BYTES of segments out of order; what flow.py and copies.py hold.
 Refuses to know files, tables and progress.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from socket import AF_INET, AF_INET6, inet_ntop
 from zlib import crc32
 
 import numpy as np
 
-from kproxy.capture import content, inorder, pairs
-from kproxy.capture.mapped import KEPT_BYTES, Columns, kept
+from kproxy.capture import content
+from kproxy.capture.columns import inorder, pairs
+from kproxy.capture.columns.lanes import Part, Segments
+from kproxy.capture.columns.mapped import Columns
+from kproxy.capture.copies import Recent, times_of
+from kproxy.capture.flow import DEAF, Deaf, Flow, Kafka, Listener, Undecided, spelled
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
-from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import Quality
-from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Budget, Conversation, Receiver, ahead
+from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Budget, Receiver, ahead
+from kproxy.capture.records import Record, Window
 from kproxy.wire.bodies import BATCHES, ERRORS, Room
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import Desync, Event, Gap
 from kproxy.wire.interest import Interest
-from kproxy.wire.session import Usual
 
 SHARDS = 16  # fixed: which flows are together must not depend on the number of processes
 
@@ -41,15 +41,12 @@ MAX_FLOWS = 1024  # per shard
 MAX_ENDED = 256
 MAX_FOREIGN = 1 << 16
 IN_FLIGHT = 4 << 20  # bytes that the other side of a connection may have sent before it hears of a reset
-SAME_PACKET_NS = 1_000_000  # between two captures of one packet; what is sent again takes a round trip at least
 QUEUED_BYTES = 4 << 20  # per shard
-RECENT = 16
 
 _EMPTY = memoryview(b"")
 
 _FOREIGN, _OTHER = -2, -1  # whose lane is no stretch's
 
-Listener = Callable[[list[Event]], None]
 Packet = tuple[int, int, Segment]  # its index in the window, its time
 
 
@@ -57,201 +54,9 @@ Packet = tuple[int, int, Segment]  # its index in the window, its time
 class Handlers:
     """What the owner of the flows wants to be told, of connections that are Kafka's or encrypted."""
 
-    decided: Callable[["Flow"], Listener]  # what a flow speaks; its events go to the listener
-    many: Callable[[Sequence["Flow"], Bulk], None]  # exchanges of flows all at once, instead of events
-    ended: Callable[["Flow"], None]
-
-
-class Flow:
-    """One connection as the capture shows it; what the `connections` table says about it is here."""
-
-    __slots__ = (
-        "client",
-        "close",
-        "decrypted",
-        "ends",
-        "first_ns",
-        "info",
-        "keys",
-        "last_ns",
-        "payload_bytes",
-        "plain",
-        "reset_by",
-        "rtt_ns",
-        "session",
-        "speaks",
-        "start_seen",
-        "syn_ns",
-        "talk",
-    )
-
-    def __init__(self, keys: tuple[bytes, bytes], time_ns: int, budget: Budget) -> None:
-        self.keys = keys  # of segments from side 0 and from side 1 of the conversation
-        self.ends = (_address(keys[0]), _address(keys[1]))
-        self.client = -1  # the conversation's side that is the client; -1: not known yet
-        self.first_ns = time_ns
-        self.last_ns = time_ns
-        self.syn_ns = -1  # of the client's SYN, until the handshake is over
-        self.rtt_ns = -1  # from the SYN to the client's first segment after it
-        self.start_seen = False
-        self.plain = True  # neither in its handshake nor ended: segments go straight to the conversation
-        self.reset_by = -1  # the side that reset it
-        self.close = "open"  # fin, reset, idle, reused, or open at the capture's end
-        self.speaks: str | None = None
-        self.decrypted = False  # what it speaks was told from decrypted bytes
-        self.payload_bytes = [0, 0]
-        self.info: ConnectionInfo | None = None
-        self.session: CapturedSession | None = None
-        self.talk = Conversation(_DEAF, budget)
-
-    def total(self, counter: str) -> int:
-        """Both halves together: retransmissions, out_of_order, zero_windows, gaps, gap_bytes or truncated."""
-        return int(getattr(self.talk.halves[0], counter) + getattr(self.talk.halves[1], counter))
-
-
-class _Deaf:
-    """Takes the bytes of a connection that is not Kafka's."""
-
-    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
-        pass
-
-    def gap(self, side: int, count: int, now_ns: int) -> None:
-        pass
-
-    def close(self, side: int, now_ns: int) -> None:
-        pass
-
-
-_DEAF = _Deaf()
-
-
-class _Kafka:
-    """Takes the bytes of a Kafka connection to its session, and the session's events to whoever listens."""
-
-    __slots__ = ("_listener", "_quality", "flip", "openings", "session")
-
-    def __init__(self, session: CapturedSession, flip: int, listener: Listener, quality: Quality) -> None:
-        self.session = session
-        self.flip = flip  # 1 where side 0 of the conversation is the broker
-        self.openings: dict[int, Usual] = {}  # how its requests began, by key and version
-        self._listener = listener
-        self._quality = quality
-
-    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
-        session = self.session
-        session.receive(side ^ self.flip, view, now_ns)
-        usual = session.usual
-        if usual[4].known:
-            self.openings[usual[2]] = usual
-        if session.events:
-            self._tell()
-
-    def gap(self, side: int, count: int, now_ns: int) -> None:
-        self.session.gap(side ^ self.flip, count, now_ns)
-        self._tell()
-
-    def close(self, side: int, now_ns: int) -> None:
-        self.session.close(side ^ self.flip, now_ns)
-        self._tell()
-
-    def _tell(self) -> None:
-        events = self.session.events
-        for event in events:
-            if type(event) is Gap and event.resync:
-                self._quality.note("resync", event.now_ns, size=event.count)
-            elif type(event) is Desync:
-                self._quality.note("fault", event.now_ns)
-        self._listener(events)
-        events.clear()
-
-
-class _Undecided:
-    """Keeps the first deliveries of a flow until they tell what it speaks, then hands them on."""
-
-    __slots__ = ("_deliveries", "_flow", "_flows", "_heads", "_size", "_trusted", "_whole", "_witnesses")
-
-    def __init__(self, flows: "Flows", flow: Flow, trusted: bool) -> None:
-        self._flows = flows
-        self._flow = flow
-        self._trusted = trusted
-        self._whole = flow.start_seen  # every byte since the connection's first is here
-        self._deliveries: deque[tuple[int, bytes | int | None, int]] = deque()  # bytes, a hole's size, or the end
-        self._heads = (bytearray(), bytearray())
-        self._size = 0
-        self._witnesses: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
-
-    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
-        self._deliveries.append((side, bytes(view), now_ns))
-        self._size += len(view)
-        flow = self._flow
-        if self._whole:
-            head = self._heads[side]
-            if len(head) < content.HEAD:
-                head += view[: content.HEAD - len(head)]
-            speaks = content.opening(self._heads[flow.client], self._heads[1 - flow.client], self._trusted)
-        else:
-            speaks = self._middle(side, view)
-        if speaks is not None:
-            self._settle(speaks)
-        elif self._size > 4 * content.HEAD:
-            if self._whole:
-                self._settle(content.NOT_KAFKA)
-            else:  # joined in the middle of something large: what is older than its first request is of no use
-                _, delivery, _ = self._deliveries.popleft()
-                if isinstance(delivery, bytes):
-                    self._size -= len(delivery)
-                    self._flows.quality.note("resync", now_ns, size=len(delivery))
-
-    def gap(self, side: int, count: int, now_ns: int) -> None:
-        self._deliveries.append((side, count, now_ns))
-        if self._whole:
-            self._whole = False
-            for number, delivery, _ in list(self._deliveries):
-                if isinstance(delivery, bytes) and (speaks := self._middle(number, memoryview(delivery))):
-                    self._settle(speaks)
-                    return
-
-    def close(self, side: int, now_ns: int) -> None:
-        self._deliveries.append((side, None, now_ns))
-        if sum(1 for _, delivery, _ in self._deliveries if delivery is None) == 2:
-            self._settle("undecided" if self._size else "no_data")
-
-    def _middle(self, side: int, view: memoryview) -> str | None:
-        """A segment of a flow whose beginning was not seen: two requests, or one and its answer, are believed."""
-        kind = content.other(view)
-        if kind is not None:
-            return kind
-        flow = self._flow
-        if flow.client >= 0 and self._trusted:
-            return content.KAFKA
-        theirs = self._witnesses[1 - side]
-        if len(view) >= 8 and int.from_bytes(view[4:8], signed=True) in theirs and flow.client in (-1, 1 - side):
-            flow.client = 1 - side
-            return content.KAFKA
-        if flow.client == 1 - side:
-            return None
-        seen = content.witness(view)
-        if seen is not None:
-            ours = self._witnesses[side]
-            if len(ours) < 64:
-                ours[seen[0]] = seen[1]
-            if sum(ours.values()) >= 2:
-                flow.client = side
-                return content.KAFKA
-        return None
-
-    def _settle(self, speaks: str) -> None:
-        receiver = self._flows.decide(self._flow, speaks)
-        self._flow.talk.receiver = receiver
-        if receiver is _DEAF:
-            return
-        for side, delivery, now_ns in self._deliveries:
-            if delivery is None:
-                receiver.close(side, now_ns)
-            elif isinstance(delivery, int):
-                receiver.gap(side, delivery, now_ns)
-            else:
-                receiver.receive(side, memoryview(delivery), now_ns)
+    decided: Callable[[Flow], Listener]  # what a flow speaks; its events go to the listener
+    many: Callable[[Sequence[Flow], Bulk], None]  # exchanges of flows all at once, instead of events
+    ended: Callable[[Flow], None]
 
 
 class Flows:
@@ -284,10 +89,7 @@ class Flows:
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}
         self._last_ns = -1  # the latest time so far
-        self._stamp_ns = -1  # of the last packet
-        self._passed_ns = 0  # up to it
-        # with the time that had passed at each packet; the last is in hand
-        self._recent: deque[tuple[Window, np.ndarray]] = deque(maxlen=RECENT)
+        self._recent = Recent()
 
     def window(self, window: Window) -> None:
         """Take the packets of a window."""
@@ -296,7 +98,8 @@ class Flows:
         ways = self._ways
         foreign = self._foreign
         flow: Flow | None
-        self._recent.append((window, self._count(records)))
+        self._recent.add(window)
+        self._count(records)
         for index, time_ns, segment in self._in_order(window) or self._one_by_one(window):
             held, key, seq, ack, flags, size, start, end, length = segment
             way = ways.get(key)
@@ -320,41 +123,23 @@ class Flows:
             else:
                 view = _EMPTY
             talk = flow.talk
-            if talk.segment(side, seq, ack, flags, size, view, length, time_ns) and self._is_copy(index, segment):
+            if talk.segment(side, seq, ack, flags, size, view, length, time_ns) and self._recent.has(index, segment):
                 talk.same_packet(side)
                 flow.payload_bytes[side] -= length
             if not talk.open_sides:
                 self._end(flow, "fin")
-        since_ns = self._passed_ns - SAME_PACKET_NS
-        while self._recent and (not len(clock := self._recent[0][1]) or clock[-1] < since_ns):
-            self._recent.popleft()
-        if self._recent:
-            window, clock = self._recent.pop()
-            window = kept(window, int(np.searchsorted(clock, since_ns)))
-            self._recent.append((window, clock[len(clock) - len(window.records) :]))
+        self._recent.let_go()
 
-    def _count(self, records: Sequence[Record]) -> np.ndarray:
-        """Count the packets of a window, and those that are stamped earlier than one before them.
-
-        Returns the time that had passed at each packet. Where a capture goes back in time, as several that were
-        concatenated do, what comes after that is far from what came before it.
-        """
+    def _count(self, records: Sequence[Record]) -> None:
+        """Count the packets of a window, and those that are stamped earlier than one before them."""
         if not records:
-            return np.zeros(0, np.int64)
-        times = (
-            records.time_ns if isinstance(records, Columns) else np.array([record[0] for record in records], np.int64)
-        )
+            return
+        times = times_of(records)
         latest = np.maximum.accumulate(np.concatenate(([self._last_ns], times)))
         for time_ns in times[times < latest[:-1]].tolist():
             self._note("clock_back", time_ns)
         self._last_ns = int(latest[-1])
         self._note("packets", int(times.min()), count=len(times), last_ns=self._last_ns)
-        steps = np.diff(times, prepend=times[0] if self._stamp_ns < 0 else self._stamp_ns)
-        steps[steps < -SAME_PACKET_NS] = 2 * SAME_PACKET_NS
-        steps[0] += self._passed_ns
-        passed: np.ndarray = np.maximum.accumulate(np.cumsum(steps))
-        self._stamp_ns, self._passed_ns = int(times[-1]), int(passed[-1])
-        return passed
 
     def _one_by_one(self, window: Window) -> Iterator[Packet]:
         """The segments of a window."""
@@ -411,9 +196,9 @@ class Flows:
             flows.append(way[0])
         return number, way[1]
 
-    def _take(self, found: Sequence[tuple[Flow, inorder.Stretch]], segments: pairs.Segments, whole: memoryview) -> None:
+    def _take(self, found: Sequence[tuple[Flow, inorder.Stretch]], segments: Segments, whole: memoryview) -> None:
         """As `Conversation.segment` would, of all segments of stretches."""
-        at_once: list[tuple[Flow, pairs.Part]] = []
+        at_once: list[tuple[Flow, Part]] = []
         for flow, stretch in found:
             talk = flow.talk
             for side, half in enumerate(talk.halves):
@@ -423,9 +208,9 @@ class Flows:
             receiver = talk.receiver
             # Rows say what was sent again until they are told: what came since is not among it.
             is_late = max(talk.retransmitted_ns, default=0) > stretch.first_ns
-            if isinstance(receiver, _Kafka) and not is_late and self._interest.detail <= BATCHES:
-                at_once.append((flow, pairs.Part(receiver, low, high, talk.clock_ns)))
-            elif receiver is _DEAF:
+            if isinstance(receiver, Kafka) and not is_late and self._interest.detail <= BATCHES:
+                at_once.append((flow, Part(receiver, low, high, talk.clock_ns)))
+            elif receiver is DEAF:
                 talk.clock_ns = max(talk.clock_ns, int(segments.time_ns[low:high].max(initial=0)))
             else:
                 for side, start, end, time_ns in segments.rows(low, high):
@@ -457,13 +242,13 @@ class Flows:
             shard.ended.clear()
         self._ways.clear()
         self._recent.clear()
-        self._last_ns = self._stamp_ns = -1
+        self._last_ns = -1
 
     def reopen(self, flow: Flow) -> Receiver:
         """Takes the decrypted bytes of an ended TLS flow, as if they had come in clear."""
         if not flow.decrypted:
             flow.decrypted = True
-            flow.talk.receiver = _Undecided(self, flow, bool(self._ports))
+            flow.talk.receiver = Undecided(flow, self.decide, self.quality, bool(self._ports))
         return flow.talk.receiver
 
     def end_encrypted(self) -> None:
@@ -513,7 +298,7 @@ class Flows:
                 flow.plain = False
         elif trusted and (key[-4:-2] in self._ports) != (key[-2:] in self._ports):
             flow.client = int(key[-4:-2] in self._ports)
-        flow.talk.receiver = _Undecided(self, flow, trusted)
+        flow.talk.receiver = Undecided(flow, self.decide, self.quality, trusted)
         self._ways[key] = (flow, 0)
         self._ways[back] = (flow, 1)
         shard.open[flow] = None
@@ -538,7 +323,7 @@ class Flows:
         if flags & SYN:
             if half.seen and not (seq - half.first) & MASK:
                 if is_open:
-                    twice = self._is_copy(index, segment)
+                    twice = self._recent.has(index, segment)
                     half.duplicates += twice
                     half.retransmissions += not twice
                 return None
@@ -602,7 +387,7 @@ class Flows:
             if close in ("open", "idle"):
                 quality.note(close, last)
             numbers = [flow.talk.halves[side].first & MASK for side in (flow.client, 1 - flow.client)]
-            name = " to ".join(_spelled(flow.ends[side]) for side in (flow.client, 1 - flow.client))
+            name = " to ".join(spelled(flow.ends[side]) for side in (flow.client, 1 - flow.client))
             quality.stream((numbers[0], numbers[1]), name, first, sum(flow.payload_bytes))
             if flow.session is not None and flow.session.sasl_tokens:
                 quality.note("raw_sasl", first, count=flow.session.sasl_tokens, last_ns=last)
@@ -612,44 +397,13 @@ class Flows:
         if flow.info is not None:
             self._handlers.ended(flow)
         flow.session = None
-        flow.talk.receiver = _DEAF
-
-    def _is_copy(self, index: int, segment: Segment) -> bool:
-        """Whether a packet shortly before this one, the `index`th in hand, is the same: seen on two interfaces.
-
-        A segment that was sent again is another packet: its IP identity or its TCP timestamp differs.
-        """
-        held, key, _, _, bits, _, start, _, _ = segment
-        header = start - (bits >> 12 << 2)
-        fixed, options = held[header : header + 16], held[header + 20 : start]
-        identity = held[header - 16 : header - 14] if header >= 20 and held[header - 20] == 0x45 else b""
-        width = len(key) - 4
-        addresses = held[max(0, header - width) : header]
-        since_ns = self._recent[-1][1][index] - SAME_PACKET_NS
-        left = KEPT_BYTES
-        for age, ((data, _, records, _), clock) in enumerate(reversed(self._recent)):
-            stop = len(records) if age else index
-            first = int(np.searchsorted(clock[:stop], since_ns))
-            if first < stop:
-                place = records[stop - 1][3]
-                oldest = max(records[first][2], place - left)
-                left -= place - oldest
-                while (place := data.rfind(fixed, oldest, place)) >= 0:
-                    if (
-                        data[place + 20 : place + 20 + len(options)] == options
-                        and data[max(0, place - width) : place] == addresses
-                        and (not identity or data[place - 16 : place - 14] == identity)
-                    ):
-                        return True
-            if first or not left:
-                return False
-        return False
+        flow.talk.receiver = DEAF
 
     def decide(self, flow: Flow, speaks: str) -> Receiver:
         """It is clear what a flow speaks, or that it never will be."""
         flow.speaks = speaks
         if speaks not in (content.KAFKA, content.TLS):
-            return _DEAF
+            return DEAF
         if flow.client < 0:  # TLS in the middle of a stream: servers have the lower ports
             flow.client = int(flow.ends[0][1] < flow.ends[1][1])
         (client_address, client_port), (broker_address, broker_port) = (
@@ -668,9 +422,9 @@ class Flows:
         )
         listener = self._handlers.decided(flow)
         if speaks == content.TLS:
-            return _DEAF
+            return DEAF
         flow.session = CapturedSession(self._interest, midstream=not flow.start_seen)
-        return _Kafka(flow.session, flow.client, listener, self.quality)
+        return Kafka(flow.session, flow.client, listener, self.quality)
 
     def _note(self, kind: str, time_ns: int, *, count: int = 1, size: int = 0, last_ns: int = -1) -> None:
         if self._first:
@@ -697,7 +451,7 @@ _COUNTED = {
 
 def _is_calm(flow: Flow) -> bool:
     """Whether a connection is well under way, and nothing waits in it."""
-    return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, _Kafka | _Deaf)
+    return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, Kafka | Deaf)
 
 
 def shard_of(key: bytes) -> int:
@@ -705,14 +459,3 @@ def shard_of(key: bytes) -> int:
     half = len(key) // 2 - 2
     a, b = key[:half] + key[-4:-2], key[half : 2 * half] + key[-2:]
     return crc32(a + b if a < b else b + a) % SHARDS
-
-
-def _address(key: bytes) -> tuple[str, int]:
-    """(address, port) of the sender that a key names."""
-    half = len(key) // 2 - 2
-    return inet_ntop(AF_INET if half == 4 else AF_INET6, key[:half]), int.from_bytes(key[-4:-2])
-
-
-def _spelled(end: tuple[str, int]) -> str:
-    address, port = end
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

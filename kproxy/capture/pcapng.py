@@ -10,14 +10,12 @@ A simple packet block has no time: it gets that of the packet before it.
 
 from collections.abc import Iterator
 from struct import Struct, error
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from kproxy.capture.files import Source
 from kproxy.capture.quality import NONE, Quality
+from kproxy.capture.records import MAX_RECORD, SECOND, WINDOW, Record, Window
 from kproxy.errors import CaptureError
-
-if TYPE_CHECKING:
-    from kproxy.capture.files import Source
-    from kproxy.capture.pcap import Record, Window
 
 SECTION, INTERFACE, _OLD_PACKET, SIMPLE, STATISTICS, _ENHANCED, SECRETS = 0x0A0D0D0A, 1, 2, 3, 5, 6, 10
 KNOWN = frozenset((SECTION, INTERFACE, _OLD_PACKET, SIMPLE, 4, STATISTICS, _ENHANCED, 9, SECRETS, 0xBAD, 0x40000BAD))
@@ -26,7 +24,6 @@ _TLS_KEY_LOG = 0x544C534B
 
 _OPT_END, _IF_TSRESOL, _IF_TSOFFSET, _ISB_IFDROP, _ISB_OSDROP = 0, 9, 14, 5, 7
 
-SECOND = 1_000_000_000
 LATEST_NS = 1 << 63  # tables hold times as int64: the year 2262
 
 
@@ -41,7 +38,7 @@ class _Interface(NamedTuple):
 class Sections:
     """The records of one pcapng file, whose first four bytes are already read."""
 
-    def __init__(self, source: "Source", quality: Quality, head: bytes, secrets: list[bytes]) -> None:
+    def __init__(self, source: Source, quality: Quality, head: bytes, secrets: list[bytes]) -> None:
         self._source = source
         self._quality = quality
         self._head = head
@@ -52,9 +49,7 @@ class Sections:
         self._last_ns = NONE
         self._begin("<")
 
-    def windows(self) -> "Iterator[Window]":
-        from kproxy.capture.pcap import WINDOW, Window
-
+    def windows(self) -> Iterator[Window]:
         data = self._head
         offset = 0
         damaged_from = NONE
@@ -102,10 +97,8 @@ class Sections:
             self._quality.note("kernel_drops", self._last_ns, count=drops)
         self._drops.clear()
 
-    def _walk(self, data: bytes, position: int, records: "list[Record]") -> tuple[int, bool]:
+    def _walk(self, data: bytes, position: int, records: list[Record]) -> tuple[int, bool]:
         """Take whole blocks from `position` on; returns where it stopped, and whether that place is sound."""
-        from kproxy.capture.pcap import MAX_RECORD
-
         size = len(data)
         unpack, word = self._block.unpack_from, self._word.unpack_from
         enhanced = self._enhanced.unpack_from
@@ -148,7 +141,7 @@ class Sections:
             position = end
         return position, True
 
-    def _other(self, kind: int, data: bytes, start: int, end: int, records: "list[Record]") -> None:
+    def _other(self, kind: int, data: bytes, start: int, end: int, records: list[Record]) -> None:
         order = self._order
         if kind == INTERFACE:
             link, snap = Struct(order + "HxxI").unpack_from(data, start)

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from kproxy.capture.captures import Capture
 from kproxy.capture.decrypt import decrypt
-from kproxy.capture.flows import Flow, Flows, Handlers
-from kproxy.capture.pcap import Capture
+from kproxy.capture.flow import Flow
+from kproxy.capture.flows import Flows, Handlers
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import Receiver
 from kproxy.convert.job import Job, Settings, captures_of

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import kproxy
 from kproxy.capture import files
-from kproxy.capture.pcap import in_time
+from kproxy.capture.captures import in_time
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema, writer

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from kproxy.capture import content
+from kproxy.capture.captures import Capture
 from kproxy.capture.decrypt import decrypt
-from kproxy.capture.flows import SHARDS, Flow, Flows, Handlers
-from kproxy.capture.pcap import Capture
+from kproxy.capture.flow import Flow
+from kproxy.capture.flows import SHARDS, Flows, Handlers
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Job
 from kproxy.tables import schema, writer

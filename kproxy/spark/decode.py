@@ -21,11 +21,11 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
-from kproxy.capture import mapped
+from kproxy.capture.columns import mapped
+from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.flows import Flows
-from kproxy.capture.mapped import Columns
-from kproxy.capture.pcap import Record, Window
 from kproxy.capture.quality import Quality
+from kproxy.capture.records import Record, Window
 from kproxy.convert.job import Job
 from kproxy.convert.rows import BATCH_ROWS, Rows
 from kproxy.spark.places import PLACE, REPORT, WHOLE, listed

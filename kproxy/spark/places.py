@@ -19,8 +19,8 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from kproxy.capture.pcap import Window
 from kproxy.capture.quality import NONE, Quality
+from kproxy.capture.records import Window
 from kproxy.convert.job import Job
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import Split, is_plain

@@ -16,10 +16,11 @@ from pathlib import Path
 from struct import Struct
 from typing import BinaryIO
 
-from kproxy.capture import pcap, pcapng
+from kproxy.capture import captures, pcap, pcapng
+from kproxy.capture.captures import Capture
 from kproxy.capture.packets import Dissector
-from kproxy.capture.pcap import Capture, Window
 from kproxy.capture.quality import Quality
+from kproxy.capture.records import MAX_RECORD, SECOND, Window
 
 SPLIT_BYTES = 128 << 20
 CHAIN = 8  # plausible headers in a row that make a boundary
@@ -92,7 +93,7 @@ def ranges(path: str, split_bytes: int = SPLIT_BYTES) -> list[Range]:
 def is_plain(path: str) -> bool:
     """Whether a file is a capture as it is, without compression around it."""
     with Path(path).open("rb") as file:
-        return file.read(4) in pcap.MAGIC
+        return file.read(4) in captures.MAGIC
 
 
 def survey(piece: Range) -> Survey:
@@ -102,7 +103,7 @@ def survey(piece: Range) -> Survey:
         next(capture.windows(), None)  # it opens, and secrets come first
         return Survey(False, secrets=bool(capture.secrets))
     with Path(piece.path).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        walker = (_Blocks if data[:4] == pcap.SECTION else _Records)(data)
+        walker = (_Blocks if data[:4] == captures.SECTION else _Records)(data)
         first = walker.begin if not piece.number else walker.boundary(piece.start, piece.stop)
         following = Range(piece.path, piece.number + 1, piece.count, piece.size)
         last = following.number == piece.count
@@ -146,7 +147,7 @@ def windows(split: Split, quality: Quality, secrets: list[bytes] | None = None) 
     ours = Quality()
     with Path(split.path).open("rb") as file:
         shift = split.start - len(split.opening)
-        for window in pcap.windows_of(_Piece(split, file), ours, secrets):
+        for window in captures.windows_of(_Piece(split, file), ours, secrets):
             yield window._replace(offset=window.offset + shift)
     for row in ours:
         if split.last or row.kind != "kernel_drops":  # whose counts only grow: the last split has them all
@@ -184,10 +185,10 @@ class _Records:
         self.opening = b""
         order, unit = pcap.CLASSIC[data[:4]]
         self._head = Struct(order + "IIII")
-        self._fractions = pcap.SECOND // unit
+        self._fractions = SECOND // unit
         self._snap, link = Struct(order + "II").unpack_from(data, 16)
         self._link = link & pcap.LINK_MASK
-        self._most = min(max(self._snap, 1 << 18), pcap.MAX_RECORD)
+        self._most = min(max(self._snap, 1 << 18), MAX_RECORD)
         self._dissect = Dissector(Quality()).segment
 
     def boundary(self, start: int, stop: int) -> int | None:
@@ -269,10 +270,10 @@ class _Blocks:
             if position + 12 > size:
                 return (until, overlap) if last else (-1, 0)
             kind, length = self._two(self._data, position)
-            if position + length > size and length <= pcap.MAX_RECORD:
+            if position + length > size and length <= MAX_RECORD:
                 return (until, overlap) if last else (-1, 0)
             alone = kind == pcapng.SIMPLE or (kind == pcapng.SECTION and position)
-            sane = 12 <= length <= pcap.MAX_RECORD and not length & 3
+            sane = 12 <= length <= MAX_RECORD and not length & 3
             if alone or not sane or self._one(self._data, position + length - 4)[0] != length:
                 return -1, 0
             if kind in (pcapng.INTERFACE, pcapng.STATISTICS) or (kind == pcapng.SECTION and not begin):
@@ -290,7 +291,7 @@ class _Blocks:
             if position + 12 > size:
                 return True
             kind, length = self._two(self._data, position)
-            if kind not in pcapng.KNOWN or not 12 <= length <= pcap.MAX_RECORD or length & 3:
+            if kind not in pcapng.KNOWN or not 12 <= length <= MAX_RECORD or length & 3:
                 return False
             if position + length > size:
                 return True

@@ -5,7 +5,9 @@ from time import process_time
 
 import pytest
 
-from kproxy.capture import content, flows, mapped, pcap
+from kproxy.capture import content, flows, pcap
+from kproxy.capture.captures import Capture
+from kproxy.capture.columns import mapped
 from kproxy.capture.flows import SHARDS, Flows, Handlers, shard_of
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import SAME_STREAM_NS, Quality
@@ -65,7 +67,7 @@ class Seen:
         self.quality = Quality()
         handlers = Handlers(self.decided, self.many, self.flows.append)
         reader = Flows("test", self.quality, handlers, ports=ports, shards=shards, detail=detail)
-        for window in pcap.Capture(paths, self.quality).windows():
+        for window in Capture(paths, self.quality).windows():
             reader.window(window)
         reader.finish()
 

@@ -14,7 +14,7 @@ from struct import unpack
 
 import pytest
 
-from kproxy.capture import mapped, pairs
+from kproxy.capture.columns import mapped, pairs
 from kproxy.capture.packets import SYN
 from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import FAILED, NONE, REQUEST_NOT_SEEN

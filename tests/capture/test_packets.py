@@ -218,7 +218,7 @@ def test_no_bytes_whatever_break_it():
 
 def test_payload_bytes_of_a_fragmented_capture_equal_those_of_its_base():
     def payloads(name):
-        from kproxy.capture.pcap import Capture
+        from kproxy.capture.captures import Capture
 
         quality = Quality()
         dissector = packets.Dissector(quality)

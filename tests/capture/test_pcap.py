@@ -12,7 +12,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.capture import files, pcap
+from kproxy.capture import files
+from kproxy.capture.captures import Capture
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError
 from tests import captures
@@ -71,7 +72,7 @@ def read(*paths):
     """(quality, [(time_ns, link, captured bytes, original length, offset in the file)])"""
     quality = Quality()
     found = []
-    for window in pcap.Capture(paths, quality).windows():
+    for window in Capture(paths, quality).windows():
         for time_ns, link, start, end, original in window.records:
             assert 0 <= start <= end <= len(window.data)
             found.append((time_ns, link, window.data[start:end], original, window.offset + start))
@@ -122,7 +123,7 @@ def test_pcapng_with_sections_interfaces_resolutions_and_every_packet_block(tmp_
         packet.block(10, pack(order + "II", 0x544C534B, 5) + b"a key", order),
     ]
     quality = Quality()
-    capture = pcap.Capture([written(tmp_path, b"".join(parts))], quality)
+    capture = Capture([written(tmp_path, b"".join(parts))], quality)
     records = [record for window in capture.windows() for record in window.records]
     assert [(time, link, end - start, original) for time, link, start, end, original in records] == [
         (5_000_000_000, 101, 74, 74),
@@ -200,7 +201,7 @@ def test_a_file_that_grows_is_followed(tmp_path):
         return True
 
     quality = Quality()
-    windows = pcap.Capture([path], quality, follow=wait).windows()
+    windows = Capture([path], quality, follow=wait).windows()
     assert sum(len(window.records) for window in windows) == len(PACKETS)
     assert not list(quality)
 

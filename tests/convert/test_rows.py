@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
+from kproxy.capture.captures import Capture
 from kproxy.capture.packets import ACK, SYN
-from kproxy.capture.pcap import Capture
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.rows import Rows

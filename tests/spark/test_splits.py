@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from kproxy.capture.pcap import Capture
+from kproxy.capture.captures import Capture
 from kproxy.capture.quality import Quality
 from kproxy.spark import splits
 from tests.captures import capture

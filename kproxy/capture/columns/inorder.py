@@ -14,8 +14,8 @@ from itertools import chain
 
 import numpy as np
 
+from kproxy.capture.columns.lanes import Segments
 from kproxy.capture.packets import ETHERNET, FIN, RAW, RST, SLL, SLL2, SYN
-from kproxy.capture.pairs import Segments
 from kproxy.capture.reassembly import HALF, MASK
 
 FEWEST = 64  # packets worth columns

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.capture import flows, inorder, mapped, pairs, pcap
+from kproxy.capture import flows, pcap, pcapng
+from kproxy.capture.columns import inorder, mapped, pairs
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import OF_FLOWS, Job
@@ -51,6 +52,7 @@ def _small_windows():
         patch.setattr(mapped, "FIRST_RECORDS", 8)
         patch.setattr(mapped, "RECORDS", 64)
         patch.setattr(pcap, "WINDOW", 20_000)
+        patch.setattr(pcapng, "WINDOW", 20_000)
         yield
 
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.capture import pairs
+from kproxy.capture.columns import pairs
+from kproxy.capture.columns.lanes import Part, Segments
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire import bodies
 from kproxy.wire.captured import CapturedSession
@@ -158,10 +159,10 @@ class Held:
             window, parts = [], []
             for number, its in enumerate(left):
                 count = next(counts)
-                parts.append(pairs.Part(talks[number], len(window), len(window) + len(its[:count]), clocks[number]))
+                parts.append(Part(talks[number], len(window), len(window) + len(its[:count]), clocks[number]))
                 window += its[:count]
                 del its[:count]
-            columns = pairs.Segments(*np.array(window, np.int64).reshape(-1, 4).T)
+            columns = Segments(*np.array(window, np.int64).reshape(-1, 4).T)
             for bulk in pairs.read(view, columns, parts, self.detail):
                 for number, exchange in captures.one_by_one(bulk):
                     talks[number].told.append(plain(exchange))

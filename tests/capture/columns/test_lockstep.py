@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.capture import lockstep
+from kproxy.capture.columns import lockstep
 from kproxy.protocol.records import Record, write_batch, write_message_set
 from kproxy.protocol.schema import Field
 from kproxy.wire import bodies

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.capture import mapped, pcap
+from kproxy.capture.captures import windows_of
+from kproxy.capture.columns import mapped
 from kproxy.capture.files import Bytes
 from kproxy.capture.quality import Quality
 from tests.capture import packet
@@ -23,7 +24,7 @@ class Read(Bytes):
 def told(source):
     quality = Quality()
     records, columns = [], 0
-    for window in pcap.windows_of(source, quality, []):
+    for window in windows_of(source, quality, []):
         columns += isinstance(window.records, mapped.Columns)
         records += [
             (time_ns, link, window.offset + start, window.offset + end, original, bytes(window.data[start:end]))
@@ -64,7 +65,7 @@ def test_a_mapped_file_that_shrinks_is_cut(tmp_path, monkeypatch, large):
     path = tmp_path / "ring.pcap"
     path.write_bytes(packet.pcap([(number * 1000, bytes(1000)) for number in range(10_000)]))
     quality = Quality()
-    windows = pcap.windows_of(Bytes(path), quality, [])
+    windows = windows_of(Bytes(path), quality, [])
     taken = [next(windows), next(windows)]  # the first one is never mapped
     assert (taken[1].offset == 0) == (large == 0)
     count = sum(len(window.records) for window in taken)

@@ -21,10 +21,11 @@ from typing import overload
 
 import numpy as np
 
-from kproxy.capture import inorder
+from kproxy.capture.columns import inorder
 from kproxy.capture.files import Bytes
-from kproxy.capture.pcap import SECOND, Classic, Record, Window, most_captured
+from kproxy.capture.pcap import Classic
 from kproxy.capture.quality import NONE, Quality
+from kproxy.capture.records import SECOND, Record, Window, most_captured
 
 HEAD = 16 + inorder.HEAD  # bytes of a record that say what it is
 PEEK = 3 * HEAD  # read at a time: an acknowledgement, and the head of what comes behind it

@@ -1,0 +1,129 @@
+"""Capture files as packet records, in the order of the file, in bounded memory.
+
+Duty: `Capture` reads a file, or rotated files one after the other, in windows; the first bytes of a file say which
+reader is its own. Memory: one window of 512 KiB and the records in it, or one record if that is larger; plain files of
+classic pcap are read by column instead (columns/mapped.py).
+
+A file that ends inside a record, and a record's header that makes no sense, are flaws of the capture, not errors: they
+are counted, and reading goes on at the next place where records follow each other. Only a file that is no capture at
+all raises `CaptureError`.
+
+Refuses to know what is in a packet.
+"""
+
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from math import inf
+from pathlib import Path
+from struct import Struct
+
+from kproxy.capture import files
+from kproxy.capture.pcap import CLASSIC, LINK_MASK, Classic
+from kproxy.capture.pcapng import Sections
+from kproxy.capture.quality import Quality
+from kproxy.capture.records import Window
+from kproxy.errors import CaptureError
+
+SECTION = b"\x0a\x0d\x0d\x0a"
+MAGIC = frozenset((*CLASSIC, SECTION))  # how plain captures begin
+
+
+class Capture:
+    """One capture: a file, or rotated files one after the other. Iterate `windows()` once."""
+
+    def __init__(
+        self, paths: Sequence[Path | str], quality: Quality, *, follow: Callable[[], bool] | None = None
+    ) -> None:
+        self.quality = quality
+        self.paths = list(paths)
+        self.size = sum(_size(path) for path in paths if str(path) != files.STDIN)
+        self._follow = follow
+        self.secrets: list[bytes] = []  # TLS key logs that a pcapng file carries
+        self._before = 0
+        self._bytes: files.Bytes | None = None
+
+    @property
+    def consumed(self) -> int:
+        """Bytes of the files read so far, for a progress bar; of compressed files the compressed ones."""
+        return self._before + (self._bytes.consumed if self._bytes else 0)
+
+    def windows(self) -> Generator[Window, None, None]:
+        for index, path in enumerate(self.paths):
+            last = index == len(self.paths) - 1
+            self._bytes = files.Bytes(path, follow=self._follow if last else None)
+            try:
+                told = self.quality.count("cut_file")
+                yield from windows_of(self._bytes, self.quality, self.secrets)
+                if self._bytes.cut and self.quality.count("cut_file") == told:
+                    self.quality.note("cut_file")  # between two records
+            finally:
+                self._bytes.close()
+            self._before += self._bytes.consumed
+            self._bytes = None
+
+
+def in_time(paths: Sequence[str]) -> list[str]:
+    """Files of one capture by their first packets: `tcpdump -C` numbers them without zeros before, so names mislead."""
+    # what is no file, like a pipe, can be read but once
+    return sorted(paths, key=_begin_ns) if all(map(os.path.isfile, paths)) else list(paths)
+
+
+def _begin_ns(path: str) -> float:
+    """When a file begins; one without packets, and one that its reader will complain of, comes last."""
+    windows = Capture([path], Quality()).windows()
+    try:
+        return next((window.records[0][0] for window in windows), inf)
+    except CaptureError:
+        return inf
+    finally:
+        windows.close()
+
+
+def _size(path: Path | str) -> int:
+    """Of a file that can be looked at; who opens it tells why another cannot."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
+
+
+def windows_of(source: files.Source, quality: Quality, secrets: list[bytes]) -> Iterator[Window]:
+    """The records of one file, told by its first bytes."""
+    head = _exactly(source, 4)
+    if head in CLASSIC:
+        order, unit = CLASSIC[head]
+        rest = _exactly(source, 20)
+        if len(rest) < 20:
+            raise CaptureError(source.name, "a pcap file that ends inside its header: there is nothing to read", 4)
+        snap, link = Struct(order + "12xII").unpack(rest)
+        if isinstance(source, files.Bytes) and (held := source.mapped()) is not None:
+            from kproxy.capture.columns.mapped import Mapped  # numpy, which `kproxy decode` has no need of
+
+            return Mapped(source, held, quality, order, unit, link & LINK_MASK, snap).windows()
+        return Classic(source, quality, order, unit, link & LINK_MASK, snap).windows()
+    if head == SECTION:
+        return Sections(source, quality, head, secrets).windows()
+    if not head:
+        raise CaptureError(source.name, "the file is empty" + (f" ({source.cut})" if source.cut else ""))
+    raise CaptureError(source.name, _what_is(head), 0)
+
+
+def _what_is(head: bytes) -> str:
+    known = {
+        b"\x34\xcd\xb2\xa1": "a pcap file in Kuznetzov's modified format",
+        b"\xa1\xb2\xcd\x34": "a pcap file in Kuznetzov's modified format",
+        b"snoo": "a snoop file",
+        b"PK\x03\x04": "a zip archive",
+        b"BZh9": "a bzip2 file",
+        b"\xfd7zX": "an xz file",
+    }
+    if head in known:
+        return f"{known[head]}, not read yet: unpack it, or convert it with `editcap -F pcapng`"
+    return f"no capture file (it begins with {head.hex(' ')}): pcap or pcapng is needed, plain, gzip, zstd or lz4"
+
+
+def _exactly(source: files.Source, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (more := source.read(count - len(data))):
+        data += more
+    return data

@@ -1,0 +1,227 @@
+"""One connection as a capture shows it, and what takes its bytes.
+
+Duty: a `Flow` holds what the `connections` table says of it. Its bytes go to `Undecided` until they tell what it
+speaks, then to `Kafka`, or nowhere (`DEAF`).
+
+Memory: 4 * content.HEAD bytes of a flow that is not decided yet, and what its session holds. Refuses to know which
+packets belong to a flow, and when it ends.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from socket import AF_INET, AF_INET6, inet_ntop
+
+from kproxy.capture import content
+from kproxy.capture.quality import Quality
+from kproxy.capture.reassembly import Budget, Conversation, Receiver
+from kproxy.wire.captured import CapturedSession
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import Desync, Event, Gap
+from kproxy.wire.session import Usual
+
+Listener = Callable[[list[Event]], None]
+
+
+class Flow:
+    """One connection as the capture shows it; what the `connections` table says about it is here."""
+
+    __slots__ = (
+        "client",
+        "close",
+        "decrypted",
+        "ends",
+        "first_ns",
+        "info",
+        "keys",
+        "last_ns",
+        "payload_bytes",
+        "plain",
+        "reset_by",
+        "rtt_ns",
+        "session",
+        "speaks",
+        "start_seen",
+        "syn_ns",
+        "talk",
+    )
+
+    def __init__(self, keys: tuple[bytes, bytes], time_ns: int, budget: Budget) -> None:
+        self.keys = keys  # of segments from side 0 and from side 1 of the conversation
+        self.ends = (_address(keys[0]), _address(keys[1]))
+        self.client = -1  # the conversation's side that is the client; -1: not known yet
+        self.first_ns = time_ns
+        self.last_ns = time_ns
+        self.syn_ns = -1  # of the client's SYN, until the handshake is over
+        self.rtt_ns = -1  # from the SYN to the client's first segment after it
+        self.start_seen = False
+        self.plain = True  # neither in its handshake nor ended: segments go straight to the conversation
+        self.reset_by = -1  # the side that reset it
+        self.close = "open"  # fin, reset, idle, reused, or open at the capture's end
+        self.speaks: str | None = None
+        self.decrypted = False  # what it speaks was told from decrypted bytes
+        self.payload_bytes = [0, 0]
+        self.info: ConnectionInfo | None = None
+        self.session: CapturedSession | None = None
+        self.talk = Conversation(DEAF, budget)
+
+    def total(self, counter: str) -> int:
+        """Both halves together: retransmissions, out_of_order, zero_windows, gaps, gap_bytes or truncated."""
+        return int(getattr(self.talk.halves[0], counter) + getattr(self.talk.halves[1], counter))
+
+
+class Deaf:
+    """Takes the bytes of a connection that is not Kafka's."""
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
+        pass
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        pass
+
+    def close(self, side: int, now_ns: int) -> None:
+        pass
+
+
+DEAF = Deaf()
+
+
+class Kafka:
+    """Takes the bytes of a Kafka connection to its session, and the session's events to whoever listens."""
+
+    __slots__ = ("_listener", "_quality", "flip", "openings", "session")
+
+    def __init__(self, session: CapturedSession, flip: int, listener: Listener, quality: Quality) -> None:
+        self.session = session
+        self.flip = flip  # 1 where side 0 of the conversation is the broker
+        self.openings: dict[int, Usual] = {}  # how its requests began, by key and version
+        self._listener = listener
+        self._quality = quality
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
+        session = self.session
+        session.receive(side ^ self.flip, view, now_ns)
+        usual = session.usual
+        if usual[4].known:
+            self.openings[usual[2]] = usual
+        if session.events:
+            self._tell()
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        self.session.gap(side ^ self.flip, count, now_ns)
+        self._tell()
+
+    def close(self, side: int, now_ns: int) -> None:
+        self.session.close(side ^ self.flip, now_ns)
+        self._tell()
+
+    def _tell(self) -> None:
+        events = self.session.events
+        for event in events:
+            if type(event) is Gap and event.resync:
+                self._quality.note("resync", event.now_ns, size=event.count)
+            elif type(event) is Desync:
+                self._quality.note("fault", event.now_ns)
+        self._listener(events)
+        events.clear()
+
+
+class Undecided:
+    """Keeps the first deliveries of a flow until they tell what it speaks, then hands them on."""
+
+    __slots__ = ("_decide", "_deliveries", "_flow", "_heads", "_quality", "_size", "_trusted", "_whole", "_witnesses")
+
+    def __init__(self, flow: Flow, decide: Callable[[Flow, str], Receiver], quality: Quality, trusted: bool) -> None:
+        """decide: names the receiver of a flow that speaks something. trusted: its port was named as a broker's."""
+        self._decide = decide
+        self._quality = quality
+        self._flow = flow
+        self._trusted = trusted
+        self._whole = flow.start_seen  # every byte since the connection's first is here
+        self._deliveries: deque[tuple[int, bytes | int | None, int]] = deque()  # bytes, a hole's size, or the end
+        self._heads = (bytearray(), bytearray())
+        self._size = 0
+        self._witnesses: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
+        self._deliveries.append((side, bytes(view), now_ns))
+        self._size += len(view)
+        flow = self._flow
+        if self._whole:
+            head = self._heads[side]
+            if len(head) < content.HEAD:
+                head += view[: content.HEAD - len(head)]
+            speaks = content.opening(self._heads[flow.client], self._heads[1 - flow.client], self._trusted)
+        else:
+            speaks = self._middle(side, view)
+        if speaks is not None:
+            self._settle(speaks)
+        elif self._size > 4 * content.HEAD:
+            if self._whole:
+                self._settle(content.NOT_KAFKA)
+            else:  # joined in the middle of something large: what is older than its first request is of no use
+                _, delivery, _ = self._deliveries.popleft()
+                if isinstance(delivery, bytes):
+                    self._size -= len(delivery)
+                    self._quality.note("resync", now_ns, size=len(delivery))
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        self._deliveries.append((side, count, now_ns))
+        if self._whole:
+            self._whole = False
+            for number, delivery, _ in list(self._deliveries):
+                if isinstance(delivery, bytes) and (speaks := self._middle(number, memoryview(delivery))):
+                    self._settle(speaks)
+                    return
+
+    def close(self, side: int, now_ns: int) -> None:
+        self._deliveries.append((side, None, now_ns))
+        if sum(1 for _, delivery, _ in self._deliveries if delivery is None) == 2:
+            self._settle("undecided" if self._size else "no_data")
+
+    def _middle(self, side: int, view: memoryview) -> str | None:
+        """A segment of a flow whose beginning was not seen: two requests, or one and its answer, are believed."""
+        kind = content.other(view)
+        if kind is not None:
+            return kind
+        flow = self._flow
+        if flow.client >= 0 and self._trusted:
+            return content.KAFKA
+        theirs = self._witnesses[1 - side]
+        if len(view) >= 8 and int.from_bytes(view[4:8], signed=True) in theirs and flow.client in (-1, 1 - side):
+            flow.client = 1 - side
+            return content.KAFKA
+        if flow.client == 1 - side:
+            return None
+        seen = content.witness(view)
+        if seen is not None:
+            ours = self._witnesses[side]
+            if len(ours) < 64:
+                ours[seen[0]] = seen[1]
+            if sum(ours.values()) >= 2:
+                flow.client = side
+                return content.KAFKA
+        return None
+
+    def _settle(self, speaks: str) -> None:
+        receiver = self._decide(self._flow, speaks)
+        self._flow.talk.receiver = receiver
+        if receiver is DEAF:
+            return
+        for side, delivery, now_ns in self._deliveries:
+            if delivery is None:
+                receiver.close(side, now_ns)
+            elif isinstance(delivery, int):
+                receiver.gap(side, delivery, now_ns)
+            else:
+                receiver.receive(side, memoryview(delivery), now_ns)
+
+
+def _address(key: bytes) -> tuple[str, int]:
+    """(address, port) of the sender that a key names."""
+    half = len(key) // 2 - 2
+    return inet_ntop(AF_INET if half == 4 else AF_INET6, key[:half]), int.from_bytes(key[-4:-2])
+
+
+def spelled(end: tuple[str, int]) -> str:
+    address, port = end
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,30 @@
+"""The packet records of captures, whatever the format of the file.
+
+Duty: a `Window` is a piece of a file with the records that lie whole in it. A record is a plain tuple (time_ns, link
+type, start, end, original length); start and end are offsets of its captured bytes in the window's data, and
+`window.offset + start` is where they lie in the (decompressed) file. Refuses to know formats, and what is in a packet.
+"""
+
+from collections.abc import Sequence
+from mmap import mmap
+from typing import NamedTuple
+
+Record = tuple[int, int, int, int, int]  # time_ns, link type, start, end, original length
+
+WINDOW = 1 << 19  # larger ones cost page faults
+MAX_RECORD = 1 << 24  # libpcap allows 256 KiB for all but USB; a broken length must not become an allocation
+SECOND = 1_000_000_000
+
+
+class Window(NamedTuple):
+    """A piece of a capture."""
+
+    data: bytes | mmap
+    offset: int  # of data[0] in the plain file
+    records: Sequence[Record]
+    is_lasting: bool = True  # views of `data` stay valid; else until the next window is asked for
+
+
+def most_captured(snap: int) -> int:
+    """The largest record that is believed of a file with this snap length."""
+    return min(max(snap, 1 << 18), MAX_RECORD)
