@@ -90,6 +90,11 @@ class Process:
         pages = Path(f"/proc/{self._popen.pid}/statm").read_text().split()[1]
         return int(pages) * resource.getpagesize()
 
+    def shared_bytes(self) -> int:
+        """What of its RSS are pages of files: libraries, which other processes may share."""
+        pages = Path(f"/proc/{self._popen.pid}/statm").read_text().split()[2]
+        return int(pages) * resource.getpagesize()
+
     def first_line(self) -> str:
         assert self._popen.stdout is not None
         return self._popen.stdout.readline().decode()

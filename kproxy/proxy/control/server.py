@@ -113,7 +113,7 @@ class Server:
             config,
             Gate(shares.connections, max_sockets=shares.listening),
             Poller(asyncio.get_running_loop()),
-            bytearray(READ_BYTES),
+            memoryview(bytearray(READ_BYTES)),
             self.metrics.clock_offset_ns,
             self.metrics,
             sinks,

@@ -21,7 +21,7 @@ class Worker:
     config: Config
     gate: Gate
     poller: Poller
-    buffer: bytearray  # every relay reads into it
+    buffer: memoryview  # every relay reads into it
     clock_offset_ns: int  # monotonic time plus this is the time of day; fixed at start
     metrics: Metrics
     sinks: Sequence[Sink]
