@@ -71,10 +71,11 @@ def _show_overview(found: Overview) -> None:
     first, last = units.time(found.first_ns), units.time(found.last_ns)
     last = last.removeprefix(first.split()[0]).lstrip()
     _say(f"{first} to {last} UTC, {lasted}: {found.exchanges:,} exchanges")
+    clients = Counter({client or "(no client id)": count for client, count in found.clients.items()})
     brokers: Counter[str] = Counter()
     for (where, node), count in found.brokers.items():
         brokers[where if node is None else f"{node} at {where}"] += count
-    _say(f"brokers  {_names(brokers)}", f"clients  {_names(found.clients)}", "")
+    _say(f"brokers  {_names(brokers)}", f"clients  {_names(clients)}", "")
     _show_apis(found.apis)
     if found.errors:
         errors = found.errors.most_common(NAMES_SHOWN)
@@ -82,7 +83,8 @@ def _show_overview(found: Overview) -> None:
         _say(f"errors   {', '.join(f'{error} {api} ×{count:,}' for (error, api), count in errors)}{more}")
     for number, slow in enumerate(found.slowest):
         muted = f", of it {units.duration(slow.muted_ns)} muted by a throttle" if slow.muted_ns else ""
-        what = f"{slow.api} of {printable(slow.client)}, connection {slow.connection}, number {slow.number}"
+        client = printable(slow.client) or "no client id"
+        what = f"{slow.api} of {client}, connection {slow.connection}, number {slow.number}"
         _say(f"{'slowest' if number == 0 else '':9}{units.duration(slow.total_ns)}{muted}: {what}")
     _say("")
 
