@@ -84,7 +84,7 @@ def _requests(apis: _Cells) -> Iterator[Metric]:
     duration = _Histogram(
         "kproxy_request_duration_seconds",
         "The broker's time: from the send of the request's last byte, or the end of the answer before it, to the "
-        "arrival of the answer's first.",
+        "arrival of the answer's first; of answers that arrive together, the first has the time of all.",
         _API_BROKER,
         DURATION_NS,
     )
