@@ -249,7 +249,7 @@ class DurationCells:
     __slots__ = ("bounds", "counts", "total_ns")
 
     def __init__(self) -> None:
-        self.bounds = PROXY_NS
+        self.bounds: Sequence[int] = PROXY_NS
         self.counts = cell(PROXY_NS)
         self.total_ns = 0
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kproxy.metrics.collector import registry_of
-from kproxy.metrics.exposition import render
-from tests.metrics.test_metrics import busy_metrics
+from tests.dashboards.traffic import exposition
 
 HERE = Path(__file__).parent
 DASHBOARDS = HERE.parents[1] / "dashboards"
@@ -59,53 +57,81 @@ def test_the_queries_of_the_dashboard_are_valid(tmp_path):
     promtool("check", "rules", "--lint=none", "rules.yml", cwd=tmp_path)
 
 
-@pytest.mark.parametrize("query", [*dashboard_queries(), *("".join(found) for found in rules())])
-def test_metrics_and_labels_that_are_asked_for_exist(query):
-    exposed = {}
-    for family in text_string_to_metric_families(render(registry_of(busy_metrics()))[0].decode()):
+QUERIES = [*dashboard_queries(), *("".join(found) for found in rules())]
+SELECTOR = re.compile(r"(?<![\w:])((?:kproxy|process)_\w+)\b(?!:)(?:\{([^}]*)\})?")
+MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
+
+
+def selectors(query):
+    """(metric, matchers) of every series that a query asks for; a variable of the board matches all."""
+    plain = re.sub(r'=~"\$\w+"', '=~".*"', without_variables(query))
+    for metric, matchers in SELECTOR.findall(re.sub(r"\b(?:by|on|group_left) \([^)]*\)", "", plain)):
+        yield metric, MATCHER.findall(matchers)
+
+
+def matches(labels, matchers):
+    for name, operator, wanted in matchers:
+        value = labels.get(name, "")
+        equal = value == wanted if operator in ("=", "!=") else re.fullmatch(wanted, value) is not None
+        if equal != (operator in ("=", "=~")):
+            return False
+    return True
+
+
+def samples(text):
+    """{sample name: [labels]} of a scrape."""
+    found = {}
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            exposed.setdefault(sample.name, set()).update(sample.labels)
+            found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+def missing(text):
+    """The selectors of all queries that no sample of a scrape answers."""
+    exposed = samples(text)
+    return {
+        f"{metric} {matchers}"
+        for query in QUERIES
+        for metric, matchers in selectors(query)
+        if not any(matches(labels, matchers) for labels in exposed.get(metric, ()))
+    }
+
+
+@pytest.fixture(scope="module")
+def scraped():
+    """What a kproxy exposes after real traffic."""
+    return exposition(lambda text: not missing(text))
+
+
+def test_traffic_makes_every_series_that_panels_and_alerts_ask_for(scraped):
+    assert len(QUERIES) > 60
+    assert not missing(scraped)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_labels_that_are_asked_for_exist(scraped, query):
+    exposed = samples(scraped)
     plain = re.sub(r'"[^"]*"', '""', without_variables(query))
     recorded = set(re.findall(r"\b\w+:kproxy_\w+:\w+\b", plain))
-    defined = set(re.findall(r"record: (\S+)", (DASHBOARDS / "rules.yml").read_text()))
-    assert recorded <= defined
-    metrics = set(re.findall(r"(?<!:)\b(?:kproxy|process)_\w+\b(?!:)", plain))
-    assert metrics <= exposed.keys()
+    assert recorded <= set(re.findall(r"record: (\S+)", (DASHBOARDS / "rules.yml").read_text()))
+    metrics = {metric for metric, _ in selectors(query)}
     assert metrics or recorded
     labels = {label for found in re.findall(r"\bby \(([^)]*)\)", plain) for label in found.split(", ")}
     for selector in re.findall(r"\{([^}]*)\}", plain):
         labels |= set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector))
-    known = set().union(FOREIGN, *(exposed[metric] for metric in metrics))
     if not recorded:
-        assert labels <= known
+        assert labels <= FOREIGN.union(*(each for metric in metrics for each in exposed[metric]))
 
 
-# How the proxy itself stands: no panel yet.
-OF_THE_PROXY_ITSELF = {
-    "kproxy_ready",
-    "kproxy_accepting",
-    "kproxy_connection_limit",
-    "kproxy_listeners",
-    "kproxy_dial_seconds",
-    "kproxy_dial_failures",
-    "kproxy_loops_refused",
-    "kproxy_log_lines_dropped",
-}
-
-
-def test_the_dashboard_shows_every_metric():
+def test_the_dashboard_shows_every_metric(scraped):
     shown = " ".join(dashboard_queries())
-    names = {
-        family.name
-        for family in text_string_to_metric_families(render(registry_of(busy_metrics()))[0].decode())
-        if family.name.startswith("kproxy_")
-    }
+    names = {family.name for family in text_string_to_metric_families(scraped) if family.name.startswith("kproxy_")}
     left_out = {name for name in names if name not in shown}
-    # Told elsewhere: throttled responses by their times, accepted connections by those open, sizes of answers by bytes.
+    # Told elsewhere: throttled responses by their times, sizes of answers by bytes.
     assert left_out == {
         "kproxy_throttled_responses",
         "kproxy_response_size_bytes",
         "kproxy_neutralised_addresses",
         "kproxy_start_time_seconds",
-        *OF_THE_PROXY_ITSELF,
     }

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from kproxy.errors import DIAL_CAUSES
 from kproxy.metrics import Metrics
 from kproxy.metrics.bounds import DURATION_NS, quantile
 from kproxy.metrics.collector import registry_of
@@ -39,7 +40,7 @@ def test_the_page_describes_every_metric_as_it_is_exposed():
 
 
 def test_the_page_names_every_cause_and_every_kind():
-    for value in (*DISCONNECT_CAUSES, *(kind for _, kind in FAULTS)):
+    for value in (*DISCONNECT_CAUSES, *DIAL_CAUSES, *(kind for _, kind in FAULTS)):
         assert f"`{value}`" in PAGE, value
 
 

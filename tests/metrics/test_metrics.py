@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from kproxy.errors import DIAL_CAUSES
 from kproxy.metrics import Metrics, bounds
 from kproxy.metrics.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
+from kproxy.metrics.upstream import ClusterState
 from kproxy.wire.bodies import BLANK, Found, Sums
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
@@ -128,6 +130,9 @@ def busy_metrics():
     other.closed("again")
     metrics.recorder_dropped["live:main"] = 4
     written_ms = metrics.now_ns() // MS + 86_400_000  # of tomorrow: an age that is the same in every scrape, none
+    upstream = metrics.upstream("default", DIAL_CAUSES, lambda: ClusterState(True, True, 4))
+    upstream.dialled("1", 3 * MS)
+    upstream.dial_failed("1", "refused")
     bodies = metrics.connection(info("bodies"), "main", "2", topics=True)
     bodies.events([*consumed(metrics.now_ns(), written_ms)])
     return metrics
@@ -208,6 +213,11 @@ def test_each_event_is_counted_where_it_belongs():
         "kproxy_neutralised_addresses_total": {labels(**of, api="Fetch"): 2},
         "kproxy_unbound_brokers_total": {labels(**of): 1},
         "kproxy_recorder_dropped_total": {labels(): 4},
+        "kproxy_ready": {labels(**of): 1},
+        "kproxy_listeners": {labels(**of): 4},
+        "kproxy_dial_seconds_count": {labels(**broker): 1},
+        "kproxy_dial_seconds_sum": {labels(**broker): 0.003},
+        "kproxy_dial_failures_total": {labels(**broker, cause="refused"): 1},
         "kproxy_client_info": {
             labels(**of, client_id="shop", software_name="a-client", software_version="1.2"): 1,
         },

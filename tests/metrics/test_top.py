@@ -133,6 +133,7 @@ def test_nothing_is_lost_and_the_number_of_series_is_bounded(limit, steps):
     scraped = Scraped(limit)
     for key, size, pause_s in steps:
         scraped.now_ns += pause_s * SECOND
+        scraped.scrape()
         scraped.count(key, size)
         scraped.scrape()
     assert scraped.total() == scraped.true.total()

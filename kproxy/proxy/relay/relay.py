@@ -60,11 +60,13 @@ class Counting(Protocol):
     """What a relay reports about itself; `kproxy.metrics.ConnectionMetrics` is one."""
 
     @property
-    def inside(
-        self,
-    ) -> tuple[Durations, Durations]: ...  # by the side they come from: from frames' arrival to their send
+    def inside(self) -> tuple[Durations, Durations]:
+        """By the side they come from: from the arrival of frames to their send."""
+
     @property
-    def lag(self) -> Durations: ...  # from the arrival of bytes to the read of them
+    def lag(self) -> Durations:
+        """From the arrival of bytes to the read of them."""
+
     def paused(self, side: str) -> None: ...
     def closed(self, cause: str) -> None: ...
 

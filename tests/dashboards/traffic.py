@@ -1,0 +1,108 @@
+"""What a kproxy exposes after real traffic: the demo's cluster and clients before it, and a broker with a script.
+
+The demo's brokers know no groups and never fail, so a second cluster, of one scripted broker, has a group that commits,
+a request that is never answered, and a client that speaks TLS.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import uvloop
+
+from kproxy.demo import traffic
+from kproxy.demo.cluster import Cluster
+from kproxy.metrics.collector import registry_of
+from kproxy.metrics.exposition import render
+from kproxy.protocol.records import Record, write_batch
+from kproxy.proxy.config import Address, Config
+from kproxy.proxy.config import Cluster as ClusterConfig
+from kproxy.proxy.control.server import Server
+from tests.proxy.live import HOST, Broker, Wire, free_ports, request, response
+
+TIMEOUT_S = 60
+PRODUCE, FETCH, OFFSET_COMMIT, API_VERSIONS = 0, 1, 8, 18
+
+
+def exposition(complete: Callable[[str], bool]) -> str:
+    """The text of a scrape, taken when it is complete, or after TIMEOUT_S as it is."""
+    return uvloop.run(_played(complete))
+
+
+async def _played(complete: Callable[[str], bool]) -> str:
+    demo = Cluster(topics=traffic.TOPICS, quotas={"nightly-export": 20_000.0}, delay=traffic.delay_s)
+    await demo.start()
+    scripted = Broker()
+    first, second = free_ports(6), free_ports(6)
+    brokers = tuple(Address(*address) for address in demo.bootstrap)
+    clusters = (
+        ClusterConfig(name="demo", listen=Address(HOST, first), bootstrap=brokers, detail="topics"),
+        ClusterConfig(
+            name="scripted",
+            listen=Address(HOST, second),
+            bootstrap=(Address(HOST, scripted.port),),
+            detail="topics",
+        ),
+    )
+    server = Server(Config(cluster=clusters, max_connections=100, drain_timeout_s=0.5))
+    await server.start()
+    tasks: list[asyncio.Future[None]] = []
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await scripted.answer_kproxy()
+            while server.not_ready():  # noqa: ASYNC110 (asked of a server, which has no event for it)
+                await asyncio.sleep(0.01)
+            tasks += map(asyncio.ensure_future, traffic.clients(HOST, first))
+            await _script(second, scripted)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TIMEOUT_S):
+                while not complete(_scraped(server)):
+                    for partition in range(traffic.TOPICS["orders"]):
+                        demo.move_leader("orders", partition)
+                    await asyncio.sleep(0.5)
+        return _scraped(server)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.stop()
+        await demo.stop()
+        scripted.close()
+
+
+async def _script(port: int, scripted: Broker) -> None:
+    """A group that is behind; an ApiVersions of a version that the broker lacks; requests without an answer; TLS."""
+    client = await Wire.dial(port)
+    broker = await scripted.accept()
+    orders = {"topic": "orders", "partitions": [{"partition": 0, "fetchOffset": 0}]}
+    batch = write_batch([Record(number, 1_700_000_000_000, None, b"v") for number in range(5)])
+    fetched = [
+        {"topic": "orders", "partitions": [{"partitionIndex": 0, "highWatermark": 9, "records": batch}]},
+    ]
+    offsets = [{"name": "orders", "partitions": [{"partitionIndex": 0, "committedOffset": 3}]}]
+    answers = [{"name": "orders", "partitions": [{"partitionIndex": 0, "errorCode": 0}]}]
+    for asked, answer in (
+        (request(API_VERSIONS, 3, 1), response(API_VERSIONS, 0, 1, {"errorCode": 35, "apiKeys": []})),
+        (request(FETCH, 12, 2, {"maxWaitMs": 500, "topics": [orders]}), response(FETCH, 12, 2, {"responses": fetched})),
+        (
+            request(OFFSET_COMMIT, 8, 3, {"groupId": "billing", "topics": offsets}),
+            response(OFFSET_COMMIT, 8, 3, {"topics": answers}),
+        ),
+    ):
+        await client.send(asked)
+        await broker.frame()
+        await broker.send(answer)
+        await client.frame()
+    await client.send(request(PRODUCE, 9, 4, {"acks": -1}))
+    await broker.frame()
+    broker.close()
+    await client.rest()
+    client.close()
+    client = await Wire.dial(port)
+    await client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32))
+    await client.rest()
+    client.close()
+
+
+def _scraped(server: Server) -> str:
+    return render(registry_of(server.metrics))[0].decode()
