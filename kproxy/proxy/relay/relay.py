@@ -30,10 +30,10 @@ from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event
 from kproxy.wire.session import Session
 
 READ_BYTES = 512 * 1024  # large bodies cost half of what they do at 256 KiB: a peer is woken less often
-FIRST_BYTES = 256  # of a client, shown to who decides whether it may stay
-LINGER_S = 1.0  # a drained client gets so long to see our end and to end itself
-# So long a side may take over what is unsent, one read: a client as long as a broker lets it be idle, a broker until
-# every client has given up. And so long it may live on when the other has ended: Kafka closes as soon as it sees that.
+FIRST_BYTES = 256  # of a client, for the check that admits it
+LINGER_S = 1.0  # how long a drained client has to see our end and to close
+# How long a side may leave unsent bytes untaken: a client as long as brokers allow it to be idle, a broker until every
+# client has given up. And how long a side may stay open once the other has ended.
 STALLED_S = (600.0, 120.0)
 HALF_CLOSED_S = 60.0
 
@@ -42,8 +42,13 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
 log = logging.getLogger("kproxy.relay")
 
 
-def _nothing() -> None:
-    pass
+def _ignore_readiness() -> None:
+    """Replaces the reader of a closed relay."""
+
+
+def _discard_bytes(piece: Any) -> int:
+    """Replaces `send` of a peer that takes no more: as many bytes as given are taken, and dropped."""
+    return len(piece)
 
 
 class Durations(Protocol):
@@ -72,7 +77,7 @@ class Counting(Protocol):
 
 
 class _Peer:
-    """One of the two sockets: what it still has to take, and who waits for that."""
+    """One of the two sockets: what is unsent to it, and which sides are not read meanwhile."""
 
     __slots__ = (
         "dead",
@@ -102,8 +107,8 @@ class _Peer:
         self.since = 0  # when the oldest of them arrived
         self.ended = False  # it sends no more
         self.stops = False  # nothing more is to be sent to it
-        self.patience: TimerHandle | None = None  # then it is given up
-        self.dead = False  # it takes no more; what it said before may still be there to read
+        self.patience: TimerHandle | None = None  # when it fires, the relay is closed
+        self.dead = False  # it takes no more; bytes that it sent before may still be unread
 
 
 class Relay:
@@ -137,8 +142,8 @@ class Relay:
         self._on_fault = on_fault
         self._on_closed = on_closed
         self._session_ns = 0  # the time that the session was last given: it never goes back
-        self._faults = 0  # told so far
-        self._full = False  # too many requests pending: the client is not read
+        self._faults = 0  # of the session, handled so far
+        self._full = False  # pairing.LIMIT requests are pending: the client is not read
         self._first_end = CLIENT
         self._draining = False
         self._lingering: TimerHandle | None = None
@@ -262,7 +267,7 @@ class Relay:
                             sink(events)
                         events.clear()
                     else:
-                        self._tell()
+                        self._emit()
                 if len(pending) >= pairing.LIMIT:
                     self._fill()
                 elif self._full:
@@ -311,7 +316,7 @@ class Relay:
             self._crashed()
 
     def _flushed(self, to: int) -> None:
-        """Everything kept for a side has gone: go on where it was waited for."""
+        """All unsent bytes of a side are sent: count them, pass on an end, read the sides that were paused for it."""
         peer = self._peers[to]
         peer.unsent = None
         assert peer.patience is not None
@@ -335,7 +340,7 @@ class Relay:
             self._drain_on()
 
     def _fill(self) -> None:
-        """Too many requests wait for answers: the client is not read until there are fewer."""
+        """pairing.LIMIT requests are pending: do not read the client until there are fewer."""
         self._full = True
         self._unread(CLIENT, counted=True)
 
@@ -348,7 +353,7 @@ class Relay:
                 self._counting.paused(SIDES[side])
 
     def _resume(self, side: int) -> None:
-        """Read a side again, unless something still speaks against it."""
+        """Read a side again, unless it has ended, feeds unsent bytes, or is paused for another reason."""
         peer = self._peers[side]
         if self.closed or peer.ended or peer.reading:
             return
@@ -362,14 +367,14 @@ class Relay:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _ended(self, side: int) -> None:
-        """A side sends no more: the other hears of it when it has got everything before."""
+        """A side sends no more: pass its end on once everything before it is sent."""
         peer, other = self._peers[side], self._peers[1 - side]
         peer.ended = True
         if not other.ended:
             self._first_end = side
         self._unread(side)
         self.session.close(side, self._now_ns())
-        self._tell()
+        self._emit()
         if peer.dead:
             self.close(f"{SIDES[side]}_reset", reset=True)
         if self.closed:
@@ -381,7 +386,7 @@ class Relay:
             self._drain_on()
 
     def _stop(self, to: int) -> None:
-        """All that the ended side had sent is delivered: pass its end on; with both ended, close."""
+        """Everything from the ended side is sent: shut down writing to the other; close if both have ended."""
         one, other = self._peers
         if one.ended and other.ended and one.unsent is None and other.unsent is None:
             self.close(f"{SIDES[self._first_end]}_closed")
@@ -394,18 +399,18 @@ class Relay:
         self._peers[to].patience = self._loop.call_later(HALF_CLOSED_S, self.close, f"{SIDES[1 - to]}_closed")
 
     def _broken(self, side: int, fault: OSError) -> None:
-        """A side was reset, or is no longer reachable: the other gets a reset too."""
+        """A side was reset or is no longer reachable: reset the other."""
         log.debug("%s side of %s broke: %s", SIDES[side], self.info.client_address, fault)
         self.close(f"{SIDES[side]}_reset", reset=True)
 
     def _unwritable(self, to: int) -> None:
-        """A side takes no more. What it said before is read first; its reader then meets its end."""
+        """A side takes no more bytes. What it sent before is read first; its reader then meets its end or its reset."""
         peer = self._peers[to]
         if peer.ended:
             self.close(f"{SIDES[to]}_reset", reset=True)
             return
         peer.dead = True
-        peer.send = len  # everything is taken, and goes nowhere
+        peer.send = _discard_bytes
         if peer.unsent is not None:
             peer.frames = 0
             self._flushed(to)
@@ -437,10 +442,12 @@ class Relay:
             if reset:
                 peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             peer.sock.close()
-            peer.send = len  # a piece that is still on its way goes nowhere
-            peer.readable = _nothing  # the reader holds this relay: without it, memory goes at once
+            peer.send = _discard_bytes  # for pieces of the read that is being handled
+            peer.readable = (
+                _ignore_readiness  # the reader refers to this relay: without the cycle, memory is freed at once
+            )
         try:
-            self._tell()
+            self._emit()
         finally:
             self._counting.closed(cause)
             self._on_closed(self, cause)
@@ -510,8 +517,8 @@ class Relay:
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def _tell(self) -> None:
-        """Hand the events to the sinks; a fatal fault closes both sides."""
+    def _emit(self) -> None:
+        """Hand the events to the sinks, faults to `on_fault`; a fatal fault closes both sides."""
         events = self.session.events
         for sink in self._sinks:
             sink(events)
