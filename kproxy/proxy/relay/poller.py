@@ -10,6 +10,9 @@ LATE_NS, `is_late` says that `turn_ns` may be far from when bytes arrived: the l
 in this process knows which. A reader then asks the kernel (`sockets.receive_timed`), whose clock is the time of day:
 `wall_offset_ns` converts it. `lag_bucket` is the relays' too: the bucket of their histogram for `now_ns - turn_ns`.
 
+Sockets whose events take long have their turn after all others, one at a time: a client that costs much waits for those
+that cost little, and never the other way round. As long as no turn takes LONG_TURN_NS nothing is measured for that.
+
 All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know what the sockets are.
 """
 
@@ -22,14 +25,19 @@ from typing import Any
 LATE_NS = 1_000_000  # what is booked wrongly is at most so much
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _EVENTS = 256  # in one turn; then the rest of the loop has its own
+LONG_TURN_NS = 4_000_000  # of one return of epoll: then events are measured
+COSTLY_NS = 1_000_000  # of one event, some 500 us more than 512 KiB of a large body take
+_LOOP_NS = 10_000_000  # while events are measured, the rest of the loop has its turn after so long
 
 Callback = Callable[..., None]
 
 
 class Poller:
     __slots__ = (
+        "_costly",
         "_epoll",
         "_loop",
+        "_measures",
         "_readers",
         "_writers",
         "is_late",
@@ -44,6 +52,8 @@ class Poller:
         self._epoll = select.epoll()
         self._readers: dict[int, Callback] = {}
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
+        self._measures = False
+        self._costly: dict[int, None] = {}  # whose last event took long; the first waits for longest
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
         self.lag_bucket = 0
@@ -78,6 +88,7 @@ class Poller:
         """A socket that is neither read nor written is not watched: its end is always reported, and would spin us."""
         events = (select.EPOLLIN if fd in self._readers else 0) | (select.EPOLLOUT if fd in self._writers else 0)
         if not events:
+            self._costly.pop(fd, None)  # the number is soon that of another socket
             self._epoll.unregister(fd)
         elif known:
             self._epoll.modify(fd, events)
@@ -89,14 +100,23 @@ class Poller:
         writers = self._writers
         poll = self._epoll.poll
         left = _EVENTS
+        begun_ns = 0
         while left and (ready := poll(0, left)):  # to come back for them would cost two calls more
             turn_ns = monotonic_ns()
             self.is_late = turn_ns - self.turn_ns > LATE_NS
             if self.is_late:
                 self.wall_offset_ns = time_ns() - turn_ns
+                # In one call, what lay between two returns was work; else the loop may have been idle.
+                self._measures |= left < _EVENTS and turn_ns - self.turn_ns > LONG_TURN_NS
             self.turn_ns = self.now_ns = turn_ns
             self.lag_bucket = 0
+            begun_ns = begun_ns or turn_ns
             left -= len(ready)
+            if self._measures:
+                self._cheap_first(ready)
+                if monotonic_ns() - begun_ns > _LOOP_NS:
+                    return
+                continue
             for fd, events in ready:
                 if events == _IN:
                     if fd in readers:  # unless an earlier event of this turn closed it
@@ -108,3 +128,32 @@ class Poller:
                 if fd in writers:
                     callback, args = writers[fd]
                     callback(*args)
+
+    def _cheap_first(self, ready: list[tuple[int, int]]) -> None:
+        """Handle the events of one return of epoll, but of the costly ones only that which has waited for longest."""
+        begun_ns = monotonic_ns()
+        costly = self._costly
+        waiting: dict[int, int] = {}
+        for fd, events in ready:
+            if fd in costly:
+                waiting[fd] = events
+            else:
+                self._handle(fd, events)
+        for fd in costly:
+            if fd in waiting:
+                self._handle(fd, waiting[fd])
+                break
+        self._measures = bool(costly) or monotonic_ns() - begun_ns > LONG_TURN_NS
+
+    def _handle(self, fd: int, events: int) -> None:
+        """Handle one event, and note whether it took long."""
+        begun_ns = monotonic_ns()
+        self.now_ns = begun_ns
+        if events != _OUT and fd in self._readers:
+            self._readers[fd]()
+        if events != _IN and fd in self._writers:
+            callback, args = self._writers[fd]
+            callback(*args)
+        self._costly.pop(fd, None)
+        if monotonic_ns() - begun_ns > COSTLY_NS and (fd in self._readers or fd in self._writers):
+            self._costly[fd] = None

@@ -3,6 +3,8 @@
 import asyncio
 import socket
 import struct
+import time
+from functools import partial
 
 from kproxy.proxy.relay.poller import Poller
 from tests.proxy.live import HOST, live
@@ -71,6 +73,50 @@ def test_readers_and_writers_come_and_go():
         poller.add_reader(ours.fileno(), lambda: told.append(f"read {ours.recv(9)!r}"))
         await turns()
         assert told[2:4] == ["read b'2'", "read b''"]
+        poller.close()
+
+    live(test())
+
+
+def test_who_costs_much_waits_for_those_who_cost_little():
+    """Whatever the number of the costly: between two of them all others have their turn."""
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        floods = [await pair() for _ in range(30)]
+        cheap, friend = await pair()
+        costly_since: list[int] = []  # between what was sent to the cheap one and its turn
+        served = [0] * len(floods)
+        since = 0
+
+        def flooded(number: int) -> None:
+            nonlocal since
+            time.sleep(0.002)  # and the socket is still readable
+            served[number] += 1
+            since += 1
+            if since == 1:
+                friend.send(b"x")
+
+        def answer() -> None:
+            nonlocal since
+            cheap.recv(9)
+            costly_since.append(since)
+            since = 0
+
+        for number, (ours, theirs) in enumerate(floods):
+            theirs.send(b"flood")
+            poller.add_reader(ours.fileno(), partial(flooded, number))
+        poller.add_reader(cheap.fileno(), answer)
+        while len(costly_since) < 100:  # noqa: ASYNC110 - what is waited for happens in other turns of this loop
+            await asyncio.sleep(0)
+        assert max(costly_since[10:]) <= 2  # and not 30
+        assert min(served) > 0
+        assert max(served) - min(served) <= 2  # they take turns
+        for ours, theirs in (*floods, (cheap, friend)):
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
+        assert not poller._costly
         poller.close()
 
     live(test())
