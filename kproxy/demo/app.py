@@ -54,10 +54,11 @@ async def _run(seconds: float | None, record: Path | None) -> None:
 async def _play(port: int, over: asyncio.Event, seconds: float | None, record: Path | None) -> None:
     world = await _start_world()
     await world.begin()
-    detail = "batches"  # there is little traffic, and every metric and table to be seen
-    cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers), detail=detail)
+    # There is little traffic, and every metric and table to be seen: detail "batches".
+    cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers), detail="batches")
     admin = Address(_HOST, port + _PORTS - 1)
-    server = Server(Config(cluster=(cluster,), admin=admin, max_connections=256, drain_timeout_s=1.0, record=record))
+    settings = {"cluster": (cluster,), "admin": admin, "max_connections": 256, "drain_timeout_s": 1.0, "record": record}
+    server = Server(Config.model_validate(settings))
     watch = asyncio.create_task(world.watch(over))
     try:
         await server.start()
