@@ -37,6 +37,7 @@ from kproxy.metrics.known import (
     EVERYDAY_APIS,
     FAULTS,
     HIDING_APIS,
+    MAX_BORN,
     OWN_APIS,
     UNANSWERED_CAUSES,
 )
@@ -64,7 +65,6 @@ MAX_APIS = 64  # known ones by name: those of every day always, the others in th
 UNKNOWN_APIS = 16
 MAX_ERRORS = 512  # pairs of an API and an error code
 UNKNOWN_ERRORS = 16
-MAX_BORN = 256  # brokers with series before their first connection: an answer can name thousands
 OTHER_API = "other"
 # Outside int16: the cells of the error codes beyond the caps, known and unknown.
 OTHER_ERROR = 0x10000

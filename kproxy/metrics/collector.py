@@ -265,7 +265,8 @@ def _upstreams(clusters: list[ClusterCells], connection_limit: int) -> Iterator[
         listeners.add_metric(name, state.listeners)
         loops.add_metric(name, upstream.loops)
         for broker, cells in upstream.dials.copy().items():
-            dials.add((*name, broker), cells.duration, cells.duration_ns)
+            if any(cells.duration):
+                dials.add((*name, broker), cells.duration, cells.duration_ns)
             for cause, count in cells.failures.copy().items():
                 failures.add_metric((*name, broker, cause), count)
     yield from (ready, accepting, limit, listeners, dials.family(), failures, loops)

@@ -9,6 +9,8 @@ Refuses to know events and cells.
 
 from kproxy.wire.events import SIDES
 
+MAX_BORN = 256  # brokers with series before their first connection: an answer can name thousands
+
 # Why a connection ended, as the relay and the cluster report it.
 DISCONNECT_CAUSES = (
     "broker_closed",

@@ -99,7 +99,9 @@ class Top(Generic[Key, AnyCell]):
     def shown(self, now_ns: int) -> Iterator[tuple[Key | None, AnyCell]]:
         """Every key that is not gone, with its cell; None stands for all others."""
         leaving = self._leaving.copy()
-        for key, cell in list(self.cells.items()):
+        cells = list(self.cells.items())
+        leaving |= self._leaving.copy()  # and those that lost their place meanwhile: this is not the loop's thread
+        for key, cell in cells:
             if not cell.is_gone(now_ns):
                 yield key, cell
             leaving.pop(key, None)

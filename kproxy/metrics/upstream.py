@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kproxy.metrics.bounds import DURATION_NS, cell
+from kproxy.metrics.known import MAX_BORN
 
 
 class ClusterState(NamedTuple):
@@ -40,21 +41,25 @@ class UpstreamCells:
         self._causes = causes
 
     def broker_known(self, broker: str) -> None:
-        """A broker that may be dialled: its series exist from now on."""
-        if broker not in self.dials:
-            self.dials[broker] = DialCells(self._causes)
+        """A broker that may be dialled: its series begin now, or, beyond MAX_BORN of them, with its first dial."""
+        if len(self.dials) < MAX_BORN:
+            self._cells(broker)
+
+    def _cells(self, broker: str) -> DialCells:
+        cells = self.dials.get(broker)
+        if cells is None:
+            cells = self.dials[broker] = DialCells(self._causes)
+        return cells
 
     def dialled(self, broker: str, duration_ns: int) -> None:
         """A connection to a broker was made, its name looked up included."""
-        self.broker_known(broker)
-        cells = self.dials[broker]
+        cells = self._cells(broker)
         cells.duration[bisect_left(DURATION_NS, duration_ns)] += 1
         cells.duration_ns += duration_ns
 
     def dial_failed(self, broker: str, cause: str) -> None:
         """A connection to a broker could not be made."""
-        self.broker_known(broker)
-        failures = self.dials[broker].failures
+        failures = self._cells(broker).failures
         failures[cause if cause in failures else "other"] += 1
 
     def loop_refused(self) -> None:

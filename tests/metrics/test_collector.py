@@ -6,10 +6,11 @@ from itertools import pairwise
 from prometheus_client.openmetrics import parser as openmetrics
 
 from kproxy.metrics import Metrics
-from kproxy.metrics.cells import MAX_APIS, MAX_BORN, MAX_ERRORS
+from kproxy.metrics.cells import MAX_APIS, MAX_ERRORS
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
-from kproxy.metrics.known import DISCONNECT_CAUSES
+from kproxy.metrics.known import DISCONNECT_CAUSES, MAX_BORN
+from kproxy.metrics.upstream import ClusterState
 from kproxy.protocol.error_codes import ERRORS
 from kproxy.protocol.schema import schema
 from kproxy.wire.events import NO_ANSWER_EXPECTED, ClientNamed, Unanswered
@@ -119,9 +120,15 @@ def test_counters_are_there_before_anything_happens():
 def test_brokers_that_nobody_connects_to_do_not_fill_the_scrape():
     metrics = Metrics()
     cluster = metrics.cluster("default")
+    upstream = metrics.upstream("default", ("refused",), lambda: ClusterState(True, True, 1))
     for broker in range(3 * MAX_BORN):
         cluster.expect(str(broker), f"broker-{broker}")
-    assert len(cluster.brokers) == MAX_BORN
+        upstream.broker_known(str(broker))
+    assert len(cluster.brokers) == len(upstream.dials) == MAX_BORN
+    upstream.dial_failed("9999", "refused")
+    upstream.dialled("9999", 1)
+    assert upstream.dials["9999"].failures == {"refused": 1} and sum(upstream.dials["9999"].duration) == 1
+    assert scrape(metrics)["kproxy_dial_seconds_count"] == {labels(cluster="default", broker="9999"): 1}
     metrics.connection(info(), "broker-9999", "9999")
     assert scrape(metrics)["kproxy_connections_total"][
         labels(cluster="default", broker="9999", listener="broker-9999")
