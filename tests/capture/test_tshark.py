@@ -1,9 +1,9 @@
 """Exchanges of captures beside what Wireshark shows of the same captures.
 
-Of some captures pyshark shows every message, which is held against an exchange. Of all, tshark counts requests and
-answers by API and version. It says itself which versions its tables do not have; the answers of the others are compared.
-Every difference is a line of `tshark.csv` with its reason, for a release of tshark; a difference that is not there
-fails, and so does a line that no longer holds.
+pyshark shows every message of some captures, which is held against an exchange. tshark counts requests and answers of
+all captures by API and version. It says itself which versions its tables do not have; the answers of the others are
+compared. Every difference is a line of `tshark.csv` with its reason, for a release of tshark; a difference that is not
+there fails, and so does a line that no longer holds.
 """
 
 import csv
