@@ -1,0 +1,78 @@
+"""How many exchanges of which captures go by column, in windows as they are: each is a line of `shares.csv`.
+
+The captures of tests/data are short: most of their connections begin and end within a window, and what begins in a
+window is taken packet by packet in it. Smaller windows raise the shares and cost more CPU (at 512 packets 0.24 becomes
+0.34 of k41_java_cluster, in 1.5 times the time). `generated` has long connections, as captures of a cluster at work
+have. What a capture has twice or in disorder ends the stretches that columns need.
+"""
+
+import csv
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from bench.offline import KINDS, generate
+from tests import captures
+from tests.capture import packet
+from tests.capture.test_flows import WHOLE, Seen
+
+TABLE = Path(__file__).with_name("shares.csv")
+EXCHANGES = 6000
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    """The packets of many exchanges of some connections: (time_ns, bytes)."""
+    path = tmp_path_factory.mktemp("generated") / "generated.pcap"
+    with path.open("wb") as file:
+        generate(KINDS[0], file, EXCHANGES)
+    return [(time_ns, data) for time_ns, data, _ in packet.records(path.read_bytes())]
+
+
+def as_it_is(packets, dice):
+    return packets
+
+
+def twice(packets, dice):
+    """As `-i any` captures a bridge and its member."""
+    return [found for time_ns, data in packets for found in ((time_ns, data), (time_ns + 1000, data))]
+
+
+def swapped(packets, dice):
+    """Two in a thousand change places with the next one."""
+    order = list(range(len(packets)))
+    for place in dice.sample(range(len(packets) - 1), len(packets) // 500):
+        order[place], order[place + 1] = order[place + 1], order[place]
+    return [(time_ns, packets[place][1]) for (time_ns, _), place in zip(packets, order, strict=True)]
+
+
+def lost(packets, dice):
+    """One in a thousand was not captured."""
+    gone = set(dice.sample(range(len(packets)), len(packets) // 1000))
+    return [found for place, found in enumerate(packets) if place not in gone]
+
+
+@cache
+def table():
+    with TABLE.open(newline="") as file:
+        return {row["capture"]: (int(row["by_column"]), int(row["exchanges"])) for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_share_of_a_capture(name):
+    seen = Seen(captures.capture(name))
+    assert (seen.at_once, len(seen.exchanges)) == table()[name]
+
+
+@pytest.mark.parametrize("harm", (as_it_is, twice, swapped, lost))
+def test_the_share_of_long_connections(tmp_path, generated, harm):
+    path = tmp_path / "generated.pcap"
+    path.write_bytes(packet.pcap(harm(generated, random.Random(1))))
+    seen = Seen(path)
+    assert (seen.at_once, len(seen.exchanges)) == table()[f"generated, {harm.__name__}"]
+
+
+def test_every_line_is_of_a_capture():
+    assert set(table()) == {*WHOLE, *(f"generated, {harm.__name__}" for harm in (as_it_is, twice, swapped, lost))}
