@@ -17,7 +17,7 @@ from kproxy.capture.reassembly import Budget, Conversation, Receiver
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Desync, Event, Gap
-from kproxy.wire.session import Usual
+from kproxy.wire.state import Usual
 
 Listener = Callable[[list[Event]], None]
 

@@ -266,7 +266,9 @@ class BodyWalker(Found):
         detail: int = ERRORS,
         room: Room | None = None,
         neutralise: bool = False,
+        ahead_bytes: int = 0,
     ) -> None:
+        self.ahead_bytes = ahead_bytes  # that nobody needs to see: at first those before the body
         self.partitions: list[Partition] = []
         self.sums: list[Sums] = []
         self.batches: list[Batch] = []
@@ -275,12 +277,11 @@ class BodyWalker(Found):
         self.left_out = 0  # the owner's count of what it did not keep
 
         self._carry = b""  # bytes of earlier chunks, already sent, that the next read begins with
-        self._skip = 0  # bytes that nobody needs to see
         self._held: bytearray | None = None
         self._held_from = 0
         self._edits: list[Edit] | None = None
         self._offset = 0  # from a position of the walk to one of the chunk
-        self._done = False
+        self.is_done = False  # nothing more is looked at: what follows is trailing, or there was a fault
         self._room = room
         self._batch: Batch | None = None  # the one whose bytes pass by
         self._checksum: Checksum | None = None
@@ -292,29 +293,29 @@ class BodyWalker(Found):
         self._edits = None
         if self._checksum is not None:
             self._pass_by(chunk, start, end)
-        if self._done or self._skip >= end - start:
-            self._skip -= end - start
+        if self.is_done or self.ahead_bytes >= end - start:
+            self.ahead_bytes -= end - start
             if self._held is not None:
                 self._hold_back(chunk, start, end)
             return self._edits
-        pos = start + self._skip
+        pos = start + self.ahead_bytes
         self._held_from = start
         try:
             while pos < end:
                 pos = self._read(chunk, pos, end)
         except StopIteration as stop:
             pos = stop.value + self._offset
-            self._done = True
+            self.is_done = True
         except Malformed as fault:
             self._end_with(fault)
-        self._skip = pos - end
+        self.ahead_bytes = pos - end
         if self._held is not None:
             self._hold_back(chunk, self._held_from, end)
         return self._edits
 
     def finish(self) -> None:
         """The frame has ended."""
-        if self.fault is None and (not self._done or self._skip > 0):
+        if self.fault is None and (not self.is_done or self.ahead_bytes > 0):
             self._end_with(Malformed("the body is cut short"))
         self.complete()
 
@@ -343,7 +344,7 @@ class BodyWalker(Found):
         return stop
 
     def _end_with(self, fault: Malformed) -> None:
-        self._done = True
+        self.is_done = True
         self.fault = fault
 
     # What the compiled walk calls. Its position is one in the chunk less the offset; what it has just read alone, as it

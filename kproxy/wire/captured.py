@@ -16,7 +16,8 @@ from kproxy.wire import resync
 from kproxy.wire.events import BROKER, CLIENT, FAILED, Exchange, Gap
 from kproxy.wire.interest import Interest
 from kproxy.wire.muting import Mutes
-from kproxy.wire.session import Piece, Session, Usual
+from kproxy.wire.session import Session
+from kproxy.wire.state import UNLIMITED, Piece, Usual
 
 
 class CapturedSession(Session):
@@ -25,6 +26,8 @@ class CapturedSession(Session):
     __slots__ = ("_client_id",)
 
     _doubts = True
+    _frames_per_call = UNLIMITED
+    _walked_per_call = UNLIMITED
 
     def __init__(self, interest: Interest, *, midstream: bool = False) -> None:
         super().__init__(interest)
@@ -50,8 +53,8 @@ class CapturedSession(Session):
         return (
             not (self._client_head or self._broker_head)
             and self._handshake is None
-            and self._handlers[CLIENT] is Session._requests
-            and self._handlers[BROKER] is Session._answers
+            and self._handlers[CLIENT] is CapturedSession._requests
+            and self._handlers[BROKER] is CapturedSession._answers
         )
 
     @property
@@ -96,14 +99,16 @@ class CapturedSession(Session):
     def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
         """Where no byte is missing, only a damaged size leads to an answer out of turn; else it needs a witness."""
         if not self._seen_gap or not resync.follows(view, pos, len(view), self._waited_for()):
+            self._mark(BROKER, pos)
             text = f"an answer with the correlation id {correlation_id}, which is not due"
             self._lost_framing(BROKER, "unexpected_answer", text, now)
             return None
         return super()._unpaired(correlation_id, view, pos, now)
 
-    def _overfull(self) -> None:
-        """A capture of one direction has no answers at all."""
+    def _is_full(self) -> bool:
+        """The oldest pending request is given up: a capture of one direction has no answers at all."""
         self._give_up(self.pending.popleft(), "limit")
+        return False
 
     def _gap_in_requests(self, count: int, now: int) -> None:
         exchange = self._client_exchange
@@ -114,7 +119,7 @@ class CapturedSession(Session):
         if self._client_walker is not None and exchange is not None:
             # what it does not name would look as if it were not there
             self._client_walker = exchange.request_body = None
-        if self._handlers[CLIENT] is Session._requests and 0 < count <= self._client_left:
+        if self._handlers[CLIENT] is CapturedSession._requests and 0 < count <= self._client_left:
             self._client_left -= count
             if not self._client_left:  # a hole in a body of known size costs that body only
                 self._client_exchange = None
@@ -123,14 +128,13 @@ class CapturedSession(Session):
                     exchange.request_end = now
                     self._whole_request(exchange, [], now)
             return
-        if self._handlers[CLIENT] is not Session._closed:
+        if self._handlers[CLIENT] is not CapturedSession._closed:
             self._lose(CLIENT)
 
     def _gap_in_answers(self, count: int, now: int) -> None:
         exchange = self._broker_exchange
-        self._broker_keep = None
-        self._walker = None
-        if self._handlers[BROKER] is Session._answers and 0 < count <= self._broker_left:
+        self._drop_answer()
+        if self._handlers[BROKER] is CapturedSession._answers and 0 < count <= self._broker_left:
             self._broker_left -= count
             if not self._broker_left:
                 self._broker_exchange = None
@@ -138,7 +142,7 @@ class CapturedSession(Session):
                 if exchange is not None:
                     self._answered(exchange, now)
             return
-        if self._handlers[BROKER] is not Session._closed:
+        if self._handlers[BROKER] is not CapturedSession._closed:
             self._lose(BROKER)
 
     def _lose(self, side: int) -> None:
@@ -151,8 +155,7 @@ class CapturedSession(Session):
             exchange, self._broker_exchange = self._broker_exchange, None
             self._broker_head = b""
             self._broker_left = 0
-            self._broker_keep = None
-            self._walker = None
+            self._drop_answer()
             if exchange is not None:
                 self._give_up(exchange, "gap")
             self._handlers[BROKER] = CapturedSession._seek_answer
@@ -181,8 +184,10 @@ class CapturedSession(Session):
             head = data[-resync.WINDOW :]
             skipped = len(data) - len(head)
         else:
-            self._handlers[side] = Session._requests if side == CLIENT else Session._answers
-            self._unread = memoryview(data)[found:]
+            self._handlers[side] = CapturedSession._requests if side == CLIENT else CapturedSession._answers
+            self._rest = memoryview(data)[found:]
+            self._shift += found - kept
+            self._is_odd = True
         if side == CLIENT:
             self._client_head = head
         else:

@@ -59,6 +59,8 @@ _COUNTED_ANSWERS = frozenset((FETCH, SHARE_FETCH))
 
 _UNKNOWN_PLANS = 64
 
+MAX_HELD_TOGETHER = 64 * 1024 * 1024
+
 
 class ApiPlan:
     """One (api key, version): its names, its readers and what is done with its frames. Compared by identity."""
@@ -70,12 +72,14 @@ class ApiPlan:
         "carries_addresses",
         "known",
         "prefix",
+        "quick_scan",
         "request",
         "request_reader",
         "response",
         "response_reader",
         "scan",
         "throttled_after_answer",
+        "title",
         "transforms_always",
     )
 
@@ -83,11 +87,13 @@ class ApiPlan:
         self.api_key = api_key
         self.api_version = api_version
         self.api = api  # Kafka's name, or unknown_<key>
+        self.title = f"{api} v{api_version}"  # as texts call it
         self.known = known  # both the key and the version are in the schema
         self.request = FORWARD
         self.response = PASS
         self.prefix: Prefix | None = None
         self.scan: Scan | None = None
+        self.quick_scan: Scan | None = None  # the same, if nothing else is done with a whole answer
         self.request_reader: Reader | None = None  # tells what the body says of topic-partitions
         self.response_reader: Reader | None = None
         self.carries_addresses = False  # its answers can tell clients where brokers are
@@ -96,6 +102,26 @@ class ApiPlan:
 
     def __repr__(self) -> str:
         return f"ApiPlan({self.api} v{self.api_version})"
+
+
+class HeldBudget:
+    """How many bytes of answers all sessions together may hold until they are whole."""
+
+    __slots__ = ("_held_bytes", "limit_bytes")
+
+    def __init__(self, limit_bytes: int = MAX_HELD_TOGETHER) -> None:
+        self.limit_bytes = limit_bytes
+        self._held_bytes = 0
+
+    def take(self, count: int) -> bool:
+        """Whether there is room for so many more bytes; if so they count until they are released."""
+        if self._held_bytes + count > self.limit_bytes:
+            return False
+        self._held_bytes += count
+        return True
+
+    def release(self, count: int) -> None:
+        self._held_bytes -= count
 
 
 class Interest:
@@ -111,6 +137,7 @@ class Interest:
         `details`, whatever the detail, the ids of brokers are there too; without `details` only sums (bodies.SUMS), of
         what carries records or tells where consumers are. bodies.ERRORS: they are not.
     room: of the batches that are wanted there are copies, with `detail` bodies.RECORDS.
+    held: what sessions hold of answers counts here; owners with several interests share one.
     """
 
     def __init__(
@@ -120,11 +147,13 @@ class Interest:
         details: bool = False,
         detail: int = bodies.ERRORS,
         room: bodies.Room | None = None,
+        held: "HeldBudget | None" = None,
     ) -> None:
         self.rewrite = rewrite
         self.details = details
         self.detail = detail if details else min(detail, bodies.SUMS)
         self.room = room
+        self.held = held or HeldBudget()
         # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
         self._unknown = 0
@@ -164,6 +193,8 @@ class Interest:
             plan.transforms_always = api.key == API_VERSIONS
             if plan.response == SCAN and (plan.carries_addresses or plan.transforms_always):
                 plan.response = HOLD
+        if plan.response != HOLD and plan.response_reader is None:
+            plan.quick_scan = plan.scan
         return plan
 
     def _reader(self, api_key: int, version: int, side: str) -> Reader:

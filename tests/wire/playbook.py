@@ -12,7 +12,9 @@ from kproxy.protocol import codec
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT, Desync, Event, Exchange, Unanswered
 from kproxy.wire.interest import Interest
+from kproxy.wire.pairing import LIMIT
 from kproxy.wire.session import Session
+from kproxy.wire.state import Piece
 
 MS = 1_000_000
 
@@ -51,6 +53,7 @@ class Dialogue:
     def __init__(self, interest: Interest | None = None, kind: type[Session] = Session, **settings: Any) -> None:
         self.session = kind(interest or Interest(), **settings)
         self.now = 0
+        self.calls = 0  # of `resume`
         self.sent = {CLIENT: b"", BROKER: b""}
         self.events: list[Event] = []
 
@@ -60,10 +63,23 @@ class Dialogue:
         for begin, end in pairwise(cuts):
             self.now += MS
             view = memoryview(bytearray(data[begin:end]))
-            for to, piece in self.session.receive(side, view, self.now):
-                self.sent[to] += bytes(piece)
-            self._take()
+            self._send(self.session.receive(side, view, self.now))
+            view[:] = b"\xaa" * len(view)  # whoever keeps a view of the shared buffer reads something else
+            self._resume()
         return self
+
+    def _send(self, pieces: list[Piece]) -> None:
+        for to, piece in pieces:
+            self.sent[to] += bytes(piece)
+        self._take()
+
+    def _resume(self) -> None:
+        """Go on with what the session has put back, as long as it may."""
+        backlog, pending = self.session.backlog, self.session.pending
+        while backlog[BROKER] is not None or (backlog[CLIENT] is not None and len(pending) < LIMIT):
+            side = CLIENT if backlog[BROKER] is None else BROKER
+            self._send(self.session.resume(side, self.now))
+            self.calls += 1
 
     def client(self, data: bytes, chunks: Iterable[int] = ()) -> "Dialogue":
         return self.says(CLIENT, data, chunks)

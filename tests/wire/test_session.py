@@ -28,7 +28,7 @@ from kproxy.wire.events import (
     Unanswered,
 )
 from kproxy.wire.interest import Interest
-from kproxy.wire.session import MAX_NAMED
+from kproxy.wire.state import MAX_NAMED
 from tests.wire.playbook import MS, Dialogue, foreign_request, request, response, sized
 
 PRODUCE, FETCH, METADATA, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 1, 3, 17, 18, 36
@@ -556,7 +556,7 @@ def facts(talk: Dialogue) -> list[Any]:
             e = event.exchange if isinstance(event, Unanswered) else event
             told += facts_of(e)
         elif isinstance(event, Desync):
-            told.append((event.kind, event.fatal, event.side))
+            told.append((event.kind, event.fatal, event.side, event.offset))
     return told
 
 
@@ -603,6 +603,44 @@ def test_any_split_of_the_bytes_gives_the_same_bytes_and_events(seed: int, most:
     assert whole.sent == pieces.sent
     assert facts(whole) == facts(pieces)
     assert len(whole.exchanges) == 9 and not whole.faults
+
+
+FAULTS = [
+    (CLIENT, b"\xff" * 16),
+    (CLIENT, sized(request(PRODUCE, 9, 71, {"acks": 1})[4:16])),
+    (CLIENT, request(PRODUCE, 9, 72, {"acks": 1, "topicData": [{"name": "t" * 90_000}]})[:-9] + b"\xff" * 9),
+    (CLIENT, foreign_request(METADATA, 99, 73)),
+    (BROKER, response(12, 4, 70)),
+    (BROKER, b"\xff" * 16),
+    (BROKER, sized((9).to_bytes(4) + b"\xff" * 30)),
+]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60), st.sampled_from(FAULTS), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_any_split_reports_a_fault_at_the_offset_of_its_frame(
+    seed: int, most: int, fault: tuple[int, bytes], rewrites: bool
+) -> None:
+    random_ = random.Random(seed)
+    steps = conversation()
+    steps.insert(random_.randrange(len(steps) + 1), fault)
+    whole, pieces = (rewriting() if rewrites else Dialogue(TRANSPARENT) for _ in range(2))
+    for side, data in steps:
+        whole.says(side, data)
+        cuts, at = [], 0
+        while (at := at + random_.randint(1, most if len(data) < 9000 else 9000)) < len(data):
+            cuts.append(at)
+        pieces.says(side, data, cuts)
+    assert whole.sent == pieces.sent
+    assert facts(whole) == facts(pieces)
+
+
+def test_the_offset_of_a_fault_is_that_of_its_frame() -> None:
+    ask, reply = request(12, 4, 1), response(12, 4, 1)
+    talk = rewriting().client(ask).client(ask + ask + b"\xff" * 16)
+    assert [(fault.kind, fault.offset) for fault in talk.faults] == [("size", 3 * len(ask))]
+    talk = rewriting().client(ask + ask).broker(reply).broker(reply[:9]).broker(reply[9:] + response(12, 4, 99))
+    assert [(fault.kind, fault.offset) for fault in talk.faults] == [("unexpected_answer", 2 * len(reply))]
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=80)), max_size=12), st.integers(0, 3))

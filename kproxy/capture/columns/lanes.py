@@ -17,8 +17,9 @@ import numpy as np
 
 from kproxy.wire import frames
 from kproxy.wire.captured import CapturedSession
+from kproxy.wire.client_side import MAX_USUAL_PREFIX
 from kproxy.wire.events import BROKER
-from kproxy.wire.session import MAX_USUAL_PREFIX, Usual
+from kproxy.wire.state import Usual
 
 JOINED_BYTES = 16 << 20
 LARGE = 1 << 14  # bytes of a segment, of which few begin a frame

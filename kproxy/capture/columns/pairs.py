@@ -23,7 +23,7 @@ from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 from kproxy.wire.interest import ApiPlan
 from kproxy.wire.pairing import LIMIT
-from kproxy.wire.session import Usual
+from kproxy.wire.state import Usual
 
 FEWEST = 8  # segments of a connection that are worth columns
 WORTH = 256  # segments in all that are left, and pairs that came of the round before, to go round again

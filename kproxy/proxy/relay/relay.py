@@ -3,10 +3,11 @@
 Raw non-blocking sockets and readiness callbacks; `recv_into` one buffer that all connections of a worker
 share, and `send` of views of that same buffer at once. Nothing may await between a read and the last use of its view.
 What a send did not take is copied and kept, and reading of the side it came from stops until it has gone
-(back-pressure). One read per readiness event, so that no connection starves another.
+(back-pressure). One read per readiness event, and of what was read one call's share of work: the session puts the rest
+back, which has its turn when other connections had theirs. So no connection starves another.
 
-Memory per connection: one read (512 KiB) unsent per direction, what its session holds, and the requests pending, at
-most pairing.LIMIT and those of one read. Idle, it owns nothing but its sockets.
+Memory per connection: one read (512 KiB) unsent per direction, one read put back per side, what its session holds, and
+at most pairing.LIMIT pending requests. Idle, it owns nothing but its sockets.
 
 Ends: an end of a side is passed on as an end once everything before it is delivered, a reset as a reset. A side that
 hangs is given up, since one that is not read tells of no end: else those who try again would use up all connections.
@@ -80,6 +81,7 @@ class _Peer:
     """One of the two sockets: what is unsent to it, and which sides are not read meanwhile."""
 
     __slots__ = (
+        "arrived_ns",
         "dead",
         "ended",
         "fd",
@@ -88,6 +90,7 @@ class _Peer:
         "patience",
         "readable",
         "reading",
+        "resuming",
         "send",
         "since",
         "sock",
@@ -101,6 +104,8 @@ class _Peer:
         self.send: Callable[[Any], int] = sock.send
         self.readable: Callable[[], None]
         self.reading = False
+        self.resuming = False  # what the session has put back has its turn soon
+        self.arrived_ns = 0  # when that was read
         self.unsent: bytearray | None = None
         self.feeders: tuple[int, ...] = ()  # the sides that are not read until `unsent` has gone
         self.frames = 0  # completed by bytes in `unsent`, counted as forwarded when it has gone
@@ -197,6 +202,7 @@ class Relay:
         buffer = self._buffer
         session = self.session
         receive = session.receive
+        backlog = session.backlog
         completed = session.completed
         events = session.events
         pending = session.pending
@@ -210,8 +216,12 @@ class Relay:
             start = poller.now_ns
             arrived = poller.turn_ns
             try:
+                resumes = backlog[side] is not None
                 try:
-                    if poller.is_late and not self._draining:
+                    if resumes:
+                        count = 1
+                        arrived = peers[side].arrived_ns
+                    elif poller.is_late and not self._draining:
                         count, wall_ns = receive_timed(self._peers[side].sock.recvmsg_into, buffer)
                         if wall_ns is not None:
                             arrived = min(wall_ns - poller.wall_offset_ns, start)
@@ -226,8 +236,9 @@ class Relay:
                 if not count:
                     self._ended(side)
                     return
-                lag.counts[poller.lag_bucket] += 1
-                lag.total_ns += start - arrived
+                if not resumes:
+                    lag.counts[poller.lag_bucket] += 1
+                    lag.total_ns += start - arrived
                 # The broker's time lasts from when its request is handled here to when its answer arrived here.
                 if side == CLIENT:
                     now = start
@@ -236,7 +247,9 @@ class Relay:
                 else:
                     now = arrived
                 self._session_ns = now
-                for to, piece in receive(side, buffer[:count], now + self._clock_offset_ns):
+                session_ns = now + self._clock_offset_ns
+                pieces = session.resume(side, session_ns) if resumes else receive(side, buffer[:count], session_ns)
+                for to, piece in pieces:
                     peer = peers[to]
                     if peer.unsent is None:
                         try:
@@ -273,6 +286,8 @@ class Relay:
                 elif self._full:
                     self._full = False
                     self._resume(CLIENT)
+                if resumes or backlog[CLIENT] is not None or backlog[BROKER] is not None:
+                    self._put_back(side, arrived)
                 if self._draining:
                     self._drain_on()
             except Exception:
@@ -341,8 +356,26 @@ class Relay:
 
     def _fill(self) -> None:
         """pairing.LIMIT requests are pending: do not read the client until there are fewer."""
-        self._full = True
-        self._unread(CLIENT, counted=True)
+        if not self._full:
+            self._full = True
+            self._unread(CLIENT)
+            self._counting.paused(SIDES[CLIENT])
+
+    def _put_back(self, side: int, arrived: int) -> None:
+        """The session has done its share of work: what it has put back waits for a later turn of the loop."""
+        self._peers[side].arrived_ns = arrived
+        for each in (CLIENT, BROKER):
+            if self.session.backlog[each] is not None:
+                self._unread(each)
+            self._resume(each)
+
+    def _go_on(self, side: int) -> None:
+        """Another turn of the loop: go on with what the session has put back."""
+        peer = self._peers[side]
+        peer.resuming = False
+        if not self._waits(side):
+            self._poller.now_ns = monotonic_ns()
+            peer.readable()
 
     def _unread(self, side: int, counted: bool = False) -> None:
         peer = self._peers[side]
@@ -355,14 +388,20 @@ class Relay:
     def _resume(self, side: int) -> None:
         """Read a side again, unless it has ended, feeds unsent bytes, or is paused for another reason."""
         peer = self._peers[side]
-        if self.closed or peer.ended or peer.reading:
+        if peer.reading or peer.resuming or self._waits(side):
             return
-        if any(side in other.feeders for other in self._peers):
-            return
-        if side == CLIENT and (self._full or (self._draining and self.session.at_boundary(CLIENT))):
+        if self.session.backlog[side] is not None:
+            peer.resuming = True
+            self._loop.call_soon(self._go_on, side)
             return
         peer.reading = True
         self._poller.add_reader(peer.fd, peer.readable)
+
+    def _waits(self, side: int) -> bool:
+        """Whether nothing is to be read of a side for now."""
+        if self.closed or self._peers[side].ended or any(side in other.feeders for other in self._peers):
+            return True
+        return side == CLIENT and (self._full or (self._draining and self.session.at_boundary(CLIENT)))
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from kproxy.wire import bodies
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
-from kproxy.wire.session import Usual
+from kproxy.wire.state import Usual
 from tests import captures
 from tests.capture.dialogues import Share, Stretch, frames, stretches
 from tests.wire.playbook import request, response

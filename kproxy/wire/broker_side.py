@@ -1,0 +1,318 @@
+"""The broker's side of a session: cuts answers, pairs them with requests, reads or changes what the interest asks for.
+
+An answer of up to SMALL_BODY bytes is read in one go; if it arrives in parts it is copied first, and held back if its
+addresses must be changed. A larger one is walked as it streams past. Refuses to know what the transform does.
+"""
+
+from typing import Any
+
+from kproxy.errors import Malformed, ProtocolError
+from kproxy.wire import frames
+from kproxy.wire.bodies import ERRORS, BodyWalker
+from kproxy.wire.client_side import ClientSide
+from kproxy.wire.events import (
+    BROKER,
+    CLIENT,
+    FULL,
+    NONE,
+    OPAQUE,
+    REQUEST_NOT_SEEN,
+    AddressesHidden,
+    Exchange,
+)
+from kproxy.wire.interest import HOLD, SASL_HANDSHAKE, STREAM
+from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece
+
+MAX_HELD = 4 * 1024 * 1024  # of one answer: tens of thousands of brokers, or coordinators
+
+
+class BrokerSide(ClientSide):
+    """The framed state of the broker's side."""
+
+    __slots__ = ()
+
+    def _answers(self, view: Any, now: int) -> list[Piece]:
+        size = len(view)
+        pieces: list[Piece] = []
+        pos = sent = 0
+        start = now
+        if self._broker_left:
+            pos = sent = self._continue_answer(view, 0, size, now, pieces)
+            if self._handlers[BROKER] is not type(self)._answers:
+                return self._change(BROKER, view, pos, sent, pieces)
+            if self._broker_left:
+                if pos < size:
+                    self._leave(view[pos:])
+                return pieces
+        elif self._broker_head:
+            view = self._joined(self._broker_head, view)
+            size = len(view)
+            self._broker_head = b""
+            start = self._broker_head_ns
+        pending = self.pending
+        completed = self.completed
+        unpack = frames.RESPONSE_HEAD.unpack_from
+        transform = self._transform
+        done = completed[1]
+        last = done + self._frames_left
+        while size - pos >= 8 and done < last:
+            length, correlation_id = unpack(view, pos)
+            if length < 4:
+                return self._not_kafka(BROKER, view, pos, sent, pieces, now)
+            if pending and pending[0].correlation_id == correlation_id:
+                exchange = pending.popleft()
+            else:
+                self._mark(BROKER, pos)
+                unpaired = self._unpaired(correlation_id, view, pos, now)
+                if unpaired is None:
+                    return self._change(BROKER, view, pos, sent, pieces)
+                exchange = unpaired
+            plan = exchange.plan
+            end = pos + 4 + length
+            exchange.response_bytes = length + 4
+            exchange.response_start = start
+            start = now
+            if end > size or (length > SMALL_BODY and plan.scan is not None):
+                if sent < pos:
+                    pieces.append((CLIENT, view[sent:pos]))
+                self._mark(BROKER, pos)
+                self._begin_answer(exchange, length, now)
+                if self._broker_left:
+                    pos = self._continue_answer(view, pos, size, now, pieces)
+                sent = pos
+                if self._handlers[BROKER] is not type(self)._answers:
+                    return self._change(BROKER, view, pos, sent, pieces)
+                if self._broker_left:
+                    break
+                done = completed[1]
+                continue
+            quick = plan.quick_scan
+            if quick is None:
+                is_read = plan.scan is None
+            else:
+                try:
+                    exchange.throttle_ms, exchange.error_code, exchange.errors, carries = quick(view, pos + 8, end)
+                    exchange.decoded = FULL
+                    is_read = not (carries and transform is not None)
+                except ProtocolError:
+                    is_read = False
+            if not is_read:
+                self._mark(BROKER, pos)
+                replacement = self._read_answer(exchange, view[pos:end], now)
+                if self._handlers[BROKER] is not type(self)._answers:
+                    return self._change(BROKER, view, pos, sent, pieces)
+                if replacement is not None:
+                    if sent < pos:
+                        pieces.append((CLIENT, view[sent:pos]))
+                    pieces.append((CLIENT, replacement))
+                    sent = end
+                    last -= 8 + (length >> 6)  # about as much work as so many frames
+            if length > 4096:
+                last -= length >> 8
+            pos = end
+            completed[1] = done = done + 1
+            self._answered(exchange, now)
+            if self._own_answers or self._handshake is not None:
+                if sent < pos:
+                    pieces.append((CLIENT, view[sent:pos]))
+                    sent = pos
+                self._after_answer(exchange, pieces, now)
+                if self._handlers[BROKER] is not type(self)._answers:
+                    return self._change(BROKER, view, pos, sent, pieces)
+        if pos < size:
+            if self._broker_left or size - pos >= 8:  # this call has done its share
+                self._leave(view[pos:])
+            else:
+                self._broker_head = bytes(view[pos:])
+                self._broker_head_ns = start
+            if sent < pos:
+                pieces.append((CLIENT, view[sent:pos]))
+        elif sent < size:
+            pieces.append((CLIENT, view[sent:] if sent else view))
+        return pieces
+
+    def _after_answer(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
+        """What a complete answer sets off, besides its event."""
+        if self._own_answers:
+            self._send_own_answers(pieces, now)
+        if self._handshake is not None and exchange.plan.api_key == SASL_HANDSHAKE:
+            self._handshake_answered(exchange, pieces, now)
+
+    def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
+        """The head of the queue is not the request of this answer: find it, or report that there is none."""
+        overtaken = self.pending.overtaken_by(correlation_id)
+        if overtaken is not None:
+            if not self._seen_gap:
+                plan = self.pending[0].plan
+                text = (
+                    f"the answer {correlation_id} ({plan.api}) came before {len(overtaken)} older ones; "
+                    "those are given up: a broker answers a connection in order"
+                )
+                self._fault(BROKER, "out_of_order", text, plan, now)
+            for exchange in overtaken:
+                self._give_up(exchange, "overtaken")
+            return self.pending.popleft()
+        if not self._seen_gap:
+            text = f"an answer with the correlation id {correlation_id}, which no pending request has"
+            if self._interest.rewrite:
+                text += ": it could name brokers, so it is not forwarded"
+                self._fatal(BROKER, "unexpected_answer", text, None, now)
+                return None
+            self._fault(BROKER, "unexpected_answer", f"{text}; it was forwarded", None, now)
+        exchange = Exchange(UNSEEN, correlation_id, NONE, len(self.pending), NONE, NONE)
+        exchange.outcome = REQUEST_NOT_SEEN
+        exchange.decoded = OPAQUE
+        return exchange
+
+    # --- answers in parts --------------------------------------------------------------------------------------------
+
+    def _begin_answer(self, exchange: Exchange, length: int, now: int) -> None:
+        """An answer that is not whole yet, or that is walked: decide what is kept of it."""
+        plan = exchange.plan
+        self._broker_left = length + 4
+        self._broker_exchange = exchange
+        streams = plan.response == STREAM
+        self._held = plan.response == HOLD or (
+            self._transform is not None and plan.carries_addresses and not (streams and length > SMALL_BODY)
+        )
+        if self._held:
+            if length > MAX_HELD:
+                text = (
+                    f"{plan.title} answer of {length} bytes must be held to rewrite its addresses, and at most "
+                    f"{MAX_HELD} bytes are: ask for less at a time"
+                )
+                self._fatal(BROKER, "held_too_large", text, plan, now)
+                return
+            self._broker_kept = bytearray()
+        elif plan.scan is not None:
+            if length > SMALL_BODY:
+                self._broker_walker = BodyWalker(
+                    plan.api_key,
+                    plan.api_version,
+                    detail=ERRORS if plan.response_reader is None else self._interest.detail,
+                    room=self._interest.room,
+                    neutralise=streams and self._transform is not None,
+                    ahead_bytes=frames.RESPONSE_HEAD_BYTES,
+                )
+            else:
+                self._broker_kept = bytearray()
+
+    def _continue_answer(self, view: Any, pos: int, size: int, now: int, pieces: list[Piece]) -> int:
+        """The next bytes of the answer in transit stand at `pos`; returns where they end, or where a walk stopped."""
+        stop = min(pos + self._broker_left, size)
+        exchange = self._broker_exchange
+        if self._broker_walker is not None and exchange is not None:
+            stop = self._walk_answer(exchange, self._broker_walker, view, pos, stop, pieces, now)
+            if self._broker_exchange is None:
+                return stop  # a fatal fault
+        else:
+            if self._broker_kept is not None and not self._keep(view[pos:stop], now):
+                return stop
+            if not self._held:
+                pieces.append((CLIENT, view[pos:stop]))
+        self._broker_left -= stop - pos
+        if self._broker_left:
+            return stop
+        self._broker_exchange = None
+        self.completed[1] += 1
+        if exchange is None:  # of which a capture lost a part
+            return stop
+        if self._broker_walker is not None:
+            self._answer_walked(exchange, now)
+            if self._handlers[BROKER] is not type(self)._answers:
+                return stop
+        elif self._broker_kept is not None:
+            frame = memoryview(bytes(self._broker_kept))
+            self._drop_answer()
+            replacement = self._read_answer(exchange, frame, now)
+            if self._handlers[BROKER] is not type(self)._answers:
+                return stop
+            if self._held:
+                pieces.append((CLIENT, frame if replacement is None else replacement))
+        self._answered(exchange, now)
+        self._after_answer(exchange, pieces, now)
+        return stop
+
+    def _keep(self, part: Any, now: int) -> bool:
+        """Keep the next bytes of an answer. False: all connections together hold as much as they may."""
+        kept, exchange = self._broker_kept, self._broker_exchange
+        assert kept is not None and exchange is not None
+        if not self._interest.held.take(len(part)):
+            plan = exchange.plan
+            if self._held:
+                text = (
+                    f"{plan.title} answer must be held to rewrite its addresses, and all connections together hold "
+                    f"{self._interest.held.limit_bytes} bytes already: let fewer clients ask at once"
+                )
+                self._fatal(BROKER, "held_too_many", text, plan, now)
+                return False
+            self._drop_answer()  # it passes on unread
+            return True
+        kept += part
+        return True
+
+    # --- what answers hold -------------------------------------------------------------------------------------------
+
+    def _read_answer(self, exchange: Exchange, frame: Any, now: int) -> bytes | None:
+        """Read a whole answer; returns what to send instead, or None. After a fatal fault the session is closed."""
+        plan = exchange.plan
+        assert plan.scan is not None
+        reader = plan.response_reader
+        replacement = None
+        if reader is None or self._transform is not None:
+            try:
+                exchange.throttle_ms, exchange.error_code, exchange.errors, carries = plan.scan(frame, 8, len(frame))
+                exchange.decoded = FULL
+                if self._transform is not None and (carries or plan.transforms_always):
+                    replacement = self._transform(exchange, frame)
+            except ProtocolError as fault:
+                self._malformed_answer(exchange, fault, now)
+                return None
+        if reader is not None:
+            try:
+                found = reader(frame, 8, len(frame))
+            except Malformed as fault:  # the scan has read its addresses, if it has any
+                self._unread_answer(exchange, fault, now)
+                return replacement
+            exchange.throttle_ms = found.throttle_ms
+            exchange.error_code = found.error_code
+            exchange.errors = found.errors
+            exchange.decoded = FULL
+            exchange.response_body = found
+        return replacement
+
+    def _walk_answer(
+        self, exchange: Exchange, walker: BodyWalker, view: Any, pos: int, stop: int, pieces: list[Piece], now: int
+    ) -> int:
+        """Walk the bytes [pos, stop) and send them on with the walker's edits; returns where the walk stopped."""
+        stop, edits = self._walk(walker, view, pos, stop)
+        if walker.fault is not None and self._transform is not None and exchange.plan.carries_addresses:
+            self._malformed_answer(exchange, walker.fault, now)
+            return stop
+        for edit_start, edit_end, replacement in edits:
+            if pos < edit_start:
+                pieces.append((CLIENT, view[pos:edit_start]))
+            if replacement:
+                pieces.append((CLIENT, replacement))
+            pos = edit_end
+        if pos < stop:
+            pieces.append((CLIENT, view[pos:stop]))
+        return stop
+
+    def _answer_walked(self, exchange: Exchange, now: int) -> None:
+        walker, self._broker_walker = self._broker_walker, None
+        assert walker is not None
+        walker.finish()
+        if walker.neutralised:
+            self.events.append(AddressesHidden(exchange))
+        exchange.throttle_ms = walker.throttle_ms
+        exchange.error_code = walker.error_code
+        exchange.errors = walker.errors
+        if walker.fault is None:
+            exchange.decoded = FULL
+            if exchange.plan.response_reader is not None:
+                exchange.response_body = walker
+                if walker.left_out:
+                    self._too_much_named(BROKER, exchange, f"{walker.left_out} more than {MAX_NAMED}", now)
+        else:
+            self._malformed_answer(exchange, walker.fault, now)

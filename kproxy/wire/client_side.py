@@ -1,0 +1,363 @@
+"""The client's side of a session: cuts requests, records them as pending, and reads what the interest asks for.
+
+Nothing of a request leaves before its header is here; everything else leaves as it came, at once. Requests of one
+connection mostly begin with the same bytes, so those of the last one are remembered: a request with the same prefix is
+recorded without parsing. Refuses to know answers.
+"""
+
+from typing import Any
+
+from kproxy.errors import Malformed
+from kproxy.wire import frames, sasl
+from kproxy.wire.bodies import BodyWalker
+from kproxy.wire.events import (
+    ANSWERED,
+    BROKER,
+    CLIENT,
+    FAILED,
+    NO_ANSWER_EXPECTED,
+    ClientNamed,
+    Exchange,
+)
+from kproxy.wire.interest import ANSWER, REFUSE, SASL_HANDSHAKE, ApiPlan
+from kproxy.wire.pairing import LIMIT
+from kproxy.wire.raw_sasl import RawSaslSides
+from kproxy.wire.state import MAX_NAMED, SMALL_BODY, Piece, named_count, unsupported_version
+
+MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
+MAX_USUAL_PREFIX = 512  # a longer one is parsed each time
+
+
+class ClientSide(RawSaslSides):
+    """The framed state of the client's side."""
+
+    __slots__ = ()
+
+    def _requests(self, view: Any, now: int) -> list[Piece]:
+        size = len(view)
+        pieces: list[Piece] = []
+        pos = sent = 0
+        start = now
+        if self._client_left:
+            swallow = self._client_swallow
+            pos = self._continue_request(view, 0, size, now, pieces)
+            sent = pos if swallow else 0
+            if self._handlers[CLIENT] is not type(self)._requests:
+                return self._change(CLIENT, view, pos, sent, pieces)
+            if self._client_left:
+                if pos < size:
+                    self._leave(view[pos:])
+                if sent < pos:
+                    pieces.append((BROKER, view[sent:pos]))
+                return pieces
+        elif self._client_head:
+            view = self._joined(self._client_head, view)
+            size = len(view)
+            self._client_head = b""
+            start = self._client_head_ns
+        pending = self.pending
+        completed = self.completed
+        max_request = self._max_request
+        unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
+        number = self._number
+        last = number + self._frames_left
+        while size - pos >= 12 and number < last:
+            if size - pos >= usual_bytes:
+                length, key_version, correlation_id, prefix = unpack(view, pos)
+            else:
+                length, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(view, pos)
+                prefix = None
+            if length < 8 or length > max_request:
+                return self._not_kafka(CLIENT, view, pos, sent, pieces, now)
+            end = pos + 4 + length
+            in_flight = len(pending)
+            is_usual = prefix == usual_prefix and key_version == usual_key_version and length + 4 >= usual_bytes
+            if (
+                is_usual
+                and end <= size
+                and in_flight < LIMIT
+                and (usual_plan.request_reader is None or length <= SMALL_BODY)
+            ):
+                # Same prefix as an earlier request and complete in this view: record it without parsing.
+                exchange = Exchange(usual_plan, correlation_id, number, in_flight, length + 4, start)
+                exchange.request_end = start = now
+                (
+                    exchange.client_id,
+                    exchange.acks,
+                    exchange.max_wait_ms,
+                    exchange.group_id,
+                    exchange.transactional_id,
+                ) = usual_values
+                pending.append(exchange)
+                self._number = number = number + 1
+                completed[0] += 1
+                if usual_plan.request_reader is not None:
+                    last -= self._read_request(exchange, view, pos, end, now)
+                pos = end
+                continue
+            if in_flight >= LIMIT and self._is_full():
+                break
+            plan = self._interest.plans.get(key_version) or self._interest.plan(key_version)
+            exchange = Exchange(plan, correlation_id, number, in_flight, length + 4, start)
+            start = now
+            self._mark(CLIENT, pos)
+            if plan.request or (self._doubts and not is_usual) or (not plan.known and number == 0):
+                if sasl.is_bare_gssapi(key_version) and number == 0:
+                    self._start_raw("GSSAPI")
+                    return self._change(CLIENT, view, pos, sent, pieces)
+                if self._doubts and not self._believes(view, pos, size):
+                    return self._not_kafka(CLIENT, view, pos, sent, pieces, now)
+                if plan.request == REFUSE:
+                    self._refuse(plan, now)
+                    return self._change(CLIENT, view, pos, sent, pieces)
+                if plan.request == ANSWER:
+                    if sent < pos:
+                        pieces.append((BROKER, view[sent:pos]))
+                    sent = end if end < size else size
+                    self._client_swallow = True
+                    self._own_answers[number] = unsupported_version(correlation_id)
+            self._number = number = number + 1
+            pending.append(exchange)
+            if is_usual:
+                self._take_prefix(exchange, *usual_values)
+            elif plan.prefix is not None:
+                self._read_prefix(exchange, view, pos, end, size, now)
+                unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
+            if end > size or (length > SMALL_BODY and plan.request_reader is not None):
+                self._begin_request(exchange, length)
+                pos = self._continue_request(view, pos, size, now, pieces, begins=True)
+                if self._client_left:
+                    break
+                continue
+            exchange.request_end = now
+            if plan.request_reader is not None:
+                last -= self._read_request(exchange, view, pos, end, now)
+            completed[0] += 1
+            pos = end
+            if exchange.outcome is NO_ANSWER_EXPECTED:
+                self.events.append(exchange)
+            elif self._client_swallow or self._handshake is not None:
+                self._whole_request(exchange, pieces, now)
+                if self._handlers[CLIENT] is not type(self)._requests:
+                    return self._change(CLIENT, view, pos, sent, pieces)
+        if pos < size:
+            if self._client_left or size - pos >= 12:  # this call has done its share, or too many requests are pending
+                self._leave(view[pos:])
+            else:  # an incomplete header stays until it is whole
+                self._client_head = bytes(view[pos:])
+                self._client_head_ns = start
+            if sent < pos:
+                pieces.append((BROKER, view[sent:pos]))
+        elif sent < size:
+            pieces.append((BROKER, view[sent:] if sent else view))
+        return pieces
+
+    # --- requests in parts -------------------------------------------------------------------------------------------
+
+    def _begin_request(self, exchange: Exchange, length: int) -> None:
+        """A request that is not whole yet, or whose body is walked: decide what is kept of it."""
+        self._client_left = length + 4
+        self._client_exchange = exchange
+        plan = exchange.plan
+        if plan.request_reader is not None:
+            if length > SMALL_BODY:
+                self._client_walker = BodyWalker(
+                    plan.api_key,
+                    plan.api_version,
+                    "request",
+                    detail=self._interest.detail,
+                    room=self._interest.room,
+                    ahead_bytes=frames.REQUEST_HEAD_BYTES,
+                )
+                exchange.request_body = self._client_walker
+            else:
+                self._client_body = bytearray()
+
+    def _continue_request(
+        self, view: Any, pos: int, size: int, now: int, pieces: list[Piece], *, begins: bool = False
+    ) -> int:
+        """The next bytes of the request in transit stand at `pos`; returns where they end, or where a walk stopped."""
+        left = self._client_left
+        stop = min(pos + left, size)
+        exchange = self._client_exchange
+        if self._client_body is not None:
+            self._client_body += view[pos:stop]
+        elif self._client_walker is not None:
+            stop, _ = self._walk(self._client_walker, view, pos, stop)
+        self._client_left = left = left - (stop - pos)
+        if self._client_prefix is not None and exchange is not None and not begins:
+            self._extend_prefix(exchange, view[pos : min(stop, pos + MAX_PREFIX)], not left, now)
+        if not left:
+            self._client_exchange = None
+            self.completed[0] += 1
+            if exchange is not None:
+                exchange.request_end = now
+                self._whole_request(exchange, pieces, now)
+        return stop
+
+    def _whole_request(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
+        """What a complete request sets off, besides waiting for its answer."""
+        if self._client_body is not None:
+            body, self._client_body = self._client_body, None
+            self._read_request(exchange, body, 0, len(body), now, kept=True)
+        elif self._client_walker is not None:
+            self._request_walked(exchange, now)
+        if exchange.outcome is NO_ANSWER_EXPECTED:
+            self.events.append(exchange)
+        elif exchange.outcome is ANSWERED:
+            self._answered(exchange, exchange.response_end)
+        elif self._client_swallow:
+            self._client_swallow = False
+            self._send_own_answers(pieces, now)
+        elif self._handshake is not None and exchange.plan.api_key == SASL_HANDSHAKE:
+            self.sasl_mechanism = self._handshake
+            if exchange.plan.api_version == 0:
+                self._handlers[CLIENT] = type(self)._await_handshake
+            else:
+                self._handshake = None
+
+    # --- bodies ------------------------------------------------------------------------------------------------------
+
+    def _read_request(self, exchange: Exchange, view: Any, pos: int, end: int, now: int, *, kept: bool = False) -> int:
+        """Read the topic-partitions of a whole request at `pos`; returns how much work that was, in frames.
+
+        kept: `view` is a copy of the request, whose place in the stream is marked already.
+        """
+        assert exchange.plan.request_reader is not None
+        try:
+            found = exchange.plan.request_reader(view, pos + frames.REQUEST_HEAD_BYTES, end)
+        except Malformed as fault:
+            if not kept:
+                self._mark(CLIENT, pos)
+            self._malformed_request(exchange, str(fault), now)
+            return 1
+        exchange.request_body = found
+        named = named_count(found)
+        if named:
+            if not kept:
+                self._mark(CLIENT, pos)
+            self._count_named(exchange, named, now)
+        return named
+
+    def _request_walked(self, exchange: Exchange, now: int) -> None:
+        walker, self._client_walker = self._client_walker, None
+        assert walker is not None
+        walker.finish()
+        if walker.fault is not None:
+            exchange.request_body = None
+            self._malformed_request(exchange, str(walker.fault), now)
+        else:
+            self._count_named(exchange, named_count(walker), now)
+        if walker.left_out:
+            self._too_much_named(CLIENT, exchange, f"{walker.left_out} more than {MAX_NAMED}", now)
+
+    def _count_named(self, exchange: Exchange, named: int, now: int) -> None:
+        """What all pending requests name must not outgrow what one body may."""
+        if self._named + named > MAX_NAMED:
+            exchange.request_body = None
+            self._too_much_named(CLIENT, exchange, f"with the other pending ones it names more than {MAX_NAMED}", now)
+        elif exchange.outcome is not NO_ANSWER_EXPECTED:
+            self._named += named
+
+    # --- first fields ------------------------------------------------------------------------------------------------
+
+    def _read_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
+        """Read the first fields of the request at `pos`; most requests of a connection then repeat those bytes."""
+        plan = exchange.plan
+        assert plan.prefix is not None
+        try:
+            found = plan.prefix(view, pos + 12, end if end < size else size)
+        except Malformed as fault:
+            self._malformed_request(exchange, str(fault), now)
+            return
+        if found is None:
+            self._await_prefix(exchange, view, pos, end, size, now)
+            return
+        values, stop = found
+        self._take_prefix(exchange, *values)
+        # What logs in, or names the client's software, is parsed each time.
+        if exchange.acks != 0 and values[5:] == (None, None, None) and stop - pos < MAX_USUAL_PREFIX:
+            unpack, usual_bytes = frames.request_head_and(stop - pos - 12)
+            key_version, _, prefix = unpack(view, pos)[1:]
+            self._usual = unpack, usual_bytes, key_version, prefix, plan, values[:5]
+
+    def _take_prefix(
+        self,
+        exchange: Exchange,
+        client_id: str | None,
+        acks: int | None,
+        max_wait_ms: int | None,
+        group_id: str | None,
+        transactional_id: str | None,
+        mechanism: str | None = None,
+        software_name: str | None = None,
+        software_version: str | None = None,
+    ) -> None:
+        exchange.client_id = client_id
+        exchange.transactional_id = transactional_id
+        if acks is not None:
+            exchange.acks = acks
+            if acks == 0 and self.pending and self.pending[-1] is exchange:
+                self.pending.pop()  # recorded at its header, taken back: no answer will come
+                exchange.outcome = NO_ANSWER_EXPECTED
+            return
+        exchange.max_wait_ms = max_wait_ms
+        exchange.group_id = group_id
+        if mechanism is not None:
+            self._handshake = mechanism
+        elif software_name is not None and software_version is not None:
+            software = software_name, software_version
+            if software != self.software:
+                self.software = software
+                self.events.append(ClientNamed(client_id, *software, exchange.request_start))
+
+    def _await_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
+        """The first fields of the request at `pos` are not all here: keep what is, if more can come."""
+        if end <= size:
+            self._malformed_request(exchange, "it ends inside its first fields", now)
+        elif size - pos > MAX_PREFIX:
+            self._malformed_request(exchange, f"its first fields are longer than {MAX_PREFIX} bytes", now)
+        else:
+            self._client_prefix = bytearray(view[pos + 12 : size])
+
+    def _extend_prefix(self, exchange: Exchange, more: Any, whole: bool, now: int) -> None:
+        prefix = self._client_prefix
+        assert prefix is not None and exchange.plan.prefix is not None
+        prefix += more
+        try:
+            found = exchange.plan.prefix(prefix, 0, len(prefix))
+        except Malformed as fault:
+            self._client_prefix = None
+            self._malformed_request(exchange, str(fault), now)
+            return
+        if found is not None:
+            self._client_prefix = None
+            self._take_prefix(exchange, *found[0])
+        elif whole or len(prefix) >= MAX_PREFIX:
+            self._client_prefix = None
+            self._malformed_request(exchange, "it ends inside its first fields, or they have no end", now)
+
+    # --- faults, and what a capture does otherwise -------------------------------------------------------------------
+
+    def _malformed_request(self, exchange: Exchange, why: str, now: int) -> None:
+        exchange.decoded = FAILED
+        text = f"{exchange.plan.title} request does not decode ({why}); it was forwarded, the broker decides"
+        self._fault(CLIENT, "malformed_request", text, exchange.plan, now)
+
+    def _refuse(self, plan: ApiPlan, now: int) -> None:
+        if plan.api_version < 0:
+            text = f"{plan.title} does not exist, and its answer could name brokers: the client is broken"
+        else:
+            text = (
+                f"{plan.title} is newer than this kproxy reads, and its answer names brokers: upgrade kproxy, "
+                "or let the client ask ApiVersions first and keep to the versions that it offers"
+            )
+        self._fatal(CLIENT, "unreadable_carrier", text, plan, now)
+
+    def _believes(self, view: Any, pos: int, size: int) -> bool:
+        """Whether the bytes at `pos`, where a request should begin, look like one."""
+        return True
+
+    def _is_full(self) -> bool:
+        """As many requests are pending as may be. True: the rest waits in the backlog."""
+        return True

@@ -1,0 +1,441 @@
+"""What both sides of a session share: its fields, how exchanges end, faults, and the work that one call may do.
+
+Each side has a handler, the function that takes its bytes (`session.py` has the table of states). A handler reads
+frames until the bytes end, its state changes, or the call has done its share of work. What is left of the view goes
+back: `_change` hands it to the new state at once, `_leave` to a later call. Refuses to know the layout of frames.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, ClassVar
+
+from kproxy.errors import ProtocolError
+from kproxy.protocol import codec, schema
+from kproxy.wire import frames, sasl
+from kproxy.wire.bodies import BodyWalker, Edit, Found
+from kproxy.wire.events import (
+    ANSWERED,
+    ANSWERED_BY_PROXY,
+    BROKER,
+    CLIENT,
+    FAILED,
+    FULL,
+    LOST,
+    NO_ANSWER_EXPECTED,
+    NONE,
+    OPAQUE,
+    REQUEST_NOT_SEEN,
+    UNANSWERED,
+    Desync,
+    Event,
+    Exchange,
+    Unanswered,
+)
+from kproxy.wire.interest import API_VERSIONS, UNSUPPORTED_VERSION, ApiPlan, Interest
+from kproxy.wire.muting import Mutes
+from kproxy.wire.pairing import Pending
+
+Piece = tuple[int, Any]  # (the side to send to, a buffer that lives until the next receive)
+Transform = Callable[[Exchange, memoryview], bytes | None]
+Handler = Callable[[Any, Any, int], list[Piece]]
+
+SMALL_BODY = 64 * 1024  # a frame up to this size is copied to be read if it arrives in parts; a larger one is walked
+MAX_NAMED = 64 * 1024  # topic-partitions, and batches, of one body, and of all pending requests
+FEW_NAMED = 16  # bodies that name no more are not counted
+
+# The work of one call of `receive`, about a millisecond: others wait for it.
+FRAMES_PER_CALL = 256
+WALKED_PER_CALL = 64 * 1024  # bytes that are looked at, those that are stepped over left out
+WALK_SLICE = 2 * 1024
+UNLIMITED = 1 << 62
+
+# How a connection's requests usually begin: what unpacks a head and the bytes behind it, how many bytes that are, the
+# key and version, those bytes behind, what is done with such a request, and the values of its prefix.
+Usual = tuple[Callable[[Any, int], tuple[Any, ...]], int, int, bytes, ApiPlan, tuple[Any, ...]]
+
+UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
+_NOTHING_USUAL: Usual = (*frames.request_head_and(0), NONE, b"", UNSEEN, ())
+
+
+class SessionState:
+    """The fields of a session, and what its two sides do alike."""
+
+    __slots__ = (
+        "_broker_exchange",
+        "_broker_head",
+        "_broker_head_ns",
+        "_broker_kept",
+        "_broker_left",
+        "_broker_walker",
+        "_client_body",
+        "_client_exchange",
+        "_client_head",
+        "_client_head_ns",
+        "_client_left",
+        "_client_prefix",
+        "_client_swallow",
+        "_client_walker",
+        "_ended",
+        "_frame_at",
+        "_frames_left",
+        "_free_at",
+        "_gap_ns",
+        "_handlers",
+        "_handshake",
+        "_held",
+        "_interest",
+        "_is_odd",
+        "_max_request",
+        "_mutes",
+        "_named",
+        "_number",
+        "_own_answers",
+        "_raw",
+        "_received",
+        "_rest",
+        "_seen_gap",
+        "_shift",
+        "_transform",
+        "_unread",
+        "_usual",
+        "_waiting",
+        "backlog",
+        "completed",
+        "events",
+        "faults",
+        "pending",
+        "sasl_mechanism",
+        "sasl_tokens",
+        "software",
+    )
+
+    _doubts: ClassVar[bool] = False  # whether bytes can be damaged, as in captures
+    _frames_per_call: ClassVar[int] = FRAMES_PER_CALL
+    _walked_per_call: ClassVar[int] = WALKED_PER_CALL
+
+    def __init__(
+        self,
+        interest: Interest,
+        *,
+        transform: Transform | None = None,
+        max_request_bytes: int = frames.MAX_REQUEST,
+    ) -> None:
+        self.events: list[Event] = []  # the owner's to take and to clear after each call
+        self.pending = Pending()
+        self.completed = [0, 0]  # frames whose last byte has arrived, per side
+        self.backlog: list[memoryview | None] = [None, None]  # per side: bytes that wait for `resume`
+        self.faults = 0  # Desync events so far
+        self.sasl_mechanism: str | None = None
+        self.sasl_tokens = 0  # raw ones; they give no events
+        self.software: tuple[str, str] | None = None  # name and version, from ApiVersions (KIP-511)
+
+        self._interest = interest
+        self._transform = transform
+        self._max_request = max_request_bytes
+        self._number = 0  # of the next request
+        self._received = [0, 0]  # bytes of each side before the view at hand
+        self._shift = 0  # from there to the first byte of the view that the handler has
+        self._frame_at = [0, 0]  # per side: where in its stream a fault's frame begins
+        self._frames_left = self._frames_per_call  # of this call
+        self._rest: Any = None  # of this call's view, for the state that is now
+        self._unread: Any = None  # of this call's view, for a later call
+        self._is_odd = False  # the view at hand is not simply read to its end: one of these is set
+        self._ended: list[int] = []
+        self._seen_gap = False  # only captures have gaps
+        self._gap_ns = NONE  # when the broker's side last lost bytes
+
+        self._client_head = b""  # an incomplete header, or token
+        self._client_head_ns = 0
+        self._client_left = 0  # bytes of the frame in transit that are not here yet
+        self._client_exchange: Exchange | None = None  # of the frame in transit
+        self._client_prefix: bytearray | None = None  # its first fields, as far as they are here
+        self._client_body: bytearray | None = None  # its body, if it is small and read
+        self._client_walker: BodyWalker | None = None  # or what walks it, if it is large
+        self._client_swallow = False  # the broker does not get it
+        self._usual: Usual = _NOTHING_USUAL
+        self._named = 0  # topic-partitions and batches that pending requests name, those that name few left out
+
+        self._broker_head = b""
+        self._broker_head_ns = 0
+        self._broker_left = 0
+        self._broker_exchange: Exchange | None = None
+        self._broker_kept: bytearray | None = None  # the answer in transit, to be read when it is whole
+        self._held = False  # and nothing of it passes before
+        self._broker_walker: BodyWalker | None = None
+        self._free_at = 0  # when the previous answer ended
+        self._mutes = Mutes()
+        self._own_answers: dict[int, bytes] = {}  # by number: answers of ours that wait for older ones
+
+        self._handshake: str | None = None  # the mechanism of a SaslHandshake that is not answered
+        self._waiting = bytearray()  # what the client sent since
+        self._raw = sasl.RawSasl("")
+        # Functions, not bound methods: a session must not hold itself, or only the garbage collector would free it.
+        kind = type(self)
+        self._handlers: list[Handler] = [kind._requests, kind._answers]
+
+    # --- the states, each taking the bytes of a side -----------------------------------------------------------------
+
+    def _requests(self, view: Any, now: int) -> list[Piece]:
+        """Frames of the client."""
+        raise NotImplementedError
+
+    def _answers(self, view: Any, now: int) -> list[Piece]:
+        """Frames of the broker."""
+        raise NotImplementedError
+
+    def _blind(self, view: Any, now: int) -> list[Piece]:
+        return [(BROKER, view)]
+
+    def _blind_broker(self, view: Any, now: int) -> list[Piece]:
+        return [(CLIENT, view)]
+
+    def _closed(self, view: Any, now: int) -> list[Piece]:
+        return []
+
+    # --- what is left of a view --------------------------------------------------------------------------------------
+
+    def _change(self, side: int, view: Any, pos: int, sent: int, pieces: list[Piece]) -> list[Piece]:
+        """The state changed at `pos`: send what was read, and leave the rest to the new state."""
+        if sent < pos:
+            pieces.append((1 - side, view[sent:pos]))
+            sent = pos
+        if sent < len(view):
+            self._rest = view[sent:]
+        self._is_odd = True
+        self._shift += sent
+        self._frames_left -= 8 + (sent >> 4)  # at least what it cost
+        return pieces
+
+    def _read_rest(self, side: int, now: int) -> list[Piece]:
+        """Read what `_change` left: in a loop, since a stream can change states thousands of times in one view."""
+        pieces: list[Piece] = []
+        while self._rest is not None:
+            view, self._rest = self._rest, None
+            if self._frames_left <= 0:
+                self._leave(view)
+                break
+            pieces += self._handlers[side](self, view, now)
+        return pieces
+
+    def _leave(self, rest: Any) -> None:
+        """This call has done its share: `rest` of its view waits for `resume`."""
+        self._unread = rest
+        self._is_odd = True
+
+    def _joined(self, head: bytes, view: Any) -> memoryview:
+        """A view that goes on where an incomplete header ended, with that header before it."""
+        self._shift -= len(head)
+        self._is_odd = True
+        return memoryview(head + bytes(view))
+
+    def _put_back(self, side: int) -> int:
+        """Keep the rest of the call's view for `resume`; returns its bytes."""
+        rest, self._unread = self._unread, None
+        # Bytes do not change, so that a view of them can be kept; other buffers are filled again.
+        self.backlog[side] = rest if isinstance(rest.obj, bytes) else memoryview(bytes(rest))
+        return len(rest)
+
+    def _walk(self, walker: BodyWalker, view: Any, start: int, end: int) -> tuple[int, list[Edit]]:
+        """Let a walker read [start, end) as far as this call may; returns (where it stopped, its edits)."""
+        left = self._walked_per_call
+        if left == UNLIMITED:
+            edits = walker.feed(view, start, end) or []
+            start = end
+        else:
+            edits = []
+            while start < end and left > 0:
+                stop = end if walker.is_done else min(end, start + walker.ahead_bytes + WALK_SLICE)
+                edits += walker.feed(view, start, stop) or ()
+                start = stop
+                left -= WALK_SLICE
+        if walker.sums or walker.partitions or walker.batches:
+            _cap_named(walker)
+        return start, edits
+
+    # --- how exchanges end -------------------------------------------------------------------------------------------
+
+    def _answered(self, exchange: Exchange, now: int) -> None:
+        """The last byte of an answer is here: emit the exchange, its latency split into queue, mute and the rest."""
+        exchange.response_end = now
+        if exchange.outcome is REQUEST_NOT_SEEN:
+            self.events.append(exchange)
+            return
+        exchange.outcome = ANSWERED
+        ready = exchange.request_end
+        if ready == NONE and self._client_exchange is exchange:
+            return  # a capture may show an answer before the end of its request: emitted when that is there
+        free = self._free_at
+        if self._mutes:
+            exchange.queue_ns, exchange.muted_ns = self._mutes.split(ready, free, exchange.response_start)
+        else:
+            exchange.muted_ns = 0
+            if free <= ready:
+                exchange.queue_ns = 0
+            else:
+                start = exchange.response_start
+                until = free if free < start else start
+                exchange.queue_ns = until - ready if until > ready else 0
+        self._free_at = now
+        plan = exchange.plan
+        if exchange.throttle_ms > 0 and plan.throttled_after_answer:
+            self._mutes.mute(now, exchange.throttle_ms * 1_000_000)
+        if not plan.known:
+            exchange.decoded = OPAQUE
+        if self._named:
+            self._named -= named_count(exchange.request_body)
+        self.events.append(exchange)
+
+    def _send_own_answers(self, pieces: list[Piece], now: int) -> None:
+        """Send the answers of ours that no older request waits before."""
+        pending = self.pending
+        while self._own_answers and pending and not self._broker_left:
+            exchange = pending[0]
+            answer = self._own_answers.get(exchange.number)
+            if answer is None or exchange.request_end == NONE:
+                return
+            pending.popleft()
+            del self._own_answers[exchange.number]
+            if pieces and isinstance(pieces[-1][1], bytearray) and pieces[-1][0] == CLIENT:
+                pieces[-1][1].extend(answer)  # several in a row leave together
+            else:
+                pieces.append((CLIENT, bytearray(answer)))
+            exchange.response_bytes = len(answer)
+            exchange.response_start = exchange.response_end = now
+            exchange.error_code = UNSUPPORTED_VERSION
+            exchange.errors = (UNSUPPORTED_VERSION,)
+            exchange.decoded = FULL
+            exchange.outcome = ANSWERED_BY_PROXY
+            exchange.queue_ns, exchange.muted_ns = self._mutes.split(exchange.request_end, self._free_at, now)
+            self.events.append(exchange)
+
+    def _give_up(self, exchange: Exchange, cause: str) -> None:
+        """No answer, or not all of it, will come."""
+        if self._named:
+            self._named -= named_count(exchange.request_body)
+        if exchange.outcome is REQUEST_NOT_SEEN:
+            self.events.append(exchange)  # part of an answer is all there is of it
+            return
+        if self._gap_ns != NONE and self._gap_ns >= exchange.request_start:
+            exchange.outcome = LOST
+            cause = "gap"
+        else:
+            exchange.outcome = UNANSWERED
+        self.events.append(Unanswered(exchange, cause))
+
+    def _settle(self, cause: str) -> None:
+        """No answer will come any more: emit what is pending."""
+        current, self._broker_exchange = self._broker_exchange, None
+        self._broker_left = 0
+        self._drop_answer()
+        if current is not None:
+            self._give_up(current, cause)
+        self._drop_request(cause)
+        while self.pending:
+            self._give_up(self.pending.popleft(), cause)
+        self._own_answers.clear()
+
+    def _drop_request(self, cause: str) -> None:
+        """Drop a request whose last byte will never arrive, emitting its event if no other path will."""
+        exchange, self._client_exchange = self._client_exchange, None
+        self._client_left = 0
+        self._client_prefix = self._client_body = self._client_walker = None
+        if exchange is None:
+            return
+        exchange.request_body = None
+        if exchange.outcome is ANSWERED:
+            self._answered(exchange, exchange.response_end)
+        elif exchange.outcome is NO_ANSWER_EXPECTED:
+            self._give_up(exchange, cause)
+
+    def _drop_answer(self) -> None:
+        """Forget what was kept of the answer in transit."""
+        if self._broker_kept is not None:
+            self._interest.held.release(len(self._broker_kept))
+            self._broker_kept = None
+        self._broker_walker = None
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def _mark(self, side: int, pos: int) -> None:
+        """The frame that faults are about begins at `pos` of the handler's view."""
+        self._frame_at[side] = self._received[side] + self._shift + pos
+
+    def _not_kafka(self, side: int, view: Any, pos: int, sent: int, pieces: list[Piece], now: int) -> list[Piece]:
+        """The bytes at `pos`, where a frame should begin, are none."""
+        self._mark(side, pos)
+        kind, text = frames.sniff(bytes(view[pos : pos + 8]))
+        self._lost_framing(side, kind, text, now)
+        return self._change(side, view, pos, sent, pieces)
+
+    def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
+        """A rewriting session closes, a transparent one forwards unread."""
+        if self._interest.rewrite:
+            self._fatal(side, kind, text, None, now)
+            return
+        self._fault(side, kind, f"{text}; from here on this connection is forwarded unread", None, now)
+        kind_ = type(self)
+        self._handlers = [kind_._blind, kind_._blind_broker]
+        self._settle("desync")
+
+    def _fatal(self, side: int, kind: str, text: str, plan: ApiPlan | None, now: int) -> None:
+        self._fault(side, kind, text, plan, now, fatal=True)
+        self._handlers = [type(self)._closed, type(self)._closed]
+        self._settle("desync")
+
+    def _fault(self, side: int, kind: str, text: str, plan: ApiPlan | None, now: int, fatal: bool = False) -> None:
+        api_key, api_version = (plan.api_key, plan.api_version) if plan is not None else (NONE, NONE)
+        self.faults += 1
+        self.events.append(Desync(side, kind, text, self._frame_at[side], api_key, api_version, fatal, now))
+
+    def _too_much_named(self, side: int, exchange: Exchange, why: str, now: int) -> None:
+        what = ("request", "answer")[side]
+        text = f"{exchange.plan.title} {what}: not all its topic-partitions are reported, it was forwarded: {why}"
+        self._fault(side, "too_much_named", text, exchange.plan, now)
+
+    def _malformed_answer(self, exchange: Exchange, fault: ProtocolError, now: int) -> None:
+        """An answer does not decode. If it could carry addresses that must be rewritten, nothing of it leaves."""
+        plan = exchange.plan
+        exchange.decoded = FAILED
+        if self._transform is not None and (plan.carries_addresses or plan.transforms_always):
+            if self._broker_exchange is not exchange:
+                self._give_up(exchange, "desync")
+            text = f"{plan.title} answer does not decode ({fault}); it may name brokers, so it is not forwarded"
+            self._fatal(BROKER, "malformed_answer", text, plan, now)
+            return
+        self._unread_answer(exchange, fault, now)
+
+    def _unread_answer(self, exchange: Exchange, fault: ProtocolError, now: int) -> None:
+        exchange.decoded = FAILED
+        text = f"{exchange.plan.title} answer does not decode ({fault}); it was forwarded"
+        self._fault(BROKER, "malformed_answer", text, exchange.plan, now)
+
+
+def named_count(body: Found | None) -> int:
+    """How many topic-partitions and batches a body names; 0 if they are few."""
+    if body is None or (len(body.sums) <= FEW_NAMED and len(body.partitions) <= FEW_NAMED):
+        return 0
+    return len(body.sums) + len(body.partitions) + len(body.batches)
+
+
+def _cap_named(walker: BodyWalker) -> None:
+    """Drop what a body names beyond MAX_NAMED, and count it."""
+    for named in (walker.sums, walker.partitions, walker.batches):
+        if len(named) > MAX_NAMED:
+            walker.left_out += len(named) - MAX_NAMED
+            del named[MAX_NAMED:]
+
+
+def unsupported_version(correlation_id: int) -> bytes:
+    """The answer of a broker to an ApiVersions newer than it knows: v0, error 35, and the versions that it serves."""
+    size, body = _unsupported_version()
+    return size + frames.SIZE.pack(correlation_id) + body
+
+
+@cache
+def _unsupported_version() -> tuple[bytes, bytes]:
+    """(the size of that answer, what follows its correlation id)"""
+    versions = schema.schema().apis[API_VERSIONS].request.versions
+    served = {"apiKey": API_VERSIONS, "minVersion": versions[0], "maxVersion": versions[-1]}
+    body = {"errorCode": UNSUPPORTED_VERSION, "apiKeys": [served]}
+    answer = codec.encode_response(API_VERSIONS, 0, {"correlationId": 0}, body)
+    return frames.SIZE.pack(len(answer)), bytes(answer[4:])

@@ -1,0 +1,256 @@
+"""The work that one call does is bounded, and what is left is neither lost nor put in another order."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kproxy.protocol.records import Record, write_batch
+from kproxy.wire import sasl
+from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS
+from kproxy.wire.events import BROKER, CLIENT, Exchange
+from kproxy.wire.interest import HeldBudget, Interest
+from kproxy.wire.pairing import LIMIT
+from kproxy.wire.raw_sasl import MAX_TOKENS
+from kproxy.wire.session import Session
+from kproxy.wire.state import FRAMES_PER_CALL, WALK_SLICE, WALKED_PER_CALL, named_count
+from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
+
+PRODUCE, FETCH, METADATA, OFFSET_FETCH, HANDSHAKE, API_VERSIONS, DESCRIBE_CLUSTER = 0, 1, 3, 9, 17, 18, 60
+READ = 512 * 1024
+
+
+def untouched(exchange: Exchange, frame: memoryview) -> None:
+    return None
+
+
+def session(**more: Any) -> Session:
+    return Session(Interest(rewrite=True, **more), transform=untouched)
+
+
+def read(session: Session, side: int, data: bytes) -> list[list[tuple[int, bytes]]]:
+    """What each call sends for one read: `receive`, then `resume` until all is read or the client must wait."""
+    buffer = bytearray(data)
+    calls = [[(to, bytes(piece)) for to, piece in session.receive(side, memoryview(buffer), 1)]]
+    buffer[:] = bytes(len(buffer))  # it is filled again: what waits was copied
+    while session.backlog[side] is not None and (side == BROKER or len(session.pending) < LIMIT):
+        calls.append([(to, bytes(piece)) for to, piece in session.resume(side, 1)])
+    return calls
+
+
+def joined(calls: list[list[tuple[int, bytes]]], to: int) -> bytes:
+    return b"".join(piece for call in calls for side, piece in call if side == to)
+
+
+SMALL_FRAMES: dict[str, Callable[[int], bytes]] = {
+    "without an answer": lambda number: request(PRODUCE, 9, number, {"acks": 0}),
+    "answered here": lambda number: foreign_request(API_VERSIONS, 99, number, b"\0\1c\0"),
+    "with few fields": lambda number: request(PRODUCE, 9, number, {"acks": 0, "topicData": [{"name": "t"}]}),
+}
+
+
+@pytest.mark.parametrize("kind", SMALL_FRAMES)
+def test_a_read_of_frames_that_are_never_pending_is_shared_out_over_calls(kind: str) -> None:
+    talk = session()
+    frame = SMALL_FRAMES[kind]
+    data = b"".join(map(frame, range(5000)))
+    calls = read(talk, CLIENT, data)
+    assert talk.completed[CLIENT] == 5000 and len(talk.events) == 5000 and len(calls) >= 5000 / FRAMES_PER_CALL
+    assert joined(calls, BROKER) == (b"" if kind == "answered here" else data)
+    for call in calls:
+        assert len(call) <= 2  # answers of ours leave together
+        for to, piece in call:
+            assert len(piece) <= FRAMES_PER_CALL * (80 if to == CLIENT else len(data) / 5000 + 1)
+
+
+def test_no_more_requests_are_pending_than_may_be_whatever_one_read_holds() -> None:
+    talk = session()
+    frames = [foreign_request(9999, 0, number) for number in range(READ // 12)]
+    calls = read(talk, CLIENT, b"".join(frames))
+    assert len(talk.pending) == LIMIT and joined(calls, BROKER) == b"".join(frames[:LIMIT])
+    for first in range(0, len(frames), 100):
+        read(
+            talk, BROKER, b"".join(sized(number.to_bytes(4)) for number in range(first, min(first + 100, len(frames))))
+        )
+        calls.append([(to, bytes(piece)) for to, piece in talk.resume(CLIENT, 2)])
+        assert len(talk.pending) <= LIMIT
+    assert joined(calls, BROKER) == b"".join(frames)
+    assert [event.correlation_id for event in talk.events if isinstance(event, Exchange)] == list(range(len(frames)))
+    assert not talk.faults and talk.at_boundary(CLIENT)
+
+
+def test_small_answers_are_shared_out_over_calls_too() -> None:
+    talk = session()
+    for number in range(LIMIT):
+        talk.receive(CLIENT, memoryview(request(12, 4, number)), 1)
+    answers = b"".join(response(12, 4, number) for number in range(LIMIT))
+    calls = read(talk, BROKER, answers)
+    assert len(calls) >= LIMIT / FRAMES_PER_CALL and joined(calls, CLIENT) == answers and not talk.pending
+
+
+def test_a_login_without_end_is_refused() -> None:
+    """A bare GSSAPI token, and empty ones behind it."""
+    head = sized(b"\x60\x01" + bytes(6))
+    talk = Dialogue(Interest(rewrite=True), transform=untouched).client(head + bytes(4 * 100_000))
+    assert [(fault.kind, fault.fatal, fault.offset) for fault in talk.faults] == [
+        ("sasl_token", True, len(head) + 4 * (MAX_TOKENS - 1))
+    ]
+    assert talk.sent[BROKER] == head + bytes(4 * (MAX_TOKENS - 1)) and talk.session.sasl_tokens == MAX_TOKENS
+    blind = Dialogue(Interest()).client(head + bytes(4 * 100)).client(b"more")
+    assert [fault.fatal for fault in blind.faults] == [False] and blind.sent[BROKER].endswith(b"more")
+
+
+def test_tokens_of_a_broker_are_shared_out_over_calls() -> None:
+    talk = session()
+    talk.receive(CLIENT, memoryview(sized(b"\x60\x01" + bytes(60))), 1)
+    calls = read(talk, BROKER, bytes(4 * 10_000))
+    assert len(calls) >= 10_000 / FRAMES_PER_CALL and joined(calls, CLIENT) == bytes(40_000)
+
+
+def test_what_a_handshake_left_waiting_is_shared_out_over_calls() -> None:
+    """The client went on before SaslHandshake v0 was refused: its requests are read in a call of the broker's side."""
+    ask = request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"})
+    sent = b"".join(request(PRODUCE, 9, number, {"acks": 0}) for number in range(5000))
+    sent = sent[: sasl.MAX_TOKEN]
+    talk = session()
+    read(talk, CLIENT, ask + sent)
+    first = [
+        (to, bytes(piece))
+        for to, piece in talk.receive(BROKER, memoryview(response(HANDSHAKE, 0, 1, {"errorCode": 33})), 1)
+    ]
+    assert talk.backlog[CLIENT] is not None and talk.completed[CLIENT] <= 1 + FRAMES_PER_CALL
+    calls = [first]
+    while talk.backlog[CLIENT] is not None:
+        calls.append([(to, bytes(piece)) for to, piece in talk.resume(CLIENT, 1)])
+    assert joined(calls, BROKER) == sent and not talk.faults
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+
+
+def dense(partitions: int, version: int = 8) -> dict[str, Any]:
+    return {"topics": [{"name": "t", "partitions": [{"partitionIndex": n, "errorCode": 3} for n in range(partitions)]}]}
+
+
+def test_a_large_answer_of_many_fields_is_walked_over_several_calls() -> None:
+    talk = session()
+    talk.receive(CLIENT, memoryview(request(OFFSET_FETCH, 7, 1)), 1)
+    answer = response(OFFSET_FETCH, 7, 1, dense(20_000))
+    assert len(answer) > 4 * WALKED_PER_CALL and len(answer) < READ
+    calls = read(talk, BROKER, answer)
+    assert joined(calls, CLIENT) == answer
+    for call in calls:
+        assert sum(len(piece) for _, piece in call) <= WALKED_PER_CALL + WALK_SLICE
+    (exchange,) = talk.events
+    assert isinstance(exchange, Exchange) and exchange.errors == (3,) * 20_000 and exchange.decoded == "full"
+
+
+@pytest.mark.parametrize("detail", [ERRORS, SUMS, TOPICS, BATCHES])
+def test_payloads_cost_no_work(detail: int) -> None:
+    """Of large batches only the headers are looked at: a whole read passes in one call, both ways."""
+    batch = write_batch([Record(0, 1, None, b"v" * 100_000)])
+    talk = session(details=True, detail=detail)
+    produced = {"acks": -1, "topicData": [{"name": "t", "partitionData": [{"index": 0, "records": batch * 4}]}]}
+    fetched = {"responses": [{"topic": "t", "partitions": [{"partitionIndex": 0, "records": batch * 4}]}]}
+    for data in (request(PRODUCE, 9, 1, produced), request(FETCH, 12, 2)):
+        assert len(read(talk, CLIENT, data)) == 1
+    for data in (response(PRODUCE, 9, 1), response(FETCH, 12, 2, fetched)):
+        assert len(read(talk, BROKER, data)) == 1
+    assert len(talk.events) == 2 and not talk.faults
+
+
+def test_a_large_request_of_many_fields_is_walked_over_several_calls() -> None:
+    topics = [{"name": "t", "partitions": [{"partitionIndex": n, "committedOffset": n} for n in range(20_000)]}]
+    ask = request(8, 8, 1, {"groupId": "g", "topics": topics})
+    talk = session(details=True, detail=TOPICS)
+    calls = read(talk, CLIENT, ask + request(12, 4, 2))
+    assert len(calls) > 3 and joined(calls, BROKER) == ask + request(12, 4, 2)
+    first, second = talk.pending
+    assert first.request_body is not None and len(first.request_body.partitions) == 20_000
+    assert first.request_end == second.request_end == 1 and second.correlation_id == 2
+
+
+def test_any_dialogue_counts_what_pending_requests_name() -> None:
+    for seed in range(40):
+        dice = random.Random(seed)
+        talk = session(details=True, detail=TOPICS)
+        asked = answered = 0
+        for _ in range(60):
+            if dice.random() < 0.6 or asked == answered:
+                partitions = [{"index": n} for n in range(dice.choice((1, 16, 17, 400, 9000)))]
+                acks = dice.choice((0, -1, -1))
+                body = {"acks": acks, "topicData": [{"name": "t", "partitionData": partitions}]}
+                read(talk, CLIENT, request(PRODUCE, 9, asked, body))
+                asked += acks != 0
+            else:
+                skipped = dice.random() < 0.1 and asked - answered > 1
+                number = talk.pending[int(skipped)].correlation_id
+                read(talk, BROKER, response(PRODUCE, 9, number))
+                answered += 1 + skipped
+            assert talk._named == sum(named_count(each.request_body) for each in talk.pending) <= 1 << 16
+
+
+# --- held answers ----------------------------------------------------------------------------------------------------
+
+
+def brokers(count: int) -> dict[str, Any]:
+    return {"brokers": [{"brokerId": n, "host": f"broker-{n}", "port": 9092, "rack": None} for n in range(count)]}
+
+
+def test_what_all_sessions_hold_together_is_bounded() -> None:
+    answer = response(DESCRIBE_CLUSTER, 0, 1, brokers(3000))
+    interest = Interest(rewrite=True, held=HeldBudget(2 * len(answer)))
+    talks = [Dialogue(interest, transform=untouched).client(request(DESCRIBE_CLUSTER, 0, 1)) for _ in range(3)]
+    for talk in talks:
+        talk.broker(answer[:-100])
+    assert [[fault.kind for fault in talk.faults] for talk in talks] == [[], [], ["held_too_many"]]
+    assert talks[2].faults[0].fatal and "let fewer clients ask at once" in talks[2].faults[0].text
+    talks[0].broker(answer[-100:])
+    talks[1].close(BROKER)
+    assert talks[0].sent[CLIENT] == answer and talks[1].sent[CLIENT] == b""
+    again = Dialogue(interest, transform=untouched).client(request(DESCRIBE_CLUSTER, 0, 1) * 2)
+    assert again.broker(answer * 2, [9, len(answer), len(answer) + 50]).sent[CLIENT] == answer * 2  # all is released
+    assert interest.held.take(2 * len(answer))
+
+
+def test_a_copy_that_has_no_room_is_not_kept_and_the_answer_passes() -> None:
+    interest = Interest(rewrite=True, held=HeldBudget(0))
+    answer = response(12, 4, 1, {"errorCode": 27})
+    talk = Dialogue(interest, transform=untouched).client(request(12, 4, 1)).broker(answer, [9])
+    assert talk.sent[CLIENT] == answer and not talk.faults and talk.exchanges[0].decoded == "header"
+
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_state_of_the_table_is_met() -> None:
+    met: set[tuple[int, str]] = set()
+
+    class Watched(Dialogue):
+        def _take(self) -> None:
+            met.update(enumerate(self.session.states))
+            super()._take()
+
+    def talk(**more: Any) -> Watched:
+        return Watched(Interest(rewrite=True, **more), transform=untouched)
+
+    named = {"acks": -1, "topicData": [{"name": "t", "partitionData": [{"index": n} for n in range(20)]}]}
+    many = {"acks": -1, "topicData": [{"name": "t", "partitionData": [{"index": n} for n in range(20_000)]}]}
+    ask = request(PRODUCE, 9, 1, named)
+    talk().client(ask, [5, 14, 60]).broker(response(PRODUCE, 9, 1), [5, 9])
+    talk(detail=TOPICS).client(ask, [60]).client(request(PRODUCE, 9, 2, many), [100_000])
+    talk().client(foreign_request(API_VERSIONS, 99, 1, b"\0\1c\0"), [13])
+    talk().client(foreign_request(9999, 0, 1)).broker(sized((1).to_bytes(4) + b"opaque"), [9])
+    talk().client(request(METADATA, 12, 1)).broker(response(METADATA, 12, 1), [9])
+    talk().client(request(OFFSET_FETCH, 7, 1)).broker(response(OFFSET_FETCH, 7, 1, dense(9000)), [99])
+    talk().client(request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"})).broker(response(HANDSHAKE, 0, 1)).client(
+        b"\xff" * 4
+    )
+    Watched(Interest()).client(b"\xff" * 16)
+    substates = ("", ", header", ", passing", ", kept", ", walking")
+    expected = {(side, f"framed{substate}") for side in (CLIENT, BROKER) for substate in substates}
+    expected |= {(side, state) for side in (CLIENT, BROKER) for state in ("raw", "blind", "closed")}
+    expected |= {(CLIENT, "framed, prefix"), (CLIENT, "framed, swallowed"), (CLIENT, "await_handshake")}
+    expected |= {(BROKER, "framed, held")}
+    assert met == expected
