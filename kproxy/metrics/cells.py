@@ -429,7 +429,7 @@ class Metrics:
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
 
     def upstream(self, cluster: str, causes: Sequence[str], state: Callable[[], ClusterState]) -> UpstreamCells:
-        """The cells of a cluster's upstream, from now on: why dials may fail, and what tells how the cluster stands."""
+        """The cells of a cluster's upstream, from now on: why dials may fail, and a function that returns its state."""
         cells = self.cluster(cluster).upstream = UpstreamCells(causes, state)
         return cells
 

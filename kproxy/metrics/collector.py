@@ -277,7 +277,7 @@ def _topics(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
         name: _Sum(f"kproxy_topic_{name}", text, ("cluster", "topic", "direction", *more))
         for name, text, more in (
             ("bytes", "Bytes of records in requests (produced) and responses (fetched), as on the wire.", ()),
-            ("records", "Records, where the format tells their number; control records apart.", ()),
+            ("records", "Records, where the format contains their number; control records apart.", ()),
             ("batches", "Record batches, and messages of message sets, by codec.", ("codec",)),
         )
     }

@@ -50,7 +50,7 @@ class Position(NamedTuple):
 
     offset: int
     written_ms: int
-    told_ns: int  # when that was learnt
+    reported_ns: int  # when that was learned
 
 
 class Lag(NamedTuple):
@@ -63,11 +63,11 @@ class Lag(NamedTuple):
 class Log:
     """What is known of a topic-partition's end."""
 
-    __slots__ = ("ends", "high_watermark", "marks", "told_ns")
+    __slots__ = ("ends", "high_watermark", "marks", "reported_ns")
 
     def __init__(self) -> None:
         self.high_watermark = 0
-        self.told_ns = 0
+        self.reported_ns = 0
         self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # first offset, the one after the last, written
         self.ends: deque[tuple[int, int]] = deque(
             maxlen=MARKS
@@ -77,10 +77,10 @@ class Log:
         """The log ends here now; until `unchanged_ns` it ended where it did."""
         if high_watermark < self.high_watermark:
             self.ends.clear()  # it was truncated
-        elif high_watermark > self.high_watermark and self.told_ns:
-            self.ends.append((self.high_watermark, max(self.told_ns, unchanged_ns)))
+        elif high_watermark > self.high_watermark and self.reported_ns:
+            self.ends.append((self.high_watermark, max(self.reported_ns, unchanged_ns)))
         self.high_watermark = high_watermark
-        self.told_ns = now_ns
+        self.reported_ns = now_ns
 
     def age_s(self, offset: int, written_ms: int, now_ns: int, wall_ns: int) -> float | None:
         """The age of the record at an offset, or its upper bound; `written_ms` is that of the record before it."""
@@ -122,8 +122,8 @@ class Fetching:
         self._lags.fetching.discard(self)
 
     def _fetched(self, exchange: Exchange) -> None:
-        asked, told = exchange.request_body, exchange.response_body
-        if asked is None or told is None or (exchange.error_code and not told.partitions):
+        asked, answered = exchange.request_body, exchange.response_body
+        if asked is None or answered is None or (exchange.error_code and not answered.partitions):
             return
         self._lags.fetching.add(self)
         before_ns = self.asked_ns  # an answer of this session that left a partition out said that it is as it was
@@ -141,7 +141,7 @@ class Fetching:
             known = positions.get(key)
             if known is not None and known.offset != offset:
                 positions[key] = self._lags.position(key, offset, now_ns)
-        for partition in told.partitions:
+        for partition in answered.partitions:
             key = _key(partition)
             if partition.error_code:
                 positions.pop(key, None)
@@ -163,7 +163,7 @@ class Fetching:
             return
         if len(self.left) >= MAX_POSITIONS:
             del self.left[next(iter(self.left))]
-        self.left[key] = position._replace(told_ns=now_ns)
+        self.left[key] = position._replace(reported_ns=now_ns)
 
 
 class Lags:
@@ -226,7 +226,7 @@ class Lags:
             (each.client_id, key, at)
             for each in fetching
             for key, at in each.left.copy().items()
-            if at.told_ns + AWAY_NS > now_ns
+            if at.reported_ns + AWAY_NS > now_ns
         )
         live = (
             (each.client_id, key, at)
@@ -235,7 +235,7 @@ class Lags:
             for key, at in each.positions.copy().items()
         )
         groups = (
-            (name, key, at) for (name, key), at in self.committed.copy().items() if at.told_ns + EXPIRY_NS > now_ns
+            (name, key, at) for (name, key), at in self.committed.copy().items() if at.reported_ns + EXPIRY_NS > now_ns
         )
         fetched = _furthest(live, labels)
         confirmed = {(topic, number) for _, topic, number in fetched}  # by each answer that leaves the end out
@@ -252,7 +252,7 @@ class Lags:
                 lag: Behind
                 if records > 0:
                     lag = records, log.age_s(offset, written_ms, now_ns, wall_ns)
-                elif (topic, number) in confirmed or log.told_ns + AWAY_NS > now_ns:
+                elif (topic, number) in confirmed or log.reported_ns + AWAY_NS > now_ns:
                     lag = 0, None
                 else:
                     continue

@@ -108,15 +108,15 @@ class Topics:
                 if partition.records > 0:  # a compressed message set hides its count
                     carried.records += partition.records
 
-    def _learn(self, told: Mapping[UUID, str]) -> None:
+    def _learn(self, learned: Mapping[UUID, str]) -> None:
         """Ids are never used again; who comes last of too many stays."""
         names = self.names
-        names.update(told)
+        names.update(learned)
         while len(names) > MAX_NAMES:
             del names[next(iter(names))]
 
     def label(self, topic: str | UUID | None) -> str:
-        """The topic's name; its id, as Kafka writes it, where no answer has told the name."""
+        """The topic's name; its id, as Kafka writes it, where no answer has named it."""
         if topic is None:
             return OTHER
         if isinstance(topic, str):

@@ -43,7 +43,7 @@ class Cell(Protocol):
         """What was lately is half as long ago."""
 
     def is_gone(self, now_ns: int) -> bool:
-        """Nothing was heard of the key for so long that it is not exposed any more."""
+        """The key has been idle for so long that it is not exposed any more."""
 
 
 AnyCell = TypeVar("AnyCell", bound=Cell)
