@@ -40,6 +40,7 @@ FAULTS = (
     ("client", "tls"),
     ("client", "unreadable_carrier"),
     ("broker", "held_too_large"),
+    ("broker", "held_too_many"),
     ("broker", "malformed_answer"),
     ("broker", "out_of_order"),
     ("broker", "tls"),
