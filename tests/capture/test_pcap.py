@@ -141,6 +141,51 @@ FRAME = b"\x50\x2a\x4d\x18\x04\0\0\0none"
 PACKED = {gzip.compress: bytes(40_000), zstandard.compress: FRAME, lz4.frame.compress: b""}
 
 
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("ticks", (1 << 32, 1_700_000_000_000_000, (1 << 63) // 1000 + 1))
+def test_times_of_pcapng_packets_have_64_bits_and_an_end(tmp_path, order, ticks):
+    """Tables hold nanoseconds in 63 bits. A block with a time that does not fit makes no sense."""
+    data = packet.ethernet(bytes(60))
+    old = pack(order + "HHIIII", 0, 0, ticks >> 32, ticks & 0xFFFFFFFF, len(data), len(data)) + data
+    parts = [packet.section(order), packet.interface(order=order), packet.block(2, old, order)]
+    parts += [packet.enhanced(data, ticks, order=order), packet.enhanced(data, 9, order=order)]
+    quality, records = read(written(tmp_path, b"".join(parts)))
+    times = [record[0] for record in records]
+    if ticks * 1000 < 1 << 63:
+        assert times == [ticks * 1000, ticks * 1000, 9000]
+        assert not quality.count("damaged")
+    else:
+        assert times == [9000]
+        assert quality.count("damaged")
+
+
+@pytest.mark.parametrize("kind", (2, 6))
+def test_a_pcapng_packet_longer_than_its_block_makes_no_sense(tmp_path, kind):
+    data = packet.ethernet(bytes(60))
+    head = pack("<HHIIII", 0, 0, 0, 7, 400, 400) if kind == 2 else pack("<IIIII", 0, 0, 7, 400, 400)
+    parts = [packet.section(), packet.interface(), packet.block(kind, head + data), packet.enhanced(data, 9)]
+    quality, records = read(written(tmp_path, b"".join(parts)))
+    assert [record[0] for record in records] == [9000]
+    assert quality.count("damaged") == 1
+
+
+def test_options_of_pcapng_end_at_their_mark_and_at_their_block(tmp_path):
+    data = packet.ethernet(bytes(60))
+    nanoseconds, seconds = packet.option(9, b"\x09"), packet.option(9, b"\x00")
+    cases = {
+        nanoseconds: 5,  # no mark at the end
+        packet.option(0, b"") + nanoseconds: 5000,  # behind the mark nothing is an option
+        packet.option(2, b"eth0\0") + nanoseconds: 5,  # a value is padded to four bytes
+        nanoseconds + pack("<HH", 9, 400): 5,  # longer than the block
+        nanoseconds + seconds: 5_000_000_000,
+    }
+    for options, time_ns in cases.items():
+        path = written(tmp_path, packet.section() + packet.interface(options=options) + packet.enhanced(data, 5))
+        quality, records = read(path)
+        assert [record[0] for record in records] == [time_ns]
+        assert not quality.count("damaged")
+
+
 @pytest.mark.parametrize("pack_up", PACKED)
 def test_compressed_captures_whole_joined_and_with_something_behind(tmp_path, pack_up):
     plain = captures.capture("k41_quota").read_bytes()

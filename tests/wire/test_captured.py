@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kproxy.wire.captured import CapturedSession
-from kproxy.wire.events import ANSWERED, BROKER, CLIENT
+from kproxy.wire.events import ANSWERED, BROKER, CLIENT, Gap
 from kproxy.wire.interest import Interest
 from tests.wire.playbook import Dialogue, foreign_request, request, response
 
@@ -78,3 +78,35 @@ def test_what_was_found_is_not_doubted_again_for_ever() -> None:
     answer = b"\x70\x00\x00\x00" + (2).to_bytes(4) + b"x" * 30
     talk.client(request(12, 4, 3)).gap(BROKER, 5).broker(answer).broker(response(12, 4, 3))
     assert [exchange.correlation_id for exchange in talk.exchanges if exchange.outcome == ANSWERED] == [3]
+
+
+def test_a_hole_inside_a_body_ends_neither_the_request_nor_the_answer() -> None:
+    """The body goes on behind the hole: its exchange is complete with its last byte, no sooner."""
+    ask = request(PRODUCE, 9, 1, {"acks": 1, "topicData": [{"name": "t" * 200, "partitionData": []}]})
+    reply = response(METADATA, 9, 2, {"clusterId": "c" * 200})
+    talk = captured().client(ask[:60]).gap(CLIENT, 100)
+    assert talk.session.completed == [0, 0]
+    talk.client(ask[160:]).broker(response(PRODUCE, 9, 1)).client(request(METADATA, 9, 2))
+    talk.broker(reply[:60]).gap(BROKER, 100)
+    assert talk.session.completed == [2, 1]
+    assert [exchange.correlation_id for exchange in talk.exchanges] == [1]
+    end = talk.now
+    talk.broker(reply[160:])
+    assert talk.session.completed == [2, 2]
+    assert [exchange.correlation_id for exchange in talk.exchanges] == [1, 2]
+    assert talk.exchanges[-1].response_end >= end
+
+
+@pytest.mark.parametrize("piece", (100, 3000))
+def test_every_byte_that_is_skipped_is_counted_once(piece: int) -> None:
+    talk = captured(midstream=True)
+    junk = 9000
+    for _ in range(junk // piece):
+        talk.client(b"\xee" * piece)
+    talk.client(request(12, 4, 7)).broker(response(12, 4, 7))
+    skipped = [event for event in talk.events if isinstance(event, Gap) and event.resync]
+    assert sum(event.count for event in skipped) == junk
+    offset = 0
+    for event in skipped:  # one after the other
+        assert event.offset == offset
+        offset += event.count

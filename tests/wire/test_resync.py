@@ -1,0 +1,103 @@
+"""What is believed to be a frame behind a hole, and what is not: each doubt has a case that decides it."""
+
+import pytest
+
+from kproxy.wire import resync
+from tests.wire.playbook import request
+
+JUNK = b"\xee" * 50
+WAITING = {7, 8}
+NEAR = resync.CANDIDATES
+
+
+def answer(correlation_id: int, size: int = 20) -> bytes:
+    return size.to_bytes(4, signed=True) + correlation_id.to_bytes(4, signed=True) + bytes(size - 4)
+
+
+@pytest.mark.parametrize(
+    ("data", "segment", "place"),
+    [
+        (JUNK + answer(7), 0, len(JUNK)),  # it ends where the bytes end
+        (JUNK + answer(7) + answer(8), 0, len(JUNK)),  # another one follows
+        (JUNK + answer(7) + answer(9), 0, -1),  # what follows is not due
+        (JUNK + answer(8) + answer(7) + answer(8), 0, len(JUNK)),  # the first of several
+        (JUNK + answer(7)[:12], len(JUNK), len(JUNK)),  # it opens a segment
+        (JUNK + answer(7)[:12], 0, -1),
+        (answer(7)[:12], 5, 0),  # so does the first byte
+        (JUNK + answer(7) + bytes((0, 0, 0, 9, 7)), 0, -1),  # too little follows to be sure
+        (JUNK + (3).to_bytes(4) + (7).to_bytes(4), 0, -1),  # no answer is so short
+    ],
+)
+def test_an_answer_needs_a_second_witness(data: bytes, segment: int, place: int) -> None:
+    assert resync.find_answer(data, segment, WAITING) == place
+
+
+@pytest.mark.parametrize(
+    ("data", "pos", "is_one"),
+    [
+        (answer(7), 0, True),
+        (answer(7) + answer(8), 0, True),
+        (answer(7) + answer(9), 0, True),  # not due yet: its request comes later in the capture
+        (answer(7) + answer(7 + NEAR), 0, True),
+        (answer(7) + answer(7 + NEAR + 1), 0, False),
+        (answer(9) + answer(5), 0, False),
+        (answer(9) + answer(9), 0, False),
+        (answer(7) + answer(8)[:7], 0, False),
+        (answer(7)[:15], 0, True),
+        (b"\0" + answer(7)[:15], 1, False),
+        (answer(9)[:15], 0, False),  # not whole, and not due
+        (answer(8 + NEAR), 0, True),
+        (answer(9 + NEAR), 0, False),  # far from all that wait
+        (answer(7 - NEAR), 0, True),
+        (answer(6 - NEAR), 0, False),
+        ((3).to_bytes(4) + answer(7)[4:7], 0, False),
+        ((-1).to_bytes(4, signed=True) + answer(7)[4:], 0, False),
+    ],
+)
+def test_what_may_stand_where_an_answer_is_out_of_turn(data: bytes, pos: int, is_one: bool) -> None:
+    if len(data) - pos >= 8:
+        assert resync.follows(memoryview(data), pos, len(data), WAITING) is is_one
+
+
+def test_nothing_waits_and_any_correlation_id_is_near() -> None:
+    assert resync.follows(memoryview(answer(1 << 20)), 0, 24, set())
+
+
+HEARTBEAT = request(12, 4, 1, {"groupId": "group"}, client="me")
+
+
+@pytest.mark.parametrize(
+    ("data", "segment", "before", "place"),
+    [
+        (JUNK + HEARTBEAT, 0, ..., len(JUNK)),
+        (JUNK + HEARTBEAT, 0, b"me", len(JUNK)),
+        (JUNK + HEARTBEAT, 0, b"you", len(JUNK)),  # whole, and it decodes: a witness against the name
+        (JUNK + HEARTBEAT + HEARTBEAT, 0, ..., len(JUNK)),
+        (JUNK + HEARTBEAT + JUNK, 0, ..., -1),  # what follows is none
+        (JUNK + HEARTBEAT[:-1], len(JUNK), ..., len(JUNK)),  # it opens a segment
+        (JUNK + HEARTBEAT[:-1], len(JUNK), b"you", -1),
+        (JUNK + HEARTBEAT[:-1], 0, ..., -1),
+        (JUNK + HEARTBEAT[:-4] + b"\xff" * 4, 0, ..., -1),  # its body does not decode
+        (JUNK + (0).to_bytes(4) + HEARTBEAT[4:], 0, ..., -1),
+    ],
+)
+def test_a_request_needs_a_second_witness(data: bytes, segment: int, before: resync.ClientId, place: int) -> None:
+    assert resync.find_request(data, segment, before) == place
+
+
+def test_a_request_under_another_name_is_believed_if_it_is_whole() -> None:
+    whole = memoryview(HEARTBEAT)
+    assert resync.believable(whole, 0, len(whole), b"me")
+    assert resync.believable(whole, 0, len(whole), b"you")
+    assert not resync.believable(whole[:-1], 0, len(whole) - 1, b"you")
+    assert resync.believable(whole[:13], 0, 13, b"you")  # too little of it to tell
+    named = memoryview(request(12, 4, 1, {"groupId": "group"}, client="a client"))
+    assert resync.believable(named[:17], 0, 17, b"a client")  # "a c": the rest of the name is not there yet
+    assert not resync.believable(named[:17], 0, 17, b"another")
+    foreign = memoryview(request(12, 4, 1, {}, client="me")[:4] + (300).to_bytes(2) + HEARTBEAT[6:])
+    assert not resync.believable(foreign, 0, len(foreign), b"me")  # no Kafka to come has such an API
+
+
+@pytest.mark.parametrize("at", [0, 30, 49])
+def test_a_request_is_found_at_its_first_byte(at: int) -> None:
+    assert resync.find_request(JUNK[:at] + HEARTBEAT, at, b"me") == at
