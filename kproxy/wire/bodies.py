@@ -21,7 +21,7 @@ from typing import NamedTuple, cast
 from uuid import UUID
 
 from kproxy.errors import Malformed, ProtocolError
-from kproxy.protocol.codec import Plan, api_message, is_noted, paths_of
+from kproxy.protocol.codec import Plan, api_message, encode_response, is_noted, paths_of
 from kproxy.protocol.plans import Length, join
 from kproxy.protocol.primitives import Buffer, write_uvarint
 from kproxy.protocol.records import (
@@ -267,6 +267,7 @@ class BodyWalker(Found):
         room: Room | None = None,
         neutralise: bool = False,
         ahead_bytes: int = 0,
+        marks_head: bool = False,
     ) -> None:
         self.ahead_bytes = ahead_bytes  # that nobody needs to see: at first those before the body
         self.partitions: list[Partition] = []
@@ -285,7 +286,8 @@ class BodyWalker(Found):
         self._room = room
         self._batch: Batch | None = None  # the one whose bytes pass by
         self._checksum: Checksum | None = None
-        self._walk = _walk(api_key, api_version, side, detail, neutralise)(self)
+        self.head_end: int | None = None  # with `marks_head`, once its end was met: a position of the chunk at hand
+        self._walk = _walk(api_key, api_version, side, detail, neutralise, marks_head)(self)
         _, self._need = next(self._walk)
 
     def feed(self, chunk: Buffer, start: int, end: int) -> list[Edit] | None:
@@ -375,6 +377,10 @@ class BodyWalker(Found):
         self._edit(pos + self._offset - 1, pos + self._offset, bytes((UNKNOWN_TAG,)))
         self.neutralised = True
 
+    def mark_head(self, pos: int) -> None:
+        """The array of addresses ends before `pos`."""
+        self.head_end = pos + self._offset
+
     def hold(self, pos: int) -> None:
         """From here on nothing leaves."""
         self._held = bytearray()
@@ -416,8 +422,10 @@ def _emptied(size: int, tags: int) -> bytes:
 
 
 @cache
-def _walk(api_key: int, version: int, side: str, detail: int, neutralise: bool) -> Callable[[BodyWalker], Walk]:
-    return _Stream(api_key, version, side, detail, neutralise).plan()
+def _walk(
+    api_key: int, version: int, side: str, detail: int, neutralise: bool, marks_head: bool
+) -> Callable[[BodyWalker], Walk]:
+    return _Stream(api_key, version, side, detail, neutralise, marks_head).plan()
 
 
 class Wanted:
@@ -639,8 +647,9 @@ class _Stream(_Look):
 
     here = "base + pos"
 
-    def __init__(self, api_key: int, version: int, side: str, detail: int, neutralise: bool) -> None:
+    def __init__(self, api_key: int, version: int, side: str, detail: int, neutralise: bool, marks_head: bool) -> None:
         super().__init__(api_key, version, side, detail)
+        self.head_array = head_array(api_key, version) if marks_head else None
         carrier = address_path(api_key, version) if neutralise else None
         fields = {field.name: field for field in self.message.fields}
         self.strict = carrier is not None
@@ -700,6 +709,13 @@ class _Stream(_Look):
             self.need(1)  # what is before it may be stepped over into a chunk that is not here yet
             self.line("found.hold(pos)")
 
+    def behind(self, path: str) -> None:
+        super().behind(path)
+        if path == self.head_array:
+            self.settle()
+            self.need(1)  # its last field may be stepped over into a chunk that is not here yet
+            self.line("found.mark_head(pos)")
+
     def counted(self, path: str, length: Length) -> None:
         if path == self.held_array:
             self.line(f"entries = {length.real}")
@@ -724,6 +740,31 @@ def tells_names(api_key: int, version: int) -> bool:
 def tells_brokers(api_key: int, version: int) -> bool:
     """Are its answers there to tell where brokers are? (NodeEndpoints, KIP-951, name only what Metadata has named.)"""
     return bool(_brokers(api_key, version))
+
+
+@cache
+def head_array(api_key: int, version: int) -> str | None:
+    """The top-level array of an answer that names brokers, if arrays of structs follow it, as topics do in Metadata.
+
+    The bytes up to its end, the head, are all of the answer that names brokers, and may be a small part of it.
+    """
+    path = address_path(api_key, version)
+    fields = api_message(api_key, version, "response").fields_of(version)
+    plain = [field for field in fields if version not in field.tagged_versions]
+    names = [field.name for field in plain]
+    if path not in names:
+        return None
+    return path if any(field.is_array and field.is_struct for field in plain[names.index(path) + 1 :]) else None
+
+
+@cache
+def empty_rest(api_key: int, version: int) -> bytes:
+    """What follows the head in the smallest answer there is: with it, a head alone is a whole answer."""
+    frame = bytes(8) + encode_response(api_key, version, {"correlationId": 0}, {})[4:]
+    walker = BodyWalker(api_key, version, marks_head=True, ahead_bytes=8)
+    walker.feed(frame, 0, len(frame))
+    assert walker.head_end is not None
+    return frame[walker.head_end :]
 
 
 def _brokers(api_key: int, version: int) -> dict[str, str]:

@@ -1,14 +1,15 @@
 """The broker's side of a session: cuts answers, pairs them with requests, reads or changes what the interest asks for.
 
 An answer of up to SMALL_BODY bytes is read in one go; if it arrives in parts it is copied first, and held back if its
-addresses must be changed. A larger one is walked as it streams past. Refuses to know what the transform does.
+addresses must be changed. A larger one is walked as it streams past. Of a large Metadata answer only the head is held,
+up to the end of its brokers (MAX_HEAD). Refuses to know what the transform does.
 """
 
 from typing import Any
 
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.wire import frames
-from kproxy.wire.bodies import ERRORS, BodyWalker
+from kproxy.wire.bodies import ERRORS, BodyWalker, empty_rest
 from kproxy.wire.client_side import ClientSide
 from kproxy.wire.events import (
     BROKER,
@@ -23,6 +24,7 @@ from kproxy.wire.events import (
 from kproxy.wire.interest import HOLD, SASL_HANDSHAKE, STREAM
 from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece
 
+MAX_HEAD = 1024 * 1024  # of an answer whose head alone is held: ten thousand brokers
 MAX_HELD = 4 * 1024 * 1024  # of one answer: tens of thousands of brokers, or coordinators
 
 
@@ -176,14 +178,21 @@ class BrokerSide(ClientSide):
             self._transform is not None and plan.carries_addresses and not (streams and length > SMALL_BODY)
         )
         if self._held:
-            if length > MAX_HELD:
+            self._broker_kept = bytearray()
+            if plan.splits and length > SMALL_BODY:
+                self._broker_walker = BodyWalker(
+                    plan.api_key,
+                    plan.api_version,
+                    detail=ERRORS if plan.response_reader is None else self._interest.detail,
+                    ahead_bytes=frames.RESPONSE_HEAD_BYTES,
+                    marks_head=True,
+                )
+            elif length > MAX_HELD:
                 text = (
                     f"{plan.title} answer of {length} bytes must be held to rewrite its addresses, and at most "
                     f"{MAX_HELD} bytes are: ask for less at a time"
                 )
                 self._fatal(BROKER, "held_too_large", text, plan, now)
-                return
-            self._broker_kept = bytearray()
         elif plan.scan is not None:
             if length > SMALL_BODY:
                 self._broker_walker = BodyWalker(
@@ -286,8 +295,15 @@ class BrokerSide(ClientSide):
     ) -> int:
         """Walk the bytes [pos, stop) and send them on with the walker's edits; returns where the walk stopped."""
         stop, edits = self._walk(walker, view, pos, stop)
-        if walker.fault is not None and self._transform is not None and exchange.plan.carries_addresses:
+        if self._held and walker.head_end is not None:
+            if not self._send_head(exchange, view[pos : walker.head_end], pieces, now):
+                return stop
+            pos = walker.head_end
+        if walker.fault is not None and self._may_name_brokers(exchange):
             self._malformed_answer(exchange, walker.fault, now)
+            return stop
+        if self._held:
+            self._keep_head(exchange, view[pos:stop], now)
             return stop
         for edit_start, edit_end, replacement in edits:
             if pos < edit_start:
@@ -298,6 +314,51 @@ class BrokerSide(ClientSide):
         if pos < stop:
             pieces.append((CLIENT, view[pos:stop]))
         return stop
+
+    def _keep_head(self, exchange: Exchange, part: Any, now: int) -> None:
+        """Keep bytes of a head whose end is not here yet."""
+        if not self._keep(part, now):
+            return
+        assert self._broker_kept is not None
+        if len(self._broker_kept) > MAX_HEAD:
+            text = (
+                f"the brokers of a {exchange.plan.title} answer do not end within {MAX_HEAD} bytes, which must be held "
+                "to rewrite their addresses: no cluster has so many"
+            )
+            self._fatal(BROKER, "held_too_large", text, exchange.plan, now)
+
+    def _send_head(self, exchange: Exchange, last: Any, pieces: list[Piece], now: int) -> bool:
+        """The head ends with `last`: give it to the transform as an answer without a rest, and send what it returns.
+
+        The rest then passes as it came; the frame's size is that of both. False: a fatal fault.
+        """
+        if not self._keep(last, now):
+            return False
+        assert self._broker_kept is not None and self._transform is not None
+        plan = exchange.plan
+        head = bytes(self._broker_kept)
+        self._interest.held.release(len(head))
+        self._broker_kept = None
+        self._held = False
+        rest = empty_rest(plan.api_key, plan.api_version)
+        whole = frames.SIZE.pack(len(head) - 4 + len(rest)) + head[4:] + rest
+        try:
+            answer = self._transform(exchange, memoryview(whole))
+        except ProtocolError as fault:
+            self._held = True  # nothing of it has left
+            self._malformed_answer(exchange, fault, now)
+            return False
+        if answer is not None:
+            size = exchange.response_bytes - 4 + len(answer) - len(whole)
+            head = frames.SIZE.pack(size) + answer[4 : len(answer) - len(rest)]
+        pieces.append((CLIENT, head))
+        return True
+
+    def _may_name_brokers(self, exchange: Exchange) -> bool:
+        """Whether the rest of the answer in transit could name brokers to a client that must not see them."""
+        return (
+            self._transform is not None and exchange.plan.carries_addresses and (self._held or not exchange.plan.splits)
+        )
 
     def _answer_walked(self, exchange: Exchange, now: int) -> None:
         walker, self._broker_walker = self._broker_walker, None
@@ -314,5 +375,7 @@ class BrokerSide(ClientSide):
                 exchange.response_body = walker
                 if walker.left_out:
                     self._too_much_named(BROKER, exchange, f"{walker.left_out} more than {MAX_NAMED}", now)
-        else:
+        elif self._may_name_brokers(exchange):
             self._malformed_answer(exchange, walker.fault, now)
+        else:
+            self._unread_answer(exchange, walker.fault, now)

@@ -78,6 +78,7 @@ class ApiPlan:
         "response",
         "response_reader",
         "scan",
+        "splits",
         "throttled_after_answer",
         "title",
         "transforms_always",
@@ -97,6 +98,7 @@ class ApiPlan:
         self.request_reader: Reader | None = None  # tells what the body says of topic-partitions
         self.response_reader: Reader | None = None
         self.carries_addresses = False  # its answers can tell clients where brokers are
+        self.splits = False  # of a large answer only the head is held (`bodies.head_array`)
         self.throttled_after_answer = False  # KIP-219: the answer leaves at once, then the connection is muted
         self.transforms_always = False  # held for the owner even if it carries no address (ApiVersions)
 
@@ -193,6 +195,7 @@ class Interest:
             plan.transforms_always = api.key == API_VERSIONS
             if plan.response == SCAN and (plan.carries_addresses or plan.transforms_always):
                 plan.response = HOLD
+                plan.splits = bodies.head_array(api.key, version) is not None
         if plan.response != HOLD and plan.response_reader is None:
             plan.quick_scan = plan.scan
         return plan

@@ -3,12 +3,15 @@
 import random
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from kproxy.protocol.records import Record, write_batch
+from kproxy.proxy.upstream.rewrite import rewrite_addresses
 from kproxy.wire import sasl
 from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS
+from kproxy.wire.broker_side import MAX_HEAD
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
 from kproxy.wire.pairing import LIMIT
@@ -172,13 +175,13 @@ def test_a_large_request_of_many_fields_is_walked_over_several_calls() -> None:
 
 
 def test_any_dialogue_counts_what_pending_requests_name() -> None:
-    for seed in range(40):
+    for seed in range(8):
         dice = random.Random(seed)
         talk = session(details=True, detail=TOPICS)
         asked = answered = 0
         for _ in range(60):
             if dice.random() < 0.6 or asked == answered:
-                partitions = [{"index": n} for n in range(dice.choice((1, 16, 17, 400, 9000)))]
+                partitions = [{"index": n} for n in range(dice.choice((1, 16, 17, 400, 12_000)))]
                 acks = dice.choice((0, -1, -1))
                 body = {"acks": acks, "topicData": [{"name": "t", "partitionData": partitions}]}
                 read(talk, CLIENT, request(PRODUCE, 9, asked, body))
@@ -254,3 +257,76 @@ def test_each_state_of_the_table_is_met() -> None:
     expected |= {(CLIENT, "framed, prefix"), (CLIENT, "framed, swallowed"), (CLIENT, "await_handshake")}
     expected |= {(BROKER, "framed, held")}
     assert met == expected
+
+
+# --- the head of a large Metadata answer -----------------------------------------------------------------------------
+
+
+def metadata(version: int, topics: int, hosts: int = 12) -> dict[str, Any]:
+    nodes = [{"nodeId": n, "host": f"broker-{n}.internal", "port": 9092, "rack": "r" * (n % 300)} for n in range(hosts)]
+    partitions = [
+        {"partitionIndex": n, "errorCode": 5, "leaderId": 1, "replicaNodes": [1, 2, 3], "isrNodes": [1, 2]}
+        for n in range(10)
+    ]
+    return {
+        "brokers": nodes,
+        "clusterId": "c",
+        "topics": [{"name": f"topic-{n}", "topicId": UUID(int=n + 1), "partitions": partitions} for n in range(topics)],
+    }
+
+
+def renamed(exchange: Exchange, frame: memoryview) -> bytes | None:
+    return rewrite_addresses(exchange.plan.api_key, exchange.plan.api_version, frame, lambda n, host, port: ("me", n))
+
+
+@pytest.mark.parametrize("version", [0, 1, 4, 8, 9, 12, 13])
+@pytest.mark.parametrize("most", [1, 700, 100_000, READ])
+def test_of_a_large_metadata_answer_only_the_brokers_are_held(version: int, most: int) -> None:
+    answer = response(METADATA, version, 7, metadata(version, 300))
+    cuts = [*range(most, len(answer) if most > 1 else 2000, most)]  # byte by byte through the brokers and further
+    interest = Interest(rewrite=True, details=True, detail=TOPICS, held=HeldBudget(4096))
+    talk = Dialogue(interest, transform=renamed).client(request(METADATA, version, 7))
+    talk.broker(answer + answer[:9], [*cuts, len(answer)] if cuts else [])
+    expected = rewrite_addresses(METADATA, version, memoryview(answer), lambda n, host, port: ("me", n))
+    assert expected is not None and talk.sent[CLIENT] == expected
+    (exchange,) = talk.exchanges
+    assert exchange.errors == (5,) * 3000 and exchange.response_bytes == len(answer) and exchange.decoded == "full"
+    assert exchange.response_body is not None and len(exchange.response_body.names) == (300 if version >= 10 else 0)
+    assert interest.held.take(4096)  # all is released
+
+
+def test_metadata_of_50000_partitions_is_walked_over_many_calls() -> None:
+    answer = response(METADATA, 12, 1, metadata(12, 5000))
+    talk = Session(Interest(rewrite=True), transform=renamed)
+    talk.receive(CLIENT, memoryview(request(METADATA, 12, 1)), 1)
+    sent = b""
+    for start in range(0, len(answer), READ):
+        for call in read(talk, BROKER, answer[start : start + READ]):
+            piece = b"".join(piece for _, piece in call)
+            assert len(piece) <= WALKED_PER_CALL + WALK_SLICE
+            sent += piece
+    assert sent == renamed_frame(answer) and len(talk.events) == 1 and not talk.faults
+
+
+def renamed_frame(answer: bytes) -> bytes | None:
+    return rewrite_addresses(METADATA, 12, memoryview(answer), lambda n, host, port: ("me", n))
+
+
+def test_brokers_without_end_are_refused() -> None:
+    answer = response(METADATA, 12, 1, metadata(12, 1, hosts=7000))
+    assert len(answer) > MAX_HEAD
+    talk = Dialogue(Interest(rewrite=True), transform=renamed).client(request(METADATA, 12, 1))
+    talk.broker(answer, range(100_000, len(answer), 100_000))
+    assert [(fault.kind, fault.fatal) for fault in talk.faults] == [("held_too_large", True)]
+    assert talk.sent[CLIENT] == b"" and "do not end within" in talk.faults[0].text
+
+
+def test_a_fault_behind_the_brokers_ends_the_reading_and_not_the_connection() -> None:
+    answer = response(METADATA, 12, 1, metadata(12, 300))
+    broken = answer[:-2000] + b"\xff" * 2000
+    talk = Dialogue(Interest(rewrite=True), transform=renamed).client(request(METADATA, 12, 1)).broker(broken)
+    assert [(fault.kind, fault.fatal) for fault in talk.faults] == [("malformed_answer", False)]
+    assert talk.sent[CLIENT].endswith(b"\xff" * 2000) and b"internal" not in talk.sent[CLIENT]
+    early = answer[:20] + b"\xff" * (len(answer) - 20)
+    talk = Dialogue(Interest(rewrite=True), transform=renamed).client(request(METADATA, 12, 1)).broker(early)
+    assert [fault.fatal for fault in talk.faults] == [True] and talk.sent[CLIENT] == b""

@@ -74,6 +74,7 @@ class Connector:
             rewrite=True,
             details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only what carries records
             detail=DETAILS[cluster.detail],
+            held=worker.held,
         )
         self._to: dict[Address, int] = {}  # upstream -> open connections
         self._tasks = Tasks(f"cluster={cluster.name}")

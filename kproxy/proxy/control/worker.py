@@ -14,6 +14,7 @@ from kproxy.proxy.upstream.dial import Dialler
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver
 from kproxy.wire.connection import Sink
+from kproxy.wire.interest import HeldBudget
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Worker:
     metrics: Metrics
     sinks: Sequence[Sink]
     relays: dict[int, Relay] = field(default_factory=dict)  # by the number of the connection, the oldest first
+    held: HeldBudget = field(default_factory=HeldBudget)  # of answers, by all sessions
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last relay closes
     loops: LoopGuard = field(init=False)
     dialler: Dialler = field(init=False)
