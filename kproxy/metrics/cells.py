@@ -65,6 +65,7 @@ MAX_APIS = 64  # known ones by name: those of every day always, the others in th
 UNKNOWN_APIS = 16
 MAX_ERRORS = 512  # pairs of an API and an error code
 UNKNOWN_ERRORS = 16
+MAX_LEAKING_APIS = 32
 OTHER_API = "other"
 # Outside int16: the cells of the error codes beyond the caps, known and unknown.
 OTHER_ERROR = 0x10000
@@ -174,6 +175,7 @@ class ClusterCells:
         self.neutralised = dict.fromkeys(HIDING_APIS, 0)
         self.upstream: UpstreamCells | None = None  # of a proxy
         self.own_answers = dict.fromkeys(OWN_APIS, 0)
+        self.leaks = dict.fromkeys(ADDRESS_APIS, 0)  # by api
         self.unbound = 0  # brokers in answers for which no port is open
         self._apis = set(EVERYDAY_APIS)
         self._unknown_apis: set[int] = set()
@@ -192,6 +194,12 @@ class ClusterCells:
         """Expose a broker before its first connection; beyond MAX_BORN of them it begins with that."""
         if len(self.brokers) < MAX_BORN or broker in self.brokers:
             self.broker(broker, listener)
+
+    def leaked(self, api: str) -> str:
+        """An answer of that API has a broker's own address in it; returns the label under which it is counted."""
+        label = api if api in self.leaks or len(self.leaks) < MAX_LEAKING_APIS else OTHER_API
+        _add(self.leaks, label, 1)
+        return label
 
     def api_label(self, plan: ApiPlan) -> str:
         """Kafka's name of the API; those beyond the caps share one."""

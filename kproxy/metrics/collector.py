@@ -218,6 +218,12 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
             lambda cluster: cluster.own_answers,
         ),
         (
+            "address_leaks",
+            "Answers with the address of a broker in them, which would lead clients around kproxy.",
+            ("api",),
+            lambda cluster: cluster.leaks,
+        ),
+        (
             "unbound_brokers",
             "Brokers named in answers for which kproxy has no open port: clients cannot reach them.",
             (),

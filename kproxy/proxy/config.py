@@ -152,6 +152,7 @@ class Cluster(_Frozen):
     broker_port_base: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
     detail: Literal["headers", "topics", "batches"] = "headers"
     max_request_bytes: Annotated[int, Field(ge=1024, le=(1 << 31) - 1)] = MAX_REQUEST_BYTES
+    on_address_leak: Literal["log", "close"] = "log"
     brokers: tuple[BrokerPorts, ...] = ()
 
     @property
@@ -178,7 +179,16 @@ class Config(_Frozen):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-CLUSTER_SETTINGS = ("listen", "bootstrap", "route", "advertise", "broker_port_base", "detail", "max_request_bytes")
+CLUSTER_SETTINGS = (
+    "listen",
+    "bootstrap",
+    "route",
+    "advertise",
+    "broker_port_base",
+    "detail",
+    "max_request_bytes",
+    "on_address_leak",
+)
 PROCESS_SETTINGS = tuple(name for name in Config.model_fields if name != "clusters")
 
 

@@ -19,6 +19,7 @@ from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import Listener, is_local, resolve
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
+from kproxy.proxy.upstream.leaks import KnownAddresses
 from kproxy.proxy.upstream.question import ask_brokers
 from kproxy.proxy.upstream.routing import Routes
 
@@ -39,8 +40,16 @@ class ClusterProxy:
             cluster.name, addresses, self._ask, self._learn, worker.config.discovery_interval_s, self._open_ports
         )
         self._connector = Connector(
-            worker, cluster, self._metrics, addresses, self._advertise, self._discovery.broker_lost
+            worker,
+            cluster,
+            self._metrics,
+            addresses,
+            self._advertise,
+            self._find_leak,
+            self._discovery.broker_lost,
         )
+        self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
+        self._leaking: set[str] = set()  # APIs, as their labels, whose leak is in the log
         self._bootstrap: Listener | None = None
         self._ports: BrokerPorts | None = None
         self._stopped = False
@@ -124,6 +133,8 @@ class ClusterProxy:
     async def _learn(self, asked: Address, brokers: Brokers | None) -> str:
         """Take in what a broker says of all; returns what still keeps clients from coming, or nothing."""
         if self.cluster.route == "sidecar":
+            for node_id, address in (brokers or {}).items():
+                self._known.learn(node_id, address)
             self._connector.beside = await self._beside(asked, brokers or {})
             self._expose(label(self._connector.beside), None)
             return ""
@@ -180,6 +191,7 @@ class ClusterProxy:
     def _learn_broker(self, node_id: int, host: str, port: int) -> bool:
         """Take in where a broker is; whether its port is open."""
         before = self.routes.upstreams.get(node_id)
+        self._known.learn(node_id, Address(host, port))
         refused = self.routes.learn(node_id, Address(host, port))
         name = self.cluster.name
         if refused:
@@ -203,6 +215,28 @@ class ClusterProxy:
         """Begin the series of a broker behind a port at 0, before its first connection."""
         self._cells.expect(broker, listener_name(node_id))
         self._metrics.broker_known(broker)
+
+    # --- leaks -------------------------------------------------------------------------------------------------------
+
+    def _find_leak(self, api: str, version: int, answer: bytes | memoryview) -> str:
+        """Count an answer that would tell clients where a broker is; why it must not leave, or nothing."""
+        address = self._known.find(answer)
+        if address is None:
+            return ""
+        closes = self.cluster.on_address_leak == "close"
+        label = self._cells.leaked(api)
+        text = f"the {api} v{version} answer names {address}, which would lead clients around kproxy"
+        if label not in self._leaking:
+            self._leaking.add(label)
+            log.error(
+                "leak cluster=%s: %s. It is %s (on_address_leak); this is logged once per API. Please report it",
+                self.cluster.name,
+                text,
+                "not forwarded, and the connection is closed"
+                if self.cluster.on_address_leak == "close"
+                else "forwarded",
+            )
+        return text if closes else ""
 
     def _open_ports(self) -> str:
         return str(self._ports)

@@ -14,7 +14,7 @@ from kproxy.errors import UpstreamError
 from kproxy.metrics.upstream import UpstreamCells
 from kproxy.proxy.config import Address, Cluster
 from kproxy.proxy.control.tasks import Tasks
-from kproxy.proxy.control.transform import Advertise, Rewriter
+from kproxy.proxy.control.transform import Advertise, FindLeak, Rewriter
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import Accepted
@@ -50,7 +50,8 @@ def listener_name(node_id: int | None) -> str:
 class Connector:
     """Connects the clients of one cluster.
 
-    advertise: what rewrites a broker's address; broker_lost(): a broker could not be dialled, or reset a connection.
+    advertise: what rewrites a broker's address; find_leak: what looks at answers before they leave;
+    broker_lost(): a broker could not be dialled, or reset a connection.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Connector:
         metrics: UpstreamCells,
         addresses: BootstrapAddresses,
         advertise: Advertise,
+        find_leak: FindLeak,
         broker_lost: Callable[[], None],
     ) -> None:
         self.routes: Routes  # set by the owner once the bootstrap port is bound
@@ -69,6 +71,7 @@ class Connector:
         self._metrics = metrics
         self._addresses = addresses
         self._advertise = advertise
+        self._find_leak = find_leak
         self._broker_lost = broker_lost
         self._interest = Interest(
             rewrite=True,
@@ -137,7 +140,7 @@ class Connector:
 
     def _relay(self, client: socket.socket, broker: socket.socket, info: ConnectionInfo, listener: str) -> None:
         worker = self._worker
-        rewriter = Rewriter(self._advertise)
+        rewriter = Rewriter(self._advertise, self._find_leak)
         session = Session(self._interest, transform=rewriter, max_request_bytes=self._cluster.max_request_bytes)
         counting = worker.metrics.connection(
             info,

@@ -5,6 +5,7 @@ Refuses to know sockets, and which port stands for which broker.
 
 from collections.abc import Callable
 
+from kproxy.errors import Malformed
 from kproxy.metrics.cells import ConnectionMetrics
 from kproxy.proxy.config import Address
 from kproxy.proxy.upstream.rewrite import API_VERSIONS, cap_versions, rewrite_addresses
@@ -12,15 +13,18 @@ from kproxy.wire.events import Exchange
 
 # (node id, the broker's own host and port) -> (the address that clients get for it, whether that port is open)
 Advertise = Callable[[int, str, int], tuple[Address, bool]]
+# (api, version, the answer as it would leave) -> why the connection must be closed instead, or nothing
+FindLeak = Callable[[str, int, bytes | memoryview], str]
 
 
 class Rewriter:
     """Rewrites held answers; counts what it rewrote on the connection's metrics, once those are there."""
 
-    __slots__ = ("_advertise", "counting")
+    __slots__ = ("_advertise", "_find_leak", "counting")
 
-    def __init__(self, advertise: Advertise) -> None:
+    def __init__(self, advertise: Advertise, find_leak: FindLeak) -> None:
         self._advertise = advertise
+        self._find_leak = find_leak
         self.counting: ConnectionMetrics | None = None
 
     def __call__(self, exchange: Exchange, frame: memoryview) -> bytes | None:
@@ -43,4 +47,7 @@ class Rewriter:
                 self.counting.rewritten(plan.api, rewritten)
             if unbound:
                 self.counting.unbound(unbound)
+        leak = self._find_leak(plan.api, plan.api_version, frame if answer is None else answer)
+        if leak:
+            raise Malformed(leak)
         return answer

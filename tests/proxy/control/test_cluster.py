@@ -358,6 +358,32 @@ def test_two_in_a_row():
     live(test())
 
 
+@pytest.mark.parametrize("on_leak", ["log", "close"])
+def test_an_address_that_rewriting_does_not_know_of_is_a_leak(on_leak, caplog):
+    """A tagged field of a newer Kafka, in an answer whose known addresses are rewritten."""
+
+    async def test():
+        async with kproxy(on_address_leak=on_leak) as here:
+            host, port = HOST.encode(), here.broker.port
+            tag = (9000, bytes([len(host) + 1]) + host + port.to_bytes(4, "big"))
+            for count in (1, 2):
+                client, broker = await here.connect()
+                await client.send(request(METADATA, 12, 5))
+                await broker.frame()
+                brokers = [node(1, port)]
+                body = {"brokers": brokers, "_tags": [tag]}
+                await broker.send(response(METADATA, 12, 5, body))
+                if on_leak == "close":
+                    assert await client.rest() == b""
+                else:
+                    assert tag[1] in await client.frame()
+                assert here.server.metrics.cluster("default").leaks["Metadata"] == count
+
+    live(test())
+    (line,) = [record.message for record in caplog.records if record.message.startswith("leak cluster=default")]
+    assert "the Metadata v12 answer names 127.0.0.1:" in line
+
+
 def test_connections_are_listed_by_page():
     async def test():
         async with kproxy() as here:

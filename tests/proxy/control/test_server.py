@@ -126,7 +126,7 @@ def test_the_log_says_when_it_is_done_and_a_late_signal_changes_no_status():
 
     async def test():
         broker = Broker()
-        for _ in range(5):
+        for _ in range(2):
             port = free_ports(3)
             process = await run("--listen", f"{HOST}:{port}", "--bootstrap", f"{HOST}:{broker.port}")
             await broker.answer_kproxy()
