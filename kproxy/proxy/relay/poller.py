@@ -18,6 +18,7 @@ All times are nanoseconds of the monotonic clock. The interface is the loop's. R
 
 import select
 from asyncio import AbstractEventLoop
+from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
 from typing import Any
@@ -36,6 +37,7 @@ class Poller:
     __slots__ = (
         "_costly",
         "_epoll",
+        "_later",
         "_loop",
         "_measures",
         "_readers",
@@ -52,6 +54,7 @@ class Poller:
         self._epoll = select.epoll()
         self._readers: dict[int, Callback] = {}
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
+        self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._measures = False
         self._costly: dict[int, None] = {}  # whose last event took long; the first waits for longest
         self.turn_ns = self.now_ns = monotonic_ns()
@@ -65,6 +68,24 @@ class Poller:
             return
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
+        self._later.clear()
+
+    def later(self, callback: Callback, *args: Any) -> None:
+        """Call back once, in a later turn: one of those who wait so, after the sockets that are ready then."""
+        self._later.append((callback, args))
+        if len(self._later) == 1:
+            self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        """Give the sockets their turn, then one of those who wait for a later one."""
+        if self._epoll.closed:
+            return
+        self._ready()
+        if self._later:
+            callback, args = self._later.popleft()
+            callback(*args)
+            if self._later:
+                self._loop.call_soon(self._next)
 
     def add_reader(self, fd: int, callback: Callback) -> None:
         known = fd in self._readers or fd in self._writers

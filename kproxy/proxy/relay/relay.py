@@ -392,7 +392,7 @@ class Relay:
             return
         if self.session.backlog[side] is not None:
             peer.resuming = True
-            self._loop.call_soon(self._go_on, side)
+            self._poller.later(self._go_on, side)
             return
         peer.reading = True
         self._poller.add_reader(peer.fd, peer.readable)

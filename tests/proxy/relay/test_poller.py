@@ -120,3 +120,41 @@ def test_who_costs_much_waits_for_those_who_cost_little():
         poller.close()
 
     live(test())
+
+
+def test_work_that_was_put_back_is_done_one_at_a_time_between_events():
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        cheap, friend = await pair()
+        since = 0
+        most: list[int] = []
+        done: list[int] = []
+
+        def put_back(number: int, left: int) -> None:
+            nonlocal since
+            since += 1
+            if since == 1:
+                friend.send(b"x")
+            done.append(number)
+            if left:
+                poller.later(put_back, number, left - 1)
+
+        def answer() -> None:
+            nonlocal since
+            cheap.recv(9)
+            most.append(since)
+            since = 0
+
+        poller.add_reader(cheap.fileno(), answer)
+        for number in range(50):
+            poller.later(put_back, number, 9)
+        while len(done) < 500:  # noqa: ASYNC110 - what is waited for happens in other turns of this loop
+            await asyncio.sleep(0)
+        assert done == list(range(50)) * 10  # in turn
+        assert max(most) <= 2  # and not 50
+        poller.later(put_back, 0, 0)
+        poller.close()
+        await turns()
+        assert len(done) == 500
+
+    live(test())
