@@ -86,6 +86,7 @@ def one_by_one(bulk: Bulk) -> Iterator[tuple[int, Exchange]]:
         said = {name: int(column[row]) for name, column in bulk.columns.items()}
         code = said["error_code"]
         first = (said.pop(name) for name in ("correlation_id", "number", "in_flight", "request_bytes", "request_start"))
+        replica_id = said.pop("replica_id")
         exchange = Exchange(bulk.plan, *first)
         for name, value in said.items():
             setattr(exchange, name, value)
@@ -101,6 +102,8 @@ def one_by_one(bulk: Bulk) -> Iterator[tuple[int, Exchange]]:
         ) = bulk.prefixes[bulk.prefix[row]]
         if bulk.request_body is not None:
             exchange.request_body = found(bulk.request_body, row)
+            if replica_id >= 0:
+                exchange.request_body.replica_id = replica_id
         if bulk.response_body is not None:
             exchange.response_body = found(bulk.response_body, row)
         yield connection, exchange

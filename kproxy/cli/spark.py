@@ -1,26 +1,39 @@
-"""`kproxy spark`: the command line of the jobs and of the pipeline.
+"""`kproxy spark JOB` and `kproxy spark ingest`: their options, what is checked before Spark starts, and one call.
 
-Duty: a command per job, made from its function: its options are the function's parameters, its help the docstring.
+Duty: a command per job, made from its function: its options are the function's parameters, its help the docstring. Help
+needs no pyspark. Spark's own words are kept from the terminal: its log goes to a file that is shown when it fails, and
+its errors are said in plain words.
 """
 
 import inspect
+import os
+import re
+import shutil
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any
 
 import click
-from pyspark.errors import AnalysisException, PythonException
-from pyspark.logger import PySparkLogger
 
 from kproxy.analysis.jobs import JOBS, Job
 from kproxy.errors import KproxyError
-from kproxy.views import answers
+
+if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
 
 _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     "by": ("--by", {"metavar": "COLUMN,...", "help": "api, version, broker, client, host, or any column."}),
     "every": ("--every", {"metavar": "TIME", "help": "Also over time, in steps like '10 seconds' or '1 minute'."}),
-    "slower_than_ms": ("--slower-than-ms", {"type": float, "metavar": "MS", "help": "In all, from byte to byte."}),
+    "slower_than_ms": (
+        "--slower-than-ms",
+        {"type": float, "metavar": "MS", "help": "Minimum total time, first request byte to last response byte."},
+    ),
     "top": ("--top", {"type": int, "metavar": "N", "help": "How many, the slowest first."}),
+    "replicas": ("--replicas", {"is_flag": True, "help": "Count brokers that replicate too."}),
     "kafka": ("--kafka", {"metavar": "RELEASE", "help": "The release to be ready for."}),
     "other": ("--with", {"metavar": "TABLES", "required": True, "help": "The other dataset."}),
 }
@@ -28,7 +41,7 @@ _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
 # The driver of `ingest` plans, and on one machine moves few and large rows: to optimize that costs more than it saves.
 _PLANNING = ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "spark.sql.adaptive.enabled=false")
 
-# To these pyspark logs the whole Java stack of a mistake, as one line of JSON, before it raises what we tell in words.
+# To these pyspark logs the whole Java stack of a mistake, as one line of JSON, before it raises what we say in words.
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 _SPARK = (
@@ -49,46 +62,89 @@ def _with(options: tuple[Callable[[Any], Any], ...], function: Any) -> Any:
     return function
 
 
-def _session(master: str | None, config: tuple[str, ...]) -> Any:
+def _session(master: str | None, config: tuple[str, ...]) -> "SparkSession":
+    """The session that runs, or a new one whose log does not reach the terminal."""
+    from pyspark.logger import PySparkLogger
+    from pyspark.sql import SparkSession
+
     from kproxy import spark
 
     for name in _LOGGERS:
         PySparkLogger.getLogger(name).disabled = True
     settings = dict(setting.partition("=")[::2] for setting in config)
-    return spark.session(master, settings)
+    is_ours = SparkSession.getActiveSession() is None and "PYSPARK_GATEWAY_PORT" not in os.environ
+    if is_ours and not (shutil.which("java") or Path(os.environ.get("JAVA_HOME", ""), "bin", "java").is_file()):
+        raise KproxyError(
+            "Spark needs Java 17 or newer, and there is none: install it (apt install openjdk-17-jre-headless), or set "
+            "JAVA_HOME to where it is"
+        )
+    if not is_ours or "spark.log.level" in settings:
+        return spark.session(master, settings)
+    with _log_kept():
+        return spark.session(master, settings)
+
+
+@contextmanager
+def _log_kept() -> Iterator[None]:
+    """The JVM that starts meanwhile logs to a file, not to standard error; its last lines are shown if it fails."""
+    with TemporaryFile() as log:
+        sys.stderr.flush()
+        terminal = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        except KproxyError as fault:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+            raise KproxyError("\n".join([str(fault), *lines[-5:]])) from fault
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
 
 
 def _command(name: str, job: Job) -> click.Command:
     parameters = list(inspect.signature(job.run).parameters.values())[len(job.tables) :]
 
     def run(tables: str, where: str | None, shown: str, out: str | None, limit: int | None, **options: Any) -> None:
-        from kproxy import spark
-
-        if (shown == "parquet") != (out is not None):
-            raise KproxyError("--format parquet and --out go together: Parquet is written to a folder")
-        session = _session(options.pop("master"), options.pop("config"))
-        frames = [spark.table(session, tables, table) for table in job.tables]
+        master, config = options.pop("master"), options.pop("config")
         arguments = {key: value for key, value in options.items() if value is not None}
         if "by" in arguments:
             arguments["by"] = arguments["by"].replace(",", " ").split()
-        if "other" in arguments:
-            arguments["other"] = spark.table(session, arguments["other"], job.tables[0])
+        own = _check(job, tables, where, shown, out, arguments)
+
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        from kproxy import spark
+        from kproxy.views import answers
+
+        session = _session(master, config)
         try:
-            if where is not None:
+            frames = [spark.table(session, tables, table) for table in job.tables]
+            if "other" in arguments:
+                arguments["other"] = spark.table(session, arguments["other"], job.tables[0])
+            if where is not None and own:
+                arguments["where"] = where
+            elif where is not None:
                 frames[0] = frames[0].where(where)
                 if "other" in arguments:
                     arguments["other"] = arguments["other"].where(where)
             answers.show(job.run(*frames, **arguments), shown, out, limit)
-        except ValueError as fault:
-            raise KproxyError(str(fault)) from fault
-        except AnalysisException as fault:  # a column or a condition that is not there
-            raise KproxyError(str(fault).strip().partition("\n")[0].partition(" SQLSTATE")[0]) from None
+        except PySparkException as fault:
+            raise KproxyError(_in_words(fault)) from None
+        except Py4JJavaError as fault:  # of a task, while rows are fetched one by one
+            causes = re.findall(r"Caused by: \S+: (\[[A-Z_.]+\] .*)", str(fault))
+            if not causes:
+                raise
+            raise KproxyError(_plain(causes[-1])) from None
 
     for parameter in parameters:
+        if parameter.name == "where":  # an option of every job
+            continue
         flag, settings = _PARAMETERS[parameter.name]
         default = parameter.default
-        if default not in (inspect.Parameter.empty, None):
-            said = ",".join(default) if isinstance(default, tuple) else f"{default:g}" if default is float else default
+        if default not in (inspect.Parameter.empty, None, False):
+            said = ",".join(default) if isinstance(default, tuple) else default
             settings = {**settings, "help": f"{settings['help']} Default: {said}."}
         run = click.option(flag, parameter.name, **settings)(run)
     run = click.argument("tables", metavar="TABLES")(_with(_ANSWER, _with(_SPARK, run)))
@@ -98,8 +154,55 @@ def _command(name: str, job: Job) -> click.Command:
         callback=run,
         params=list(reversed(run.__click_params__)),  # type: ignore[attr-defined]
         help=f"{text}\n\n\b\nExample:\n  kproxy spark {name} tables{job.example}",
-        short_help=text.partition("\n")[0].partition(":")[0],
+        short_help=text.partition("\n")[0].partition(":")[0].rstrip(".") + ".",
     )
+
+
+def _check(job: Job, tables: str, where: str | None, shown: str, out: str | None, arguments: dict[str, Any]) -> bool:
+    """Raise KproxyError for what is known to be wrong without Spark; returns whether the job applies the condition."""
+    from kproxy.analysis import checks, parties
+    from kproxy.tables import dataset
+
+    if (shown == "parquet") != (out is not None):
+        raise KproxyError("--format parquet and --out go together: Parquet is written to a folder")
+    if out is not None and "://" not in out and Path(out).exists():
+        raise KproxyError(f"--out {out} is there already: name a folder that is not")
+    for folder in (tables, *([arguments["other"]] if "other" in arguments else [])):
+        for table in job.tables:
+            dataset.has_rows(folder, table)
+    if "by" in arguments:
+        checks.check_groups(arguments["by"], job.tables[0])
+    if "every" in arguments:
+        checks.check_span(arguments["every"])
+    if "kafka" in arguments:
+        try:
+            parties.served_by(arguments["kafka"])
+        except ValueError as fault:
+            raise KproxyError(str(fault)) from fault
+    if where is None:
+        return False
+    checks.check_condition(where, job.tables[0])
+    return job.where is None or (bool(job.where) and set(checks.names_in(where)) <= set(job.where))
+
+
+def _in_words(fault: "PySparkException") -> str:
+    """What Spark says, without the names of its error classes, and in one line."""
+    condition, said = fault.getCondition() or "", fault.getMessageParameters() or {}
+    if condition.startswith("UNRESOLVED_COLUMN"):
+        near = re.findall(r"`(\w+)`", said.get("proposal", ""))
+        return f"there is no column {said.get('objectName', '').strip('`')}" + (
+            f": did you mean {' or '.join(near[:3])}?" if near else ""
+        )
+    if condition.startswith("PARSE_"):
+        place = f" near {said['error']}" if "error" in said else ""
+        return f"--where cannot be read{place}: give a condition in SQL, like \"api = 'Fetch'\""
+    return _plain(str(fault))
+
+
+def _plain(text: str) -> str:
+    """The first line of an error of Spark without its class, its code, and advice about Spark's settings."""
+    first = text.strip().partition("\n")[0].partition(" SQLSTATE")[0]
+    return re.sub(r" Use `try_\w+` .*", "", re.sub(r"^\[[A-Z_.]+\] ", "", first))
 
 
 @click.command()
@@ -175,6 +278,9 @@ def ingest(
         overwrite=overwrite,
     )
     pipeline.check(captures, out, settings)
+
+    from pyspark.errors import PythonException
+
     try:
         summary = pipeline.ingest(_session(master, (*_PLANNING, *config)), captures, out, settings, tasks=tasks)
     except PythonException as fault:  # of a task: its last line says what

@@ -22,7 +22,8 @@ from kproxy.capture import files
 from kproxy.capture.captures import in_time
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.tables import schema, writer
+from kproxy.tables import schema
+from kproxy.tables.dataset import read_manifest
 from kproxy.tables.records import Chosen
 from kproxy.wire.bodies import BATCHES, CHECKED, DETAILS
 
@@ -189,7 +190,7 @@ def fingerprint(path: str, size: int = FINGERPRINT_BYTES) -> str | None:
 
 def refuse_replacing(folder: Path, jobs: Sequence[Job]) -> None:
     """Raise KproxyError if the dataset has tables of another capture under the name of one of these."""
-    manifest = writer.read_manifest(folder)
+    manifest = read_manifest(folder)
     for job in jobs:
         if job.source in manifest.get("sources", ()):
             known = str(manifest.get("fingerprints", {}).get(job.source, ""))

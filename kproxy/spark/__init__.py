@@ -11,7 +11,6 @@ Heavy imports wait until something is called.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -88,19 +87,9 @@ def table(spark: "SparkSession", folder: str, name: str) -> "DataFrame":
     newer kproxy wrote it.
     """
     from kproxy.spark.source import spark_schema
-    from kproxy.tables import schema
-    from kproxy.tables.writer import MANIFEST, check_version
+    from kproxy.tables import dataset, schema
 
     known = spark_schema(schema.BY_NAME[name].schema)
-    place = folder.rstrip("/") + "/" + name
-    if "://" not in place:
-        check_version(Path(folder))
-        if not any(Path(place).rglob("*.parquet")):
-            if name in schema.TABLES and (Path(folder) / MANIFEST).is_file():  # the captures had nothing for it
-                return spark.createDataFrame([], known)
-            present = sorted(path.name for path in Path(folder).glob("[!._]*") if path.is_dir())
-            raise KproxyError(
-                f"{folder} holds no table {name!r}"
-                + (f", only {', '.join(present)}" if present else ": is it a dataset?")
-            )
-    return spark.read.schema(known).parquet(place)
+    if not dataset.has_rows(folder, name):
+        return spark.createDataFrame([], known)
+    return spark.read.schema(known).parquet(folder.rstrip("/") + "/" + name)

@@ -37,6 +37,7 @@ from kproxy.spark.places import PACKET_SCHEMA, WHOLE, packets
 from kproxy.spark.results import files_of, numbers, over, quality_of
 from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
 from kproxy.tables import schema, writer
+from kproxy.tables.dataset import MANIFEST, check_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,8 +118,8 @@ def check(captures: Sequence[Path | str], out: Path | str, settings: Settings) -
     It raises what `ingest` raises before anything is read, and needs no Spark.
     """
     folder = Path(os.path.abspath(output_folder(out)))  # noqa: PTH100 - not where a link leads: rows know its own name
-    writer.check_version(folder)
-    if (folder / writer.MANIFEST).exists() and not settings.overwrite:
+    check_version(folder)
+    if (folder / MANIFEST).exists() and not settings.overwrite:
         raise KproxyError(f"{out} holds tables already: name another folder, or say --overwrite")
     paths = [str(path) if "://" in str(path) else os.path.abspath(path) for path in captures]  # noqa: PTH100
     keys = settings.key_log and os.path.abspath(settings.key_log)  # noqa: PTH100

@@ -97,6 +97,7 @@ _PACKED = (
     "response_end_ns",
     "queue_ns",
     "muted_ns",
+    "replica_id",
     "correlation_id",
     "client_id",
     "request_bytes",
@@ -127,6 +128,7 @@ _NONE_IS_NULL = frozenset(
         "response_end_ns",
         "queue_ns",
         "muted_ns",
+        "replica_id",
         "request_bytes",
         "response_bytes",
         "throttle_ms",
@@ -166,6 +168,7 @@ class ExchangeColumns:
         code = exchange.error_code
         acks = exchange.acks
         max_wait_ms = exchange.max_wait_ms
+        asked = exchange.request_body
         topics, partitions, records = carried(exchange)
         packed = self._packed
         packed.packed += packed.pack(
@@ -178,6 +181,7 @@ class ExchangeColumns:
             exchange.response_end,
             exchange.queue_ns,
             exchange.muted_ns,
+            NONE if asked is None else asked.replica_id,
             exchange.correlation_id,
             words[exchange.client_id],
             exchange.request_bytes,

@@ -25,15 +25,23 @@ from kproxy.wire.bodies import Partition
 from kproxy.wire.bulk import NULL, Bodies, Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
-from kproxy.wire.interest import FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, PRODUCE, SHARE_FETCH
+from kproxy.wire.interest import (
+    FETCH,
+    LIST_OFFSETS,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    PRODUCE,
+    SHARE_FETCH,
+    TXN_OFFSET_COMMIT,
+)
 
 MAX_POSITIONS = 64 * 1024
 MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1_000_000  # later ones, as of producers that write µs, leave int64 in nanoseconds
 MAX_OFFSET = (1 << 63) - 1
 
 APIS = frozenset(
-    (PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH)
-)  # those that the tables tell of
+    (PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH)
+)  # whose topic-partitions are rows
 _CARRY = frozenset(((PRODUCE, CLIENT), (FETCH, BROKER), (SHARE_FETCH, BROKER)))  # whose bodies carry records
 
 Positions = dict[
@@ -58,20 +66,23 @@ class BodyRows:
         self.words = Words()
         self.topics = _Topics()
 
-    def common(self, info: ConnectionInfo, exchange: Exchange, direction: int) -> tuple[int, int, int, int, int, int]:
-        """What the rows of one body begin with."""
+    def common(self, info: ConnectionInfo, exchange: Exchange, direction: int) -> tuple[int, ...]:
+        """What the rows of one body begin with: the first columns of _COMMON."""
         words = self.words
         start = exchange.response_start if direction == BROKER else exchange.request_start
-        return words[info.source], info.id, exchange.number, words[exchange.plan.api], start, direction
+        source, cluster, api = words[info.source], words[info.cluster], words[exchange.plan.api]
+        return source, cluster, info.id, exchange.number, api, start, direction
 
     def add(self, infos: Sequence[ConnectionInfo], bulk: Bulk, direction: int, of: np.ndarray, own: Own) -> None:
         """Rows by column: of which exchange each is, and what it has besides what rows of one body begin with."""
         words, said = self.words, bulk.columns
         used, inverse = distinct(bulk.connection[of])
-        ids = np.array([(words[infos[index].source], infos[index].id) for index in used.tolist()], np.int64)
+        used_infos = [infos[index] for index in used.tolist()]
+        ids = np.array([(words[info.source], words[info.cluster], info.id) for info in used_infos], np.int64)
         columns: Own = {
             "source": ids[inverse, 0],
-            "connection": ids[inverse, 1],
+            "cluster": ids[inverse, 1],
+            "connection": ids[inverse, 2],
             "number": said["number"][of],
             "api": words[bulk.plan.api],
             "start": said["response_start" if direction == BROKER else "request_start"][of],
@@ -144,7 +155,17 @@ class _Topics(dict[tuple[str | None, UUID | None], int]):
         return index
 
 
-_COMMON = ("source", "connection", "number", "api", "start", "direction", "of_topic", "partition")  # of every row
+_COMMON = (
+    "source",
+    "cluster",
+    "connection",
+    "number",
+    "api",
+    "start",
+    "direction",
+    "of_topic",
+    "partition",
+)  # of every row
 _NONE_IS_NULL = frozenset(
     (
         "number",
@@ -205,13 +226,14 @@ class PartitionColumns(BodyRows):
             if found is None:
                 continue
             carries = (key, direction) in _CARRY
-            source, connection, number, api, start, _ = self.common(info, exchange, direction)
+            source, cluster, connection, number, api, start, _ = self.common(info, exchange, direction)
             for partition in found.partitions:
                 if key == FETCH:
                     lag_records, lag_ns = _lag(exchange, direction, partition, positions)
                 code = partition.error_code
                 packed.packed += packed.pack(
                     source,
+                    cluster,
                     connection,
                     number,
                     api,

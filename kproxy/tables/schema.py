@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-VERSION = 1
+VERSION = 2
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
@@ -68,6 +68,7 @@ EXCHANGES = Table(
             ("latency_ns", I64),
             ("queue_ns", I64),
             ("muted_ns", I64),
+            ("replica_id", I32),  # of the broker that fetches or lists offsets; null: a client, or bodies were not read
             ("total_ns", I64),
             ("client_address", TEXT),
             ("client_port", I32),
@@ -103,6 +104,7 @@ EXCHANGES = Table(
 
 _OF_PARTITION = [
     ("source", TEXT),
+    ("cluster", TEXT),
     ("connection", I64),
     ("number", I64),
     ("time", TIME),

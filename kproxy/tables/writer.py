@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
+from kproxy.tables.dataset import MANIFEST, check_version, read_manifest
 from kproxy.tables.schema import Table
 
 ROW_GROUP = 256 * 1024
@@ -34,28 +35,6 @@ RUN_BYTES = 16 << 20
 STEP_ROWS = 4 * 1024  # of one run in memory while merging
 STEP_BYTES = 1 << 20
 FAN_IN = 64  # runs merged at a time
-
-MANIFEST = "_kproxy.json"
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """What `_kproxy.json` says of a dataset; empty where there is none that can be read."""
-    try:
-        found = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def check_version(folder: Path) -> None:
-    """Raise KproxyError for a dataset whose schema is newer than ours: its columns may mean more than we know."""
-    manifest = read_manifest(folder)
-    version = manifest.get("schema_version")
-    if isinstance(version, int) and version > schema.VERSION:
-        raise KproxyError(
-            f"{folder}: these tables were written by a newer kproxy ({manifest.get('kproxy', 'of unknown version')}, "
-            f"schema version {version}; this one knows {schema.VERSION}): upgrade kproxy, or name another folder"
-        )
 
 
 class Dataset:

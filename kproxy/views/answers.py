@@ -48,14 +48,18 @@ def show(answer: Any, shown: str, out: str | None, limit: int | None) -> None:
 
 
 def _rows(answer: Any) -> Iterator[dict[str, Any]]:
-    """The rows with times as text, in UTC."""
+    """The rows with times as text, in UTC whatever zone the session has."""
     from pyspark.sql import functions as F
 
     times = [name for name, kind in answer.dtypes if kind == "timestamp"]
     for name in times:
-        answer = answer.withColumn(name, F.date_format(name, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"))
+        answer = answer.withColumn(name, F.unix_micros(name))
     for row in answer.toLocalIterator():
-        yield row.asDict()
+        values: dict[str, Any] = row.asDict()
+        for name in times:
+            if values[name] is not None:
+                values[name] = f"{units.time(values[name] * 1000, decimals=6).replace(' ', 'T')}Z"
+        yield values
 
 
 # --- a table ---------------------------------------------------------------------------------------------------------
@@ -90,7 +94,7 @@ def print_table(answer: Any, limit: int | None) -> None:
         return
     columns = [
         _Column(
-            name.removesuffix("_ns").removesuffix("_ms"),
+            _title(name, kind, answer.columns),
             kind in _LEFT,
             [text(name, row[name]) for row in rows[:most]],
             name in SENTENCES,
@@ -101,6 +105,17 @@ def print_table(answer: Any, limit: int | None) -> None:
         click.echo(line)
     if len(rows) > most and limit is None:
         click.echo(f"Only the first {most} rows: --limit shows more.", err=True)
+
+
+def _title(name: str, kind: str, names: Sequence[str]) -> str:
+    """The header of a column: cells have the unit, so the name needs none, unless another column has the bare name."""
+    if kind == "timestamp":
+        return f"{name}_UTC"
+    for suffix in ("_ns", "_ms"):
+        bare = name.removesuffix(suffix)
+        if bare != name:
+            return bare if bare not in names else f"{bare}_time"
+    return name
 
 
 def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:

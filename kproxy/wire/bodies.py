@@ -63,6 +63,10 @@ _OF_CONSUMERS = frozenset((1, 8))  # Fetch, OffsetCommit
 _SESSION_EPOCH = "sessionEpoch"
 _FORGOTTEN = "forgottenTopicsData"
 
+# The id of the broker that asks, in a Fetch and a ListOffsets; from Fetch v15 on in a tagged field (KIP-903).
+REPLICA_ID = "replicaId"
+_REPLICA_IDS = (REPLICA_ID, f"replicaState.{REPLICA_ID}")
+
 # What addresses are hidden under: an unknown tag is skipped by every client. The highest of one byte is the last that
 # Kafka, which counts from 0, will ever use; so nobody mistakes the content, even if tags behind it are lower.
 UNKNOWN_TAG = 127
@@ -197,6 +201,7 @@ class Found:
     brokers: Mapping[tuple[str, int], int] = MappingProxyType({})  # node ids by (host, port)
     # (topic, partition): what leaves a fetch session, of which `partitions` says what is new. None: it says all.
     forgotten: list[tuple[str | UUID | None, int]] | None = None
+    replica_id = NONE  # of a request: the broker that asks; NONE: a client does
     _errors: Sequence[int] = ()
 
     @property
@@ -446,7 +451,10 @@ class Wanted:
         if detail == SUMS:
             self.attributes = {path: var for path, var in self.attributes.items() if var in ("topic", "topic_id")}
         self.topics = dict.fromkeys(named.values(), "topic") | {join(array, "topicId"): "topic_id" for array in named}
-        self.told |= _session(fields, version) if detail and side == "request" else {}
+        if detail and side == "request":
+            present = set(paths_of(fields, version))
+            self.told |= _session(fields, version)
+            self.told |= {path: "found.replica_id = {}" for path in _REPLICA_IDS if path in present}
         self.partitions = {f"{array}[]" for array in arrays}
         self.named = {f"{array}[]" for array in named}
         # What may be said of a partition; the rest is as in BLANK.

@@ -90,6 +90,7 @@ class Bulk:
     connection: np.ndarray  # an index into what the owner calls its connections
     prefix: np.ndarray  # an index into `prefixes`
     prefixes: Sequence[tuple[str | None, int | None, int | None, str | None, str | None]]  # see interest.PREFIX_FIELDS
-    columns: dict[str, np.ndarray]  # the numbers of `events.Exchange` by their names; error_code may be NULL
+    # The numbers of `events.Exchange` by their names, of which error_code may be NULL; and replica_id of the requests.
+    columns: dict[str, np.ndarray]
     request_body: Bodies | None
     response_body: Bodies | None

@@ -1,5 +1,6 @@
 """The jobs on small tables whose answers were worked out by hand; rows say only what a job looks at."""
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -8,16 +9,21 @@ import pytest
 
 import kproxy.spark
 from kproxy.analysis import jobs
+from kproxy.analysis.shared import duration_of
 from kproxy.tables.schema import CONNECTIONS, EXCHANGES, QUALITY
+from kproxy.views import units
 
+REPLICA = re.compile("(broker-.*-fetcher|ReplicaFetcherThread)-")  # as brokers call their clients
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MS = 1_000_000
 
 # The columns of `partitions` and `batches` that jobs read, in Spark's words.
-PARTITIONS = """source string, connection bigint, number bigint, time timestamp, api string, direction string,
+PARTITIONS = """source string, cluster string, connection bigint, number bigint, time timestamp, api string,
+    direction string,
     topic string, topic_id string, partition int, bytes bigint, records bigint, error_code smallint,
     error string, offset bigint, high_watermark bigint, lag_records bigint, lag_ns bigint"""
-BATCHES = """source string, connection bigint, number bigint, time timestamp, api string, direction string,
+BATCHES = """source string, cluster string, connection bigint, number bigint, time timestamp, api string,
+    direction string,
     topic string, topic_id string, partition int, records bigint, bytes bigint, codec string, control boolean"""
 
 EXCHANGE = {
@@ -127,17 +133,22 @@ def test_slow_names_the_cause(frame):
         )
     assert parts[1]["throttle_ns"] == 400 * MS and parts[1]["queue_ns"] == 40 * MS
     assert parts[2]["explanation"] == (
-        "waited 700.0 ms behind earlier requests of its connection; under way when it came: 3"
+        "waited 700 ms behind earlier requests of its connection; in flight when it came: 3"
     )
-    assert parts[5]["explanation"] == "the broker took 1,500.0 ms; another 500.0 ms waiting, as it should"
+    assert parts[1]["explanation"] == (
+        "muted for 400 ms after earlier answers that were throttled: the client is over a quota"
+    )
+    assert parts[3]["explanation"] == "throttled for 280 ms: the client is over a quota"
+    assert parts[5]["explanation"] == "the broker took 1.50 s; another 500 ms of expected wait (long poll)"
+    assert parts[6]["explanation"] == "expected wait of 3.00 s for other members of its group"
     assert parts[7]["explanation"].endswith(
         " in the broker; segments sent again meanwhile: 2, so the network has a part in it"
     )
-    waited = "ms for data, of the 500 ms that it allowed"
-    assert parts[4]["explanation"] == f"waited 500.0 {waited}"  # bodies were not read
-    assert parts[11]["explanation"] == f"waited 480.0 {waited}: not slow, data came late"
-    assert parts[12]["explanation"] == f"waited 481.0 {waited}: not slow, nothing new to read"
-    assert parts[9]["explanation"] == "the broker took 700.0 ms, replication to the others included"
+    waited = "for data, of the 500 ms that it allowed"
+    assert parts[4]["explanation"] == f"expected wait (long poll): 500 ms {waited}"  # bodies were not read
+    assert parts[11]["explanation"] == f"expected wait (long poll): 480 ms {waited}; data came late"
+    assert parts[12]["explanation"] == f"expected wait (long poll): 481 ms {waited}; nothing new to read"
+    assert parts[9]["explanation"] == "the broker took 700 ms, replication to the others included"
     assert rows(jobs.slow(table, trips, top=2), "number") == [(6,), (5,)]
 
 
@@ -151,8 +162,10 @@ def test_throttle_errors_talkers(frame):
             exchange(3, 3, errors=2, error_code=6, error="NOT_LEADER_OR_FOLLOWER"),
             exchange(4, 4, errors=1, error_code=6, error="NOT_LEADER_OR_FOLLOWER", client_id="calm", request_bytes=0),
             exchange(5, 5, outcome="unanswered", request_bytes=0, response_bytes=0),
-        ],
+        ]
+        + [exchange(n, 6, outcome="unanswered", request_bytes=0, response_bytes=0, connection=2) for n in range(9)],
     )
+    ends = [{"source": "a.pcap", "connection": n, "close": close} for n, close in ((1, "reset"), (2, "open"))]
     inside = frame(
         EXCHANGES,
         [
@@ -171,25 +184,33 @@ def test_throttle_errors_talkers(frame):
     )
     assert rows(
         jobs.throttle(table), "client", "exchanges", "throttled", "share", "throttle_ms", "max_throttle_ms"
-    ) == [("app", 4, 2, 0.5, 400, 300)]
+    ) == [("app", 13, 2, 2 / 13, 400, 300)]
     assert rows(
-        jobs.errors(table.union(inside), parts), "api", "error", "exchanges", "codes", "clients", "last_client"
+        jobs.errors(table.union(inside), parts, frame(CONNECTIONS, ends)),
+        "api",
+        "error",
+        "exchanges",
+        "codes",
+        "clients",
+        "last_client",
     ) == [
         ("Produce", "NOT_LEADER_OR_FOLLOWER", 2, 3, 2, "calm"),
         ("Produce", "REPLICA", 1, 3, 1, "app"),
         ("Produce", "UNKNOWN", 1, 3, 1, "app"),
         ("Produce", "in_parts", 1, 1, 1, "10.0.0.1"),
         ("Produce", "unanswered", 1, 0, 1, "app"),
+        ("Produce", "in_flight_at_end", 9, 0, 1, "app"),  # the most, and no error
     ]
     assert rows(jobs.talkers(table), "client", "exchanges", "bytes", "share", "exchanges_per_second") == [
         ("calm", 2, 8000, 8000 / 11300, 0.5),
-        ("app", 4, 3300, 3300 / 11300, 0.6),
+        ("app", 13, 3300, 3300 / 11300, 2.0),
     ]
 
 
 def test_skew(frame):
-    def part(api, direction, partition, size):
-        return {"topic": "t", "api": api, "direction": direction, "partition": partition, "bytes": size, "records": 1}
+    def part(api, direction, partition, size, **columns):
+        names = {"topic": "t", "api": api, "direction": direction, "partition": partition, "bytes": size, "records": 1}
+        return {"source": "a.pcap", "cluster": "east", "connection": 1, "number": 0} | names | columns
 
     table = frame(
         PARTITIONS,
@@ -197,18 +218,39 @@ def test_skew(frame):
             part("Produce", "request", 0, 800),
             part("Produce", "request", 0, 100),
             part("Produce", "request", 1, 100),
+            part("Produce", "request", 1, 70, cluster="west"),  # another topic, by the same name
             part("Produce", "response", 1, 5000),
             part("Fetch", "request", 1, 5000),
             part("Fetch", "response", 1, 60),
-            part("Fetch", "response", 1, 60) | {"topic": None, "topic_id": "id"},
+            part("Fetch", "response", 2, 6000, number=1),  # by a broker that replicates
+            part("ListOffsets", "request", 3, None),  # so there are four partitions
+            part("Fetch", "response", 0, 60, topic=None, topic_id="id"),
         ],
     )
-    assert rows(jobs.skew(table), "topic", "api", "partition", "bytes", "share", "times_even", "excess_bytes") == [
-        ("t", "Produce", 0, 900, 0.9, 1.8, 400),
-        ("id", "Fetch", 1, 60, 1.0, 1.0, 0),
-        ("t", "Fetch", 1, 60, 1.0, 1.0, 0),
-        ("t", "Produce", 1, 100, 0.1, 0.2, -400),
+    talk = frame(EXCHANGES, [exchange(0), exchange(1, api="Fetch", replica_id=2)])
+    names = (
+        "cluster",
+        "topic",
+        "api",
+        "partition",
+        "bytes",
+        "share",
+        "times_even",
+        "excess_bytes",
+        "partitions",
+        "idle",
+    )
+    hot = ("east", "t", "Produce", 0, 900, 0.9, 3.6, 650, 4, 3 - 1)
+    assert rows(jobs.skew(table, talk), *names) == [
+        hot,
+        ("east", "t", "Fetch", 1, 60, 1.0, 4.0, 45, 4, 3),
+        ("west", "t", "Produce", 1, 70, 1.0, 2.0, 35, 2, 1),
+        ("east", "id", "Fetch", 0, 60, 1.0, 1.0, 0, 1, 0),
+        ("east", "t", "Produce", 1, 100, 0.1, 0.4, -150, 4, 2),
     ]
+    assert rows(jobs.skew(table, talk, where="partition = 0 and topic = 't'"), *names) == [hot]
+    replicated = rows(jobs.skew(table, talk, replicas=True), "api", "partition", "bytes")
+    assert ("Fetch", 2, 6000) in replicated
 
 
 def test_batching(frame):
@@ -236,47 +278,58 @@ def test_batching(frame):
 
 
 def test_fetching(frame):
+    fetches = [(0, 1), (0, 500), (7, 1), (None, 1), (0, 249)]
     table = frame(
         EXCHANGES,
         [
-            exchange(n, at_s=n, api="Fetch", records=records, latency=latency, max_wait_ms=500)
-            for n, (records, latency) in enumerate([(0, 1), (0, 500), (7, 1), (None, 1), (0, 249)])
-        ],
+            exchange(n, at_s=n, api="Fetch", records=records, latency=latency, max_wait_ms=500, replica_id=replica)
+            for n, ((records, latency), replica) in enumerate(zip(fetches, (-1, None, -1, -1, -1), strict=True))
+        ]
+        + [exchange(5, at_s=5, api="Fetch", records=9, replica_id=1, client_id="broker-1-fetcher-0")]
+        + [exchange(6, at_s=6, api="Fetch", records=9, client_id="broker-1-fetcher-0")],  # whose body was not read
     )
-    assert rows(
-        jobs.fetching(table), "fetches", "read", "empty", "hasty", "records", "empty_share", "fetches_per_second"
-    ) == [(5, 4, 3, 2, 7, 0.75, 1.0)]
+    names = ("fetches", "read", "empty", "hasty", "records", "empty_share", "fetches_per_second")
+    assert rows(jobs.fetching(table), *names) == [(5, 4, 3, 2, 7, 0.75, 1.0)]
+    assert rows(jobs.fetching(table, by=["host"], replicas=True), "fetches", "records") == [(7, 25)]
 
 
 def test_lag_and_offsets(frame):
-    keys = {"source": "a.pcap", "connection": 1, "topic": "t", "partition": 0}
+    keys = {"source": "a.pcap", "connection": 1, "topic": "t", "partition": 0, "cluster": "east"}
 
     def row(number, at_s, api, direction, **columns):
         return keys | {
             "number": number, "time": START + timedelta(seconds=at_s), "api": api, "direction": direction
         } | columns  # fmt: skip
 
+    commits = ((4, 10, "OffsetCommit", 100), (5, 15, "OffsetCommit", 300), (6, 30, "TxnOffsetCommit", 200))
     table = frame(
         PARTITIONS,
         [row(n, n, "Fetch", "response", lag_records=behind) for n, behind in enumerate((5, 90, 20))]
         + [row(3, 3, "Fetch", "response", lag_records=None)]
-        + [row(n, at, "OffsetCommit", "request", offset=o) for n, at, o in ((4, 10, 100), (5, 15, 300), (6, 30, 200))]
-        + [row(5, 15, "OffsetCommit", "response", error_code=27), row(6, 30, "OffsetCommit", "response", error_code=0)],
+        + [row(n, at, api, "request", offset=offset) for n, at, api, offset in commits]
+        + [row(5, 15, "OffsetCommit", "response", error_code=27), row(6, 30, "OffsetCommit", "response", error_code=0)]
+        + [row(7, 60, "Fetch", "response", lag_records=900)]  # by a broker that replicates
+        + [row(8, 70, "Fetch", "response", lag_records=1, cluster="west")]
+        + [row(8, 70, "OffsetCommit", "request", offset=1, cluster="west")],
     )
-    talk = frame(EXCHANGES, [exchange(n, api="OffsetCommit", group_id="g") for n in range(7)])
-    assert rows(
-        jobs.lag(table, talk),
-        "client",
-        "fetches",
-        "first_lag_records",
-        "last_lag_records",
-        "max_lag_records",
-        "growing",
-    ) == [("app", 3, 5, 20, 90, True)]
-    assert rows(
-        jobs.offsets(table, talk), "group_id", "commits", "longest_gap_ns", "last_offset", "went_back", "refused",
-        "commits_per_second",
-    ) == [("g", 3, 15_000 * MS, 200, 1, 1, 0.1)]  # fmt: skip
+    talk = frame(
+        EXCHANGES,
+        [exchange(n, api="OffsetCommit", group_id="g") for n in (*range(7), 8)]
+        + [exchange(7, api="Fetch", replica_id=3)],
+    )
+    names = ("cluster", "client", "fetches", "first_lag_records", "last_lag_records", "max_lag_records", "growing")
+    mine = [("east", "app", 3, 5, 20, 90, True), ("west", "app", 1, 1, 1, 1, False)]
+    assert rows(jobs.lag(table, talk), *names) == mine
+    assert rows(jobs.lag(table, talk, replicas=True), "last_lag_records")[0] == (900,)
+    names = (
+        "cluster", "group_id", "commits", "longest_gap_ns", "last_offset", "went_back", "refused", "commits_per_second"
+    )  # fmt: skip
+    assert rows(jobs.offsets(table, talk), *names) == [
+        ("east", "g", 3, 15_000 * MS, 200, 1, 1, 0.1),
+        ("west", "g", 1, None, 1, 0, 0, None),
+    ]
+    late = jobs.offsets(table, talk, where="offset = 200")  # its gap is still that to the commit before it
+    assert rows(late, "commits", "longest_gap_ns", "went_back") == [(1, 15_000 * MS, 1)]
 
 
 def test_clients_and_who_breaks(frame):
@@ -301,7 +354,7 @@ def test_clients_and_who_breaks(frame):
         ("new", "4.1.0", "Produce", 13, 13, 3, "ok", "4.1.0"),
     ]
     assert rows(jobs.clients(table, frame(CONNECTIONS, [known]), kafka="3.9").where("verdict != 'ok'"), "client") == []
-    with pytest.raises(ValueError, match=r"known are 3\.9\.1, 4\.1\.0"):
+    with pytest.raises(ValueError, match=r"known are 3\.9\.1, 4\.1\.0, 4\.4\.0, from whose official jars"):
         jobs.clients(table, frame(CONNECTIONS, [known]), kafka="0.7")
 
 
@@ -347,6 +400,33 @@ def test_quality(frame):
     assert rows(seen, "first", "last") == [("1970-01-01 00:00:00.002", "1970-01-01 00:00:00.009")]
 
 
+def assert_slow_agrees_with_the_throttles(exchanges, slow):
+    """What slow calls throttle is the time that the throttle_ms of earlier answers explain, by the nanosecond."""
+    quota = [e for e in exchanges if e["source"] == "k41_quota.pcap" and e["response_end_ns"] is not None]
+    muted = [row for row in slow if row["source"] == "k41_quota.pcap" and row["cause"] == "throttle"]
+    assert len(muted) > 20
+    for row in muted:
+        before = sorted((e for e in quota if e["connection"] == row["connection"]), key=lambda e: e["number"])
+        (mine,) = (e for e in before if e["number"] == row["number"])
+        low, high = mine["request_end_ns"], mine["response_start_ns"]
+        covered, reached = 0, low
+        for e in before[: before.index(mine)]:
+            begin, end = e["response_end_ns"], e["response_end_ns"] + (e["throttle_ms"] or 0) * MS
+            covered += max(0, min(end, high) - max(begin, reached))
+            reached = max(reached, min(end, high))
+        assert row["throttle_ns"] == covered == mine["muted_ns"]
+        assert row["explanation"].startswith("muted for ")
+
+
+def test_durations_read_as_in_columns(spark):
+    """The same figure in an explanation and in the column beside it."""
+    values = [0, 1, 999, 1000, 1234, 9994, 9995, 99_949, 99_950, 999_499, 999_500, 12_345_678, 280 * MS, 999_499_999]
+    values += [999_500_000, 1_500 * MS, 3_424 * MS, 9_995 * MS, 59_999 * MS, 120_000 * MS, 7_200_000 * MS, 10**15]
+    table = spark.createDataFrame([(value,) for value in values], "figure_ns bigint")
+    told = [row[0] for row in table.select(duration_of("figure_ns")).collect()]
+    assert told == [units.duration(value) for value in values]
+
+
 def test_on_tables_of_real_traffic(spark, tables):
     """Each job's total against a count of the rows themselves; real rows have nulls, zeros and sizes of their own."""
     exchanges = pq.read_table(tables / "exchanges").to_pylist()
@@ -370,15 +450,22 @@ def test_on_tables_of_real_traffic(spark, tables):
         row["client"]: row["verdict"] for row in answer["clients"] if row["api"] == "UpdateMetadata"
     } == dict.fromkeys((e["client_id"] for e in exchanges if e["api"] == "UpdateMetadata"), "gone")
     fetches = [e for e in exchanges if e["api"] in ("Fetch", "ShareFetch") and e["outcome"] == "answered"]
+    fetches = [e for e in fetches if not REPLICA.match(e["client_id"])]
     assert sum(row["fetches"] for row in answer["fetching"]) == len(fetches)
     assert sum(row["empty"] for row in answer["fetching"]) == sum(e["records"] == 0 for e in fetches) > 0
     parts = pq.read_table(tables / "partitions").to_pylist()
     commits = [p for p in parts if p["api"] == "OffsetCommit" and p["direction"] == "request"]
     assert sum(row["commits"] for row in answer["offsets"]) == len(commits) > 0
+    brokers = {
+        (e["connection"], e["number"]) for e in exchanges if e["api"] == "Fetch" and REPLICA.match(e["client_id"])
+    }
+    assert {(e["connection"], e["number"]) for e in exchanges if e["replica_id"] is not None} == brokers != set()
+    parts = [p for p in parts if (p["connection"], p["number"]) not in brokers]
     behind = [p for p in parts if p["api"] == "Fetch" and p["direction"] == "response" and p["lag_records"] is not None]
     assert sum(row["fetches"] for row in answer["lag"]) == len(behind) > 0
     moved = sum(p["bytes"] or 0 for p in parts)
     assert sum(row["bytes"] or 0 for row in answer["skew"]) == moved > 0
+    assert all(0 <= row["idle"] < row["partitions"] > row["partition"] for row in answer["skew"])
     batches = pq.read_table(tables / "batches").to_pylist()
     produced = [b for b in batches if b["api"] == "Produce" and not b["control"]]
     assert sum(row["batches"] for row in answer["batching"]) == len(produced) > 0

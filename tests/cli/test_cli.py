@@ -62,6 +62,9 @@ def test_a_full_disk_is_a_line_and_not_a_stack():
 def test_what_is_not_installed_is_told_with_its_mend(tmp_path, arguments, missing, extra):
     code = f"import sys; sys.modules['{missing}'] = None; from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, *arguments]
+    if missing == "pyspark":  # which is looked for once the tables are known to be there
+        (tmp_path / "tables").mkdir()
+        (tmp_path / "tables" / "_kproxy.json").write_text("{}")
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     text = f"kproxy: this needs {missing}, which is not installed: pip install 'kproxy-kafka[{extra}]'\n"
     assert (done.returncode, done.stderr.replace("record: needs", "this needs")) == (2, text)
@@ -80,14 +83,21 @@ def test_every_command_is_a_file_and_listed_with_its_help():
     assert all(getattr(module, name).name == name for module, name in files.items())
 
 
-def test_the_help_of_spark_needs_no_pyspark():
-    from kproxy.cli.spark import COMMANDS
-    from kproxy.cli.spark_group import SUMMARIES
+def test_the_help_of_spark_needs_no_pyspark(tmp_path):
+    """Nor pyarrow; and the rest says what to install."""
+    from kproxy.analysis.jobs import JOBS
 
-    assert list(SUMMARIES) == list(COMMANDS)
-    code = "import sys; sys.modules['pyspark'] = None; from kproxy.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "spark", "--help"], capture_output=True, text=True, check=True)
-    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+    code = "import sys; sys.modules |= dict.fromkeys(('pyspark', 'pyarrow')); from kproxy.cli import main; main()"
+
+    def run(*arguments):
+        return subprocess.run([sys.executable, "-c", code, "spark", *arguments], capture_output=True, text=True)
+
+    listed = run("--help")
+    assert listed.returncode == 0 and all(f"  {name} " in listed.stdout for name in ("ingest", *JOBS))
+    for name in ("ingest", "slow"):
+        assert f"kproxy spark {name} " in run(name, "--help").stdout
+    done = run("latency", str(tmp_path))
+    assert done.returncode == 2 and "pip install 'kproxy-kafka[" in done.stderr
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])

@@ -1,5 +1,6 @@
 """Rows of captures, taken exchange by exchange or by column: the same, whatever a producer or a broker writes."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -9,9 +10,10 @@ from kproxy.capture.quality import Quality
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.rows import Rows
 from kproxy.protocol.records import Record, write_batch
+from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.partitions import MAX_TIMESTAMP_MS, BatchColumns, PartitionColumns
 from tests.capture import packet
-from tests.captures import one_by_one
+from tests.captures import capture, expected, one_by_one
 from tests.wire.playbook import request, response
 
 NOW_NS = 1_763_769_600_000_000_000
@@ -20,6 +22,20 @@ NOW_MS = NOW_NS // 10**6
 
 def fetches(path, batches):
     """A capture of a connection that fetches each batch of two partitions in turn."""
+    talk = []
+    for number, batch in enumerate(batches):
+        topic = {"topic": "t", "partitions": [{"partition": index, "fetchOffset": 5} for index in (0, 1)]}
+        parts = [
+            {"partitionIndex": index, "highWatermark": 9, "records": records}
+            for index, records in ((0, b""), (1, batch))
+        ]
+        asked, answered = {"topics": [topic]}, {"responses": [{"topic": "t", "partitions": parts}]}
+        talk.append((request(1, 12, number, asked), response(1, 12, number, answered)))
+    return save(path, talk)
+
+
+def save(path, talk):
+    """A capture of a connection: (request, answer) each a millisecond after the other."""
     packets = []
     sent = [0, 0]
 
@@ -32,16 +48,7 @@ def fetches(path, batches):
 
     for side, flags in ((0, SYN), (1, SYN | ACK), (0, ACK)):
         send(side, NOW_NS - 10**6, flags=flags)
-    for number, batch in enumerate(batches):
-        topic = {"topic": "t", "partitions": [{"partition": index, "fetchOffset": 5} for index in (0, 1)]}
-        parts = [
-            {"partitionIndex": index, "highWatermark": 9, "records": records}
-            for index, records in ((0, b""), (1, batch))
-        ]
-        frames = (
-            request(1, 12, number, {"topics": [topic]}),
-            response(1, 12, number, {"responses": [{"topic": "t", "partitions": parts}]}),
-        )
+    for number, frames in enumerate(talk):
         for side, frame in enumerate(frames):
             send(side, NOW_NS + (2 * number + side) * 10**6, frame)
     path.write_bytes(packet.pcap(packets))
@@ -76,7 +83,11 @@ class Both(Rows):
         for connection, exchange in one_by_one(bulk):
             rows[0].append(infos[connection], exchange, before[connection])
             rows[1].append(infos[connection], exchange)
-        for by_column, by_row in zip(columns, rows, strict=True):
+        exchanges = ExchangeColumns(), ExchangeColumns()
+        exchanges[0].extend(infos, bulk, np.zeros(len(bulk.connection), np.int64))
+        for connection, exchange in one_by_one(bulk):
+            exchanges[1].append(infos[connection], exchange, 0)
+        for by_column, by_row in zip((*columns, exchanges[0]), (*rows, exchanges[1]), strict=True):
             assert by_column.batch().to_pylist() == by_row.batch().to_pylist()
         self.by_column += len(bulk.connection)
         super().many(flows, bulk)
@@ -121,3 +132,44 @@ def test_a_batch_whose_end_leaves_int64_has_none(tmp_path):
     read(rows, fetches(tmp_path / "end.pcap", [bytes(far)]))
     (row,) = pa.Table.from_batches(taken).to_pylist()
     assert (row["base_offset"], row["last_offset"]) == ((1 << 63) - 1, None)
+
+
+def test_the_broker_that_asks_is_known(tmp_path):
+    """In Fetch from v15 on by a tagged field; a client has none, whatever number stands for that."""
+    kinds = (
+        (1, 12, {"replicaId": 3}, 3),
+        (1, 12, {"replicaId": -1}, None),
+        (1, 17, {"replicaState": {"replicaId": 2, "replicaEpoch": 7}}, 2),
+        (1, 17, {}, None),
+        (2, 7, {"replicaId": 5}, 5),
+        (2, 7, {"replicaId": -1}, None),
+    )
+    turns = 600
+    talk = []
+    for number in range(turns):
+        key, version, body, _ = kinds[number // 100]
+        talk.append((request(key, version, number, body), response(key, version, number, {})))
+    taken = []
+    rows = Both(lambda table, batch: taken.append(batch) if table.name == "exchanges" else None)
+    read(rows, save(tmp_path / "replicas.pcap", talk))
+    assert rows.by_column > 200  # but what has tagged fields
+    exchanges = pa.Table.from_batches(taken).to_pylist()
+    assert [row["replica_id"] for row in exchanges] == [kinds[row["number"] // 100][3] for row in exchanges]
+    assert len(exchanges) == turns
+
+
+def test_partitions_have_their_cluster_and_those_of_transactions_are_among_them(tmp_path):
+    path = capture("k41_java_cluster")
+    tables = {"partitions": [], "batches": []}
+    rows = Both(lambda table, batch: tables[table.name].append(batch) if table.name in tables else None)
+    for _ in rows.read(captures_of([path], Settings(cluster="east"))[0], Quality()):
+        pass
+    partitions, batches = (pa.Table.from_batches(parts).to_pylist() for parts in tables.values())
+    assert {row["cluster"] for row in (*partitions, *batches)} == {"east"}
+    committed = [row for row in partitions if row["api"] == "TxnOffsetCommit"]
+    asked = [row for row in committed if row["direction"] == "request"]
+    assert len({(row["connection"], row["number"]) for row in asked}) == sum(
+        entry["key"] == 28 for entry in expected("k41_java_cluster")
+    )
+    assert all(row["topic"] and row["offset"] > 0 and row["error_code"] is None for row in asked)
+    assert len(committed) == 2 * len(asked) and {row["error_code"] for row in committed} >= {None, 0}

@@ -52,6 +52,7 @@ def test_a_row_says_what_the_exchange_says():
         "latency_ns": 100,
         "queue_ns": 0,
         "muted_ns": 30,
+        "replica_id": None,
         "total_ns": 130,
         "client_address": "10.0.0.1",
         "client_port": 40000,

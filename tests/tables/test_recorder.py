@@ -16,8 +16,9 @@ import pytest
 
 from kproxy.demo.cluster import Cluster
 from kproxy.errors import KproxyError
-from kproxy.tables import recorder, writer
+from kproxy.tables import recorder
 from kproxy.tables.columns import ExchangeColumns
+from kproxy.tables.dataset import MANIFEST
 from kproxy.tables.names import Names
 from kproxy.tables.partitions import BatchColumns, PartitionColumns
 from kproxy.tables.recorder import Recorder
@@ -131,7 +132,7 @@ def test_what_real_clients_did_is_in_the_tables(tmp_path):
         assert connection["start_ns"] <= min(row["request_start_ns"] for row in own)
         assert connection["end_ns"] >= max(row["response_end_ns"] or 0 for row in own)
         assert connection["close"] in ("fin", "reset", "drained", "drain_timeout")
-    manifest = json.loads((tmp_path / writer.MANIFEST).read_text())
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
     assert manifest["sources"] == {"live:default": []}
     assert manifest["settings"] == {"detail": {"default": "batches"}}
 
@@ -194,7 +195,7 @@ def test_files_are_rolled_and_a_restart_adds_to_them(tmp_path, monkeypatch):
     for file in files:
         assert file["time"].to_pylist() == sorted(file["time"].to_pylist())
         assert file.schema.equals(EXCHANGES.schema)
-    assert {path.name for path in tmp_path.iterdir()} == {"exchanges", writer.MANIFEST}
+    assert {path.name for path in tmp_path.iterdir()} == {"exchanges", MANIFEST}
 
 
 def test_a_file_appears_in_time_without_more_traffic(recording, monkeypatch):
@@ -338,4 +339,4 @@ def test_a_killed_process_leaves_whole_files_and_the_next_one_goes_on(tmp_path):
     after = Recorder(folder, {})
     after.start()
     after.close()
-    assert {path.name for path in folder.iterdir()} == {"exchanges", writer.MANIFEST}
+    assert {path.name for path in folder.iterdir()} == {"exchanges", MANIFEST}

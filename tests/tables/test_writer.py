@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kproxy.errors import KproxyError
-from kproxy.tables import schema, writer
+from kproxy.tables import dataset, schema, writer
 from kproxy.tables.schema import EXCHANGES, RECORDS, TABLES
 from tests import captures
 
@@ -201,10 +201,10 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path, processes)
 
 
 def test_a_newer_dataset_is_neither_read_nor_written_to(tmp_path):
-    (tmp_path / writer.MANIFEST).write_text(json.dumps({"schema_version": schema.VERSION + 1, "kproxy": "9.9"}))
-    for use in (writer.check_version, lambda folder: writer.Dataset(folder).begin("convert")):
+    (tmp_path / dataset.MANIFEST).write_text(json.dumps({"schema_version": schema.VERSION + 1, "kproxy": "9.9"}))
+    for use in (dataset.check_version, lambda folder: writer.Dataset(folder).begin("convert")):
         with pytest.raises(KproxyError, match=r"written by a newer kproxy \(9\.9, schema version .*: upgrade kproxy"):
             use(tmp_path)
     for known in ('{"schema_version": 1}', "[]", "no json"):
-        (tmp_path / writer.MANIFEST).write_text(known)
-        writer.check_version(tmp_path)
+        (tmp_path / dataset.MANIFEST).write_text(known)
+        dataset.check_version(tmp_path)

@@ -34,6 +34,13 @@ def test_units(name, value, said):
     assert answers.text(name, value) == said
 
 
+def test_headers_say_utc_and_differ():
+    names = ["time", "total_ns", "broker", "broker_ns", "throttle_ms", "max_wait_ms"]
+    kinds = ["timestamp", "bigint", "string", "bigint", "int", "int"]
+    titles = [answers._title(name, kind, names) for name, kind in zip(names, kinds, strict=True)]
+    assert titles == ["time_UTC", "total", "broker", "broker_time", "throttle", "max_wait"]
+
+
 def columns():
     def column(title, left, *cells):
         return answers._Column(title, left, list(cells), title in answers.SENTENCES)

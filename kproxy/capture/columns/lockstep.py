@@ -19,7 +19,7 @@ import numpy as np
 from kproxy.protocol.plans import FIXED, join, size_of, uuid_of
 from kproxy.protocol.records import CODEC, CONTROL, HEADER_BYTES, LEAST_LENGTH, V2, BatchHeader
 from kproxy.protocol.schema import Field, schema
-from kproxy.wire.bodies import BLANK, MAX_TEXT, NONE, Partition, Wanted
+from kproxy.wire.bodies import BLANK, MAX_TEXT, NONE, REPLICA_ID, Partition, Wanted
 from kproxy.wire.bulk import NULL, Bodies
 from kproxy.wire.interest import API_VERSIONS
 
@@ -46,6 +46,7 @@ class Read:
     short: np.ndarray  # those that end behind their bytes at hand
     throttle_ms: np.ndarray  # NONE: there is no such field
     error_code: np.ndarray  # the top level's; NULL: there is no such field
+    replica_id: np.ndarray  # of the broker that asks; NONE: a client does
     bodies: Bodies | None
 
 
@@ -152,11 +153,13 @@ class _Reading:
         count = len(cursor.pos)
         throttle_ms = cursor.around.get("throttleTimeMs")
         error_code = cursor.around.get("errorCode")
+        replica_id = cursor.around.get(REPLICA_ID)
         return Read(
             self._left,
             self._short,
             np.full(count, NONE, np.int64) if throttle_ms is None else throttle_ms,
             np.full(count, NULL, np.int64) if error_code is None else error_code,
+            np.full(count, NONE, np.int64) if replica_id is None else replica_id,
             self._found() if self._wanted.detail else None,
         )
 
@@ -347,7 +350,10 @@ class _Reading:
         run.clear()
 
     def _keeps(self, path: str) -> bool:
-        return path in self._wanted.attributes or path in self._wanted.noted
+        return path in self._wanted.attributes or path in self._wanted.noted or self._is_replica(path)
+
+    def _is_replica(self, path: str) -> bool:
+        return path == REPLICA_ID and path in self._wanted.told
 
     def _kept(self, path: str, values: np.ndarray, cursor: _Cursor) -> None:
         if path in self._wanted.noted:
@@ -355,6 +361,8 @@ class _Reading:
                 cursor.around[path] = values
             else:
                 self._leave(cursor, self._alive(cursor, values) != 0)
+        if self._is_replica(path):
+            cursor.around[path] = values
         name = self._wanted.attributes.get(path)
         if name is not None:
             cursor.around[name.removeprefix("of_")] = values

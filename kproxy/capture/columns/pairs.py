@@ -258,6 +258,7 @@ class _Reading:
         self._paired = ~wrong
         groups = []
         error_code = np.full(len(part), NULL, np.int64)
+        replica_id = np.full(len(part), NONE, np.int64)
         for key_version in sorted(set(heads["key_version"].tolist())):
             which = np.flatnonzero(heads["key_version"] == key_version)
             group = _Group(self, which, key_version)
@@ -265,6 +266,7 @@ class _Reading:
             wrong[which] |= group.wrong
             self._throttle_ms[which] = group.throttle_ms
             error_code[which] = group.error_code
+            replica_id[which] = group.replica_id
         some = np.flatnonzero(self._counts > 0)
         first_wrong = np.minimum.reduceat(np.where(wrong, every, FAR), self._first[some])
         self._taken[some] = np.minimum(first_wrong - self._first[some], self._counts[some])
@@ -297,6 +299,7 @@ class _Reading:
             "request_bytes": requests.size,
             "response_bytes": responses.size,
             "error_code": error_code,
+            "replica_id": replica_id,
             "throttle_ms": self._throttle_ms,
             "in_flight": self._waiting[part] + pair - answered,
         }
@@ -368,8 +371,11 @@ class _Reading:
 
     def bodies(
         self, side: int, which: np.ndarray, plan: ApiPlan, detail: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Bodies | None] | None:
-        """(those that are not read, throttle_ms, error_code, the rest) of the frames of a kind; None: one by one."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Bodies | None] | None:
+        """(those that are not read, throttle_ms, error_code, replica_id, the rest) of the frames of a kind.
+
+        None: they have to be read one by one.
+        """
         reader = lockstep.reader(plan.api_key, plan.api_version, ("request", "response")[side], detail)
         if reader is None:
             return None
@@ -378,6 +384,7 @@ class _Reading:
         unread = np.zeros(len(which), bool)
         throttle_ms = np.full(len(which), NONE, np.int64)
         error_code = np.full(len(which), NULL, np.int64)
+        replica_id = np.full(len(which), NONE, np.int64)
         bodies: list[tuple[Bodies, np.ndarray]] = []
         in_place = np.flatnonzero(~found.is_joined[which])
         for place, is_joined in ((in_place, False), (np.flatnonzero(found.is_joined[which]), True)):
@@ -399,13 +406,14 @@ class _Reading:
             )
             unread[place] = result.left | result.short
             throttle_ms[place], error_code[place] = result.throttle_ms, result.error_code
+            replica_id[place] = result.replica_id
             if result.bodies is not None:
                 bodies.append((result.bodies, place))
             if not is_joined:
                 in_place = place[result.short]
                 lanes.join_some(found, which[in_place])
                 in_place = in_place[found.is_joined[which[in_place]]]
-        return unread, throttle_ms, error_code, Bodies.together(bodies) if bodies else None
+        return unread, throttle_ms, error_code, replica_id, Bodies.together(bodies) if bodies else None
 
 
 class _Group:
@@ -418,6 +426,7 @@ class _Group:
         self.wrong = self._opening < 0
         self.throttle_ms: np.ndarray | int = NONE
         self.error_code: np.ndarray | int = NULL
+        self.replica_id: np.ndarray | int = NONE
         self.plan: ApiPlan | None = None
         self._bodies: list[Bodies | None] = [None, None]
         for place, opening in self._openings.items():
@@ -437,10 +446,12 @@ class _Group:
             if found is None:
                 self.wrong[:] = True
                 return
-            unread, throttle_ms, error_code, self._bodies[side] = found
+            unread, throttle_ms, error_code, replica_id, self._bodies[side] = found
             self.wrong |= unread
             if side == BROKER:
                 self.throttle_ms, self.error_code = throttle_ms, error_code
+            else:
+                self.replica_id = replica_id
 
     def bulk(self, taken: np.ndarray, columns: dict[str, np.ndarray]) -> Bulk | None:
         """Of the pairs that are taken."""

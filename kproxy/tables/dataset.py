@@ -1,0 +1,68 @@
+"""What a folder of tables says of itself, for whoever reads it or adds to it.
+
+Duty: the manifest `_kproxy.json`, which kproxy wrote the tables, and whether a table that somebody asks for is there;
+each fault with its mend. Refuses to know how tables are written, and what rows mean.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kproxy.errors import KproxyError
+from kproxy.tables import schema
+
+MANIFEST = "_kproxy.json"
+_CAPTURES = (".pcap", ".pcapng", ".cap")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What `_kproxy.json` says of a dataset; empty where there is none that can be read."""
+    try:
+        found = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def check_version(folder: Path) -> None:
+    """Raise KproxyError for a dataset whose schema is newer than ours: its columns may mean more than we know."""
+    manifest = read_manifest(folder)
+    version = manifest.get("schema_version")
+    if isinstance(version, int) and version > schema.VERSION:
+        raise KproxyError(
+            f"{folder}: these tables were written by a newer kproxy ({manifest.get('kproxy', 'of unknown version')}, "
+            f"schema version {version}; this one knows {schema.VERSION}): upgrade kproxy, or name another folder"
+        )
+
+
+def has_rows(folder: str, table: str) -> bool:
+    """Whether a dataset of this machine has files of a table, or just none because the captures had nothing for it.
+
+    Raises KproxyError for what is no dataset, lacks the table, or was written by a newer kproxy. Of a URL nothing is
+    known: True.
+    """
+    if "://" in folder:
+        return True
+    place = Path(folder)
+    if place.is_file():
+        if any(ending in place.name for ending in _CAPTURES):
+            raise KproxyError(
+                f"{folder} is a capture, and questions are put to tables: make them with "
+                f"`kproxy convert {folder} --out tables`, and ask `tables`"
+            )
+        raise KproxyError(f"{folder} is a file: name the folder that `kproxy convert` or `kproxy spark ingest` wrote")
+    if not place.is_dir():
+        raise KproxyError(f"{folder}: there is no such folder; `kproxy convert` makes tables of a capture")
+    check_version(place)
+    if any((place / table).rglob("*.parquet")):
+        return True
+    if table in schema.TABLES and (place / MANIFEST).is_file():
+        return False
+    if place.name in schema.BY_NAME and any(place.rglob("*.parquet")):
+        raise KproxyError(f"{folder} is one table of a dataset: name the folder that holds all of them, {place.parent}")
+    present = sorted(path.name for path in place.glob("[!._]*") if path.is_dir() and path.name in schema.BY_NAME)
+    raise KproxyError(
+        f"{folder} holds no table {table!r}, only {', '.join(present)}"
+        if present
+        else f"{folder} holds no tables: name the folder that `kproxy convert` or `kproxy spark ingest` wrote"
+    )

@@ -1,0 +1,77 @@
+"""Sessions of Spark that are somebody's, and tables of other versions of kproxy."""
+
+import json
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import kproxy.spark
+from kproxy.analysis import jobs
+from kproxy.errors import KproxyError
+from kproxy.tables import schema
+from kproxy.views import answers
+
+ADDED = {"exchanges": ("muted_ns", "replica_id"), "partitions": ("cluster",), "batches": ("cluster",)}
+
+
+def test_a_session_that_runs_keeps_its_settings_and_answers_are_in_utc(spark, capsys):
+    settings = {
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.sql.execution.arrow.maxBytesPerBatch": "1234567",
+    }
+    before = {name: spark.conf.get(name) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        ours = kproxy.spark.session()
+        assert ours is spark and {name: spark.conf.get(name) for name in settings} == settings
+        moment = datetime(2026, 11, 1, 5, 30, 0, 123456, tzinfo=UTC)  # an hour that New York has twice
+        answer = spark.createDataFrame([(moment, 5)], "time timestamp, total_ns bigint")
+        answers.show(answer, "json", None, None)
+        assert json.loads(capsys.readouterr().out) == {"time": "2026-11-01T05:30:00.123456Z", "total_ns": 5}
+        answers.show(answer, "table", None, None)
+        assert "2026-11-01 05:30:00.123" in capsys.readouterr().out
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
+def test_old_tables_are_read_beside_new_ones(spark, tmp_path):
+    """Files without the columns that were added since: null there, and every job runs on them."""
+    rows = {
+        "exchanges": {"api": "Fetch", "outcome": "answered", "latency_ns": 7, "total_ns": 10**9, "client_id": "me"},
+        "partitions": {"api": "Fetch", "direction": "response", "topic": "t", "partition": 0, "lag_records": 3},
+        "batches": {"api": "Produce", "direction": "request", "topic": "t", "control": False, "codec": "none"},
+    }
+    common = {"source": "a", "connection": 1, "number": 0, "time": datetime(2026, 1, 1, tzinfo=UTC)}
+    new = {"muted_ns": 5, "replica_id": None, "cluster": "east"}
+    for table in schema.TABLES.values():
+        (tmp_path / table.name).mkdir()
+        added = ADDED.get(table.name, ())
+        old = pa.schema([field for field in table.schema if field.name not in added])
+        for kind, of in (("old", old), ("new", table.schema)):
+            row = {**common, **rows.get(table.name, {}), **new}
+            row = {name: value for name, value in row.items() if name in of.names}
+            pq.write_table(pa.Table.from_pylist([row], of), tmp_path / table.name / f"{kind}.parquet")
+    (tmp_path / "_kproxy.json").write_text('{"schema_version": 1}')
+    for name, added in ADDED.items():
+        frame = kproxy.spark.table(spark, str(tmp_path), name)
+        assert frame.columns == schema.BY_NAME[name].schema.names
+        values = [row[0] for row in frame.select(added[0]).collect()]
+        assert len(values) == 2 and None in values and set(values) != {None}
+    for name, job in jobs.JOBS.items():
+        if name != "compare":
+            frames = [kproxy.spark.table(spark, str(tmp_path), table) for table in job.tables]
+            job.run(*frames).collect()
+    (tmp_path / "_kproxy.json").write_text(json.dumps({"schema_version": schema.VERSION + 1}))
+    with pytest.raises(KproxyError, match="written by a newer kproxy"):
+        kproxy.spark.table(spark, str(tmp_path), "exchanges")
+
+
+def test_columns_of_the_paths_are_kept(spark, tmp_path):
+    place = tmp_path / "quality" / "date=2026-01-01" / "hour=05"
+    place.mkdir(parents=True)
+    pq.write_table(schema.QUALITY.schema.empty_table(), place / "part.parquet")
+    assert kproxy.spark.table(spark, str(tmp_path), "quality").columns[-2:] == ["date", "hour"]
