@@ -52,9 +52,9 @@ class Capture:
             last = index == len(self.paths) - 1
             self._bytes = files.Bytes(path, follow=self._follow if last else None)
             try:
-                told = self.quality.count("cut_file")
+                before = self.quality.count("cut_file")
                 yield from windows_of(self._bytes, self.quality, self.secrets)
-                if self._bytes.cut and self.quality.count("cut_file") == told:
+                if self._bytes.cut and self.quality.count("cut_file") == before:
                     self.quality.note("cut_file")  # between two records
             finally:
                 self._bytes.close()
@@ -80,7 +80,7 @@ def _begin_ns(path: str) -> float:
 
 
 def _size(path: Path | str) -> int:
-    """Of a file that can be looked at; who opens it tells why another cannot."""
+    """The size of a file, 0 if it cannot be read: opening it raises the error that names the reason."""
     try:
         return Path(path).stat().st_size
     except OSError:
@@ -88,7 +88,7 @@ def _size(path: Path | str) -> int:
 
 
 def windows_of(source: files.Source, quality: Quality, secrets: list[bytes]) -> Iterator[Window]:
-    """The records of one file, told by its first bytes."""
+    """The records of one file, whose first bytes name its format. Raises CaptureError for what is no capture."""
     head = _exactly(source, 4)
     if head in CLASSIC:
         order, unit = CLASSIC[head]

@@ -1,4 +1,4 @@
-"""What a connection speaks, told from its first bytes: Kafka, TLS, ZooKeeper, HTTP, something else, or not clear yet.
+"""What protocol a connection speaks, by its first bytes: Kafka, TLS, ZooKeeper, HTTP, another, or not clear yet.
 
 Duty: `opening` judges a stream from its very beginning; `witness` judges one segment of a stream that was joined in the
 middle. Kafka is believed only for a request whose header is plausible and whose body decodes to its end, or which was

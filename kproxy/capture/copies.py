@@ -1,7 +1,7 @@
-"""Packets captured twice, as on a bridge and its member, told from segments that were sent again.
+"""Packets captured twice, as on a bridge and its member, apart from segments that were sent again.
 
-Duty: the windows of the last SAME_PACKET_NS, and whether a packet is among them. A segment that was sent again is
-another packet: its IP identity or its TCP timestamp differs.
+Duty: keeps the windows of the last SAME_PACKET_NS and finds a packet in them. A segment that was sent again is another
+packet: its IP identity or its TCP timestamp differs.
 
 Time counts from packet to packet. Where a capture goes back in time, as several that were concatenated do, what comes
 after that is far from what came before it, and the search ends there.

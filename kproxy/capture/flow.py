@@ -1,7 +1,7 @@
 """One connection as a capture shows it, and what takes its bytes.
 
-Duty: a `Flow` holds what the `connections` table says of it. Its bytes go to `Undecided` until they tell what it
-speaks, then to `Kafka`, or nowhere (`DEAF`).
+Duty: a `Flow` holds the values of its row in `connections`. `Undecided` takes its bytes until its protocol is clear;
+then `Kafka` takes them, or nobody (`DEAF`).
 
 Memory: 4 * content.HEAD bytes of a flow that is not decided yet, and what its session holds. Refuses to know which
 packets belong to a flow, and when it ends.
@@ -54,11 +54,11 @@ class Flow:
         self.syn_ns = -1  # of the client's SYN, until the handshake is over
         self.rtt_ns = -1  # from the SYN to the client's first segment after it
         self.start_seen = False
-        self.plain = True  # neither in its handshake nor ended: segments go straight to the conversation
+        self.plain = True  # past its handshake and not ended: segments go straight to the conversation
         self.reset_by = -1  # the side that reset it
         self.close = "open"  # fin, reset, idle, reused, or open at the capture's end
         self.speaks: str | None = None
-        self.decrypted = False  # what it speaks was told from decrypted bytes
+        self.decrypted = False  # its protocol was found in decrypted bytes
         self.payload_bytes = [0, 0]
         self.info: ConnectionInfo | None = None
         self.session: CapturedSession | None = None
@@ -104,17 +104,17 @@ class Kafka:
         if usual[4].known:
             self.openings[usual[2]] = usual
         if session.events:
-            self._tell()
+            self._emit()
 
     def gap(self, side: int, count: int, now_ns: int) -> None:
         self.session.gap(side ^ self.flip, count, now_ns)
-        self._tell()
+        self._emit()
 
     def close(self, side: int, now_ns: int) -> None:
         self.session.close(side ^ self.flip, now_ns)
-        self._tell()
+        self._emit()
 
-    def _tell(self) -> None:
+    def _emit(self) -> None:
         events = self.session.events
         for event in events:
             if type(event) is Gap and event.resync:
@@ -126,7 +126,7 @@ class Kafka:
 
 
 class Undecided:
-    """Keeps the first deliveries of a flow until they tell what it speaks, then hands them on."""
+    """Keeps the first deliveries of a flow until its protocol is clear, then passes them on."""
 
     __slots__ = ("_decide", "_deliveries", "_flow", "_heads", "_quality", "_size", "_trusted", "_whole", "_witnesses")
 

@@ -52,10 +52,10 @@ Packet = tuple[int, int, Segment]  # its index in the window, its time
 
 @dataclass(frozen=True)
 class Handlers:
-    """What the owner of the flows wants to be told, of connections that are Kafka's or encrypted."""
+    """Callbacks of the owner, for connections that speak Kafka or are encrypted."""
 
-    decided: Callable[[Flow], Listener]  # what a flow speaks; its events go to the listener
-    many: Callable[[Sequence[Flow], Bulk], None]  # exchanges of flows all at once, instead of events
+    decided: Callable[[Flow], Listener]  # the protocol of a flow is clear; returns the listener of its events
+    many: Callable[[Sequence[Flow], Bulk], None]  # exchanges read by column, instead of events
     ended: Callable[[Flow], None]
 
 
@@ -157,7 +157,7 @@ class Flows:
         heads = inorder.heads(records.link, records.start, records.end, records.head)
         if heads is None or len(heads.index) < inorder.FEWEST:
             return None
-        flows: list[Flow] = []  # that are well under way
+        flows: list[Flow] = []  # established: both sides seen, nothing waits
         numbers: dict[Flow, int] = {}
         lanes = [self._lane(key, flows, numbers) for key in heads.keys]
         strangers = sum(number == _OTHER for number, _ in lanes)
@@ -187,7 +187,7 @@ class Flows:
         return self._rest(window, taken, known)
 
     def _lane(self, key: bytes, flows: list[Flow], numbers: dict[Flow, int]) -> tuple[int, int]:
-        """(its flow's number, its side) of a key; the flow is new among `flows`, or is none that is well under way."""
+        """(its flow's number, its side) of a key; the flow is new among `flows`, or is not established."""
         way = self._ways.get(key)
         if way is None or not _is_calm(way[0]):
             return (_FOREIGN if way is None and key in self._foreign else _OTHER), 0
@@ -206,7 +206,7 @@ class Flows:
                 half.position = stretch.positions[side]
             low, high = stretch.low, stretch.high
             receiver = talk.receiver
-            # Rows say what was sent again until they are told: what came since is not among it.
+            # A row counts segments sent again up to its emission: later ones must not be in it.
             is_late = max(talk.retransmitted_ns, default=0) > stretch.first_ns
             if isinstance(receiver, Kafka) and not is_late and self._interest.detail <= BATCHES:
                 at_once.append((flow, Part(receiver, low, high, talk.clock_ns)))
@@ -260,7 +260,7 @@ class Flows:
                 if flow.speaks != content.KAFKA:
                     flow.decrypted = False
                     flow.speaks = content.TLS
-            self._tell_end(flow)
+            self._report_end(flow)
         self.encrypted.clear()
 
     # --- the life of a flow ------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class Flows:
         return flow
 
     def _end(self, flow: Flow, close: str) -> None:
-        """Close a flow's books; its keys are remembered a while, for the segments that straggle in."""
+        """End a flow and count its flaws. Its keys are remembered a while, for late segments."""
         flow.talk.finish(flow.last_ns)
         flow.close = close
         flow.plain = False
@@ -369,7 +369,7 @@ class Flows:
         if self.keep_encrypted and flow.speaks == content.TLS:
             self.encrypted.append(flow)
         else:
-            self._tell_end(flow)
+            self._report_end(flow)
         shard.ended.append(flow)
         if len(shard.ended) > MAX_ENDED:
             old = shard.ended.popleft()
@@ -377,8 +377,8 @@ class Flows:
                 if self._ways.get(key, (None,))[0] is old:
                     del self._ways[key]
 
-    def _tell_end(self, flow: Flow) -> None:
-        """It is known what the flow was: count it, tell of it, let it go."""
+    def _report_end(self, flow: Flow) -> None:
+        """Count a flow whose protocol is clear for good, report its end and release it."""
         quality = self.quality
         first, last, close = flow.first_ns, flow.last_ns, flow.close
         if flow.speaks == content.KAFKA:
@@ -450,7 +450,7 @@ _COUNTED = {
 
 
 def _is_calm(flow: Flow) -> bool:
-    """Whether a connection is well under way, and nothing waits in it."""
+    """Whether a connection is established and nothing waits in it."""
     return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, Kafka | Deaf)
 
 

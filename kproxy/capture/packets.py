@@ -187,7 +187,7 @@ class Dissector:
         depth: int,
     ) -> Segment | str:
         if stop > end:
-            return "truncated"  # a datagram with a hole in it tells nothing about where its parts lie
+            return "truncated"  # where the parts of a datagram with a hole lie is not known
         if offset + stop - at > _LARGEST:
             return "malformed"
         datagram = self._fragments.get(name)

@@ -1,4 +1,4 @@
-"""What a capture could not show, counted: so that "slow" is told from "not captured".
+"""What a capture does not show, counted, so that nobody takes "not captured" for "slow".
 
 Duty: one row per kind of flaw or trait, with how often, how many bytes, when first and last, and a plain sentence.
 Every byte of a capture that does not end in a table is in one of these rows.
@@ -52,13 +52,13 @@ KINDS = {
     "zookeeper": "ZooKeeper connections",
     "http": "HTTP connections",
     "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",
-    "undecided": "connections that did not tell what they speak: too few bytes, or one side only",
+    "undecided": "connections whose protocol is not clear: too few bytes, or one side only",
     "no_data": "connections without a byte of payload",
     "raw_sasl": "SASL tokens without a Kafka header, which give no exchanges",
     "after_reset": "segments sent before their sender heard of a reset: they belong to no connection",
     "other_ports": "segments of ports that were not asked for",
     "strays": "segments whose sequence number belongs to no window of their connection",
-    "records_left_out": "batches of chosen topics too large for all of their records to be told",
+    "records_left_out": "batches of chosen topics too large for all of their records to be written",
     "records_unread": "batches of chosen topics whose records do not decompress or make no sense",
     "fault": "places where a Kafka connection is not what the protocol says, or answers what the capture does not hold",
 }

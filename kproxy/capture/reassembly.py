@@ -82,7 +82,7 @@ class HalfStream:
 
     def __init__(self) -> None:
         self.seen = False  # a segment of this side was captured
-        self.position = -1  # next byte to deliver, unwrapped; -1 until a segment of either side tells
+        self.position = -1  # next byte to deliver, unwrapped; -1 until a segment of either side shows it
         self.first = -1  # where it stood when the capture, or the connection, began
         self.acked = -1  # the furthest position that the peer acknowledged
         self.pieces: list[Piece] = []

@@ -233,3 +233,32 @@ def test_payload_bytes_of_a_fragmented_capture_equal_those_of_its_base():
     base = payloads("k41_BASE")
     for name in ("k41_ipfrag", "k41_vlan", "k41_rawip", "k41_mixedlinks", "k41_realSLL2"):
         assert payloads(name) == base
+
+
+def test_a_link_layer_other_than_ethernet_never_takes_the_common_path():
+    """Its bytes may look like Ethernet and IPv4 at the places that are looked at first."""
+    whole = packet.ethernet(packet.ipv4(packet.tcp(b"data")))
+    quality = Quality()
+    dissector = packets.Dissector(quality)
+    assert dissector.segment(packets.ETHERNET, whole, 0, len(whole), 0) is not None
+    assert dissector.segment(999, whole, 0, len(whole), 0) is None
+    assert quality.count("unknown_link") == 1
+
+
+@pytest.mark.parametrize("tagged", (False, True))
+def test_a_tcp_header_has_five_words_at_least(tagged):
+    for words, is_one in ((4, False), (5, True), (6, True)):
+        segment = bytearray(packet.tcp(bytes(8)))
+        segment[12] = words << 4
+        ip = packet.ipv4(bytes(segment))
+        data = packet.ethernet(b"\0\7\x08\0" + ip, 0x8100) if tagged else packet.ethernet(ip)
+        found = packets.Dissector(Quality()).segment(packets.ETHERNET, data, 0, len(data), 0)
+        assert (found is not None) is is_one
+        assert found is None or found[8] == 28 - 4 * words
+
+
+def test_a_fragment_cut_by_the_snap_length_is_counted_as_truncated():
+    quality = Quality()
+    data = packet.ethernet(packet.ipv4(packet.tcp(bytes(400)), fragment=0x2000))
+    assert packets.Dissector(quality).segment(packets.ETHERNET, data[:100], 0, 100, 0) is None
+    assert quality.count("truncated") == 1

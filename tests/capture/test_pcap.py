@@ -177,6 +177,7 @@ def test_options_of_pcapng_end_at_their_mark_and_at_their_block(tmp_path):
         packet.option(0, b"") + nanoseconds: 5000,  # behind the mark nothing is an option
         packet.option(2, b"eth0\0") + nanoseconds: 5,  # a value is padded to four bytes
         nanoseconds + pack("<HH", 9, 400): 5,  # longer than the block
+        nanoseconds + pack("<HH", 9, 4): 5,
         nanoseconds + seconds: 5_000_000_000,
     }
     for options, time_ns in cases.items():

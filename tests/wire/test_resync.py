@@ -41,6 +41,7 @@ def test_an_answer_needs_a_second_witness(data: bytes, segment: int, place: int)
         (answer(7) + answer(7 + NEAR), 0, True),
         (answer(7) + answer(7 + NEAR + 1), 0, False),
         (answer(9) + answer(5), 0, False),
+        (answer(7) + answer(1 << 24 | 8), 0, False),
         (answer(9) + answer(9), 0, False),
         (answer(7) + answer(8)[:7], 0, False),
         (answer(7)[:15], 0, True),

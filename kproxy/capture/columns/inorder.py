@@ -1,7 +1,7 @@
 """The segments of a window that are in order and whole, found all at once.
 
-Duty: of most packets there is nothing to decide: plain headers, the next sequence number of a connection that is well
-under way, nothing acknowledged that was not delivered. That is `Conversation.segment`'s common case, and here it is
+Duty: of most packets there is nothing to decide: plain headers, the next sequence number of an established
+connection, nothing acknowledged that was not delivered. That is `Conversation.segment`'s common case, and here it is
 asked of all packets of a window in one go, by column. What a connection has in a window before the first packet that is
 anything else is its stretch; that packet and all behind it are left to be taken one by one.
 
@@ -142,7 +142,7 @@ def stretches(
 ) -> tuple[list[Stretch], Segments, np.ndarray]:
     """What the connections have before anything but the common case, its segments, and whether a packet is in that.
 
-    lanes: (connection, side) of each key; -1: none that is well under way. positions: where both sides of each
+    lanes: (connection, side) of each key; -1: none that is established. positions: where both sides of each
     connection stand. odd: the connection of packets whose headers are not plain, by their index.
     """
     taken = np.zeros(len(time_ns), bool)

@@ -2,8 +2,8 @@
 
 Duty: what `wire.bodies` reads of a body, for thousands of bodies at once, by column. The steps are the schema's, in the
 order of the wire, each body at its own position; so bodies need not be alike in size, only in kind. What is rare is not
-read here, and said to be left: tagged fields, message sets and cut batches, errors inside a body, what does not decode,
-more than MOST elements of an array. A body whose bytes are not all at hand is said to be short.
+read here and marked `left`: tagged fields, message sets and cut batches, errors inside a body, what does not decode,
+more than MOST elements of an array. A body whose bytes are not all available is marked `short`.
 
 The same fields, with the same meaning, as `bodies.Wanted` gives to the other readers; a property holds them together.
 Memory: a few columns of the bodies. Refuses to know frames and pairing.
@@ -26,7 +26,7 @@ from kproxy.wire.interest import API_VERSIONS
 MOST = 64  # elements of an array, or batches of a partition: each takes a round of steps,
 ABREAST = 16  # which this many bodies must take together,
 ALONE = 4  # unless it is one of the first
-FEW_TOPICS = 16  # are told apart in a step for each; more of them row by row
+FEW_TOPICS = 16  # up to so many topics take one step each; more are looked up row by row
 
 _NUMPY = {"?": "u1", "b": "i1", "h": ">i2", "H": ">u2", "i": ">i4", "I": ">u4", "q": ">i8", "d": ">f8", "16s": "V16"}
 _HEADER = np.dtype([(name, _NUMPY[code]) for name, code in zip(BatchHeader._fields, V2.format[1:], strict=True)])
@@ -84,7 +84,7 @@ class Lockstep:
     ) -> Read:
         """Bodies from `start` to `end`, whose bytes up to `limit` lie by `shift` further in `data`.
 
-        seat: tells, of positions, the shift and the limit of the bytes there.
+        seat: returns the shift and the limit of the bytes at some positions.
         """
         shifts = np.broadcast_to(shift, start.shape).copy()
         return _Reading(self, data, start, limit, end, shifts, seat).read()
@@ -251,7 +251,7 @@ class _Reading:
             self._dead = True
 
     def _reach(self, cursor: _Cursor, size: int | np.ndarray) -> None:
-        """What cannot be looked at so far stands, from here on, at the first byte of all."""
+        """Mark bodies whose next bytes are missing; park their cursor at offset 0, so that gathers stay in bounds."""
         over = cursor.pos + size > cursor.limit
         if not over.any():
             return

@@ -3,7 +3,7 @@
 Duty: of most bytes there is nothing to decide: whole requests that begin as an earlier one of the connection did, and
 whole answers to them, in turn. Both are cut, paired and read by column. What a connection has before them (the rest of
 frames, answers to requests of before) and the first thing behind them that is anything else go to its session; so the
-session alone decides, and what is told does not depend on who read the bytes. Behind an exchange of its own kind it
+session alone decides, and the exchanges do not depend on who read the bytes. Behind an exchange of its own kind it
 goes on by column, else what is left is the session's. A test holds the two against each other.
 
 Memory: some columns of the segments, and JOINED_BYTES of copies of frames that lie in several segments and must be
@@ -35,7 +35,7 @@ _UNKNOWN = Exchange(ApiPlan(NONE, NONE, "unknown", False), 0, NONE, 0, 0, 0)  # 
 
 
 def read(whole: memoryview, segments: Segments, parts: Sequence[Part], detail: int) -> Iterator[Bulk]:
-    """What connections say in their segments. Their sessions tell the rest, before and after the columns are yielded.
+    """The exchanges in segments of connections, by column. The sessions emit the others, before and after each yield.
 
     detail: as the sessions' interest has it, bodies.BATCHES at most.
     """
@@ -174,7 +174,7 @@ class _Reading:
         return int(self._taken.sum())
 
     def settle(self, may_go_on: bool) -> list[int]:
-        """Tell the sessions what was taken, and what is behind it; returns the parts that have more for columns."""
+        """Give the sessions what is behind the pairs taken; returns the parts that have more for columns."""
         going_on = []
         for number, part in enumerate(self._parts):
             taken = int(self._taken[number])
