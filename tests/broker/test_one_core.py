@@ -26,7 +26,7 @@ from kproxy.tables.schema import EXCHANGES
 from tests.broker.cluster import Cluster, tool, wait_for
 from tests.broker.kproxy import KPROXY, Kproxy
 from tests.broker.test_clients import consume, produce, sample
-from tests.broker.tools import CONSUMER, PRODUCER, create_topic
+from tests.broker.tools import CONSUMER, PRODUCER, as_root, create_topic, user
 
 # What two observers of the same bytes see differently: when, and between whom.
 TIMES = {"time", "latency_ns", "queue_ns", "muted_ns", "total_ns"} | {
@@ -46,8 +46,8 @@ def captured(file: Path, cluster: Cluster) -> Iterator[None]:
     """Everything between kproxy and the brokers' CLIENT listeners, by tcpdump."""
     ports = " or ".join(f"(host {broker.host} and port {broker.port})" for broker in cluster.brokers)
     command = [shutil.which("tcpdump", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "tcpdump"]
-    command += ["-i", "lo", "-s", "0", "-U", "-B", "65536", "-w", str(file), "-Z"]
-    command = [*command, "root", ports] if os.geteuid() == 0 else ["sudo", "-n", *command, os.environ["USER"], ports]
+    command += ["-i", "lo", "-s", "0", "-U", "-B", "65536", "-w", str(file), "-Z", user(), ports]
+    command = [*as_root(), *command]
     errors = file.with_suffix(".err")
     with errors.open("wb") as stderr:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from tests.broker.cluster import Cluster, free_ports, wait_for
 from tests.broker.test_clients import consume, produce, sample
-from tests.broker.tools import create_topic
+from tests.broker.tools import as_root, create_topic
 
 TOP = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (TOP / "README.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -149,7 +150,7 @@ def test_capture(cluster: Cluster, tmp_path: Path) -> None:
     tcpdump = command(CAPTURE, **{"9092": str(broker.port)})
     # Debian's tcpdump gives up its rights before it opens the file, and hands packets on once a second.
     tcpdump += " -Z root --immediate-mode"
-    with running(tcpdump if os.geteuid() == 0 else f"sudo -n {tcpdump}", tmp_path) as capturing:
+    with running(shlex.join(as_root()) + f" {tcpdump}", tmp_path) as capturing:
         assert capturing.stdout is not None
         wait_for("tcpdump to listen", lambda: "listening on any" in capturing.stdout.readline(), 10)
         create_topic(broker.address)

@@ -1,8 +1,13 @@
 """Kafka's own command line tools, as the tests use them."""
 
 import itertools
+import os
+import pwd
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from tests.broker.cluster import java, tool
 
@@ -17,6 +22,23 @@ CLUSTER = "org.apache.kafka.tools.ClusterTool"
 ELECTION = "org.apache.kafka.tools.LeaderElectionCommand"
 
 _numbers = itertools.count(1)
+
+
+def as_root() -> list[str]:
+    """What to put before a command that captures packets. CI is root; who is not and has no sudo skips the test."""
+    if os.geteuid() == 0:
+        return []
+    if (
+        shutil.which("sudo")
+        and subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
+    ):
+        return ["sudo", "-n"]
+    pytest.skip("capturing packets needs root, or a sudo that asks for no password")
+
+
+def user() -> str:
+    """Who runs the tests."""
+    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def create_topic(bootstrap: str, partitions: int = 3, *, on: int | None = None) -> str:
