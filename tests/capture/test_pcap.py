@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.capture import files
+from kproxy.capture import files, pcap
 from kproxy.capture.captures import Capture
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError
@@ -317,3 +317,30 @@ def test_what_is_no_capture_is_said_to_be_none(tmp_path, data, text):
 def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
     with pytest.raises(CaptureError, match="cannot be opened"):
         read(tmp_path / "nowhere.pcap")
+
+
+SOUND = (1_700_000_000, 999_999, 60, 60)  # seconds, fraction, captured, original
+
+
+@pytest.mark.parametrize(
+    ("heads", "believed"),
+    [
+        ([SOUND] * 4, True),
+        ([SOUND] * 3, None),  # the data ends before it is clear
+        ([SOUND] * 3 + [(1_700_000_000, 1_000_000, 60, 60)], False),  # a fraction of a second or more
+        ([(1_700_000_000, 0, 13, 13)] + [SOUND] * 3, False),  # shorter than a link layer
+        ([(1_700_000_000, 0, 14, 14)] + [SOUND] * 3, True),
+        ([(1_700_000_000, 0, 59, 60)] + [SOUND] * 3, False),  # cut, and not at the snap length
+        ([(1_700_000_000, 0, 96, 1500)] + [SOUND] * 3, True),
+        ([SOUND, (1_700_000_000 + 86_400, 0, 60, 60), *[(1_700_000_000 + 86_400, 0, 60, 60)] * 2], True),
+        ([SOUND, (1_700_000_000 + 86_401, 0, 60, 60), *[(1_700_000_000 + 86_401, 0, 60, 60)] * 2], False),
+        ([SOUND, (1_700_000_000 - 86_401, 0, 60, 60), *[(1_700_000_000 - 86_401, 0, 60, 60)] * 2], False),
+    ],
+)
+def test_where_records_of_classic_pcap_may_begin(tmp_path, heads, believed):
+    source = files.Bytes(written(tmp_path, b""))
+    reader = pcap.Classic(source, Quality(), "<", 1000, 1, 96)
+    data = b"".join(pack("<IIII", *head) + bytes(head[2]) for head in heads)
+    assert reader.plausible(data, 0, 1_700_000_000 * 1_000_000_000) is believed
+    assert reader.plausible(b"\xff" * 5 + data, 5, 1_700_000_000 * 1_000_000_000) is believed
+    source.close()
