@@ -34,7 +34,7 @@ _SPAN = re.compile(r"\s*(interval\s+)?\d+\s+(microsecond|millisecond|second|minu
 
 
 def names_in(condition: str) -> list[str]:
-    """The names in a condition that can only be columns; none where it is too much SQL to tell."""
+    """The names in a condition that can only be columns; none where that takes an SQL parser."""
     tokens = list(_TOKEN.finditer(condition))
     if any(token["arrow"] or (token["name"] or "").lower() in ("select", "lateral") for token in tokens):
         return []

@@ -197,7 +197,7 @@ def connections(connections: "DataFrame", by: Sequence[str] = ("host", "broker")
 
 
 def quality(quality: "DataFrame") -> "DataFrame":
-    """What a capture could not show, so that "slow" is told from "not captured"."""
+    """What a capture could not show, so that "slow" is not taken for "not captured"."""
     return (
         quality.groupBy("source", "kind")
         .agg(

@@ -90,7 +90,7 @@ def rate(name: str = "exchanges") -> "list[Column]":
 
 
 def topic() -> "Column":
-    """A topic by its name, or by its id where no answer told the name."""
+    """A topic by its name, or by its id where no answer named it."""
     return F.coalesce("topic", "topic_id").alias("topic")
 
 

@@ -79,7 +79,7 @@ def batching(batches: "DataFrame", exchanges: "DataFrame") -> "DataFrame":
     `bytes_per_record` is as sent, compressed. `ratio` is how many times larger a record is where the same topic got
     batches without compression; null where it got none, since only then is the size before it known. `single_share` is
     the share of batches with one record, which cost as much as full ones: raise linger.ms and batch.size. Old batches
-    (magic 0 and 1) do not tell their records when compressed, and count neither for these nor for `records`.
+    (magic 0 and 1) hide their number of records when compressed, and count neither for these nor for `records`.
     """
     counted_bytes = F.sum(F.when(F.col("records").isNotNull(), F.col("bytes")))
     sent = batches.where("api = 'Produce' and direction = 'request' and not control").withColumn("topic", topic())
@@ -151,7 +151,7 @@ def fetching(exchanges: "DataFrame", by: Sequence[str] = ("client", "broker"), r
 
 
 def lag(partitions: "DataFrame", exchanges: "DataFrame", replicas: bool = False) -> "DataFrame":
-    """How far consumers are behind, as their fetches tell: by client, topic and partition; first, last and most."""
+    """How far consumers are behind, as their fetches say: by client, topic and partition; first, last and most."""
     fetched = partitions.where("api = 'Fetch' and direction = 'response' and lag_records is not null")
     return (
         with_client(of_consumers(fetched, exchanges, replicas), exchanges)

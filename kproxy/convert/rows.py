@@ -37,7 +37,7 @@ class Rows:
     """The rows of some flows; `add` gets them in batches of about BATCH_ROWS."""
 
     def __init__(self, add: Callable[[Table, pa.RecordBatch], None], chosen: Chosen | None = None) -> None:
-        """`chosen`: whose records are told too."""
+        """`chosen`: the topics whose records become rows too."""
         self.exchanges = ExchangeColumns()
         self.records = None if chosen is None else RecordColumns(chosen)
         self.partitions = PartitionColumns()

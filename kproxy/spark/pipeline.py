@@ -88,7 +88,7 @@ def ingest(
             late = {capture for capture, text in reports if text["secrets"]}
             if not torn and not late:
                 break
-            for number, file in torn:  # damaged in a way that only its packets tell: read it in one piece
+            for number, file in torn:  # damaged in a way that only its packets show: read it in one piece
                 kept = [entry for entry in splits[number] if entry[0] != file]
                 splits[number] = sorted([*kept, (file, Split(jobs[number].paths[file]))], key=lambda entry: entry[0])
             splits.update({number: _as_a_whole(jobs[number]) for number in late})

@@ -25,15 +25,15 @@ from kproxy.convert.job import Job
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import Split, is_plain
 
-MEASURE = 128 * 1024  # packets of which the scan tells at once
+MEASURE = 128 * 1024  # packets in one batch of rows
 MEASURE_BYTES = 8 << 20  # and of compressed files
 
-# What the scan tells: rows of packets of one connection, in their order. In place of a file's number: a report of the
+# What the scan emits: rows of packets of one connection, in their order. In place of a file's number: a report of the
 # scan itself, its text in `packets`; or a capture that one task must decode as a whole.
 REPORT, WHOLE = -1, -2
 _PACKETS = (
     ("capture", "int"),
-    ("connection", "int"),  # a hash of its ends; what shares a hash is told apart by Flows
+    ("connection", "int"),  # a hash of its ends; Flows distinguishes connections that share a hash
     ("file", "int"),
     ("offset", "bigint"),  # of the last packet
     ("size", "bigint"),  # of the packets, as captured
@@ -63,7 +63,7 @@ def packets(number: int, capture: int, file: int, split: Split, job: Job) -> Ite
     wanted = frozenset(port.to_bytes(2) for port in job.ports)
     known: dict[bytes, int] = {}
     inline = split.whole and not is_plain(split.path)
-    connections: list[int] = []  # of the packets not told of yet
+    connections: list[int] = []  # of the packets that are in no row yet
     places = bytearray()
     bodies: list[bytes] = []
     held = 0  # bytes of bodies

@@ -74,7 +74,7 @@ def files_of(
 def _name(
     jobs: Sequence[Job], files: Sequence[tuple[str, Path]], names: dict[str, Names]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Write what was kept as Parquet, each attempt to a file of its own; tells where, and how many rows it has."""
+    """Write what was kept as Parquet, each attempt to a file of its own; emits its path and its number of rows."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in numbers(batches):

@@ -19,7 +19,7 @@ captures are the business of `pipeline`, which shares them out by connection.
 As a stream the source follows a folder into which captures rotate, and reads each file once, when it is complete, by
 whatever name and time of change it arrives. A stream's offset names the files that the folder holds and that were read:
 move them elsewhere, or delete them, before they are too many. The files of a micro-batch are one capture, and an
-exchange is told once; but one whose answer lies in a file of the next batch is cut, and that is said: it is
+exchange is a row once; but one whose answer lies in a file of the next batch is cut, and that is said: it is
 `unanswered`, its connection is `open` in one batch and without `start_seen` in the next, where the rest of it is
 `request_not_seen` or skipped, and `quality` has `open`, `midstream` and `resync`. Who needs it whole reads the files
 again, `rotated`.

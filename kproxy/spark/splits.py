@@ -81,7 +81,7 @@ class Split:
 
 
 def ranges(path: str, split_bytes: int = SPLIT_BYTES) -> list[Range]:
-    """Cut a file; what cannot be opened or is not plain is one range, and its survey tells."""
+    """Cut a file; what cannot be opened or is not plain is one range, and its survey says why."""
     try:
         size = Path(path).stat().st_size
         count = max(1, size // split_bytes) if is_plain(path) else 1
@@ -218,7 +218,7 @@ class _Records:
             if position < near:
                 overlap = position
             position += 16 + captured
-        return (until if last else position), overlap  # a last record that is cut is its reader's to tell
+        return (until if last else position), overlap  # a last record that is cut is its reader's to report
 
     def _chained(self, position: int) -> bool:
         data, size = self._data, len(self._data)

@@ -2,7 +2,7 @@
 
 Duty: what an exchange says, as one packed row of integers: numbers as they are, strings as indices into the words of
 this batch. Packing costs a microsecond, and the columns come out of the rows in one numpy step each; where many
-exchanges are told by column they stay columns. Bounded by the owner, who takes `batch()` before there are too many
+exchanges come by column they stay columns. Bounded by the owner, who takes `batch()` before there are too many
 `rows`. The live recorder and the captures share it.
 
 Refuses to know files, and where events come from.
@@ -43,12 +43,12 @@ class Words(dict[str | None, int]):
 
 
 class PackedRows:
-    """Rows of integers, told one by one or many at a time by column."""
+    """Rows of integers, added one by one or many at a time by column."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         self.pack = Struct(f"<{len(names)}q").pack
-        self.packed = bytearray()  # the rows that were told one by one; whoever tells them appends
+        self.packed = bytearray()  # the rows that were added one by one; whoever packs them appends here
         self._many: list[tuple[int, dict[str, np.ndarray | int], int]] = []  # (packed bytes before, columns, rows)
 
     @property
@@ -61,7 +61,7 @@ class PackedRows:
         self._many.append((len(self.packed), columns, count))
 
     def columns(self) -> dict[str, np.ndarray]:
-        """All rows by column, in the order in which they were told."""
+        """All rows by column, in the order in which they were added."""
         packed = np.frombuffer(bytes(self.packed), "<i8").reshape(-1, len(self._names))
         total = len(packed) + sum(count for _, _, count in self._many)
         found = {name: np.empty(total, np.int64) for name in self._names}

@@ -1,8 +1,8 @@
 """Names for what rows call otherwise: topics by their ids, brokers by their addresses.
 
-Duty: collect what answers tell, on any connection of a capture or of the proxy, and fill it in when a file is written,
-since it may come after the rows that need it. Nothing depends on who told first: of two names of one topic the first in
-the alphabet stays, and an address that was told of two brokers is nobody's.
+Duty: collect what answers name, on any connection of a capture or of the proxy, and fill it in when a file is
+written, since it may come after the rows that need it. Nothing depends on which answer came first: of two names of
+one topic the first in the alphabet stays, and an address that two brokers advertise is nobody's.
 
 Only a broker that advertises an IP address can be found by the address of a connection; behind a translation of
 addresses, or a name, it stays unknown. Bounded by MAX_NAMES topics and as many brokers. Refuses to know where answers
@@ -35,7 +35,7 @@ class Names:
 
     def __init__(self) -> None:
         self.topics: dict[str, str] = {}  # by id, as Kafka writes it
-        self.brokers: dict[str, int] = {}  # node id by "address port"; NONE: two were told
+        self.brokers: dict[str, int] = {}  # node id by "address port"; NONE: two brokers advertise it
 
     def __len__(self) -> int:
         return len(self.topics) + len(self.brokers)

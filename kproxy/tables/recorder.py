@@ -1,10 +1,10 @@
 """Live events -> files of a dataset: what `--record` does.
 
-Duty: what sessions tell, as the tables that captures become. A relay packs what its events say into rows: that costs it
-hardly more than to keep them, and far less than two threads that take turns at Python. The rest, columns, sorting,
-compressing and syncing, is a thread's, and nearly all of it outside the interpreter. Where the thread falls behind,
-events are dropped, counted, and told in `quality`. Files appear whole, after ROLL_S or ROLL_ROWS: a killed kproxy loses
-what no file has yet, and nothing else.
+Duty: record the events of sessions, as the tables that captures become. A relay packs what its events say into rows:
+that costs it hardly more than to keep them, and far less than two threads that take turns at Python. The rest,
+columns, sorting, compressing and syncing, is a thread's, and nearly all of it outside the interpreter. Where the
+thread falls behind, events are dropped, counted, and reported in `quality`. Files appear whole, after ROLL_S or
+ROLL_ROWS: a killed kproxy loses what no file has yet, and nothing else.
 
 Bounded by: QUEUE_BYTES of packed rows that wait, `writer.RUN_ROWS` rows per table in memory, the rest of a file's rows
 on the disk, and ROLL_ROWS rows of one table while its file is written; where bodies are read, `names.MAX_NAMES`
@@ -119,7 +119,7 @@ class Recorder:
         return take
 
     def close(self) -> None:
-        """Write everything that was told so far. Blocks for as long as that takes."""
+        """Write every event so far. Blocks for as long as that takes."""
         if self._thread.is_alive():
             self._stopping.set()
             self._thread.join()
@@ -465,5 +465,5 @@ class _Tally:
 
 
 def _close(cause: str) -> str:
-    """As captures tell it, where they could: an end of ours (a drain, a fault) has our name."""
+    """How the connection ended, in the words of captures; an end of ours (a drain, a fault) has its own."""
     return {"closed": "fin", "reset": "reset"}.get(cause.partition("_")[2], cause)

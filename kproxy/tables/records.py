@@ -31,7 +31,7 @@ from kproxy.wire import bodies
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 
-BATCH_BYTES = 16 << 20  # brokers take 1 MiB unless they are told otherwise
+BATCH_BYTES = 16 << 20  # brokers take 1 MiB unless they are configured otherwise
 ROOM_BYTES = 64 << 20
 DECOMPRESSED_BYTES = 16 << 20
 ROWS = 16 * 1024
@@ -96,7 +96,7 @@ class RecordColumns(BodyRows):
         super().__init__(RECORDS, ("base_offset", "offset", "timestamp", "bytes", "key_bytes", "value_bytes"))
         self._chosen = chosen
         self.room = bodies.Room(lru_cache(4096)(chosen.may_be_chosen), BATCH_BYTES, ROOM_BYTES)
-        self.left_out = 0  # batches that are more than one body may tell
+        self.left_out = 0  # batches beyond what one body may show
         self.left_out_bytes = 0
         self.unread = 0  # batches that could not be read, or not to their end
         self.unread_bytes = 0

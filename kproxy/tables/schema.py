@@ -74,7 +74,7 @@ EXCHANGES = Table(
             ("client_port", I32),
             ("broker_address", TEXT),
             ("broker_port", I32),
-            ("broker_id", I32),  # of who advertises this address, as any answer told; null behind NAT, or for names
+            ("broker_id", I32),  # the broker that advertises this address in any answer; null behind NAT, or for names
             ("api_key", I16),
             ("api", TEXT),
             ("api_version", I16),

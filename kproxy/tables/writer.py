@@ -46,7 +46,7 @@ class Dataset:
         self._claim = -1  # a descriptor of that folder, locked
 
     def begin(self, name: str, *, by_hour: bool = False) -> Path:
-        """A fresh folder for the files of one piece of work, which `name` tells from others at the same dataset.
+        """A fresh folder for the files of one piece of work; `name` keeps it apart from others at the same dataset.
 
         Tables by hour know no sources by their files, so that no file of another run could take a source's place.
         """
@@ -295,7 +295,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """A fault of the disk, that it is full say, is told with its place."""
+    """Turn a fault of the disk, that it is full say, into a KproxyError that names the folder."""
     try:
         yield
     except OSError as fault:

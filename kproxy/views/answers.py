@@ -165,7 +165,7 @@ def _cropped(cell: str) -> str:
 
 
 def text(name: str, value: Any) -> str:
-    """A value as a table shows it; the column's name tells its unit."""
+    """A value as a table shows it; the column's name says its unit."""
     if value is None:
         return ""
     words = name.split("_")
