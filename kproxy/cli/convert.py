@@ -7,46 +7,58 @@ import click
 
 @click.command()
 @click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
-@click.option("-o", "--out", required=True, metavar="DIR", help="Where the tables go; a folder each.")
+@click.option("-o", "--out", required=True, metavar="DIR", help="Folder for the tables; each is a folder in it.")
 @click.option(
     "--port",
     "ports",
     type=click.IntRange(1, 65535),
     multiple=True,
     metavar="N",
-    help="A broker's port. Default: by content.",
+    help="Port of a broker; may be repeated. Default: Kafka is recognised by its content, on any port.",
 )
-@click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
-@click.option("--rotated", is_flag=True, help="The files are one capture, in the order of their packets.")
+@click.option("--cluster", default="default", show_default=True, metavar="NAME", help="Value of the column `cluster`.")
+@click.option(
+    "--rotated", is_flag=True, help="The files are parts of one capture; they are read in the order of their packets."
+)
 @click.option(
     "--detail",
     type=click.Choice(("headers", "topics", "batches")),
     default="batches",
     show_default=True,
-    help="How closely bodies are read: for no further table, for `partitions`, for `batches` too.",
+    help="headers: no rows of `partitions` and `batches`; topics: none of `batches`; batches: all.",
 )
-@click.option("--checksums", is_flag=True, help="Check that of every batch: `crc_valid`. Every byte is read for it.")
+@click.option("--checksums", is_flag=True, help="Check the CRC of every batch (column `crc_valid`); reads every byte.")
 @click.option(
-    "--records", metavar="TOPIC[,...]", help="The table `records` too, of these topics; * as in a shell, ids as names."
+    "--records",
+    metavar="TOPIC[,...]",
+    help="Write the table `records` for these topics (names, ids, or patterns with *).",
 )
 @click.option(
     "--record-values",
     metavar="N|hash|all",
     default="64",
     show_default=True,
-    help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
+    help="What `records` keeps of keys, values and headers: the first N bytes, a hash, or everything.",
 )
 @click.option(
     "--key-log",
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
-    help="SSLKEYLOGFILE of the TLS connections; needs tshark.",
+    help="SSLKEYLOGFILE that decrypts the TLS connections; needs tshark.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the tables of another capture that has the same name.")
-@click.option("--strict", is_flag=True, help="Exit with status 1 where tables are not complete.")
-@click.option("--follow", is_flag=True, help="The file still grows: read on until interrupted.")
 @click.option(
-    "--processes", type=click.IntRange(0), default=0, metavar="N", help="Default: as many as cores and memory allow."
+    "--strict",
+    is_flag=True,
+    help="Exit with status 1 if a capture is not complete (bytes lost, connections encrypted).",
+)
+@click.option("--follow", is_flag=True, help="Keep reading a file that still grows, until interrupted.")
+@click.option(
+    "--processes",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Number of processes. Default: as many as cores and memory allow.",
 )
 def convert(
     captures: tuple[str, ...],

@@ -11,16 +11,29 @@ import click
 
 @click.command()
 @click.argument("given", nargs=-1, metavar="[HEX | CAPTURE...]")
-@click.option("-f", "--file", type=click.File("rb"), metavar="FILE", help="Hex or binary; - is standard input.")
-@click.option("--response", metavar="API:VERSION", help="It is the answer to this, like Metadata:12 or 3:12.")
-@click.option("--data", metavar="NAME", help="It is a message of another kind, like ConsumerProtocolSubscription.")
-@click.option("--records", is_flag=True, help="It is record batches or message sets, as in a log or a Fetch.")
-@click.option("--exchange", metavar="CONNECTION:NUMBER", help="A row of `exchanges`, found in its capture.")
-@click.option("--sized/--bare", default=None, help="With 4-byte sizes or without. Default: whichever makes sense.")
-@click.option("--json", "as_json", is_flag=True, help="JSON, as Kafka's own converters write it.")
-@click.option("--jsonl", is_flag=True, help="A JSON object a line, in and out; nothing is masked.")
-@click.option("--records-shown", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Per batch.")
-@click.option("--show-secrets", is_flag=True, help="SASL tokens, HMACs, SCRAM credentials and passwords too.")
+@click.option(
+    "-f", "--file", type=click.File("rb"), metavar="FILE", help="File with frames, hex or binary; - is standard input."
+)
+@click.option(
+    "--response", metavar="API:VERSION", help="Decode as the answer to this request, like Metadata:12 or 3:12."
+)
+@click.option("--data", metavar="NAME", help="Decode as another kind of message, like ConsumerProtocolSubscription.")
+@click.option("--records", is_flag=True, help="Decode as record batches or message sets, as in a log segment.")
+@click.option(
+    "--exchange", metavar="CONNECTION:NUMBER", help="Find request and answer of a row of `exchanges` in its capture."
+)
+@click.option("--sized/--bare", default=None, help="Frames with or without their 4-byte sizes. Default: recognised.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as Kafka's own converters write it.")
+@click.option("--jsonl", is_flag=True, help="Read and write one JSON object per line; nothing is masked.")
+@click.option(
+    "--records-shown",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Records shown of each batch.",
+)
+@click.option("--show-secrets", is_flag=True, help="Show SASL tokens, HMACs, SCRAM credentials and passwords.")
 @click.option("--cluster", default="default", metavar="NAME", help="With --exchange: as for kproxy convert.")
 @click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, metavar="N", help="Likewise.")
 @click.option("--rotated", is_flag=True, help="Likewise.")

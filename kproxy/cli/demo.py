@@ -6,8 +6,15 @@ import click
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(min=0), metavar="N", help="End after so long. Default: at Ctrl-C.")
-@click.option("--record", type=click.Path(path_type=Path), metavar="DIR", help="Write tables, as kproxy convert does.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0), metavar="N", help="Stop after N seconds. Default: run until Ctrl-C."
+)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Record the traffic as the tables that kproxy convert writes.",
+)
 def demo(seconds: float | None, record: Path | None) -> None:
     """Kafka traffic decoded, with nothing to set up.
 
