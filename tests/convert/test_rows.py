@@ -1,9 +1,12 @@
 """Rows of captures, taken exchange by exchange or by column: the same, whatever a producer or a broker writes."""
 
+from collections import Counter
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from kproxy.capture import flows as capture_flows
 from kproxy.capture.captures import Capture
 from kproxy.capture.packets import ACK, SYN
 from kproxy.capture.quality import Quality
@@ -12,6 +15,12 @@ from kproxy.convert.rows import Rows
 from kproxy.protocol.records import Record, write_batch
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.partitions import MAX_TIMESTAMP_MS, BatchColumns, PartitionColumns
+from kproxy.tables.records import chosen
+from kproxy.wire.bodies import BATCHES
+from kproxy.wire.captured import CapturedSession
+from kproxy.wire.events import ANSWERED, Exchange
+from kproxy.wire.interest import Interest
+from kproxy.wire.session import Session
 from tests.capture import packet
 from tests.captures import capture, expected, one_by_one
 from tests.wire.playbook import request, response
@@ -173,3 +182,34 @@ def test_partitions_have_their_cluster_and_those_of_transactions_are_among_them(
     )
     assert all(row["topic"] and row["offset"] > 0 and row["error_code"] is None for row in asked)
     assert len(committed) == 2 * len(asked) and {row["error_code"] for row in committed} >= {None, 0}
+
+
+def test_live_and_captured_sessions_split_the_waits_alike(monkeypatch):
+    """On a capture with quotas: what a relay's session would record of the same bytes at the same times."""
+    live = {}
+
+    class Twice(CapturedSession):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            self.live = Session(Interest(details=True, detail=BATCHES))
+            live[id(self)] = self
+
+        def receive(self, side, view, now):
+            self.live.receive(side, memoryview(bytes(view)), now)
+            return super().receive(side, view, now)
+
+    monkeypatch.setattr(capture_flows, "CapturedSession", Twice)
+    taken = []
+    settings = Settings(records=chosen("none", "all"))  # then sessions get every byte, and nothing goes by column
+    rows = Rows(lambda table, batch: taken.append(batch) if table.name == "exchanges" else None, settings.records)
+    for _ in rows.read(captures_of([capture("k41_quota")], settings)[0], Quality()):
+        pass
+    offline = [row for row in pa.Table.from_batches(taken).to_pylist() if row["outcome"] == "answered"]
+    events = [e for session in live.values() for e in session.live.events if isinstance(e, Exchange)]
+    events = [e for e in events if e.outcome == ANSWERED]
+
+    names = ("request_start_ns", "queue_ns", "muted_ns")
+    assert Counter((e.request_start, e.queue_ns, e.muted_ns) for e in events) == Counter(
+        tuple(row[name] for name in names) for row in offline
+    )
+    assert sum(row["muted_ns"] > 10**9 for row in offline) > 10
