@@ -43,9 +43,9 @@ SMALL_BODY = 64 * 1024  # a frame up to this size is copied to be read if it arr
 MAX_NAMED = 64 * 1024  # topic-partitions, and batches, of one body, and of all pending requests
 FEW_NAMED = 16  # bodies that name no more are not counted
 
-# The work of one call of `receive`, about a millisecond: others wait for it.
-FRAMES_PER_CALL = 256
-WALKED_PER_CALL = 64 * 1024  # bytes that are looked at, those that are stepped over left out
+# The work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
+FRAMES_PER_CALL = 64
+WALKED_PER_CALL = 32 * 1024  # bytes that are looked at, those that are stepped over left out
 WALK_SLICE = 2 * 1024
 UNLIMITED = 1 << 62
 

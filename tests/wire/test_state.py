@@ -76,8 +76,9 @@ def test_no_more_requests_are_pending_than_may_be_whatever_one_read_holds() -> N
         read(
             talk, BROKER, b"".join(sized(number.to_bytes(4)) for number in range(first, min(first + 100, len(frames))))
         )
-        calls.append([(to, bytes(piece)) for to, piece in talk.resume(CLIENT, 2)])
-        assert len(talk.pending) <= LIMIT
+        while talk.backlog[CLIENT] is not None and len(talk.pending) < LIMIT:
+            calls.append([(to, bytes(piece)) for to, piece in talk.resume(CLIENT, 2)])
+            assert len(talk.pending) <= LIMIT
     assert joined(calls, BROKER) == b"".join(frames)
     assert [event.correlation_id for event in talk.events if isinstance(event, Exchange)] == list(range(len(frames)))
     assert not talk.faults and talk.at_boundary(CLIENT)

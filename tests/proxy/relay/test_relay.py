@@ -8,17 +8,20 @@ import random
 import socket
 import time
 from contextlib import closing, suppress
+from itertools import pairwise
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from kproxy.protocol import codec
 from kproxy.proxy.relay import listeners, relay, sockets
 from kproxy.proxy.relay.relay import READ_BYTES
+from kproxy.tables.recorder import Recorder
 from kproxy.wire import pairing
 from kproxy.wire.events import Exchange
 from tests.proxy.live import HOST, Live, Wire, behind_kproxy, kproxy, live, request, response
-from tests.wire.playbook import sized
+from tests.wire.playbook import foreign_request, sized
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors-dev.jsonl.gz"
 PRODUCE = 0
@@ -146,6 +149,35 @@ async def test_too_many_unanswered_requests_hold_the_client_back(here, client, b
 
 
 @behind_kproxy()
+async def test_a_flood_of_small_frames_is_shared_out_over_turns_and_held_back_at_the_limit(here, client, broker):
+    """Each turn of the loop does one call's share; what the session puts back is not lost, and nothing overtakes."""
+    frames = [foreign_request(9999, 0, number) for number in range(3 * pairing.LIMIT)]
+    turns: list[int] = []
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(0)
+            relays = [*here.server._worker.relays.values()]
+            turns.append(relays[0].session.completed[0] if relays else 0)
+
+    watching = asyncio.create_task(watch())
+    sending = asyncio.create_task(client.send(b"".join(frames)))
+    first = b"".join(frames[: pairing.LIMIT])
+    assert await broker.read(len(first)) == first and await broker.is_silent()
+    (relay,) = here.server._worker.relays.values()
+    assert len(relay.session.pending) == pairing.LIMIT and here.counted.paused.get("client")
+    for number in range(len(frames)):
+        await broker.send(sized(number.to_bytes(4)))
+    rest = b"".join(frames[pairing.LIMIT :])
+    assert await broker.read(len(rest)) == rest
+    answers = b"".join(sized(number.to_bytes(4)) for number in range(len(frames)))
+    assert await client.read(len(answers)) == answers
+    await sending
+    watching.cancel()
+    assert max(later - earlier for earlier, later in pairwise(turns)) <= pairing.LIMIT // 2
+
+
+@behind_kproxy()
 async def test_a_half_close_is_passed_on_and_the_answer_still_comes(here, client, broker):
     await client.send(produce(1))
     client.end()
@@ -246,9 +278,15 @@ def test_a_reset_right_behind_a_request_is_not_missed():
     live(test())
 
 
-def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks():
-    """Frames of every API, cut, changed and repeated, from both sides; ends and resets at any time."""
+@pytest.mark.parametrize(("detail", "records"), [("headers", False), ("topics", False), ("batches", True)])
+def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks(detail, records, tmp_path):
+    """Frames of every API, cut, changed and repeated, from both sides; ends and resets at any time.
+
+    With every detail of bodies, and with a recorder, which then holds every exchange that was counted.
+    """
     dice = random.Random(11)
+    rounds = 10 if detail == "headers" else 4
+    recorder = Recorder(tmp_path / "tables", {"detail": detail}) if records else None
     frames = {"request": [], "response": []}
     with gzip.open(VECTORS) as lines:
         for line in lines:
@@ -307,19 +345,30 @@ def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks():
                 serving.create_task(answer(await here.broker.accept()))
 
     async def test():
-        async with kproxy() as here:
+        async with kproxy(detail=detail, sinks=[recorder] if recorder else []) as here:
             serving = asyncio.create_task(serve(here))
-            for _ in range(10):
+            for _ in range(rounds):
                 await asyncio.gather(*(ask(here) for _ in range(40)))
             # A client may have come and gone before it was accepted.
-            await here.until(lambda: sum(here.counted.disconnects.values()) == here.counted.accepted == 400)
+            await here.until(lambda: sum(here.counted.disconnects.values()) == here.counted.accepted == 40 * rounds)
             serving.cancel()
             assert not here.relays
             causes = here.counted.disconnects.keys()
             assert causes >= {"fault", "client_reset", "broker_reset", "client_closed"}
             assert "defect" not in causes
 
+    if recorder is None:
+        live(test())
+        return
+    recorder.start()
     live(test())
+    recorder.close()
+    tables = tmp_path / "tables"
+    exchanges = pyarrow.parquet.read_table(tables / "exchanges").to_pylist()
+    assert pyarrow.parquet.read_table(tables / "connections").num_rows == 40 * rounds
+    assert {"answered", "unanswered"} <= {row["outcome"] for row in exchanges} and len(exchanges) > 40 * rounds
+    quality = pyarrow.parquet.read_table(tables / "quality").to_pylist()
+    assert not {"dropped", "defect", "lost"} & {row["kind"] for row in quality}
 
 
 @behind_kproxy()
