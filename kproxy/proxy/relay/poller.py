@@ -10,6 +10,9 @@ LATE_NS, `is_late` says that `turn_ns` may be far from when bytes arrived: the l
 in this process knows which. A reader then asks the kernel (`sockets.receive_timed`), whose clock is the time of day:
 `wall_offset_ns` converts it. `lag_bucket` is the relays' too: the bucket of their histogram for `now_ns - turn_ns`.
 
+Where `is_in_order`, epoll reports sockets in the order in which they became ready: it was asked until it had none.
+Then the first read that turns out to be recent ends the lateness of the turn, and a wake-up costs one such read.
+
 Sockets whose events take long have their turn after all others, one at a time: a client that costs much waits for those
 that cost little, and never the other way round. As long as no turn takes LONG_TURN_NS nothing is measured for that.
 
@@ -36,12 +39,14 @@ Callback = Callable[..., None]
 class Poller:
     __slots__ = (
         "_costly",
+        "_emptied",
         "_epoll",
         "_later",
         "_loop",
         "_measures",
         "_readers",
         "_writers",
+        "is_in_order",
         "is_late",
         "lag_bucket",
         "now_ns",
@@ -59,6 +64,8 @@ class Poller:
         self._costly: dict[int, None] = {}  # whose last event took long; the first waits for longest
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
+        self.is_in_order = False
+        self._emptied = True  # the last call left nothing ready
         self.lag_bucket = 0
         self.wall_offset_ns = 0  # the time of day less `turn_ns`, of a late turn: steps of that clock are followed
         loop.add_reader(self._epoll.fileno(), self._ready)
@@ -132,6 +139,8 @@ class Poller:
             self.turn_ns = self.now_ns = turn_ns
             self.lag_bucket = 0
             begun_ns = begun_ns or turn_ns
+            self.is_in_order = self._emptied and left == _EVENTS and not self._measures
+            self._emptied = False
             left -= len(ready)
             if self._measures:
                 self._cheap_first(ready)
@@ -149,6 +158,7 @@ class Poller:
                 if fd in writers:
                     callback, args = writers[fd]
                     callback(*args)
+        self._emptied = left > 0
 
     def _cheap_first(self, ready: list[tuple[int, int]]) -> None:
         """Handle the events of one return of epoll, but of the costly ones only that which has waited for longest."""

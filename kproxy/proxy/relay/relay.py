@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from kproxy.proxy.relay.poller import Poller
+from kproxy.proxy.relay.poller import LATE_NS, Poller
 from kproxy.proxy.relay.sockets import receive_timed
 from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo
@@ -225,6 +225,8 @@ class Relay:
                         count, wall_ns = receive_timed(self._peers[side].sock.recvmsg_into, buffer)
                         if wall_ns is not None:
                             arrived = min(wall_ns - poller.wall_offset_ns, start)
+                            if poller.is_in_order and poller.turn_ns - arrived <= LATE_NS:
+                                poller.is_late = False  # what became ready after this is as recent
                         poller.lag_bucket = bisect_left(lag.bounds, start - arrived)
                     else:
                         count = recv_into(buffer)

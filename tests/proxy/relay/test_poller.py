@@ -158,3 +158,22 @@ def test_work_that_was_put_back_is_done_one_at_a_time_between_events():
         assert len(done) == 500
 
     live(test())
+
+
+def test_sockets_are_in_order_only_where_epoll_had_none_left(monkeypatch):
+    """What is left from one call to the next may stand before what became ready earlier."""
+    monkeypatch.setattr("kproxy.proxy.relay.poller._EVENTS", 1)
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        heard: list[tuple[bytes, bool]] = []
+        pairs = [await pair() for _ in range(2)]
+        for ours, _ in pairs:
+            poller.add_reader(ours.fileno(), lambda sock=ours: heard.append((sock.recv(10), poller.is_in_order)))
+        for _, theirs in pairs:
+            theirs.send(b"x")
+        await turns()
+        assert heard == [(b"x", True), (b"x", False)]
+        poller.close()
+
+    live(test())
