@@ -41,6 +41,7 @@ class Poller:
         "_costly",
         "_emptied",
         "_epoll",
+        "_is_scheduled",
         "_later",
         "_loop",
         "_measures",
@@ -60,6 +61,7 @@ class Poller:
         self._readers: dict[int, Callback] = {}
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
+        self._is_scheduled = False
         self._measures = False
         self._costly: dict[int, None] = {}  # whose last event took long; the first waits for longest
         self.turn_ns = self.now_ns = monotonic_ns()
@@ -80,19 +82,24 @@ class Poller:
     def later(self, callback: Callback, *args: Any) -> None:
         """Call back once, in a later turn: one of those who wait so, after the sockets that are ready then."""
         self._later.append((callback, args))
-        if len(self._later) == 1:
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """One call of `_next` per turn: a callback that asks for its next turn must not ask for two."""
+        if self._later and not self._is_scheduled:
+            self._is_scheduled = True
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
         """Give the sockets their turn, then one of those who wait for a later one."""
+        self._is_scheduled = False
         if self._epoll.closed:
             return
         self._ready()
         if self._later:
             callback, args = self._later.popleft()
             callback(*args)
-            if self._later:
-                self._loop.call_soon(self._next)
+            self._schedule()
 
     def add_reader(self, fd: int, callback: Callback) -> None:
         known = fd in self._readers or fd in self._writers
