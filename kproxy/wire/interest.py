@@ -208,6 +208,7 @@ class Interest:
     def _foreign(self, api_key: int, api_version: int) -> ApiPlan:
         plan = ApiPlan(api_key, api_version, schema.api_name(api_key), False)
         if self.rewrite:
+            plan.transforms_always = True  # what it says is unknown: the owner may look for addresses in it
             if api_key == API_VERSIONS:
                 plan.request = ANSWER
             elif api_key in schema.ADDRESS_CARRIERS:

@@ -246,6 +246,7 @@ def test_each_state_of_the_table_is_met() -> None:
     talk(detail=TOPICS).client(ask, [60]).client(request(PRODUCE, 9, 2, many), [100_000])
     talk().client(foreign_request(API_VERSIONS, 99, 1, b"\0\1c\0"), [13])
     talk().client(foreign_request(9999, 0, 1)).broker(sized((1).to_bytes(4) + b"opaque"), [9])
+    talk().client(foreign_request(9999, 0, 1)).broker(sized((1).to_bytes(4) + bytes(70_000)), [9])
     talk().client(request(METADATA, 12, 1)).broker(response(METADATA, 12, 1), [9])
     talk().client(request(OFFSET_FETCH, 7, 1)).broker(response(OFFSET_FETCH, 7, 1, dense(9000)), [99])
     talk().client(request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"})).broker(response(HANDSHAKE, 0, 1)).client(

@@ -10,6 +10,7 @@ from kproxy.metrics.cells import ConnectionMetrics
 from kproxy.proxy.config import Address
 from kproxy.proxy.upstream.rewrite import API_VERSIONS, cap_versions, rewrite_addresses
 from kproxy.wire.events import Exchange
+from kproxy.wire.interest import ApiPlan
 
 # (node id, the broker's own host and port) -> (the address that clients get for it, whether that port is open)
 Advertise = Callable[[int, str, int], tuple[Address, bool]]
@@ -32,6 +33,9 @@ class Rewriter:
         plan = exchange.plan
         if plan.api_key == API_VERSIONS:
             return cap_versions(plan.api_version, frame)
+        if not plan.known:
+            self._look(plan, frame)
+            return None
         rewritten = unbound = 0
 
         def advertise(node_id: int, host: str, port: int) -> Address:
@@ -47,7 +51,11 @@ class Rewriter:
                 self.counting.rewritten(plan.api, rewritten)
             if unbound:
                 self.counting.unbound(unbound)
-        leak = self._find_leak(plan.api, plan.api_version, frame if answer is None else answer)
+        self._look(plan, frame if answer is None else answer)
+        return answer
+
+    def _look(self, plan: ApiPlan, answer: bytes | memoryview) -> None:
+        """Look for addresses of brokers in an answer that is about to leave. Raises Malformed if it must not."""
+        leak = self._find_leak(plan.api, plan.api_version, answer)
         if leak:
             raise Malformed(leak)
-        return answer

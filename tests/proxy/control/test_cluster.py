@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 from typing import Any
 
 import pytest
@@ -382,6 +383,34 @@ def test_an_address_that_rewriting_does_not_know_of_is_a_leak(on_leak, caplog):
     live(test())
     (line,) = [record.message for record in caplog.records if record.message.startswith("leak cluster=default")]
     assert "the Metadata v12 answer names 127.0.0.1:" in line
+
+
+@pytest.mark.parametrize("on_leak", ["log", "close"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_an_address_in_an_answer_of_an_unknown_api_is_a_leak(on_leak, parts, caplog):
+    async def test():
+        async with kproxy(on_address_leak=on_leak) as here:
+            client, broker = await here.connect()
+            asked = struct.pack(">ihhih", 10, 999, 7, 1, -1)
+            harmless = struct.pack(">ii", 8, 1) + b"fine"
+            host = HOST.encode()
+            leak = len(host).to_bytes(2, "big") + host + here.broker.port.to_bytes(4, "big")
+            leaking = struct.pack(">ii", 4 + len(leak), 1) + leak
+            for answer in (harmless, leaking):
+                await client.send(asked)
+                assert await broker.frame() == asked
+                step = -(-len(answer) // parts)
+                for start in range(0, len(answer), step):
+                    await broker.send(answer[start : start + step])
+                    await asyncio.sleep(0.01)
+                if on_leak == "close" and answer is leaking:
+                    assert await client.rest() == b""  # nothing of it
+                else:
+                    assert await client.frame() == answer
+            assert here.server.metrics.cluster("default").leaks["unknown_999"] == 1
+
+    live(test())
+    assert "the unknown_999 v7 answer names 127.0.0.1:" in caplog.text
 
 
 def test_connections_are_listed_by_page():
