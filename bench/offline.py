@@ -181,11 +181,11 @@ def run(kind: Kind, folder: Path, scale: float, rounds: int) -> list[Cost]:
     tshark = shutil.which("tshark")
     if tshark is None:
         raise click.ClickException("tshark is not installed: apt install tshark, or ./dev bench offline, which does")
-    path, nothing = folder / f"{kind.name}.pcap", folder / "nothing.pcap"
+    path, smallest = folder / f"{kind.name}.pcap", folder / "smallest.pcap"
     with path.open("wb") as file:
         packets = generate(kind, file, int(kind.exchanges * scale))
-    with nothing.open("wb") as file:
-        generate(kind, file, 0)
+    with smallest.open("wb") as file:  # one exchange: the cost of starting
+        generate(kind, file, 1)
     size = path.stat().st_size
     fields = [word for field in _FIELDS for word in ("-e", field)]
     reading = [tshark, "-d", f"tcp.port=={PORT},kafka", "-T", "fields", *fields, "-r"]
@@ -197,7 +197,7 @@ def run(kind: Kind, folder: Path, scale: float, rounds: int) -> list[Cost]:
     least: dict[str, tuple[float, float, int]] = {}
     for _ in range(rounds):  # in turns, so that what the machine does besides hits all
         for program, _limit, command in programs:
-            startup_s = measured([*command, str(nothing)])[0]
+            startup_s = measured([*command, str(smallest)])[0]
             _warm(path)
             cpu_s, rss_bytes = measured([*command, str(path)])
             before = least.get(program, (cpu_s, startup_s, rss_bytes))
