@@ -181,7 +181,7 @@ def run(kind: Kind, folder: Path, scale: float, rounds: int) -> list[Cost]:
     tshark = shutil.which("tshark")
     if tshark is None:
         raise click.ClickException("tshark is not installed: apt install tshark, or ./dev bench offline, which does")
-    path, smallest = folder / f"{kind.name}.pcap", folder / "smallest.pcap"
+    path, smallest = folder / f"{kind.name}.pcap", folder / f"{kind.name}-smallest.pcap"
     with path.open("wb") as file:
         packets = generate(kind, file, int(kind.exchanges * scale))
     with smallest.open("wb") as file:  # one exchange: the cost of starting
