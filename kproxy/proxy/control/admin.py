@@ -137,16 +137,17 @@ class Admin:
     # --- connections -------------------------------------------------------------------------------------------------
 
     def _accepted(self, client: socket.socket, _: Address) -> None:
-        # Before the gate is full, so that somebody can still come in: the one that was silent for longest goes.
-        if self._gate.connections >= self._gate.max_connections - 1 and self._idle:
-            next(iter(self._idle)).give_up()
         self._gate.enter()
         self._tasks.spawn(self._serve(client))
 
     async def _serve(self, client: socket.socket) -> None:
         assert self._runner is not None and self._runner.server is not None
         loop = asyncio.get_running_loop()
-        connection = _Connection(self._runner.server, loop, self._idle, self._gate.leave)
+        connection = _Connection(
+            self._runner.server, loop, self._idle, lambda: not self._gate.is_open, self._gate.leave
+        )
+        if not self._gate.is_open:  # so that somebody can still come in: the one that was silent for longest goes
+            next(iter(self._idle)).give_up()
         try:
             await loop.connect_accepted_socket(lambda: connection, client)
         except OSError:  # it has gone already
@@ -215,12 +216,15 @@ class _Connection(RequestHandler):
         server: web.Server,
         loop: asyncio.AbstractEventLoop,
         idle: "dict[_Connection, None]",
+        is_full: Callable[[], bool],
         left: Callable[[], None],
     ) -> None:
         super().__init__(server, loop=loop, access_log=None, logger=log)  # type: ignore[arg-type]
         self._silent = idle
+        self.is_full = is_full
         self._on_left: Callable[[], None] | None = left
         self._patience: asyncio.TimerHandle | None = None
+        self._is_given_up = False
         self.waits(REQUEST_S)
 
     def waits(self, seconds: float) -> None:
@@ -237,7 +241,9 @@ class _Connection(RequestHandler):
             self._patience = None
 
     def give_up(self) -> None:
+        """Close it without a word; one that has no transport yet is closed as soon as it has."""
         self.works()
+        self._is_given_up = True
         if isinstance(self.transport, asyncio.Transport):
             self.transport.abort()
 
@@ -247,6 +253,11 @@ class _Connection(RequestHandler):
         on_left, self._on_left = self._on_left, None
         if on_left is not None:
             on_left()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._is_given_up:
+            self.give_up()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
@@ -268,7 +279,10 @@ async def _timed(
     assert isinstance(connection, _Connection)
     connection.works()
     try:
-        return await handler(request)
+        answer = await handler(request)
+        if connection.is_full():
+            answer.force_close()  # others wait
+        return answer
     finally:
         if connection.transport is not None:
             connection.waits(IDLE_S)

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import socket
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -168,6 +169,21 @@ def test_silent_connections_keep_nobody_out():
             assert all([await is_closed(reader) for reader, _ in silent[:16]])
             for _, writer in silent:
                 writer.close()
+
+    run(main())
+
+
+def test_a_burst_of_silent_connections_leaves_no_slot_taken():
+    """Those that are given up before they have a transport are closed all the same."""
+
+    async def main():
+        async with serving(max_connections=4) as client:
+            url = client._base_url
+            burst = [socket.create_connection((url.host, url.port)) for _ in range(40)]  # the loop does not run
+            async with asyncio.timeout(8), client.get("/health") as answer:  # sooner than they would time out
+                assert answer.status == 200
+            for sock in burst:
+                sock.close()
 
     run(main())
 
