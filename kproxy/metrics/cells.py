@@ -290,7 +290,7 @@ class ConnectionMetrics:
         pending: Sized,
         topics: Topics | None,
         lags: Lags | None,
-        directions: "dict[str, DurationCells]",
+        inside: "tuple[DurationCells, DurationCells]",
         loop_lag: "DurationCells",
     ) -> None:
         self._cluster = cluster
@@ -302,7 +302,7 @@ class ConnectionMetrics:
         self._client: ClientCells | None = None
         self._open = True
         self.lag = loop_lag
-        self.inside = directions["request"], directions["response"]
+        self.inside = inside  # one pair for all connections
         self.pending = pending
 
     def events(self, events: list[Event]) -> None:
@@ -431,6 +431,7 @@ class Metrics:
         self.clock_offset_ns = self.started_ns - monotonic_ns()
         self.clusters: dict[str, ClusterCells] = {}
         self.directions = {"request": DurationCells(), "response": DurationCells()}
+        self._inside = self.directions["request"], self.directions["response"]
         self.loop_lag = DurationCells()  # from the arrival of bytes to the read of them
         self.connection_limit = 0
         self.log_lines_dropped: Callable[[], int] = int  # since the start; a program's own logging drops none
@@ -462,7 +463,7 @@ class Metrics:
             cluster.topics = Topics()
             cluster.lags = Lags(cluster.topics)
         of_bodies = (cluster.topics, cluster.lags) if topics else (None, None)
-        connection = ConnectionMetrics(cluster, cells, listener, pending, *of_bodies, self.directions, self.loop_lag)
+        connection = ConnectionMetrics(cluster, cells, listener, pending, *of_bodies, self._inside, self.loop_lag)
         cells.live.add(connection)
         cells.open[listener] += 1
         cells.accepted[listener] += 1

@@ -22,6 +22,7 @@ from kproxy.wire.events import (
     Exchange,
 )
 from kproxy.wire.interest import HOLD, SASL_HANDSHAKE, STREAM
+from kproxy.wire.pairing import overtaken_by
 from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece
 
 MAX_HEAD = 1024 * 1024  # of an answer whose head alone is held: ten thousand brokers
@@ -61,8 +62,8 @@ class BrokerSide(ClientSide):
             length, correlation_id = unpack(view, pos)
             if length < 4:
                 return self._not_kafka(BROKER, view, pos, sent, pieces, now)
-            if pending and pending[0].correlation_id == correlation_id:
-                exchange = pending.popleft()
+            if pending and (exchange := pending[0]).correlation_id == correlation_id:
+                del pending[0]
             else:
                 self._mark(BROKER, pos)
                 unpaired = self._unpaired(correlation_id, view, pos, now)
@@ -142,7 +143,7 @@ class BrokerSide(ClientSide):
 
     def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
         """The head of the queue is not the request of this answer: find it, or report that there is none."""
-        overtaken = self.pending.overtaken_by(correlation_id)
+        overtaken = overtaken_by(self.pending, correlation_id)
         if overtaken is not None:
             if not self._seen_gap:
                 plan = self.pending[0].plan
@@ -153,7 +154,7 @@ class BrokerSide(ClientSide):
                 self._fault(BROKER, "out_of_order", text, plan, now)
             for exchange in overtaken:
                 self._give_up(exchange, "overtaken")
-            return self.pending.popleft()
+            return self.pending.pop(0)
         if not self._seen_gap:
             text = f"an answer with the correlation id {correlation_id}, which no pending request has"
             if self._interest.rewrite:

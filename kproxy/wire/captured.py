@@ -107,7 +107,7 @@ class CapturedSession(Session):
 
     def _is_full(self) -> bool:
         """The oldest pending request is given up: a capture of one direction has no answers at all."""
-        self._give_up(self.pending.popleft(), "limit")
+        self._give_up(self.pending.pop(0), "limit")
         return False
 
     def _gap_in_requests(self, count: int, now: int) -> None:

@@ -115,6 +115,8 @@ class ClientSide(RawSaslSides):
                         pieces.append((BROKER, view[sent:pos]))
                     sent = end if end < size else size
                     self._client_swallow = True
+                    if self._own_answers is None:
+                        self._own_answers = {}
                     self._own_answers[number] = unsupported_version(correlation_id)
             self._number = number = number + 1
             pending.append(exchange)

@@ -4,15 +4,14 @@ Knows nothing of sockets, files or metrics; a sink is whoever wants the events o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
 from kproxy.wire.events import Event
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ConnectionInfo:
     """One client connection with its broker connection."""
 
@@ -24,10 +23,13 @@ class ConnectionInfo:
     broker_port: int
     broker_id: int | None  # None: not known, as on a bootstrap listener
     opened_ns: int  # live: the accept; captures: the first packet; nanoseconds since the epoch
+    _id: int | None = field(default=None, init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def id(self) -> int:
         """The `connection` column: a 63-bit hash, so that shards and machines agree without talking."""
+        if self._id is not None:
+            return self._id
         text = "\0".join(
             (
                 self.cluster,
@@ -39,7 +41,9 @@ class ConnectionInfo:
                 str(self.opened_ns),
             )
         )
-        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
+        found = int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
+        object.__setattr__(self, "_id", found)
+        return found
 
 
 class Sink(Protocol):

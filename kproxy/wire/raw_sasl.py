@@ -21,7 +21,8 @@ class RawSaslSides(SessionState):
 
     def _await_handshake(self, view: Any, now: int) -> list[Piece]:
         """SaslHandshake v0 is unanswered: whether the client's bytes are a token or a frame depends on the answer."""
-        if not self._waiting:
+        if self._waiting is None:
+            self._waiting = bytearray()
             self._mark(CLIENT, 0)
         self._waiting += view
         if len(self._waiting) > sasl.MAX_TOKEN:
@@ -34,8 +35,8 @@ class RawSaslSides(SessionState):
             return
         mechanism = self._handshake or ""
         self._handshake = None
-        waiting = bytes(self._waiting)
-        self._waiting = bytearray()
+        waiting = bytes(self._waiting or b"")
+        self._waiting = None
         if exchange.error_code == 0:
             self._start_raw(mechanism)
         else:

@@ -89,7 +89,7 @@ class Session(BrokerSide):
         """A side ended. The broker's end, or both, settles what is pending; then comes `Closed`."""
         if side in self._ended:
             return
-        self._ended.append(side)
+        self._ended += (side,)
         self._handlers[side] = type(self)._closed
         cause = cause or f"{SIDES[self._ended[0]]}_closed"
         if side == BROKER or len(self._ended) == 2:

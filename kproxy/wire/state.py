@@ -33,7 +33,6 @@ from kproxy.wire.events import (
 )
 from kproxy.wire.interest import API_VERSIONS, UNSUPPORTED_VERSION, ApiPlan, Interest
 from kproxy.wire.muting import Mutes
-from kproxy.wire.pairing import Pending
 
 Piece = tuple[int, Any]  # (the side to send to, a buffer that lives until the next receive)
 Transform = Callable[[Exchange, memoryview], bytes | None]
@@ -52,6 +51,8 @@ UNLIMITED = 1 << 62
 # How a connection's requests usually begin: what unpacks a head and the bytes behind it, how many bytes that are, the
 # key and version, those bytes behind, what is done with such a request, and the values of its prefix.
 Usual = tuple[Callable[[Any, int], tuple[Any, ...]], int, int, bytes, ApiPlan, tuple[Any, ...]]
+
+_NO_LOGIN = sasl.RawSasl("")  # before a login; nobody asks it anything
 
 UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
 _NOTHING_USUAL: Usual = (*frames.request_head_and(0), NONE, b"", UNSEEN, ())
@@ -121,7 +122,7 @@ class SessionState:
         max_request_bytes: int = frames.MAX_REQUEST,
     ) -> None:
         self.events: list[Event] = []  # the owner's to take and to clear after each call
-        self.pending = Pending()
+        self.pending: list[Exchange] = []  # requests that wait for their answers (pairing.py)
         self.completed = [0, 0]  # frames whose last byte has arrived, per side
         self.backlog: list[memoryview | None] = [None, None]  # per side: bytes that wait for `resume`
         self.faults = 0  # Desync events so far
@@ -140,7 +141,7 @@ class SessionState:
         self._rest: Any = None  # of this call's view, for the state that is now
         self._unread: Any = None  # of this call's view, for a later call
         self._is_odd = False  # the view at hand is not simply read to its end: one of these is set
-        self._ended: list[int] = []
+        self._ended: tuple[int, ...] = ()
         self._seen_gap = False  # only captures have gaps
         self._gap_ns = NONE  # when the broker's side last lost bytes
 
@@ -164,11 +165,11 @@ class SessionState:
         self._broker_walker: BodyWalker | None = None
         self._free_at = 0  # when the previous answer ended
         self._mutes = Mutes()
-        self._own_answers: dict[int, bytes] = {}  # by number: answers of ours that wait for older ones
+        self._own_answers: dict[int, bytes] | None = None  # by number: answers of ours that wait for older ones
 
         self._handshake: str | None = None  # the mechanism of a SaslHandshake that is not answered
-        self._waiting = bytearray()  # what the client sent since
-        self._raw = sasl.RawSasl("")
+        self._waiting: bytearray | None = None  # what the client sent since
+        self._raw = _NO_LOGIN
         # Functions, not bound methods: a session must not hold itself, or only the garbage collector would free it.
         kind = type(self)
         self._handlers: list[Handler] = [kind._requests, kind._answers]
@@ -293,7 +294,7 @@ class SessionState:
             answer = self._own_answers.get(exchange.number)
             if answer is None or exchange.request_end == NONE:
                 return
-            pending.popleft()
+            del pending[0]
             del self._own_answers[exchange.number]
             if pieces and isinstance(pieces[-1][1], bytearray) and pieces[-1][0] == CLIENT:
                 pieces[-1][1].extend(answer)  # several in a row leave together
@@ -330,9 +331,10 @@ class SessionState:
         if current is not None:
             self._give_up(current, cause)
         self._drop_request(cause)
-        while self.pending:
-            self._give_up(self.pending.popleft(), cause)
-        self._own_answers.clear()
+        for exchange in self.pending:
+            self._give_up(exchange, cause)
+        self.pending.clear()
+        self._own_answers = None
 
     def _drop_request(self, cause: str) -> None:
         """Drop a request whose last byte will never arrive, emitting its event if no other path will."""

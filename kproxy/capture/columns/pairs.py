@@ -10,6 +10,7 @@ Memory: some columns of the segments, and JOINED_BYTES of copies of frames that 
 looked at across them. Refuses to know TCP, and why the segments are in order.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -90,11 +91,11 @@ class _Feed:
         last = part.high if until is None else min(max(until)[0] + 1, part.high)
         waiting = len(answered)
         if waiting:
-            pending.extendleft([_UNKNOWN] * waiting)
+            pending[:0] = [_UNKNOWN] * waiting
         for index, (side, start, end, time_ns) in enumerate(self._segments.rows(first, last), first):
-            while waiting and answered[-waiting] <= index:
-                pending.popleft()
-                waiting -= 1
+            passed = bisect_right(answered, index, lo=len(answered) - waiting) - len(answered) + waiting
+            del pending[:passed]
+            waiting -= passed
             if behind is not None and index <= behind[side ^ flip][0]:
                 segment, offset = behind[side ^ flip]
                 start = start + offset if index == segment else end
@@ -103,8 +104,7 @@ class _Feed:
                 end = start + offset if index == segment else start
             if start < end:
                 receive(side, whole[start:end], time_ns)
-        for _ in range(waiting):
-            pending.popleft()
+        del pending[:waiting]
 
 
 def _clock(time_ns: np.ndarray, parts: Sequence[Part]) -> np.ndarray:

@@ -7,7 +7,9 @@ all that lead the same way. Bounded by the gate's connections. Refuses to know h
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import Callable
+from functools import partial
 from time import monotonic_ns
 
 from kproxy.errors import UpstreamError
@@ -82,6 +84,7 @@ class Connector:
         self._to: dict[Address, int] = {}  # upstream -> open connections
         self._tasks = Tasks(f"cluster={cluster.name}")
         self._limiter = LogLimiter(log)
+        self._source = f"live:{cluster.name}"
 
     async def stop(self) -> None:
         """Give up the connections that are still being made."""
@@ -150,17 +153,6 @@ class Connector:
             topics=bool(self._interest.detail),
         )
         rewriter.counting = counting
-        upstream = Address(info.broker_address, info.broker_port)
-        own = worker.loops.own_end(broker)
-
-        def closed(relay: Relay, cause: str) -> None:
-            worker.loops.closed(own)
-            self._count(upstream, -1)
-            worker.remove(relay)
-            worker.gate.leave()
-            if cause == "broker_reset":
-                self._broker_lost()
-
         relay = Relay(
             asyncio.get_running_loop(),
             worker.poller,
@@ -173,11 +165,21 @@ class Connector:
             counting,
             [counting.events, *(sink.connected(info) for sink in worker.sinks)],
             self._fault,
-            closed,
+            partial(self._closed, worker.loops.own_end(broker)),
         )
         worker.add(relay)
-        self._count(upstream, 1)
+        self._count(Address(info.broker_address, info.broker_port), 1)
         relay.start(self._admits)
+
+    def _closed(self, own: Address, relay: Relay, cause: str) -> None:
+        """A relay ended, whose connection to its broker had the own end `own`."""
+        worker = self._worker
+        worker.loops.closed(own)
+        self._count(Address(relay.info.broker_address, relay.info.broker_port), -1)
+        worker.remove(relay)
+        worker.gate.leave()
+        if cause == "broker_reset":
+            self._broker_lost()
 
     def _count(self, upstream: Address, change: int) -> None:
         count = self._to.get(upstream, 0) + change
@@ -267,8 +269,17 @@ class Connector:
     # --- what is said of a connection --------------------------------------------------------------------------------
 
     def _info(self, peer: Address, upstream: Address, broker_id: int | None, opened_ns: int) -> ConnectionInfo:
-        name = self._cluster.name
-        return ConnectionInfo(name, f"live:{name}", *peer, *upstream, broker_id, opened_ns)
+        # Many connections have few hosts: interned, these share one text as long as one of them is open.
+        return ConnectionInfo(
+            self._cluster.name,
+            self._source,
+            sys.intern(peer.host),
+            peer.port,
+            sys.intern(upstream.host),
+            upstream.port,
+            broker_id,
+            opened_ns,
+        )
 
     def _fault(self, relay: Relay, fault: Desync) -> None:
         info = relay.info

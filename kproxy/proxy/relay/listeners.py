@@ -11,6 +11,7 @@ import errno
 import ipaddress
 import logging
 import socket
+import sys
 from collections.abc import Callable, Iterable
 
 from kproxy.proxy.config import Address, numeric
@@ -175,7 +176,7 @@ class Listener:
 def normal(address: Address) -> Address:
     """The same address with its host in the one form that addresses are compared in."""
     host = numeric(address.host)
-    return address if host is None else Address(str(host), address.port)
+    return address if host is None else Address(sys.intern(str(host)), address.port)
 
 
 def is_local(host: str) -> bool:

@@ -58,7 +58,7 @@ class Poller:
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop
         self._epoll = select.epoll()
-        self._readers: dict[int, Callback] = {}
+        self._readers: list[Callback | None] = []  # by file descriptor: as long as the highest of them
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
@@ -102,16 +102,17 @@ class Poller:
             self._schedule()
 
     def add_reader(self, fd: int, callback: Callback) -> None:
-        known = fd in self._readers or fd in self._writers
+        known = self._is_known(fd)
         self._readers[fd] = callback
         self._apply(fd, known)
 
     def remove_reader(self, fd: int) -> None:
-        if self._readers.pop(fd, None) is not None:
+        if self._reads(fd):
+            self._readers[fd] = None
             self._apply(fd, True)
 
     def add_writer(self, fd: int, callback: Callback, *args: Any) -> None:
-        known = fd in self._readers or fd in self._writers
+        known = self._is_known(fd)
         self._writers[fd] = callback, args
         self._apply(fd, known)
 
@@ -119,9 +120,20 @@ class Poller:
         if self._writers.pop(fd, None) is not None:
             self._apply(fd, True)
 
+    def _reads(self, fd: int) -> bool:
+        return fd < len(self._readers) and self._readers[fd] is not None
+
+    def _is_known(self, fd: int) -> bool:
+        """Whether a socket is watched; makes room for its reader."""
+        if fd >= len(self._readers):
+            self._readers += [None] * (fd + 1 - len(self._readers))
+        return self._readers[fd] is not None or fd in self._writers
+
     def _apply(self, fd: int, known: bool) -> None:
         """A socket that is neither read nor written is not watched: its end is always reported, and would spin us."""
-        events = (select.EPOLLIN if fd in self._readers else 0) | (select.EPOLLOUT if fd in self._writers else 0)
+        events = (select.EPOLLIN if self._readers[fd] is not None else 0) | (
+            select.EPOLLOUT if fd in self._writers else 0
+        )
         if not events:
             self._costly.pop(fd, None)  # the number is soon that of another socket
             self._epoll.unregister(fd)
@@ -155,13 +167,13 @@ class Poller:
                     return
                 continue
             for fd, events in ready:
-                if events == _IN:
-                    if fd in readers:  # unless an earlier event of this turn closed it
-                        readers[fd]()
-                    continue
                 # An error and a hang-up are for both: whoever reads or writes then meets them.
-                if events != _OUT and fd in readers:
-                    readers[fd]()
+                if events != _OUT:
+                    reader = readers[fd]
+                    if reader is not None:  # unless an earlier event of this turn closed it
+                        reader()
+                    if events == _IN:
+                        continue
                 if fd in writers:
                     callback, args = writers[fd]
                     callback(*args)
@@ -187,11 +199,12 @@ class Poller:
         """Handle one event, and note whether it took long."""
         begun_ns = monotonic_ns()
         self.now_ns = begun_ns
-        if events != _OUT and fd in self._readers:
-            self._readers[fd]()
+        reader = self._readers[fd]
+        if events != _OUT and reader is not None:
+            reader()
         if events != _IN and fd in self._writers:
             callback, args = self._writers[fd]
             callback(*args)
         self._costly.pop(fd, None)
-        if monotonic_ns() - begun_ns > COSTLY_NS and (fd in self._readers or fd in self._writers):
+        if monotonic_ns() - begun_ns > COSTLY_NS and self._is_known(fd):
             self._costly[fd] = None

@@ -2,11 +2,13 @@
 
 import asyncio
 import errno
+import gc
 import gzip
 import json
 import random
 import socket
 import time
+import tracemalloc
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -43,6 +45,39 @@ def produced(correlation_id: int) -> bytes:
 def fetched(correlation_id: int, size: int) -> bytes:
     partitions = [{"partitionIndex": 0, "records": b"r" * size}]
     return response(FETCH, 11, correlation_id, {"responses": [{"topic": "t", "partitions": partitions}]})
+
+
+def test_an_idle_connection_takes_few_bytes():
+    """All that kproxy's own code allocated and kept for a connection that has had an exchange: 4,200 bytes."""
+
+    async def test():
+        async def idle(count: int) -> list[Wire]:
+            ends = []
+            for number in range(count):
+                client, broker = await here.connect()
+                await client.send(produce(number))
+                await broker.frame()
+                await broker.send(produced(number))
+                await client.frame()
+                ends += [client, broker]
+            return ends
+
+        own = [tracemalloc.Filter(True, str(Path(relay.__file__).parents[2] / "*"))]
+        async with kproxy() as here:
+            opened = await idle(10)
+            tracemalloc.start()
+            try:
+                opened += await idle(50)  # fewer in all than make kproxy ask that broker (PROBED_AT)
+                gc.collect()
+                size = sum(found.size for found in tracemalloc.take_snapshot().filter_traces(own).traces)
+            finally:
+                tracemalloc.stop()
+            assert here.relays == 60
+            assert size / 50 < 5000
+            for wire in opened:
+                wire.close()
+
+    live(test())
 
 
 def test_bytes_leave_as_they_came():
