@@ -65,6 +65,32 @@ def as_text(content: Json) -> str:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
+# -------------------------------------------------------------------------------------------------- what releases serve
+
+
+def served(lines: Iterable[str]) -> Json:
+    """What one release serves: by API the range of its stable versions, apart those that only controllers serve."""
+    out: Json = {"broker": {}, "controller": {}}
+    for key, lowest, highest, listeners in sorted((line.split() for line in lines), key=lambda line: int(line[0])):
+        side = "controller" if listeners == "controller" else "broker"
+        out[side][key] = _range(range(int(lowest), int(highest) + 1))
+    return out
+
+
+def releases_file(releases: dict[str, Json], artifacts: list[str]) -> Json:
+    """The file of releases to ship; `releases` oldest first, each as `served` makes it."""
+    for release, sides in releases.items():
+        if not sides["broker"]:
+            raise SystemExit(f"{release}: no API is served")
+    meta = {
+        "what": "the stable API versions that each release of Apache Kafka serves, by API key",
+        "derivedFrom": artifacts,
+        "broker": "served on brokers' listeners, with ZooKeeper or without; before 2.8 all APIs",
+        "controller": "served on the listeners of KRaft controllers only",
+    }
+    return {"meta": meta, "releases": releases}
+
+
 # ------------------------------------------------------------------------------------------------------- which versions
 
 

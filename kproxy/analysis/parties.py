@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kproxy.analysis.engine import F
 from kproxy.analysis.shared import ACCURACY, GROUPS, KEYS, all_bytes, groups, percentiles, rate
-from kproxy.protocol.schema import schema
+from kproxy.protocol.schema import served_versions
 from kproxy.wire.events import ANSWERED
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ def clients(exchanges: "DataFrame", connections: "DataFrame", kafka: str = "4.1"
 
     `verdict`: `too_old` if the highest version that the client used is older than all that the release serves (4.0
     dropped many, KIP-896), `gone` if the release has no such API, else `ok`. A client that chose an old version only
-    because today's broker has no newer one is `too_old` here too: look at its software version.
+    because today's broker has no newer one is `too_old` here too: look at its software version. Versions above
+    `served_to` are `ok`: clients choose theirs by ApiVersions, which brokers answer since 0.10.0. Each line of Kafka
+    since 0.8.0 is known by its last release, which the column `kafka` names: 3.7 and 3.7.1 are judged as 3.7.2.
     """
     release, served = served_by(kafka)
     bounds = exchanges.sparkSession.createDataFrame(
@@ -145,27 +147,26 @@ def clients(exchanges: "DataFrame", connections: "DataFrame", kafka: str = "4.1"
 
 
 def served_by(kafka: str) -> tuple[str, list[tuple[int, int, int]]]:
-    """The release that `kafka` names, and (api key, first, last version) of what its brokers serve.
+    """The release that stands for `kafka`, and (api key, first, last version) of what it serves.
 
-    "4.1" names the newest 4.1. Raises ValueError for a release of which the layouts do not say what it serves.
+    One release of each line is known, the last: "3.7" and "3.7.1" are both 3.7.2, and "3" is the newest 3. Raises
+    ValueError for a line that is not known, with the list of those that are.
     """
-    apis = schema().apis.values()
-    releases = sorted({release for api in apis for release in api.releases}, key=_numbers)
+    releases = served_versions()
+    line, _, patch = kafka.rpartition(".")
     for release in reversed(releases):
-        if release == kafka or release.startswith(kafka + "."):
-            return release, [
-                (api.key, api.releases[release].start, api.releases[release][-1])
-                for api in apis
-                if api.releases.get(release)
-            ]
+        known = _line(release)
+        if f"{known}.".startswith(f"{kafka}.") or (line == known and patch.isdecimal()):
+            return release, [(key, versions[0], versions[-1]) for key, versions in releases[release].items()]
     raise ValueError(
-        f"Kafka {kafka} is not known here; known are {', '.join(releases)}, from whose official jars kproxy's layouts "
-        "are made: name one of them"
+        f"Kafka {kafka} is not known here; known are {', '.join(map(_line, releases))}, from whose official jars "
+        "kproxy's layouts are made: name one of them"
     )
 
 
-def _numbers(release: str) -> list[int]:
-    return [int(part) for part in release.split(".") if part.isdecimal()]
+def _line(release: str) -> str:
+    """3.7 of 3.7.2, and 0.8.2 of 0.8.2.2: before 1.0 a line had three numbers."""
+    return ".".join(release.split(".")[: 3 if release.startswith("0.") else 2])
 
 
 def connections(connections: "DataFrame", by: Sequence[str] = ("host", "broker")) -> "DataFrame":

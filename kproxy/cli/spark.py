@@ -34,7 +34,7 @@ _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "top": ("--top", {"type": int, "metavar": "N", "help": "How many, the slowest first."}),
     "replicas": ("--replicas", {"is_flag": True, "help": "Count brokers that replicate too."}),
-    "kafka": ("--kafka", {"metavar": "RELEASE", "help": "The release to be ready for."}),
+    "kafka": ("--kafka", {"metavar": "RELEASE", "help": "The release to be ready for: 3.7.2, or 3.7."}),
     "other": ("--with", {"metavar": "TABLES", "required": True, "help": "The other dataset."}),
 }
 
@@ -176,9 +176,11 @@ def _check(job: Job, tables: str, where: str | None, shown: str, out: str | None
         checks.check_span(arguments["every"])
     if "kafka" in arguments:
         try:
-            parties.served_by(arguments["kafka"])
+            release, _ = parties.served_by(arguments["kafka"])
         except ValueError as fault:
             raise KproxyError(str(fault)) from fault
+        if release != arguments["kafka"]:
+            click.echo(f"Kafka {arguments['kafka']} is judged as {release}, the newest of its line", err=True)
     if where is None:
         return False
     checks.check_condition(where, job.tables[0])

@@ -86,7 +86,6 @@ class Api:
     name: str
     listeners: tuple[str, ...]
     throttled_after_answer: range  # KIP-219: the answer leaves at once, then the connection is muted
-    releases: dict[str, range]  # Kafka release -> the versions that it serves
     layouts: tuple[Any, Any]  # request and response as JSON, turned into messages at first use
 
     @cached_property
@@ -118,12 +117,24 @@ def schema() -> Schema:
                 layout["name"],
                 tuple(layout["listeners"]),
                 parse_range(layout["throttledAfterAnswer"]),
-                {release: parse_range(versions) for release, versions in layout["releases"].items()},
                 (layout["request"], layout["response"]),
             )
             for layout in _load("schema.json")["apis"]
         }
     )
+
+
+@cache
+def served_versions() -> dict[str, dict[int, range]]:
+    """Kafka release, oldest first -> API key -> the versions that it serves, without those that it calls unstable.
+
+    One release stands for its line, "3.7.2" for 3.7. What brokers serve with ZooKeeper or with KRaft is here, and what
+    only KRaft controllers serve. Read from the data at the first call: the proxy needs none of it.
+    """
+    return {
+        release: {int(key): parse_range(versions) for served in listeners.values() for key, versions in served.items()}
+        for release, listeners in _load("releases.json")["releases"].items()
+    }
 
 
 def api_name(key: int) -> str:

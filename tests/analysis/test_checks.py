@@ -2,7 +2,7 @@
 
 import pytest
 
-from kproxy.analysis import checks
+from kproxy.analysis import checks, parties
 from kproxy.analysis.jobs import JOBS
 from kproxy.errors import KproxyError
 
@@ -53,3 +53,32 @@ def test_what_is_right_is_not_refused():
     checks.check_groups(["host", "broker"], "connections")
     for span in ("10 seconds", "1 minute", "interval 2 hours", "1 DAY"):
         checks.check_span(span)
+
+
+@pytest.mark.parametrize(
+    ("asked", "release"),
+    [
+        ("3.7", "3.7.2"),
+        ("3.7.1", "3.7.2"),
+        ("3.7.2", "3.7.2"),
+        ("4.0", "4.0.2"),
+        ("4", "4.4.0"),
+        ("0.10", "0.10.2.2"),
+        ("0.10.1", "0.10.1.1"),
+        ("0.10.1.0", "0.10.1.1"),
+        ("0.8", "0.8.2.2"),
+        ("0.8.0", "0.8.0"),
+    ],
+)
+def test_a_release_is_judged_as_the_last_of_its_line(asked, release):
+    known, served = parties.served_by(asked)
+    assert known == release
+    assert served[0][:2] == (0, 3 if release >= "4" else 0)  # Produce; KIP-896
+
+
+@pytest.mark.parametrize("asked", ["0.7", "0.8.3", "0.8.0.x", "4.5", "4.9.1", "3.7.", "3.7.x", "3.70", "", "latest"])
+def test_an_unknown_release_is_answered_with_all_that_are_known(asked):
+    with pytest.raises(
+        ValueError, match=r"is not known here; known are 0\.8\.0, 0\.8\.1, .*, 0\.11\.0, 1\.0, .*, 4\.4, "
+    ):
+        parties.served_by(asked)

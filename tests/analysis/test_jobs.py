@@ -348,13 +348,15 @@ def test_clients_and_who_breaks(frame):
     assert rows(
         answer, "client", "software_version", "api", "lowest", "highest", "served_from", "verdict", "kafka"
     ) == [
-        ("broker", None, "LeaderAndIsr", 4, 4, None, "gone", "4.1.0"),
-        ("old", None, "Produce", 2, 2, 3, "too_old", "4.1.0"),
-        ("edge", None, "Produce", 2, 3, 3, "ok", "4.1.0"),
-        ("new", "4.1.0", "Produce", 13, 13, 3, "ok", "4.1.0"),
+        ("broker", None, "LeaderAndIsr", 4, 4, None, "gone", "4.1.2"),
+        ("old", None, "Produce", 2, 2, 3, "too_old", "4.1.2"),
+        ("edge", None, "Produce", 2, 3, 3, "ok", "4.1.2"),
+        ("new", "4.1.0", "Produce", 13, 13, 3, "ok", "4.1.2"),
     ]
     assert rows(jobs.clients(table, frame(CONNECTIONS, [known]), kafka="3.9").where("verdict != 'ok'"), "client") == []
-    with pytest.raises(ValueError, match=r"known are 3\.9\.1, 4\.1\.0, 4\.4\.0, from whose official jars"):
+    older = jobs.clients(table, frame(CONNECTIONS, [known]), kafka="3.7.1")
+    assert rows(older.where("client = 'broker'"), "verdict", "kafka") == [("ok", "3.7.2")]
+    with pytest.raises(ValueError, match=r"known are 0\.8\.0, .*, 4\.4, from whose official jars"):
         jobs.clients(table, frame(CONNECTIONS, [known]), kafka="0.7")
 
 

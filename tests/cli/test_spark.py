@@ -104,7 +104,7 @@ def test_mistakes_are_reported_before_spark_starts(tables, tmp_path):
         ),
         (("latency", tables / "exchanges"), f"name the folder that holds all of them, {tables}"),
         (("compare", tables, "--with", tmp_path / "gone"), "there is no such folder"),
-        (("clients", tables, "--kafka", "0.7"), "Kafka 0.7 is not known here; known are 3.9.1"),
+        (("clients", tables, "--kafka", "0.7"), "Kafka 0.7 is not known here; known are 0.8.0, 0.8.1, 0.8.2"),
         (("latency", tables, "--format", "parquet"), "go together"),
         (("latency", tables, "--format", "parquet", "--out", tmp_path / "there"), "is there already"),
         (
@@ -116,6 +116,8 @@ def test_mistakes_are_reported_before_spark_starts(tables, tmp_path):
         assert said in done.stderr and done.returncode == 2, done.stderr
         assert done.stderr.count("\n") == 1 and not done.stdout
     assert "pip install" in no_jvm("latency", tables, "--where", "lower(client_id) like 'x%' and errors > 0").stderr
+    said = no_jvm("clients", tables, "--kafka", "3.7.1").stderr
+    assert "Kafka 3.7.1 is judged as 3.7.2, the newest of its line" in said
 
 
 def test_without_java_it_is_said_what_to_install(tables, tmp_path):

@@ -1,5 +1,10 @@
+import json
+import subprocess
+import sys
+from importlib.resources import files
+
 from kproxy.protocol.plans import Walk
-from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, api_name, parse_range, schema
+from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, api_name, parse_range, schema, served_versions
 from tests.protocol.messages import layouts
 
 
@@ -9,6 +14,62 @@ def test_every_api_and_every_message_is_there() -> None:
     assert sum(len(api.request.versions) + len(api.response.versions) for api in apis.values()) == 736
     assert len(schema().data) == 96
     assert all(api.key == key and api.request.versions == api.response.versions for key, api in apis.items())
+
+
+def line(release: str) -> str:
+    return ".".join(release.split(".")[: 3 if release.startswith("0.") else 2])
+
+
+def test_releases_serve_what_the_layouts_of_the_same_lines_say() -> None:
+    """Two tools read these ranges from jars of two patches of a line, by different classes."""
+    apis = json.loads(files("kproxy.protocol").joinpath("layouts", "schema.json").read_bytes())["apis"]
+    served = {line(release): apis_served for release, apis_served in served_versions().items()}
+    releases = {release for api in apis for release in api["releases"]}
+    assert {line(release) for release in releases} == {"3.9", "4.1", "4.4"}
+    for release in releases:
+        stable = {}
+        for api in apis:
+            versions = parse_range(api["releases"].get(release, "none"))
+            if release in api.get("unstable", {}):
+                versions = versions[:-1]
+            if versions:
+                stable[api["key"]] = versions
+        assert served[line(release)] == stable, release
+
+
+def test_every_line_of_releases_is_there_and_the_layouts_read_all_that_it_serves() -> None:
+    served = served_versions()
+    zeros = ["0.8.0", "0.8.1", "0.8.2", "0.9.0", "0.10.0", "0.10.1", "0.10.2", "0.11.0"]
+    minors = {1: 2, 2: 9, 3: 10, 4: 5}
+    expected = zeros + [f"{major}.{minor}" for major in minors for minor in range(minors[major])]
+    assert [line(release) for release in served] == expected
+    before: dict[int, range] = {}
+    for release, apis in served.items():
+        for key, versions in apis.items():
+            layout = schema().apis[key].request.versions
+            assert versions and versions[0] in layout and versions[-1] in layout, (release, key)
+            assert versions[-1] >= before.get(key, versions)[-1], (release, key)  # no release goes back
+        before |= apis
+    by_line = {line(release): apis for release, apis in served.items()}
+    assert [by_line[of][0] for of in ("0.8.2", "0.10.0", "0.11.0", "3.9", "4.0")] == [
+        *(range(1), range(3), range(4), range(12)),
+        range(3, 13),  # KIP-896
+    ]
+    assert 18 not in by_line["0.9.0"] and by_line["0.10.0"][18] == range(1)  # KIP-35
+    assert 52 not in by_line["2.7"] and 4 in by_line["3.9"] and 4 not in by_line["4.0"]  # Vote, LeaderAndIsr
+    assert 78 not in by_line["4.0"] and by_line["4.1"][78] == range(1, 2)  # ShareFetch 0 was unstable
+
+
+def test_the_ranges_of_releases_are_not_read_by_the_proxy() -> None:
+    code = (
+        "from kproxy.cli import main\n"
+        "from kproxy.proxy.relay import relay\n"
+        "from kproxy.protocol import schema\n"
+        "schema.schema()\n"
+        "print(schema.served_versions.cache_info().currsize)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
 
 
 def test_ranges() -> None:

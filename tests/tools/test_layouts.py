@@ -124,3 +124,21 @@ def test_the_shipped_files_are_of_the_form_that_the_tool_writes():
     for path in sorted((ROOT / "kproxy" / "protocol" / "layouts").glob("*.json")):
         text = path.read_text(encoding="utf-8")
         assert layouts.as_text(json.loads(text)) == text
+
+
+def test_releases_list_what_brokers_serve_apart_from_what_only_controllers_do():
+    lines = ["52 0 1 controller", "18 0 4 broker,controller", "7 3 3 zk_broker", "10 0 0 broker"]
+    served = layouts.served(lines)
+    assert list(served["broker"].items()) == [("7", "3"), ("10", "0"), ("18", "0-4")]
+    assert served["controller"] == {"52": "0-1"}
+    assert layouts.releases_file({"3.9.2": served}, ["a"])["releases"] == {"3.9.2": served}
+    with pytest.raises(SystemExit, match="no API is served"):
+        layouts.releases_file({"4.0.2": layouts.served([])}, ["a"])
+
+
+def test_the_shipped_releases_are_those_of_the_tool(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    make_releases = importlib.import_module("make_releases")
+    shipped = json.loads((ROOT / "kproxy/protocol/layouts/releases.json").read_text(encoding="utf-8"))
+    assert tuple(shipped["releases"]) == make_releases.RELEASES
+    assert shipped["meta"]["derivedFrom"] == [make_releases.artifact_of(release) for release in shipped["releases"]]
