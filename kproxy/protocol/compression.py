@@ -5,7 +5,8 @@ MAX_DECOMPRESSED_BYTES (or the caller's own limit). The snappy library allocates
 only if the input can really expand to that size. Input is consumed to its end: a frame that is cut short is Malformed,
 as in Kafka's own reader.
 
-Codecs are the numbers that batches carry. Refuses to know records.
+Codecs are the numbers that batches carry. Their libraries are imported at first use: a proxy that reads no records
+never needs them, and they take 2 MB. Refuses to know records.
 """
 
 import zlib
@@ -13,10 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from struct import Struct
 from typing import Any
-
-import lz4.frame
-import snappy
-import zstandard
 
 from kproxy.errors import Malformed, Unsupported
 from kproxy.protocol.primitives import Buffer, read_uvarint
@@ -62,7 +59,7 @@ def decompress(codec: int, data: Buffer, *, magic: int = 2, limit_bytes: int = M
 
     try:
         reader(bytes(data), take, limit_bytes)
-    except (zlib.error, RuntimeError, zstandard.ZstdError, EOFError) as fault:
+    except (zlib.error, RuntimeError, EOFError) as fault:
         raise Malformed(f"the {CODECS[codec]} data does not decompress: {fault}") from None
     return b"".join(out)
 
@@ -77,12 +74,18 @@ def compress(codec: int, data: bytes, *, magic: int = 2) -> bytes:
     if codec == GZIP:
         return zlib.compress(data, wbits=_GZIP_WBITS)
     if codec == SNAPPY:
+        import snappy
+
         blocks = (snappy.compress(data[at : at + _XERIAL_BLOCK]) for at in range(0, len(data), _XERIAL_BLOCK))
         return _XERIAL_HEADER + b"".join(_INT32.pack(len(block)) + block for block in blocks)
     if codec == LZ4:
+        import lz4.frame
+
         frame: bytes = lz4.frame.compress(data, block_linked=False, store_size=False)
         return _with_false_lz4_checksum(frame) if magic == 0 else frame
     if codec == ZSTD:
+        import zstandard
+
         return zstandard.ZstdCompressor(write_content_size=False).compress(data)
     raise Unsupported(f"compression codec {codec} is not one of {', '.join(CODECS)}")
 
@@ -146,6 +149,8 @@ def _snappy(data: bytes, take: Take, left: int) -> None:
 
 def _snappy_block(block: bytes, left: int) -> bytes:
     """Checks the claimed size first, since the library allocates it: three bytes of snappy expand to 64 at most."""
+    import snappy
+
     claimed, _ = read_uvarint(block, 0)
     if claimed * 3 > len(block) * 64:
         raise Malformed(f"{len(block)} bytes of snappy cannot become the {claimed} bytes that they claim")
@@ -161,6 +166,12 @@ def _snappy_block(block: bytes, left: int) -> bytes:
 # ----------------------------------------------------------------------------------------------------------------- lz4
 
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
+
+
+def _lz4_frame() -> Any:
+    import lz4.frame
+
+    return lz4.frame.LZ4FrameDecompressor()
 
 
 def _lz4_descriptor_end(frame: bytes) -> int:
@@ -205,10 +216,31 @@ def _rotate(value: int, by: int) -> int:
     return (value << by | value >> 32 - by) & 0xFFFFFFFF
 
 
+# ---------------------------------------------------------------------------------------------------------------- zstd
+
+
+def _zstd_frame() -> Any:
+    import zstandard
+
+    # The window is what Java's reader takes by default.
+    return zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+
+
+_zstd_frames = _reader_of_frames(_zstd_frame, 1 << 15)  # a block of four bytes becomes 128 KiB
+
+
+def _zstd(data: bytes, take: Take, left: int) -> None:
+    import zstandard
+
+    try:
+        _zstd_frames(data, take, left)
+    except zstandard.ZstdError as fault:
+        raise RuntimeError(str(fault)) from None
+
+
 _READERS: dict[int, Callable[[bytes, Take, int], None]] = {
     GZIP: _reader_of_frames(partial(zlib.decompressobj, _GZIP_WBITS), 1032),
     SNAPPY: _snappy,
-    LZ4: _reader_of_frames(lz4.frame.LZ4FrameDecompressor, 255),
-    # A block of four bytes becomes 128 KiB. The window is what Java's reader takes by default.
-    ZSTD: _reader_of_frames(lambda: zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj(), 1 << 15),
+    LZ4: _reader_of_frames(_lz4_frame, 255),
+    ZSTD: _zstd,
 }

@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, Any
 from kproxy import __version__
 from kproxy.errors import ConfigError, missing_package
 from kproxy.metrics import Metrics
-from kproxy.metrics.collector import registry_of
-from kproxy.metrics.exposition import render
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
 from kproxy.proxy.config import Address, Config
 from kproxy.proxy.control import descriptors
-from kproxy.proxy.control.admin import Admin, Query
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.relay.listeners import Gate
@@ -32,6 +29,7 @@ from kproxy.proxy.relay.relay import READ_BYTES, Relay
 from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
+    from kproxy.proxy.control.admin import Admin, Query
     from kproxy.tables.recorder import Recorder
 
 MAX_ROWS = 10_000  # of /api/connections in one answer
@@ -124,6 +122,11 @@ class Server:
             self.clusters.append(proxy)
             proxy.start()
         if config.admin is not None:
+            # HTTP and the text formats take 11 MB: a kproxy without an admin port goes without.
+            from kproxy.metrics.collector import registry_of
+            from kproxy.metrics.exposition import render
+            from kproxy.proxy.control.admin import Admin
+
             registry = registry_of(self.metrics)
             admin = Admin(
                 *config.admin,
@@ -190,7 +193,7 @@ class Server:
             relay.close("drain_timeout")
         return len(relays) - len(unfinished), len(unfinished)
 
-    def _api_clusters(self, _: Query) -> list[dict[str, Any]]:
+    def _api_clusters(self, _: "Query") -> list[dict[str, Any]]:
         return [
             {
                 "name": proxy.cluster.name,
@@ -206,7 +209,7 @@ class Server:
             for proxy in self.clusters
         ]
 
-    def _api_connections(self, query: Query) -> AsyncIterator[list[dict[str, Any]]]:
+    def _api_connections(self, query: "Query") -> AsyncIterator[list[dict[str, Any]]]:
         """Open connections, the oldest first: at most `limit`, of those whose number is above `after`."""
         limit = _number(query, "limit", _DEFAULT_ROWS, MAX_ROWS)
         after = _number(query, "after", 0, 1 << 62)
@@ -233,7 +236,7 @@ def _connection_row(relay: Relay) -> dict[str, Any]:
     }
 
 
-def _number(query: Query, name: str, default: int, highest: int) -> int:
+def _number(query: "Query", name: str, default: int, highest: int) -> int:
     text = query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= highest):
         raise ValueError(f"{name}={text[:40]!r} is not a number from 0 to {highest}")
