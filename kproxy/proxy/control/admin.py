@@ -244,7 +244,7 @@ class _Connection(RequestHandler):
         """Close it without a word; one that has no transport yet is closed as soon as it has."""
         self.works()
         self._is_given_up = True
-        if isinstance(self.transport, asyncio.Transport):
+        if self.transport is not None:  # uvloop's own class, which is no asyncio.Transport
             self.transport.abort()
 
     def left(self) -> None:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+import uvloop
 
 from kproxy.proxy.control.admin import Admin
 
@@ -30,7 +31,7 @@ async def serving(scrape=lambda accept: (BODY, "text/plain; version=0.0.4"), rea
 
 
 def run(coroutine):
-    return asyncio.run(coroutine)
+    return uvloop.run(coroutine)  # as kproxy runs: its transports are classes of their own
 
 
 def test_metrics_go_out_in_the_format_asked_for_and_compressed_if_wanted():
