@@ -4,8 +4,10 @@ Duty: answer questions about this process without disturbing it. A scrape is ren
 the interpreter in short turns, so that the relay goes on in between; long lists are built in slices between which the
 relay has its turn; everything else is small.
 
-Bounded: at most `max_connections` connections, each with REQUEST_S for its request and IDLE_S between two of them. A
-new one replaces the one that has been silent for longest, so that silent connections keep nobody out.
+Bounded: at most `max_connections` connections, each with REQUEST_S for its request and IDLE_S between two of them. The
+last one that fits replaces the one that has been silent for longest. If none is silent, accepting pauses, and every
+connection closes after its current answer, which its client takes within FULL_S. So neither silent nor busy
+connections lock others out for longer than the requests that are under way take.
 
 Invariants: nothing here changes anything; every answer is made anew (no cache, here or on the way); one scrape is
 rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables.
@@ -36,6 +38,7 @@ _TURN_S = 0.0002
 
 REQUEST_S = 10.0  # from the accept to the end of the request's headers
 IDLE_S = 30.0  # for an answer to be taken, and the next request to come
+FULL_S = 1.0  # for an answer to be taken while all connections are in use
 MAX_CONNECTIONS = 32
 _THREAD_BYTES = 4096  # answers from this size on are compressed on a thread
 _BACKLOG = 128
@@ -146,8 +149,10 @@ class Admin:
         connection = _Connection(
             self._runner.server, loop, self._idle, lambda: not self._gate.is_open, self._gate.leave
         )
-        if not self._gate.is_open:  # so that somebody can still come in: the one that was silent for longest goes
-            next(iter(self._idle)).give_up()
+        if not self._gate.is_open:  # so that the next one can come in: the one that was silent for longest goes
+            longest = next((other for other in self._idle if other is not connection), None)
+            if longest is not None:
+                longest.give_up()
         try:
             await loop.connect_accepted_socket(lambda: connection, client)
         except OSError:  # it has gone already
@@ -274,18 +279,25 @@ class _Connection(RequestHandler):
 async def _timed(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Stop the connection's clock while a request is under way."""
+    """Stop the connection's clock while a request is under way, and close after it if all connections are in use."""
     connection = request.protocol
     assert isinstance(connection, _Connection)
     connection.works()
     try:
         answer = await handler(request)
-        if connection.is_full():
-            answer.force_close()  # others wait
+        _close_if_full(connection, answer)
         return answer
+    except web.HTTPException as refusal:
+        _close_if_full(connection, refusal)
+        raise
     finally:
         if connection.transport is not None:
-            connection.waits(IDLE_S)
+            connection.waits(FULL_S if connection.is_full() else IDLE_S)
+
+
+def _close_if_full(connection: _Connection, answer: web.StreamResponse) -> None:
+    if connection.is_full():
+        answer.force_close()  # others wait
 
 
 async def _common(_: web.Request, response: web.StreamResponse) -> None:

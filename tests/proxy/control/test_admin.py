@@ -189,6 +189,44 @@ def test_a_burst_of_silent_connections_leaves_no_slot_taken():
     run(main())
 
 
+@pytest.mark.parametrize("path", ["metrics", "nothing-here"])
+def test_busy_connections_keep_nobody_out(path):
+    """All connections are busy when the last one comes; they go on to ask, more often than silence would end them."""
+    released = threading.Event()
+
+    def scrape(_):
+        assert released.wait(30)
+        return BODY, "text/plain"
+
+    async def ask_on(writer, asked):
+        while not writer.is_closing():
+            writer.write(f"GET /{asked} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            await asyncio.sleep(0.02)
+
+    async def main():
+        async with serving(scrape, max_connections=4) as client:
+            url = client._base_url
+            busy = [await asyncio.open_connection(url.host, url.port) for _ in range(3)]
+            for _, writer in busy:
+                writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(0.2)
+            last, its_writer = await asyncio.open_connection(url.host, url.port)
+            await asyncio.sleep(0.2)
+            its_writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            asking = [asyncio.create_task(ask_on(writer, path)) for _, writer in busy]
+            released.set()
+            assert (await last.readline()).startswith(b"HTTP/1.1 200")
+            async with asyncio.timeout(10):
+                async with client.get("/ready") as answer:
+                    assert answer.status == 200
+            for task in asking:
+                task.cancel()
+            for _, writer in (*busy, (last, its_writer)):
+                writer.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
 def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch, sent):
     monkeypatch.setattr("kproxy.proxy.control.admin.REQUEST_S", 0.05)
