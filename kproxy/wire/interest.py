@@ -189,8 +189,8 @@ class Interest:
         if self.detail and api.key in (_TELLING if self.details else _COUNTED_REQUESTS):
             plan.request_reader = self._reader(api.key, version, "request")
         telling = api.key in (_TELLING if self.details else _COUNTED_ANSWERS)
-        telling |= bodies.tells_names(api.key, version)
-        if (self.detail and telling) or (self.details and bodies.tells_brokers(api.key, version)):
+        telling |= bodies.names_topics(api.key, version)
+        if (self.detail and telling) or (self.details and bodies.names_brokers(api.key, version)):
             plan.response_reader = self._reader(api.key, version, "response")
         if self.rewrite:
             plan.transforms_always = api.key == API_VERSIONS

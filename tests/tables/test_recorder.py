@@ -16,6 +16,7 @@ import pytest
 
 from kproxy.demo.cluster import Cluster
 from kproxy.errors import KproxyError
+from kproxy.protocol.records import BatchHeader
 from kproxy.tables import recorder
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.dataset import MANIFEST
@@ -274,7 +275,7 @@ def test_an_event_is_taken_whole_or_not_at_all(recording, monkeypatch, caplog):
     recording.start()
     take = recording.connected(INFO)
     fetches = [exchange(number) for number in range(5)]
-    header = bodies.BatchHeader(*(0 for _ in bodies.BatchHeader._fields))
+    header = BatchHeader(*(0 for _ in BatchHeader._fields))
     for number, one in enumerate(fetches):
         one.plan = ApiPlan(1, 12, "Fetch", True)
         offset = 1 << 63 if number == 1 else 7

@@ -56,7 +56,7 @@ def reader(api_key: int, version: int, side: str, detail: int) -> "Lockstep | No
     if api_key == API_VERSIONS:  # whose answers may be of another version
         return None
     found = Lockstep(api_key, version, side, detail)
-    return None if side == "response" and (found.wanted.named or found.wanted.told) else found
+    return None if side == "response" and (found.wanted.named or found.wanted.statements) else found
 
 
 class Lockstep:
@@ -353,7 +353,7 @@ class _Reading:
         return path in self._wanted.attributes or path in self._wanted.noted or self._is_replica(path)
 
     def _is_replica(self, path: str) -> bool:
-        return path == REPLICA_ID and path in self._wanted.told
+        return path == REPLICA_ID and path in self._wanted.statements
 
     def _kept(self, path: str, values: np.ndarray, cursor: _Cursor) -> None:
         if path in self._wanted.noted:

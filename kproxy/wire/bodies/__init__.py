@@ -1,0 +1,58 @@
+"""Reading message bodies: as closely as the caller asks, in one piece or as they stream past.
+
+Four modules, each importing only those before it: `found` is the result and the levels of detail, `fields` selects what
+is read of each API and version, `plans` generates the Python code that reads it, and `walker` runs that code over a
+body that arrives in pieces. Knows no frames, no pairing, and nothing below a record batch's header.
+"""
+
+from kproxy.wire.bodies.fields import REPLICA_ID, Wanted, head_array, names_brokers, names_topics
+from kproxy.wire.bodies.found import (
+    BATCHES,
+    BLANK,
+    CHECKED,
+    DETAILS,
+    ERRORS,
+    MAX_ERRORS,
+    NONE,
+    RECORDS,
+    SUMS,
+    TOPICS,
+    Batch,
+    Copy,
+    Found,
+    Partition,
+    Room,
+    Sums,
+)
+from kproxy.wire.bodies.plans import MAX_TEXT, body_reader
+from kproxy.wire.bodies.walker import UNKNOWN_TAG, BodyWalker, Edit, empty_rest
+
+__all__ = [
+    "BATCHES",
+    "BLANK",
+    "CHECKED",
+    "DETAILS",
+    "ERRORS",
+    "MAX_ERRORS",
+    "MAX_TEXT",
+    "NONE",
+    "RECORDS",
+    "REPLICA_ID",
+    "SUMS",
+    "TOPICS",
+    "UNKNOWN_TAG",
+    "Batch",
+    "BodyWalker",
+    "Copy",
+    "Edit",
+    "Found",
+    "Partition",
+    "Room",
+    "Sums",
+    "Wanted",
+    "body_reader",
+    "empty_rest",
+    "head_array",
+    "names_brokers",
+    "names_topics",
+]

@@ -1,0 +1,179 @@
+"""Which fields of a body are read, for each API, version, side and level of detail; decided from the schema.
+
+Duty: map the paths of the schema to the attributes of `found.Partition` and to the statements that record a value in a
+`found.Found`. Kafka's field names differ from API to API; the tables at the top of this module unify them. Bounded by
+the schema: one cached answer per API and version that it has. Knows no bytes and generates no code beyond single
+statements: `plans` places them.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+
+from kproxy.protocol.codec import api_message, is_noted, paths_of
+from kproxy.protocol.plans import join
+from kproxy.protocol.schema import Field, address_path
+from kproxy.wire.bodies.found import SUMS, TOPICS, Partition
+
+# The positions of consumers are in Fetch and OffsetCommit. A request of a fetch session (KIP-227) lists only the
+# partitions that were added or changed, and those that were removed.
+_OF_CONSUMERS = frozenset((1, 8))
+_SESSION_EPOCH = "sessionEpoch"
+_FORGOTTEN = "forgottenTopicsData"
+
+# The id of the broker that sends a Fetch or a ListOffsets; from Fetch v15 on in a tagged field (KIP-903).
+REPLICA_ID = "replicaId"
+_REPLICA_IDS = (REPLICA_ID, f"replicaState.{REPLICA_ID}")
+
+# A topic-partition is an element of an array of structs with one of these fields; the topic is in a struct around it.
+_INDEXES = {"partition", "partitionIndex", "index"}
+_NAMES = ("name", "topicName")  # of a topic, beside its topicId
+_AROUND = {"topic": "topic", "name": "topic", "topicId": "topic_id", "groupId": "group_id"}
+_OF_PARTITION = dict.fromkeys(_INDEXES, "partition") | {
+    "baseOffset": "offset",
+    "committedLeaderEpoch": "leader_epoch",
+    "committedMetadata": "metadata",
+    "committedOffset": "offset",
+    "currentLeaderEpoch": "leader_epoch",
+    "errorCode": "error_code",
+    "fetchOffset": "offset",
+    "highWatermark": "high_watermark",
+    "lastStableOffset": "last_stable_offset",
+    "leaderEpoch": "leader_epoch",
+    "logStartOffset": "log_start_offset",
+    "metadata": "metadata",
+    "offset": "offset",
+}
+# The attributes of Partition that are computed from its record batches.
+_SUMMED = ("bytes", "batches", "records", "codecs", "magic", "first_offset", "last_offset", "max_timestamp")
+
+
+class Wanted:
+    """The fields to read in the bodies of one API, version and side, by path; see `codec.paths_of`.
+
+    Elements of an array have its path with "[]" appended.
+    """
+
+    def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
+        if detail == SUMS and api_key in _OF_CONSUMERS:
+            detail = TOPICS
+        self.detail = detail
+        self.message = api_message(api_key, version, side)
+        fields = self.message.fields
+        self.noted = [path for path in paths_of(fields, version) if side == "response" and is_noted(path)]
+        named = dict(_named_topics(fields, version)) if detail and side == "response" else {}
+        # Values recorded for the body as a whole: path -> the statement that records the value, with {} for it.
+        self.statements = _brokers(api_key, version) if side == "response" and detail != SUMS else {}
+        # Answers that name topics or brokers are read for these alone: the partitions of a Metadata answer carry no
+        # data, and there are many of them.
+        arrays = set(_partition_arrays(fields, version)) if detail and not named and not self.statements else set()
+        self.attributes = dict(_attributes(fields, version, arrays))  # path -> the variable that takes the value
+        if detail == SUMS:
+            self.attributes = {path: var for path, var in self.attributes.items() if var in ("topic", "topic_id")}
+        self.topics = dict.fromkeys(named.values(), "topic") | {join(array, "topicId"): "topic_id" for array in named}
+        if detail and side == "request":
+            present = set(paths_of(fields, version))
+            self.statements |= _session(fields, version)
+            self.statements |= {path: "found.replica_id = {}" for path in _REPLICA_IDS if path in present}
+        self.partitions = {f"{array}[]" for array in arrays}  # elements that become a Partition
+        self.named = {f"{array}[]" for array in named}  # elements with both the name and the id of a topic
+        # The attributes of Partition that this layout can fill; the others keep their value in BLANK.
+        carries = any(path.endswith(".records") for path in paths_of(fields, version))
+        self.known = {var.removeprefix("of_") for var in self.attributes.values()} & {*Partition._fields[3:]}
+        self.known |= set(_SUMMED if carries else ())
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths that are read, except `records` fields."""
+        return (*self.noted, *self.attributes, *self.topics, *self.statements)
+
+
+@cache
+def names_topics(api_key: int, version: int) -> bool:
+    """Whether answers of this version have the names of topics beside their ids."""
+    return any(_named_topics(api_message(api_key, version, "response").fields, version))
+
+
+@cache
+def names_brokers(api_key: int, version: int) -> bool:
+    """Whether answers of this version list brokers with their ids and addresses.
+
+    False for NodeEndpoints (KIP-951), which repeats only brokers that a Metadata answer has named before.
+    """
+    return bool(_brokers(api_key, version))
+
+
+@cache
+def head_array(api_key: int, version: int) -> str | None:
+    """The top-level array of an answer that lists brokers, if arrays of structs follow it; None otherwise.
+
+    So it is in Metadata, whose topics follow its brokers. The bytes up to the end of this array are the head: all of
+    the answer that contains addresses, and possibly a small part of it.
+    """
+    path = address_path(api_key, version)
+    fields = api_message(api_key, version, "response").fields_of(version)
+    plain = [field for field in fields if version not in field.tagged_versions]
+    names = [field.name for field in plain]
+    if path not in names:
+        return None
+    return path if any(field.is_array and field.is_struct for field in plain[names.index(path) + 1 :]) else None
+
+
+def _brokers(api_key: int, version: int) -> dict[str, str]:
+    """Statements that record the brokers of an answer."""
+    array = address_path(api_key, version)
+    if array is None or array == "nodeEndpoints":
+        return {}
+    kept = {"nodeId": "node = {}", "brokerId": "node = {}", "host": "host = {}"}
+    kept["port"] = "found.note_broker(node, host, {})"
+    present = set(paths_of(api_message(api_key, version, "response").fields, version))
+    return {path: line for name, line in kept.items() if (path := join(array, name)) in present}
+
+
+def _named_topics(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[tuple[str, str]]:
+    """Arrays whose elements have both an id and a name of a topic, each with the path of the name."""
+    for field in fields:
+        if version in field.versions and field.is_struct:
+            path = join(above, field.name)
+            members = {member.name for member in field.fields if version in member.versions}
+            for name in _NAMES:
+                if field.is_array and {name, "topicId"} <= members:
+                    yield path, join(path, name)
+            yield from _named_topics(field.fields, version, path)
+
+
+def _session(fields: tuple[Field, ...], version: int) -> dict[str, str]:
+    """Statements that record which partitions a fetch request removes from its session."""
+    if not any(field.name == _SESSION_EPOCH and version in field.versions for field in fields):
+        return {}
+    kept = {
+        _SESSION_EPOCH: "if {} > 0: found.forgotten = []",
+        join(_FORGOTTEN, "topic"): "topic = {}",
+        join(_FORGOTTEN, "topicId"): "topic_id = {}",
+        join(_FORGOTTEN, "partitions[]"): "found.note_forgotten(topic or topic_id, {})",
+    }
+    present = {*paths_of(fields, version), join(_FORGOTTEN, "partitions[]")}
+    return {path: line for path, line in kept.items() if path in present}
+
+
+def _partition_arrays(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[str]:
+    """Arrays whose elements are topic-partitions."""
+    for field in fields:
+        if version in field.versions and field.is_struct:
+            path = join(above, field.name)
+            members = {member.name for member in field.fields if version in member.versions}
+            if field.is_array and members & _INDEXES:
+                yield path
+            yield from _partition_arrays(field.fields, version, path)
+
+
+def _attributes(fields: tuple[Field, ...], version: int, arrays: set[str]) -> Iterator[tuple[str, str]]:
+    """The paths that fill attributes of a Partition, each with the variable that takes the value."""
+    around = {array.rsplit(".", count)[0] for array in arrays for count in range(1, array.count(".") + 1)}
+    if arrays:
+        around.add("")
+    for path in paths_of(fields, version):
+        above, _, name = path.rpartition(".")
+        if above in arrays and name in _OF_PARTITION:
+            yield path, f"of_{_OF_PARTITION[name]}"
+        elif above in around and name in _AROUND:
+            yield path, _AROUND[name]

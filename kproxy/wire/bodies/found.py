@@ -1,0 +1,172 @@
+"""What was read of a body: the levels of detail, and the values that the compiled plans fill in.
+
+Duty: `Found` and the rows in it, one per topic-partition and one per record batch, and `Room`, the memory budget for
+copies of batches. Bounds: MAX_ERRORS error codes, MAX_NAMES topic names and as many broker addresses, MAX_FORGOTTEN
+partitions that leave a fetch session; what exceeds them is dropped. Partitions and batches are not bounded here: the
+caller takes them after each piece (`BodyWalker.feed`). Knows no layouts and reads no bytes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from kproxy.protocol.records import BatchHeader
+
+# How closely a body is read; each level includes those before it.
+ERRORS = 0  # the throttle time and the error codes
+SUMS = 1  # what each topic-partition carries, at half the cost of TOPICS; Fetch and OffsetCommit are read as TOPICS
+TOPICS = 2  # every field of each topic-partition
+BATCHES = 3  # every record batch header
+CHECKED = 4  # the checksum of each batch, for which every byte is read
+RECORDS = 5  # a copy of every batch that the Room accepts
+DETAILS = {"headers": ERRORS, "topics": TOPICS, "batches": BATCHES}  # the values of the `detail` setting
+
+NONE = -1  # a number that is absent or unknown
+
+MAX_ERRORS = 64 * 1024
+MAX_NAMES = 64 * 1024
+MAX_FORGOTTEN = 64 * 1024
+
+
+class Partition(NamedTuple):
+    """The fields of one topic-partition in a body, and the sums over its record batches."""
+
+    topic: str | None  # None where the version identifies topics by id
+    topic_id: UUID | None
+    group_id: str | None
+    metadata: str | None
+    error_code: int | None
+    partition: int
+    bytes: int  # of its records field, as sent: compressed, and including an incomplete last batch
+    batches: int  # complete ones; an incomplete last batch is counted in `bytes` only
+    records: int  # excluding control batches; NONE if a compressed message set hides its count
+    codecs: int  # a bit mask of 1 << codec over its batches; codec 0 is uncompressed
+    magic: int  # of the last batch, as is last_offset
+    offset: int  # the fetch offset, the base offset of a Produce, or the committed offset, depending on the API
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    leader_epoch: int
+    first_offset: int  # of the first batch; a compressed message set states only its last offset
+    last_offset: int
+    max_timestamp: int
+
+
+# The initial values: nothing known, no records.
+BLANK = Partition(None, None, None, None, None, NONE, 0, 0, 0, 0, *(NONE,) * 9)
+
+
+class Sums(NamedTuple):
+    """What one topic-partition carries; each field means what the field of that name means in Partition."""
+
+    topic: str | None
+    topic_id: UUID | None
+    bytes: int
+    batches: int
+    records: int
+    codecs: int
+
+
+class Batch(NamedTuple):
+    """One record batch, or the beginning of one that the end of the records field cuts."""
+
+    topic: str | None
+    topic_id: UUID | None
+    partition: int
+    header: BatchHeader
+    partial: bool  # cut by the end of the records field
+    crc_valid: bool | None  # from CHECKED on; None: not checked, or the batch is partial
+    copy: "Copy | None"  # its bytes, with RECORDS; None: not wanted, or no room
+
+
+class Room:
+    """The memory budget for copies of batches, shared by all bodies that are read with it.
+
+    wants: whether batches of a topic (name, id) are to be copied.
+    batch_bytes: the largest batch that is copied; all_bytes: the limit for all copies that exist at the same time.
+    """
+
+    def __init__(self, wants: Callable[[str | None, UUID | None], bool], batch_bytes: int, all_bytes: int) -> None:
+        self._wants = wants
+        self._batch_bytes = batch_bytes
+        self.free_bytes = all_bytes
+        self.left_out = 0  # wanted batches for which there was no room
+        self.left_out_bytes = 0
+
+    def copy(self, topic: str | None, topic_id: UUID | None, size: int) -> "Copy | None":
+        """Return an empty copy that reserves `size` bytes, or None if the batch is unwanted or there is no room."""
+        if not self._wants(topic, topic_id):
+            return None
+        if size > self._batch_bytes or size > self.free_bytes:
+            self.left_out += 1
+            self.left_out_bytes += size
+            return None
+        return Copy(self, size)
+
+
+class Copy:
+    """The bytes of one batch. They are counted against the Room until the last reference to this object is gone."""
+
+    __slots__ = ("_room", "_size", "data")
+
+    def __init__(self, room: Room, size: int) -> None:
+        self._room = room
+        self._size = size
+        self.data = bytearray()
+        room.free_bytes -= size
+
+    def __del__(self) -> None:
+        self._room.free_bytes += self._size
+
+
+class Found:
+    """The values read from one body; the compiled plans write them."""
+
+    # The defaults are class attributes, so that an instance stores only what its body contains.
+    throttle_ms = NONE
+    error_code: int | None = None  # the top-level one; if there is no such field, the first of `errors`
+    partitions: Sequence[Partition] = ()
+    sums: Sequence[Sums] = ()  # with SUMS, in place of `partitions`
+    batches: Sequence[Batch] = ()
+    names: Mapping[UUID, str] = MappingProxyType({})  # topic names by topic id, from bodies that have both
+    brokers: Mapping[tuple[str, int], int] = MappingProxyType({})  # node ids by (host, port)
+    # Of an incremental fetch request: the (topic, partition) that leave the session (KIP-227), to which `partitions`
+    # adds. None: `partitions` is the complete list.
+    forgotten: list[tuple[str | UUID | None, int]] | None = None
+    replica_id = NONE  # of a Fetch or ListOffsets request: the broker that sent it; NONE: a client did
+    _errors: Sequence[int] = ()
+
+    @property
+    def errors(self) -> tuple[int, ...]:
+        """All error codes other than 0, in wire order."""
+        return tuple(self._errors)
+
+    def note_error(self, code: int) -> None:
+        if not self._errors:
+            self._errors = [code]
+        elif len(self._errors) < MAX_ERRORS:
+            cast(list[int], self._errors).append(code)
+
+    def note_forgotten(self, topic: str | UUID | None, partition: int) -> None:
+        if self.forgotten is not None and len(self.forgotten) < MAX_FORGOTTEN:
+            self.forgotten.append((topic, partition))
+
+    def note_name(self, identity: UUID, name: str | None) -> None:
+        if name and identity.int:
+            if not self.names:
+                self.names = {identity: name}
+            elif len(self.names) < MAX_NAMES:
+                cast(dict[UUID, str], self.names)[identity] = name
+
+    def note_broker(self, node: int, host: str, port: int) -> None:
+        if node >= 0:
+            if not self.brokers:
+                self.brokers = {(host, port): node}
+            elif len(self.brokers) < MAX_NAMES:
+                cast(dict[tuple[str, int], int], self.brokers)[host, port] = node
+
+    def complete(self) -> None:
+        """The whole body was read."""
+        if self.error_code is None and self._errors:
+            self.error_code = self._errors[0]

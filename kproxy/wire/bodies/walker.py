@@ -1,0 +1,219 @@
+"""The walker: reads a body in the pieces in which it arrives, and changes addresses in it without changing its size.
+
+Duty: run the generator of `plans` over the pieces, carry the bytes of a value that two pieces share, take checksums and
+copies of batches as their bytes pass, and return edits that hide addresses. The size of the frame was sent before, so
+an edit never changes the length of the body. A piece that lies inside a payload costs one comparison.
+
+Bounds: the bytes of one value that straddles two pieces (32 KiB: a string), MAX_TAIL bytes held back, the limits of
+`found`, and the partitions and batches that one piece names, if the owner takes them after each `feed`. A peer's bytes
+never raise: a fault ends the reading and is kept in `fault`. Knows no frames, no pairing, and nothing of the API that
+it reads: the plan does.
+"""
+
+from functools import cache
+
+from kproxy.errors import Malformed
+from kproxy.protocol.codec import encode_response
+from kproxy.protocol.primitives import Buffer, write_uvarint
+from kproxy.protocol.records import Checksum
+from kproxy.wire.bodies.found import ERRORS, Batch, Found, Partition, Room, Sums
+from kproxy.wire.bodies.plans import body_walk
+
+Edit = tuple[int, int, bytes]  # replace the piece's bytes [start, end) by these, which may be empty
+
+MAX_TAIL = 64 * 1024  # enough for the addresses of about a thousand brokers
+
+# Addresses are hidden under this number of a tagged field, because clients skip unknown ones. It is the highest that
+# takes one byte. Kafka assigns numbers from 0 upwards, so that it will use this one last. Tags behind it may have lower
+# numbers, which clients accept.
+UNKNOWN_TAG = 127
+
+
+class BodyWalker(Found):
+    """Reads one body, of a "request" or a "response"; `feed` takes its bytes in order, from behind the correlation id.
+
+    detail: SUMS fills `sums`, TOPICS `partitions`, BATCHES also `batches`, each in wire order. To keep memory from
+    growing with the body, the owner takes them and clears the lists after each `feed`.
+    room: for copies of batches, with RECORDS.
+    ahead_bytes: how many bytes to skip before the body, such as a frame's size and correlation id.
+    marks_head: set `head_end` where the head ends (`fields.head_array`).
+    neutralise: hide the addresses of an answer. Those of a Fetch are in a tagged field, whose number is changed as it
+    passes. Those of a ShareFetch are an array, which is emptied; a tagged field fills its place. That field begins with
+    its size, so the array and the count of the tags behind it are held back until they are complete, and then returned
+    as one edit. Nothing else is held back. After a `fault` an owner that rewrites must close the connection, because
+    the bytes that follow could contain addresses.
+    """
+
+    def __init__(
+        self,
+        api_key: int,
+        api_version: int,
+        side: str = "response",
+        *,
+        detail: int = ERRORS,
+        room: Room | None = None,
+        neutralise: bool = False,
+        ahead_bytes: int = 0,
+        marks_head: bool = False,
+    ) -> None:
+        self.ahead_bytes = ahead_bytes  # bytes still to be skipped
+        self.partitions: list[Partition] = []
+        self.sums: list[Sums] = []
+        self.batches: list[Batch] = []
+        self.neutralised = False  # whether addresses were hidden
+        self.fault: Malformed | None = None
+        self.left_out = 0  # counted by the owner: partitions and batches that it dropped
+
+        self._carry = b""  # the beginning of a value that continues in the next piece; already forwarded
+        self._held: bytearray | None = None
+        self._held_from = 0
+        self._edits: list[Edit] | None = None
+        self._offset = 0  # what to add to a position of the generator to get one in the piece
+        self.is_done = False  # nothing more is read: only bytes behind the body follow, or there was a fault
+        self._room = room
+        self._batch: Batch | None = None  # the one whose bytes are being checked
+        self._checksum: Checksum | None = None
+        self.head_end: int | None = None  # with `marks_head`: a position in the current piece
+        self._walk = body_walk(api_key, api_version, side, detail, neutralise, marks_head)(self)
+        _, self._need = next(self._walk)
+
+    def feed(self, piece: Buffer, start: int, end: int) -> list[Edit] | None:
+        """Read the next bytes of the body, piece[start:end]; return the edits to make in them, in order, or None."""
+        self._edits = None
+        if self._checksum is not None:
+            self._pass_by(piece, start, end)
+        if self.is_done or self.ahead_bytes >= end - start:
+            self.ahead_bytes -= end - start
+            if self._held is not None:
+                self._hold_back(piece, start, end)
+            return self._edits
+        pos = start + self.ahead_bytes
+        self._held_from = start
+        try:
+            while pos < end:
+                pos = self._read(piece, pos, end)
+        except StopIteration as stop:
+            pos = stop.value + self._offset
+            self.is_done = True
+        except Malformed as fault:
+            self._end_with(fault)
+        self.ahead_bytes = pos - end
+        if self._held is not None:
+            self._hold_back(piece, self._held_from, end)
+        return self._edits
+
+    def finish(self) -> None:
+        """The frame has ended: a body that has not is a fault."""
+        if self.fault is None and (not self.is_done or self.ahead_bytes > 0):
+            self._end_with(Malformed("the body is cut short"))
+        self.complete()
+
+    def _read(self, piece: Buffer, pos: int, end: int) -> int:
+        """Run the generator over piece[pos:end]; return where it must continue, which may be beyond `end`."""
+        carried = len(self._carry)
+        stop = max(pos, pos + self._need - carried)
+        if stop > end:
+            self._carry += bytes(piece[pos:end])
+            return end
+        self._offset = 0
+        if not carried:
+            pos, self._need = self._walk.send((piece, pos, end))
+            return pos
+        joined = self._carry + bytes(piece[pos:stop])
+        self._carry = b""
+        self._offset = pos - carried
+        try:
+            ahead, self._need = self._walk.send((joined, 0, len(joined)))
+        finally:  # also when the generator ends here
+            if self._checksum is not None:
+                self._pass_by(piece, stop, end)
+        if ahead >= carried:
+            return ahead + self._offset
+        self._carry = joined[ahead:]  # it peeked further than it moved: a batch may be shorter than a header
+        return stop
+
+    def _end_with(self, fault: Malformed) -> None:
+        self.is_done = True
+        self.fault = fault
+
+    # Called by the generator (plans.Streamed). Adding `_offset` to its positions gives positions in the piece. A value
+    # read on its own, such as a tag number or a count, always ends in the piece, never in `_carry`.
+
+    def begin_batch(self, batch: Batch, buffer: Buffer, pos: int, end: int) -> None:
+        """Start the checksum, and perhaps a copy, of the batch that begins at `pos`."""
+        size = batch.header.size_bytes
+        copy = None if self._room is None else self._room.copy(batch.topic, batch.topic_id, size)
+        self._batch = batch._replace(copy=copy)
+        self._checksum = Checksum(batch.header)
+        self._pass_by(buffer, pos, end)
+
+    def _pass_by(self, piece: Buffer, start: int, end: int) -> None:
+        """Add the bytes of the current batch, which continue at `start`, to its checksum and its copy."""
+        checksum, batch = self._checksum, self._batch
+        assert checksum is not None and batch is not None
+        part = memoryview(piece)[start : min(end, start + checksum.left)]
+        checksum.add(part)
+        if batch.copy is not None:
+            batch.copy.data += part
+        if not checksum.left:
+            self.batches.append(batch._replace(crc_valid=checksum.is_valid))
+            self._checksum = self._batch = None
+
+    def hide_tag(self, pos: int) -> None:
+        """Make the field with the addresses unknown: its tag number is the byte before `pos`."""
+        self._edit(pos + self._offset - 1, pos + self._offset, bytes((UNKNOWN_TAG,)))
+        self.neutralised = True
+
+    def mark_head(self, pos: int) -> None:
+        """The head ends before `pos`."""
+        self.head_end = pos + self._offset
+
+    def hold(self, pos: int) -> None:
+        """Hold back everything from `pos` on, where the array of addresses begins."""
+        self._held = bytearray()
+        self._held_from = pos + self._offset
+
+    def release(self, buffer: Buffer, pos: int, entries: int, tags: int) -> None:
+        """Replace what is held, the array of addresses and the count of the tags behind it, by an empty array."""
+        held = self._held
+        assert held is not None
+        held += buffer[self._held_from : pos]
+        self._edit(self._held_from, pos, _emptied(len(held), tags) if entries > 0 else bytes(held))
+        self.neutralised = entries > 0
+        self._held = None
+
+    def _hold_back(self, piece: Buffer, start: int, end: int) -> None:
+        """Keep piece[start:end] and remove it from what is forwarded."""
+        held = self._held
+        assert held is not None
+        held += piece[start:end]
+        self._edit(start, end, b"")
+        if len(held) > MAX_TAIL and self.fault is None:
+            self._end_with(Malformed(f"the addresses at the end take more than {MAX_TAIL} bytes"))
+
+    def _edit(self, start: int, end: int, replacement: bytes) -> None:
+        if self._edits is None:
+            self._edits = []
+        self._edits.append((start, end, replacement))
+
+
+def _emptied(size: int, tags: int) -> bytes:
+    """Return `size` bytes: an empty compact array, `tags` plus one, and an unknown tag that fills the rest."""
+    head = b"\1" + write_uvarint(tags + 1) + bytes((UNKNOWN_TAG,))
+    room = size - len(head)
+    width = next(width for width in range(1, 6) if room - width < 1 << 7 * width)
+    filler = bytearray(write_uvarint(room - width))
+    while len(filler) < width:  # the shortest varint would leave one byte over: use a longer form
+        filler[-1] |= 128
+        filler.append(0)
+    return head + filler + bytes(room - width)
+
+
+@cache
+def empty_rest(api_key: int, version: int) -> bytes:
+    """Return what follows the head in an otherwise empty answer: appended to a head, it completes the answer."""
+    frame = bytes(8) + encode_response(api_key, version, {"correlationId": 0}, {})[4:]
+    walker = BodyWalker(api_key, version, marks_head=True, ahead_bytes=8)
+    walker.feed(frame, 0, len(frame))
+    assert walker.head_end is not None
+    return frame[walker.head_end :]

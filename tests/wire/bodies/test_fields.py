@@ -1,0 +1,41 @@
+from uuid import UUID
+
+import pytest
+
+from kproxy.protocol import codec
+from kproxy.protocol.schema import address_path, schema
+from kproxy.wire import bodies
+
+
+def test_which_answers_name_topics_beside_their_ids() -> None:
+    """They resolve the ids of bodies that identify topics by id alone, whether those came before or come later."""
+    apis = schema().apis
+    naming = {
+        api.name: [version for version in api.response.versions if bodies.names_topics(api.key, version)]
+        for api in apis.values()
+    }
+    assert naming["Metadata"] == [10, 11, 12, 13] and naming["CreateTopics"] == [7]
+    assert naming["DescribeTopicPartitions"] == [0] and not naming["Fetch"]
+    identity = UUID(int=3)
+    for key, version, array in ((3, 10, "topics"), (3, 13, "topics"), (19, 7, "topics"), (75, 0, "topics")):
+        frame = codec.encode_response(key, version, {"correlationId": 1}, {array: [{"name": "t", "topicId": identity}]})
+        found = bodies.body_reader(key, version, "response", bodies.SUMS)(frame, 4, len(frame))
+        assert found.names == {identity: "t"}
+
+
+@pytest.mark.parametrize("key", (3, 10, 60))
+def test_brokers_are_read_from_the_answers_that_list_them(key: int) -> None:
+    for version in schema().apis[key].response.versions:
+        assert bodies.names_brokers(key, version)
+        path = address_path(key, version)
+        node = "brokerId" if key == 60 else "nodeId"
+        one = {node: 7, "host": "10.0.0.1", "port": 9092}
+        nobody = {node: -1, "host": "", "port": -1}  # as where there is no coordinator
+        frame = codec.encode_response(key, version, {"correlationId": 1}, {path: [nobody, one]} if path else one)
+        found = bodies.body_reader(key, version, "response", bodies.BATCHES)(frame, 4, len(frame))
+        walker = bodies.BodyWalker(key, version, detail=bodies.ERRORS)
+        for at in range(4, len(frame)):
+            walker.feed(frame, at, at + 1)
+        walker.finish()
+        assert walker.fault is None
+        assert found.brokers == walker.brokers == {("10.0.0.1", 9092): 7}

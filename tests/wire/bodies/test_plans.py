@@ -1,0 +1,92 @@
+import random
+from uuid import UUID
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.errors import Malformed
+from kproxy.protocol import codec, shapes
+from kproxy.protocol.records import Record, write_batch, write_message_set
+from kproxy.protocol.schema import schema
+from kproxy.wire import bodies
+from kproxy.wire.bodies import plans
+from tests.protocol.messages import Layout, vectors
+from tests.protocol.messages import bodies as bodies_of
+from tests.wire.bodies.walking import DETAILED, LOGS, check_details, details, random_sizes
+
+
+def test_details_of_the_vectors() -> None:
+    partitions = 0
+    for layout, frame, _, _ in vectors():
+        if layout in DETAILED:
+            partitions += check_details(layout, frame, layout.decode(frame)[1], range(4))
+    assert partitions > 400
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_details_of_any_body(data: st.DataObject) -> None:
+    layout = data.draw(st.sampled_from(DETAILED))
+    body = data.draw(bodies_of(layout))
+    fragments = [log for _, log in LOGS]
+    for topic in body.get("topicData") or body.get("responses") or []:
+        for one in topic.get("partitionData") or topic.get("partitions") or []:
+            if "records" in one:
+                one["records"] = b"".join(data.draw(st.lists(st.sampled_from(fragments), max_size=3)))
+    check_details(layout, layout.encode(body), body, [data.draw(st.integers(0, 99))])
+
+
+def test_details_of_every_kind_of_records() -> None:
+    """Each log fragment of the official library, whole and cut, in each API that carries records."""
+    carriers = [Layout(schema().apis[0].request, 9, 0, "request"), Layout(schema().apis[1].response, 12, 1, "response")]
+    for name, log in LOGS:
+        for records in (log, log[:-1], log[: len(log) // 2], log[:70], log[:61], log[:30], log[:17], log[:16]):
+            one = {"records": records}
+            for layout in carriers:
+                key, inner = ("topicData", "partitionData") if layout.side == "request" else ("responses", "partitions")
+                frame = layout.encode({key: [{inner: [one, {"records": None}, one]}]})
+                assert check_details(layout, frame, layout.decode(frame)[1], [len(name)]) == 3
+
+
+def test_every_change_of_a_remembered_body_is_noticed() -> None:
+    """Requests of one size and one shape are read once; what is counted is never that of another."""
+    dice = random.Random(3)
+    noticed = same = 0
+    for version in schema().apis[0].request.versions:
+        records = (
+            write_batch([Record(0, 1, None, b"v")])
+            if version > 2
+            else write_message_set([Record(0, 1, None, b"v" * 80)], magic=1)
+        )
+        topic = {"name": "orders", "topicId": UUID(int=7), "partitionData": [{"index": 1, "records": records * 2}]}
+        header = {"requestApiKey": 0, "requestApiVersion": version, "correlationId": 1, "clientId": "c"}
+        frame = codec.encode_request(header, {"acks": 1, "timeoutMs": 9, "topicData": [topic]})
+        alike = bodies.body_reader(0, version, "request", bodies.SUMS)
+        plan = plans.WholeBody(0, version, "request", bodies.SUMS).plan()
+
+        def read_sums(read, data: bytearray):
+            try:
+                return [*read(memoryview(data), 8, len(data)).sums]
+            except Malformed as fault:
+                return str(fault)
+
+        for _ in range(2 * shapes.LEARN_EVERY):
+            assert read_sums(alike, frame) == read_sums(plan, frame)
+        for pos in range(8, len(frame)):
+            changed = bytearray(frame)
+            changed[pos] ^= dice.choice((1, 2, 0x80, 0xFF))
+            expected = read_sums(plan, changed)
+            assert read_sums(alike, changed) == expected
+            noticed += expected != read_sums(plan, frame)
+            same += expected == read_sums(plan, frame)
+    assert noticed > 500 and same > 500
+
+
+def test_a_cut_batch_is_partial() -> None:
+    _, log = next(entry for entry in LOGS if entry[0].startswith("m2-none"))
+    layout = Layout(schema().apis[1].response, 12, 1, "response")
+    frame = layout.encode({"responses": [{"topic": "t", "partitions": [{"records": log + log[:-1]}]}]})
+    _, partitions, batches = details(layout, frame, random_sizes(1), bodies.CHECKED)
+    assert [batch.partial for batch in batches] == [False] * (len(batches) - 1) + [True]
+    assert [batch.crc_valid for batch in batches] == [True] * (len(batches) - 1) + [None]
+    assert {(batch.topic, batch.partition) for batch in batches} == {(partitions[0].topic, partitions[0].partition)}
