@@ -330,6 +330,16 @@ class _Prefix(Plan):
     def short(self, condition: str) -> None:
         self.line(f"if {condition}: return None")
 
+    def tag_loop(self, count: str, looked_at: list[Field], path: str, var: str | None) -> None:
+        with self.block(f"for _ in range({count}):"):  # there can be one for every two bytes
+            self.line("tag, size = buffer[pos], buffer[pos + 1]")
+            self.line("if tag < 128 > size: pos += 2 + size")
+            with self.block("else:"):
+                self.line("tag, pos = uvarint(buffer, pos)")
+                self.line("size, pos = uvarint(buffer, pos)")
+                self.line("pos += size")
+            self.short("pos > end")
+
     def plan(self) -> Callable[[Buffer, int, int], tuple[tuple[Any, ...], int] | None]:
         plain = [field for field in self.message.fields_of(self.version) if self.version not in field.tagged_versions]
         names = [field.name for field in plain]

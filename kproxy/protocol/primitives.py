@@ -73,12 +73,19 @@ def skip_tags(buffer: Buffer, pos: int, end: int) -> int:
     count, pos = read_uvarint(buffer, pos)
     if count * 2 > end - pos:
         raise Malformed(f"{count} tagged fields in {end - pos} bytes")
-    for _ in range(count):
-        _, pos = read_uvarint(buffer, pos)
-        size, pos = read_uvarint(buffer, pos)
-        pos += size
-        if pos > end:
-            raise Malformed("a tagged field is cut short")
+    try:
+        for _ in range(count):
+            size = buffer[pos + 1]
+            if buffer[pos] < 128 > size:  # read in place: a section can have a tag for every two bytes
+                pos += 2 + size
+            else:
+                _, pos = read_uvarint(buffer, pos)
+                size, pos = read_uvarint(buffer, pos)
+                pos += size
+            if pos > end:
+                raise Malformed("a tagged field is cut short")
+    except IndexError:
+        raise Malformed("a tagged field is cut short") from None
     return pos
 
 

@@ -22,7 +22,7 @@ from kproxy.wire.events import (
 from kproxy.wire.interest import ANSWER, REFUSE, SASL_HANDSHAKE, ApiPlan
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.raw_sasl import RawSaslSides
-from kproxy.wire.state import MAX_NAMED, SMALL_BODY, Piece, named_count, unsupported_version
+from kproxy.wire.state import LOOKED_LEAST, LOOKED_SHIFT, MAX_NAMED, SMALL_BODY, Piece, named_count, unsupported_version
 
 MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
 MAX_USUAL_PREFIX = 512  # a longer one is parsed each time
@@ -123,11 +123,14 @@ class ClientSide(RawSaslSides):
             if is_usual:
                 self._take_prefix(exchange, *usual_values)
             elif plan.prefix is not None:
-                self._read_prefix(exchange, view, pos, end, size, now)
+                last -= self._read_prefix(exchange, view, pos, end, size, now) >> LOOKED_SHIFT
                 unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
             if end > size or (length > SMALL_BODY and plan.request_reader is not None):
                 self._begin_request(exchange, length)
+                begin = pos
                 pos = self._continue_request(view, pos, size, now, pieces, begins=True)
+                if self._client_prefix is not None:
+                    del self._client_prefix[max(pos - begin - 12, 0) :]  # what the walk left comes again
                 if self._client_left:
                     break
                 continue
@@ -188,7 +191,7 @@ class ClientSide(RawSaslSides):
             stop, _ = self._walk(self._client_walker, view, pos, stop)
         self._client_left = left = left - (stop - pos)
         if self._client_prefix is not None and exchange is not None and not begins:
-            self._extend_prefix(exchange, view[pos : min(stop, pos + MAX_PREFIX)], not left, now)
+            self._extend_prefix(exchange, view[pos:stop], now)
         if not left:
             self._client_exchange = None
             self.completed[0] += 1
@@ -232,14 +235,20 @@ class ClientSide(RawSaslSides):
             if not kept:
                 self._mark(CLIENT, pos)
             self._malformed_request(exchange, str(fault), now)
-            return 1
+            return 1 + (end - pos >> LOOKED_SHIFT)
         exchange.request_body = found
         named = named_count(found)
         if named:
             if not kept:
                 self._mark(CLIENT, pos)
             self._count_named(exchange, named, now)
-        return named
+        if end - pos < LOOKED_LEAST:
+            return named
+        # Records are stepped over, but for the header of each batch.
+        looked_bytes = end - pos
+        for carried in found.sums or found.partitions:
+            looked_bytes -= carried.bytes - carried.batches * 64
+        return named + (looked_bytes >> LOOKED_SHIFT)
 
     def _request_walked(self, exchange: Exchange, now: int) -> None:
         walker, self._client_walker = self._client_walker, None
@@ -263,25 +272,32 @@ class ClientSide(RawSaslSides):
 
     # --- first fields ------------------------------------------------------------------------------------------------
 
-    def _read_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
-        """Read the first fields of the request at `pos`; most requests of a connection then repeat those bytes."""
+    def _read_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> int:
+        """Read the first fields of the request at `pos`; most requests of a connection then repeat those bytes.
+
+        Returns how many bytes were looked at: at most MAX_PREFIX.
+        """
         plan = exchange.plan
         assert plan.prefix is not None
+        begin = pos + frames.REQUEST_HEAD_BYTES
+        seen = min(end, size, begin + MAX_PREFIX)
         try:
-            found = plan.prefix(view, pos + 12, end if end < size else size)
+            found = plan.prefix(view, begin, seen)
         except Malformed as fault:
             self._malformed_request(exchange, str(fault), now)
-            return
+            return seen - begin
         if found is None:
-            self._await_prefix(exchange, view, pos, end, size, now)
-            return
+            if self._can_grow(exchange, seen - begin, now):
+                self._client_prefix = bytearray(view[begin:seen])
+            return seen - begin
         values, stop = found
         self._take_prefix(exchange, *values)
         # What logs in, or names the client's software, is parsed each time.
         if exchange.acks != 0 and values[5:] == (None, None, None) and stop - pos < MAX_USUAL_PREFIX:
-            unpack, usual_bytes = frames.request_head_and(stop - pos - 12)
+            unpack, usual_bytes = frames.request_head_and(stop - begin)
             key_version, _, prefix = unpack(view, pos)[1:]
             self._usual = unpack, usual_bytes, key_version, prefix, plan, values[:5]
+        return stop - begin
 
     def _take_prefix(
         self,
@@ -313,31 +329,32 @@ class ClientSide(RawSaslSides):
                 self.software = software
                 self.events.append(ClientNamed(client_id, *software, exchange.request_start))
 
-    def _await_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> None:
-        """The first fields of the request at `pos` are not all here: keep what is, if more can come."""
-        if end <= size:
-            self._malformed_request(exchange, "it ends inside its first fields", now)
-        elif size - pos > MAX_PREFIX:
-            self._malformed_request(exchange, f"its first fields are longer than {MAX_PREFIX} bytes", now)
-        else:
-            self._client_prefix = bytearray(view[pos + 12 : size])
-
-    def _extend_prefix(self, exchange: Exchange, more: Any, whole: bool, now: int) -> None:
+    def _extend_prefix(self, exchange: Exchange, more: Any, now: int) -> None:
+        """Read first fields that arrive in parts, from their begin each time."""
         prefix = self._client_prefix
         assert prefix is not None and exchange.plan.prefix is not None
-        prefix += more
+        prefix += more[: MAX_PREFIX - len(prefix)]
         try:
             found = exchange.plan.prefix(prefix, 0, len(prefix))
         except Malformed as fault:
             self._client_prefix = None
             self._malformed_request(exchange, str(fault), now)
             return
+        if found is None and self._can_grow(exchange, len(prefix), now):
+            return
+        self._client_prefix = None
         if found is not None:
-            self._client_prefix = None
             self._take_prefix(exchange, *found[0])
-        elif whole or len(prefix) >= MAX_PREFIX:
-            self._client_prefix = None
-            self._malformed_request(exchange, "it ends inside its first fields, or they have no end", now)
+
+    def _can_grow(self, exchange: Exchange, seen_bytes: int, now: int) -> bool:
+        """Of the first fields, which do not end within the bytes seen behind the head: whether more can come."""
+        if seen_bytes == exchange.request_bytes - frames.REQUEST_HEAD_BYTES:
+            self._malformed_request(exchange, "it ends inside its first fields", now)
+        elif seen_bytes == MAX_PREFIX:
+            self._malformed_request(exchange, f"its first fields are longer than {MAX_PREFIX} bytes", now)
+        else:
+            return True
+        return False
 
     # --- faults, and what a capture does otherwise -------------------------------------------------------------------
 

@@ -27,7 +27,8 @@ A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session clos
 unread from there; one over a capture looks for the next plausible frame, and knows of gaps (`captured.py`).
 
 Work per call, so that other connections get their turn: FRAMES_PER_CALL frames, and WALKED_PER_CALL bytes of bodies
-that are looked at (`state.py`). Captures have no such bound.
+that are looked at (`state.py`). The bytes looked at in first fields and in small bodies count as frames. Captures have
+no such bound.
 
 Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), a copy of a small request
 whose body is read (64 KiB), one of a small answer (64 KiB) or a held one (4 MiB, and 64 MiB for all sessions that share

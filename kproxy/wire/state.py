@@ -44,6 +44,8 @@ FEW_NAMED = 16  # bodies that name no more are not counted
 
 # The work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
 FRAMES_PER_CALL = 64
+LOOKED_SHIFT = 8  # 1 << 8 bytes of a prefix or a small body that are looked at are as much work as a frame
+LOOKED_LEAST = 2 * 1024  # of a small body: one of fewer bytes is a frame like any other
 WALKED_PER_CALL = 32 * 1024  # bytes that are looked at, those that are stepped over left out
 WALK_SLICE = 2 * 1024
 UNLIMITED = 1 << 62

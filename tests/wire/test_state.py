@@ -7,11 +7,13 @@ from uuid import UUID
 
 import pytest
 
+from kproxy.protocol.primitives import write_uvarint
 from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.upstream.rewrite import rewrite_addresses
 from kproxy.wire import sasl
 from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS
 from kproxy.wire.broker_side import MAX_HEAD
+from kproxy.wire.client_side import MAX_PREFIX
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
 from kproxy.wire.pairing import LIMIT
@@ -65,6 +67,52 @@ def test_a_read_of_frames_that_are_never_pending_is_shared_out_over_calls(kind: 
         assert len(call) <= 2  # answers of ours leave together
         for to, piece in call:
             assert len(piece) <= FRAMES_PER_CALL * (80 if to == CLIENT else len(data) / 5000 + 1)
+
+
+def tagged(key: int, version: int, tags: int, payload: int = 0) -> bytes:
+    """A request whose header has so many empty tagged fields; a Produce wants no answer."""
+    ask = request(key, version, 1, {"acks": 0} if key == PRODUCE else {}, client="c")
+    tags_at = 4 + 8 + 2 + 1
+    assert ask[tags_at] == 0
+    return sized(ask[4:tags_at] + write_uvarint(tags) + b"\1\0" * tags + ask[tags_at + 1 :] + bytes(payload))
+
+
+SMALL_BUT_COSTLY: dict[str, Callable[[], bytes]] = {
+    "Produce tags": lambda: tagged(PRODUCE, 9, 31_000),
+    "Fetch tags": lambda: tagged(FETCH, 12, 31_000),
+    "ApiVersions tags": lambda: tagged(API_VERSIONS, 3, 31_000),
+    "empty topics": lambda: request(PRODUCE, 9, 1, {"acks": 0, "topicData": [{"name": "t"}] * 15_000}),
+    "tags without end": lambda: tagged(PRODUCE, 9, 60_000),
+}
+
+
+@pytest.mark.parametrize("detail", [ERRORS, TOPICS])
+@pytest.mark.parametrize("kind", SMALL_BUT_COSTLY)
+def test_small_requests_of_many_fields_are_shared_out_over_calls(kind: str, detail: int) -> None:
+    talk = session(details=True, detail=detail)
+    data = SMALL_BUT_COSTLY[kind]() * 4
+    calls = read(talk, CLIENT, data)
+    assert joined(calls, BROKER) == data and talk.completed[CLIENT] == 4
+    if kind != "empty topics" or detail != ERRORS:  # else its topics are not looked at
+        assert len(calls) >= 4
+
+
+def test_of_first_fields_only_so_much_is_looked_at_whatever_the_split() -> None:
+    """Those of a whole request, too: its end must not decide whether they are read."""
+    ask = tagged(PRODUCE, 9, 40_000)
+    for cuts in ([], [20], [40_000], [70_000], [len(ask) - 1]):
+        talk = Dialogue(Interest(rewrite=True), transform=untouched).client(ask, cuts)
+        assert [fault.kind for fault in talk.faults] == ["malformed_request"] and talk.sent[BROKER] == ask
+        assert f"longer than {MAX_PREFIX} bytes" in talk.faults[0].text
+
+
+@pytest.mark.parametrize("detail", [ERRORS, TOPICS])
+def test_a_prefix_that_is_longer_than_a_walk_is_read_once_whatever_the_split(detail: int) -> None:
+    ask = tagged(PRODUCE, 9, 25_000, payload=80_000)
+    for cuts in ([], [20], [40_000], [45_000], [49_000], [60_000]):
+        talk = Dialogue(Interest(rewrite=True, detail=detail), transform=untouched).client(ask, cuts)
+        assert talk.sent[BROKER] == ask and not talk.session.pending and not talk.faults
+        assert [exchange.acks for exchange in talk.exchanges] == [0]
 
 
 def test_no_more_requests_are_pending_than_may_be_whatever_one_read_holds() -> None:
