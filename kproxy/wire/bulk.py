@@ -1,7 +1,7 @@
-"""Many exchanges of one API and version, by column: what a thousand `Exchange` events say, as arrays.
+"""Many exchanges of one API and version as columns: the content of thousands of `Exchange` events, as arrays.
 
 For owners that make tables of them. Each column means what the attribute of that name means, and a missing number is
-NONE (-1), or NULL where -1 is a value. All of them were answered, and all that was asked for was read.
+NONE (-1), or NULL where -1 is a value. All exchanges were answered and read completely.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ NULL = -(1 << 63)  # no number
 
 @dataclass(slots=True)
 class Bodies:
-    """What bodies say of topic-partitions, a row for each, in the order of the bodies and, in one, of the wire."""
+    """The topic-partitions of bodies, one row each, ordered by body and within a body as on the wire."""
 
     of: np.ndarray  # the exchange of each row
     topics: Sequence[tuple[str | None, UUID | None]]  # name and id
@@ -34,7 +34,7 @@ class Bodies:
 
     @staticmethod
     def together(parts: "Sequence[tuple[Bodies, np.ndarray]]") -> "Bodies":
-        """Of several readings, each with the exchanges that it was of."""
+        """Join several `Bodies`, each with the numbers of the exchanges that its rows belong to."""
         if len(parts) == 1:
             bodies, exchanges = parts[0]
             bodies.of = exchanges[bodies.of]
@@ -65,7 +65,7 @@ class Bodies:
         )
 
     def some(self, exchanges: np.ndarray) -> "Bodies":
-        """Of the exchanges that a mask says, which are counted anew."""
+        """Return the rows of the exchanges selected by a mask; the selected exchanges are renumbered from 0."""
         rows = np.flatnonzero(exchanges[self.of])
         number = np.cumsum(exchanges) - 1
         kept = np.zeros(len(self.of), bool)

@@ -1,4 +1,4 @@
-"""A session over a capture: bytes may be missing, or begin in the middle, and nobody is there to ask again.
+"""A session over a capture: bytes may be missing, and the capture may begin in the middle of a connection.
 
 Duty: what a gap costs, and finding the next plausible frame behind it. A hole inside a body of known size costs that
 body only; anything else ends the framing of that side, which is then in a state of its own:
@@ -21,7 +21,7 @@ from kproxy.wire.state import UNLIMITED, Piece, Usual
 
 
 class CapturedSession(Session):
-    """As a session, and `gap` is input too. `midstream`: the connection was open before its first byte here."""
+    """A session that accepts gaps. `midstream`: the connection was open before the capture began."""
 
     __slots__ = ("_client_id",)
 
@@ -49,7 +49,7 @@ class CapturedSession(Session):
 
     @property
     def is_framed(self) -> bool:
-        """Whether `missing` says where the next frame of each side begins, and nothing but frames is due."""
+        """Whether both sides are framed, so that `missing` gives the distance to the next frame of each."""
         return (
             not (self._client_head or self._broker_head)
             and self._handshake is None
@@ -59,7 +59,7 @@ class CapturedSession(Session):
 
     @property
     def number(self) -> int:
-        """Of the next request."""
+        """The number of the next request."""
         return self._number
 
     @property
@@ -78,7 +78,7 @@ class CapturedSession(Session):
         return self._usual
 
     def passed(self, exchanges: int, received_bytes: tuple[int, int], free_at: int) -> None:
-        """Between two frames of each side, so many answered requests passed that someone else has read."""
+        """Count answered requests, between two frames of each side, that the caller has read itself."""
         self._number += exchanges
         for side, count in enumerate(received_bytes):
             self.completed[side] += exchanges
@@ -97,7 +97,7 @@ class CapturedSession(Session):
         super()._take_prefix(exchange, client_id, *values)
 
     def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
-        """Where no byte is missing, only a damaged size leads to an answer out of turn; else it needs a witness."""
+        """Without a gap only a damaged size leads to an unexpected answer; after one, `follows` must accept it."""
         if not self._seen_gap or not resync.follows(view, pos, len(view), self._waited_for()):
             self._mark(BROKER, pos)
             text = f"an answer with the correlation id {correlation_id}, which is not due"
@@ -117,7 +117,7 @@ class CapturedSession(Session):
             exchange.decoded = FAILED
         self._client_body = None
         if self._client_walker is not None and exchange is not None:
-            # what it does not name would look as if it were not there
+            # an incomplete list of topic-partitions would look complete
             self._client_walker = exchange.request_body = None
         if self._handlers[CLIENT] is CapturedSession._requests and 0 < count <= self._client_left:
             self._client_left -= count
@@ -146,7 +146,7 @@ class CapturedSession(Session):
             self._lose(BROKER)
 
     def _lose(self, side: int) -> None:
-        """The framing of a side is lost: look for the next plausible frame."""
+        """The frame boundaries of a side are lost: search for the next plausible frame."""
         if side == CLIENT:
             self._drop_request("gap")
             self._client_head = b""
@@ -177,7 +177,7 @@ class CapturedSession(Session):
         return {exchange.correlation_id for exchange in islice(self.pending, resync.CANDIDATES)}
 
     def _sought(self, side: int, data: bytes, kept: int, found: int, now: int) -> list[Piece]:
-        """`data`, of which `kept` bytes came earlier, was searched: go on at the frame found, or keep a bit."""
+        """`data`, of which `kept` bytes came earlier, was searched: go on at the frame found, or keep its end."""
         head = b""
         skipped = found
         if found < 0:

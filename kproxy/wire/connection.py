@@ -1,6 +1,6 @@
-"""Who a connection is, and who listens to its events: shared by the live path and the offline one.
+"""The identity of a connection, and the interface of those that receive its events; used live and offline.
 
-Knows nothing of sockets, files or metrics; a sink is whoever wants the events of a connection.
+Knows nothing of sockets, files or metrics.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class ConnectionInfo:
 
     @property
     def id(self) -> int:
-        """The `connection` column: a 63-bit hash, so that shards and machines agree without talking."""
+        """The `connection` column: a 63-bit hash, so that shards and machines derive the same id independently."""
         if self._id is not None:
             return self._id
         text = "\0".join(

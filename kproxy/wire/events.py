@@ -1,4 +1,4 @@
-"""What a session tells: slotted events, in the order in which things were known.
+"""The events that a session emits, in the order in which it learnt of their causes.
 
 An event is plain data. Times are integers in nanoseconds; NONE stands where a time or a size is not known. Sizes are
 those of the frame as its sender wrote it, the 4-byte size included.
@@ -21,7 +21,7 @@ ANSWERED_BY_PROXY = "answered_by_proxy"  # by kproxy, in the broker's place: the
 NO_ANSWER_EXPECTED = "no_answer_expected"  # a Produce with acks=0
 UNANSWERED = "unanswered"
 REQUEST_NOT_SEEN = "request_not_seen"
-LOST = "lost"  # its answer lay, wholly or in part, in a gap of the capture
+LOST = "lost"  # its answer is, entirely or in part, in a gap of the capture
 
 # How much of an answer was read.
 FULL = "full"
@@ -117,7 +117,7 @@ class Unanswered:
 
 
 class AddressesHidden:
-    """The brokers that a streamed answer named were made unreadable as it passed: its client will ask Metadata."""
+    """The broker addresses in a streamed answer were hidden as it passed; the client will ask Metadata for them."""
 
     __slots__ = ("exchange",)
 
@@ -126,7 +126,7 @@ class AddressesHidden:
 
 
 class ClientNamed:
-    """What a client says of its software (KIP-511), the first time and whenever it says something else."""
+    """The name and version of a client's software (KIP-511): emitted when first seen, and at each change."""
 
     __slots__ = ("client_id", "name", "now_ns", "version")
 
@@ -151,7 +151,7 @@ class Gap:
 
 
 class Desync:
-    """The bytes of a side cannot be what the protocol says: one clear line about it, and where."""
+    """The bytes of a side violate the protocol: what is wrong with them, in one line, and where."""
 
     __slots__ = ("api_key", "api_version", "fatal", "kind", "now_ns", "offset", "side", "text")
 
@@ -177,7 +177,7 @@ class Desync:
 
 
 class Closed:
-    """Both sides have ended; the last event of a session, with what is known of the whole connection."""
+    """Both sides have ended. The last event of a session, with the totals of the connection."""
 
     __slots__ = ("cause", "first", "now_ns", "received_bytes", "sasl_mechanism", "sasl_tokens", "software")
 
@@ -195,7 +195,7 @@ class Closed:
         self.now_ns = now_ns
         self.cause = cause  # bounded: client_closed, broker_reset, drained, ...
         self.received_bytes = received_bytes  # per side
-        self.software = software  # the client's name and version, as ApiVersions tells (KIP-511)
+        self.software = software  # the client's name and version, from ApiVersions (KIP-511)
         self.sasl_mechanism = sasl_mechanism
         self.sasl_tokens = sasl_tokens  # raw ones; they give no exchanges
 

@@ -1,4 +1,4 @@
-"""Frame headers: their fixed layout, and how bytes that are no Kafka frame give themselves away.
+"""Frame headers: their fixed layout, and how to recognise bytes that are not a Kafka frame.
 
 A frame is a 4-byte size and that many bytes. A request's first eight are api key, version and correlation id; an
 answer's first four the correlation id (Kafka's RequestHeader and ResponseHeader; at a fixed place in every version).
@@ -72,7 +72,7 @@ def is_known(view: Any, pos: int) -> bool:
 
 
 def client_id(view: Any, pos: int, end: int) -> bytes | EllipsisType | None:
-    """What is there of the client id of the request at `pos`; ... where its size or its name cannot be."""
+    """The client id of the request at `pos`, as far as it is there; ... if its size or its text is invalid."""
     size = int.from_bytes(view[pos : pos + 4], signed=True)
     length = int.from_bytes(view[pos + 12 : pos + 14], signed=True)
     if not 10 <= size <= MAX_REQUEST or not -1 <= length <= min(_MAX_CLIENT_ID, size - 10):

@@ -1,8 +1,8 @@
-"""What is done with each frame, decided once per (api key, version): a table fixed at start.
+"""What is done with each frame, decided once per (api key, version), at its first use.
 
 Duty: turn "what the owner wants" into one `ApiPlan` per (api key, version), compiled at first use and shared by every
-exchange of that kind. A plan of an unknown key or version is remembered too, but only so many of them, since a peer can
-invent four thousand million.
+exchange of that kind. Bound: of the plans for unknown keys and versions _UNKNOWN_PLANS are kept, because a peer can
+invent 2**32 of them.
 
 Refuses to know connections, bytes in flight and what the owner does with a held answer.
 """
@@ -17,13 +17,13 @@ from kproxy.wire import bodies
 # What is done with an answer.
 PASS = 0  # forwarded as it arrives, header only
 SCAN = 1  # forwarded as it arrives, and read for its throttle and its errors; a large one as it streams past
-STREAM = 2  # so even where it carries addresses that are rewritten: in a large one they are hidden
-HOLD = 3  # kept until it is whole, then given to the owner's transform
+STREAM = 2  # as SCAN, even if it carries addresses that are rewritten: those of a large answer are hidden
+HOLD = 3  # buffered until it is complete, then passed to the owner's transform
 
 # What is done with a request.
 FORWARD = 0
-ANSWER = 1  # swallowed; the answer is ours (an ApiVersions newer than we can read)
-REFUSE = 2  # its answer would carry addresses that we cannot read: fail closed
+ANSWER = 1  # not forwarded: kproxy answers (an ApiVersions newer than it can read)
+REFUSE = 2  # its answer would carry addresses that kproxy cannot read: close the connection
 
 PRODUCE = 0
 FETCH = 1
@@ -53,8 +53,8 @@ PREFIX_FIELDS = (
     "clientSoftwareVersion",
 )
 
-# Whose requests and answers name topic-partitions that an owner may want to know; and which of them metrics look at.
-_TELLING = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH))
+# APIs whose requests and answers name topic-partitions; and the subsets that are read for metrics alone.
+_OF_PARTITIONS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH))
 _COUNTED_REQUESTS = frozenset((PRODUCE, FETCH, OFFSET_COMMIT))
 _COUNTED_ANSWERS = frozenset((FETCH, SHARE_FETCH))
 
@@ -95,20 +95,20 @@ class ApiPlan:
         self.response = PASS
         self.prefix: Prefix | None = None
         self.scan: Scan | None = None
-        self.quick_scan: Scan | None = None  # the same, if nothing else is done with a whole answer
-        self.request_reader: Reader | None = None  # tells what the body says of topic-partitions
+        self.quick_scan: Scan | None = None  # `scan`, if nothing else is done with a complete answer
+        self.request_reader: Reader | None = None  # reads the topic-partitions of the body; None: it is not read
         self.response_reader: Reader | None = None
-        self.carries_addresses = False  # its answers can tell clients where brokers are
-        self.splits = False  # of a large answer only the head is held (`bodies.head_array`)
+        self.carries_addresses = False  # its answers can contain addresses of brokers
+        self.splits = False  # only the head of a large answer is held (`bodies.head_array`)
         self.throttled_after_answer = False  # KIP-219: the answer leaves at once, then the connection is muted
-        self.transforms_always = False  # held for the owner even if it carries no address (ApiVersions)
+        self.transforms_always = False  # the transform gets it even if it carries no address (ApiVersions)
 
     def __repr__(self) -> str:
         return f"ApiPlan({self.api} v{self.api_version})"
 
 
 class HeldBudget:
-    """How many bytes of answers all sessions together may hold until they are whole."""
+    """The limit for the bytes of incomplete answers that all sessions together buffer."""
 
     __slots__ = ("_held_bytes", "limit_bytes")
 
@@ -117,7 +117,7 @@ class HeldBudget:
         self._held_bytes = 0
 
     def take(self, count: int) -> bool:
-        """Whether there is room for so many more bytes; if so they count until they are released."""
+        """Reserve `count` bytes until `release`; return False, reserving nothing, if there is no room."""
         if self._held_bytes + count > self.limit_bytes:
             return False
         self._held_bytes += count
@@ -131,14 +131,14 @@ class Interest:
     """The plans of one kind of owner.
 
     rewrite: answers that carry addresses, and ApiVersions, are held for the owner's transform; what cannot be rewritten
-        is refused (fail closed). Otherwise everything passes and a fault only ends the looking.
+        is refused (fail closed). Otherwise everything is forwarded and a fault only ends the reading.
     details: the prefix of every request is read (client id, group, transactional id); without it only that of Produce,
         whose acks say whether an answer comes, of Fetch, whose max_wait_ms is its patience, of SaslHandshake, and of
         ApiVersions, which names the client's software.
     detail: how closely bodies that name topic-partitions are read (bodies.TOPICS, bodies.BATCHES): what is found is in
         the exchange's request_body and response_body, as are the names of topics that others call by their ids. With
         `details`, whatever the detail, the ids of brokers are there too; without `details` only sums (bodies.SUMS), of
-        what carries records or tells where consumers are. bodies.ERRORS: they are not.
+        bodies that carry records or the positions of consumers. bodies.ERRORS: bodies are not read.
     room: of the batches that are wanted there are copies, with `detail` bodies.RECORDS.
     held: what sessions hold of answers counts here; owners with several interests share one.
     """
@@ -186,11 +186,11 @@ class Interest:
         plan.scan = shapes.remembered(codec.response_scan(api.key, version))
         plan.carries_addresses = schema.address_path(api.key, version) is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
-        if self.detail and api.key in (_TELLING if self.details else _COUNTED_REQUESTS):
+        if self.detail and api.key in (_OF_PARTITIONS if self.details else _COUNTED_REQUESTS):
             plan.request_reader = self._reader(api.key, version, "request")
-        telling = api.key in (_TELLING if self.details else _COUNTED_ANSWERS)
-        telling |= bodies.names_topics(api.key, version)
-        if (self.detail and telling) or (self.details and bodies.names_brokers(api.key, version)):
+        reads_answer = api.key in (_OF_PARTITIONS if self.details else _COUNTED_ANSWERS)
+        reads_answer |= bodies.names_topics(api.key, version)
+        if (self.detail and reads_answer) or (self.details and bodies.names_brokers(api.key, version)):
             plan.response_reader = self._reader(api.key, version, "response")
         if self.rewrite:
             plan.transforms_always = api.key == API_VERSIONS

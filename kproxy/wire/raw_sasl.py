@@ -70,7 +70,7 @@ class RawSaslSides(SessionState):
         raw = self._raw
         while size - pos >= 4:
             if raw.open_ended and raw.tokens and size - pos < 14 and size - pos != 4 + _size(view, pos):
-                break  # too little to tell a token from a frame
+                break  # too few bytes to distinguish a token from a frame
             if raw.ends_with(view, pos, size):
                 self._end_raw()
                 return self._change(CLIENT, view, pos, 0, [])

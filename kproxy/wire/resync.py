@@ -1,12 +1,12 @@
-"""Finding the next plausible frame in a side of a capture that lost its framing.
+"""Finding the next plausible frame in a side of a capture after its frame boundaries were lost.
 
-A request is believed by its looks (size, known key and version, printable client id), an answer by the correlation id
-of a request that waits; either needs a second witness: it ends where the bytes end, the next frame is as plausible, or
-it opens a segment; and a request that is whole decodes. Never guesses: what cannot be witnessed is skipped, and the
-session says how much.
+A request is plausible by its header (size, known key and version, printable client id), an answer by the correlation
+id of a pending request. Either also needs a second indication: it ends where the data end, a plausible frame follows
+it, or it starts a segment; and a complete request must decode. Anything else is skipped, and the session reports how
+many bytes.
 
-What follows a frame needs less: `believable` and `follows` find out what only a damaged size can have led to. What is
-found here passes them too, since it would be looked for again where it was found, for ever.
+Behind a frame weaker checks suffice: `believable` and `follows` reject only what a damaged size must have led to. A
+frame that is found here passes them too; otherwise the session would search again at the same place, for ever.
 
 Refuses to know connections and events.
 """
@@ -20,7 +20,7 @@ from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
 from kproxy.wire import frames
 
-WINDOW = 2048  # bytes kept from one segment to the next: a header may lie across several tiny ones
+WINDOW = 2048  # bytes kept from one segment to the next: small segments can split a header
 CANDIDATES = 256  # waiting requests whose answer is looked for: the oldest
 
 _NAMELESS = 7 << 16  # ControlledShutdown v0, the one header without a client id
@@ -50,7 +50,7 @@ def find_request(data: bytes, segment: int, before: ClientId) -> int:
 
 
 def _is_witnessed(data: Any, pos: int, end: int, opens: bool) -> bool:
-    """The second witness for a plausible request; `opens`: a segment that does is one."""
+    """Whether a plausible request has a second indication; `opens`: it starts a segment, which is one."""
     after = pos + 4 + int.from_bytes(data[pos : pos + 4])
     if after > end:
         return opens
@@ -70,7 +70,7 @@ def believable(view: Any, pos: int, end: int, before: ClientId) -> bool:
     have cannot have one.
     """
     if end - pos < 14:
-        return True  # too little of it to tell
+        return True  # too few bytes to judge
     size, key_version, _ = frames.REQUEST_HEAD.unpack_from(view, pos)
     if key_version == _NAMELESS:
         return bool(size == 12)
@@ -86,7 +86,7 @@ def believable(view: Any, pos: int, end: int, before: ClientId) -> bool:
 
 
 def _could_be(key_version: int) -> bool:
-    """Whether a Kafka to come could have such an API and version."""
+    """Whether a later Kafka release could have this API and version."""
     return key_version >> 16 < 256 and key_version & 0xFFFF < 32
 
 

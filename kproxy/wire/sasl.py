@@ -1,8 +1,8 @@
 """SASL tokens without Kafka headers: how many rounds, and when frames begin again.
 
 After a successful SaslHandshake v0 both sides speak size-prefixed raw tokens (KIP-43; SaslHandshake v1 and
-SaslAuthenticate replaced them in KIP-152, but brokers accept them to this day). Nothing on the wire says that they end:
-the mechanism does.
+SaslAuthenticate replaced them in KIP-152, but brokers still accept them). Nothing on the wire marks the last token: the
+number of rounds depends on the mechanism.
 
 Refuses to know what is in a token: it is a secret.
 """
@@ -26,7 +26,7 @@ class RawSasl:
         self.mechanism = mechanism
         self.tokens = 0
         self._left = _ROUNDS.get(mechanism, 0)
-        self.open_ended = self._left == 0  # GSSAPI and others: the next client frame tells by its looks
+        self.open_ended = self._left == 0  # GSSAPI and others: until a client frame looks like a request
         self._may_extend = mechanism == "OAUTHBEARER"
 
     def replied(self, size: int) -> bool:

@@ -140,9 +140,9 @@ class SessionState:
         self._shift = 0  # from there to the first byte of the view that the handler has
         self._frame_at = [0, 0]  # per side: where in its stream a fault's frame begins
         self._frames_left = self._frames_per_call  # of this call
-        self._rest: Any = None  # of this call's view, for the state that is now
-        self._unread: Any = None  # of this call's view, for a later call
-        self._is_odd = False  # the view at hand is not simply read to its end: one of these is set
+        self._rest: Any = None  # the unread end of this call's view, for the state that the side changed to
+        self._unread: Any = None  # the unread end of this call's view, for a later call
+        self._is_odd = False  # the view was not simply read to its end: `_finish` has work
         self._ended: tuple[int, ...] = ()
         self._seen_gap = False  # only captures have gaps
         self._gap_ns = NONE  # when the broker's side last lost bytes
@@ -163,14 +163,14 @@ class SessionState:
         self._broker_left = 0
         self._broker_exchange: Exchange | None = None
         self._broker_kept: bytearray | None = None  # the answer in transit, to be read when it is whole
-        self._held = False  # and nothing of it passes before
+        self._held = False  # the answer in transit is forwarded only when it is complete
         self._broker_walker: BodyWalker | None = None
         self._free_at = 0  # when the previous answer ended
         self._mutes = Mutes()
         self._own_answers: dict[int, bytes] | None = None  # by number: answers of ours that wait for older ones
 
         self._handshake: str | None = None  # the mechanism of a SaslHandshake that is not answered
-        self._waiting: bytearray | None = None  # what the client sent since
+        self._waiting: bytearray | None = None  # the client's bytes since that handshake
         self._raw = _NO_LOGIN
         # Functions, not bound methods: a session must not hold itself, or only the garbage collector would free it.
         kind = type(self)
@@ -221,7 +221,7 @@ class SessionState:
         return pieces
 
     def _leave(self, rest: Any) -> None:
-        """This call has done its share: `rest` of its view waits for `resume`."""
+        """This call has reached its limit of work: keep `rest` of its view for `resume`."""
         self._unread = rest
         self._is_odd = True
 
@@ -312,7 +312,7 @@ class SessionState:
             self.events.append(exchange)
 
     def _give_up(self, exchange: Exchange, cause: str) -> None:
-        """No answer, or not all of it, will come."""
+        """Emit an exchange whose answer will not arrive, or not completely."""
         if self._named:
             self._named -= named_count(exchange.request_body)
         if exchange.outcome is REQUEST_NOT_SEEN:
@@ -361,11 +361,11 @@ class SessionState:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def _mark(self, side: int, pos: int) -> None:
-        """The frame that faults are about begins at `pos` of the handler's view."""
+        """Record that the frame which later faults refer to begins at `pos` of the handler's view."""
         self._frame_at[side] = self._received[side] + self._shift + pos
 
     def _not_kafka(self, side: int, view: Any, pos: int, sent: int, pieces: list[Piece], now: int) -> list[Piece]:
-        """The bytes at `pos`, where a frame should begin, are none."""
+        """Report that the bytes at `pos` are not the beginning of a frame."""
         self._mark(side, pos)
         kind, text = frames.sniff(bytes(view[pos : pos + 8]))
         self._lost_framing(side, kind, text, now)
