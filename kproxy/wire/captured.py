@@ -70,6 +70,8 @@ class CapturedSession(Session):
     @property
     def mutes(self) -> Mutes:
         """When earlier throttles muted the connection; who reads answers in the session's place adds theirs."""
+        if self._mutes is None:
+            self._mutes = Mutes()
         return self._mutes
 
     @property

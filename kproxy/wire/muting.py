@@ -12,8 +12,8 @@ that request waited, so there are at most as many as requests may be pending. Re
 class Mutes(list[list[int]]):
     """The intervals in which one connection was muted, of which none overlaps another.
 
-    Each is [start_ns, end_ns, muted time before the start]. A list itself, so that a session that was never throttled
-    pays for one truth test in C, and for no deque: that takes 700 bytes while empty.
+    Each is [start_ns, end_ns, muted time before the start]. A session makes one at its first throttle, and until then
+    pays for one truth test.
     """
 
     __slots__ = ()

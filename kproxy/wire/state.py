@@ -166,7 +166,7 @@ class SessionState:
         self._held = False  # the answer in transit is forwarded only when it is complete
         self._broker_walker: BodyWalker | None = None
         self._free_at = 0  # when the previous answer ended
-        self._mutes = Mutes()
+        self._mutes: Mutes | None = None  # until the first throttle
         self._own_answers: dict[int, bytes] | None = None  # by number: answers of ours that wait for older ones
 
         self._handshake: str | None = None  # the mechanism of a SaslHandshake that is not answered
@@ -281,6 +281,8 @@ class SessionState:
         self._free_at = now
         plan = exchange.plan
         if exchange.throttle_ms > 0 and plan.throttled_after_answer:
+            if self._mutes is None:
+                self._mutes = Mutes()
             self._mutes.mute(now, exchange.throttle_ms * 1_000_000)
         if not plan.known:
             exchange.decoded = OPAQUE
@@ -308,7 +310,8 @@ class SessionState:
             exchange.errors = (UNSUPPORTED_VERSION,)
             exchange.decoded = FULL
             exchange.outcome = ANSWERED_BY_PROXY
-            exchange.queue_ns, exchange.muted_ns = self._mutes.split(exchange.request_end, self._free_at, now)
+            mutes = self._mutes or Mutes()
+            exchange.queue_ns, exchange.muted_ns = mutes.split(exchange.request_end, self._free_at, now)
             self.events.append(exchange)
 
     def _give_up(self, exchange: Exchange, cause: str) -> None:
