@@ -99,6 +99,19 @@ def test_exchanges_are_the_rows_that_convert_writes(tmp_path):
         next(kproxy.exchanges(ROOT / "pyproject.toml"))
 
 
+@pytest.mark.parametrize("wrong", ({"key_log": "nowhere.keys"}, {"ports": [99999]}, {"cluster": ""}))
+def test_arguments_of_exchanges_that_cannot_be_are_refused(wrong):
+    with pytest.raises(kproxy.KproxyError):
+        next(kproxy.exchanges(captures.capture("k41_midstream"), **wrong))
+
+
+def test_a_folder_of_captures_is_read_one_by_one(tmp_path):
+    for name in ("a.pcap", "b.pcap"):
+        (tmp_path / name).write_bytes(captures.capture("k41_midstream").read_bytes())
+    with pytest.raises(kproxy.KproxyError, match="folder of 2 captures"):
+        next(kproxy.exchanges(tmp_path))
+
+
 def test_a_proxy_inside_a_program():
     async def play() -> None:
         cluster = Cluster(topics={"orders": 3})

@@ -150,8 +150,11 @@ def _explanation() -> "Column":
         .when(
             cause == "queue",
             F.format_string(
-                "waited %s behind earlier requests of its connection; in flight when it came: %d",
+                "waited %s behind earlier requests of its connection%s; in flight when it came: %d",
                 duration_of("queue_ns"),
+                F.when(
+                    F.col("muted_ns").isNull(), ", or muted by their throttles (tables of an older kproxy do not say)"
+                ).otherwise(""),
                 "in_flight",
             ),
         )

@@ -337,6 +337,9 @@ class Flows:
         if not is_open:
             beyond = ahead(seq, half.position)
             if flow.reset_by == 1 - side and -BEHIND <= beyond <= IN_FLIGHT:
+                if beyond + length > 0:  # else it was sent again, and belongs to the connection
+                    self.quality.note("after_reset", time_ns, size=length)
+            elif flow.reset_by == side and beyond == 0:  # the capture changed its place with the reset
                 if length:
                     self.quality.note("after_reset", time_ns, size=length)
             elif length and beyond >= (flow.close != "idle"):  # the ports were used again, and the SYN was not captured

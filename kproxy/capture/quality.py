@@ -55,7 +55,7 @@ KINDS = {
     "undecided": "connections whose protocol is not clear: too few bytes, or one side only",
     "no_data": "connections without a byte of payload",
     "raw_sasl": "SASL tokens without a Kafka header, which give no exchanges",
-    "after_reset": "segments sent before their sender heard of a reset: they belong to no connection",
+    "after_reset": "segments captured behind the reset of their connection; what they carry is in no table",
     "other_ports": "segments of ports that were not asked for",
     "strays": "segments whose sequence number belongs to no window of their connection",
     "records_left_out": "batches of chosen topics too large for all of their records to be written",

@@ -133,10 +133,9 @@ def _command(name: str, job: Job) -> click.Command:
         except PySparkException as fault:
             raise KproxyError(_in_words(fault)) from None
         except Py4JJavaError as fault:  # of a task, while rows are fetched one by one
-            causes = re.findall(r"Caused by: \S+: (\[[A-Z_.]+\] .*)", str(fault))
-            if not causes:
-                raise
-            raise KproxyError(_plain(causes[-1])) from None
+            text = str(fault)
+            causes = re.findall(r"Caused by: \S+: (\[[A-Z_.]+\] .*)", text) or re.findall(r"Caused by: (.*)", text)
+            raise KproxyError(_plain(causes[-1] if causes else str(fault.java_exception))) from None
 
     for parameter in parameters:
         if parameter.name == "where":  # an option of every job

@@ -41,7 +41,7 @@ _CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4))?$", re.IGNO
 
 @dataclass(frozen=True)
 class Settings:
-    """How captures are read. Raises KproxyError where two settings exclude each other.
+    """How captures are read. Raises KproxyError for what cannot be, and where two settings exclude each other.
 
     ports: of brokers; empty: Kafka is found by content, on any port.
     cluster: the column `cluster`.
@@ -64,6 +64,13 @@ class Settings:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
+        for port in self.ports:
+            if not 0 < port < 1 << 16:
+                raise KproxyError(f"port {port}: ports are from 1 to 65535")
+        if not self.cluster:
+            raise KproxyError("the name of the cluster is empty: leave it out, or name it")
+        if self.key_log is not None and not os.path.isfile(self.key_log):  # noqa: PTH113 - raises never
+            raise KproxyError(f"{self.key_log}: the key log is no file; name the SSLKEYLOGFILE that a client wrote")
         if (self.checksums or self.records is not None) and DETAILS[self.detail] < BATCHES:
             raise KproxyError(
                 f"checksums and records are of batches, which detail {self.detail} does not look at: leave it out"
@@ -195,7 +202,9 @@ def refuse_replacing(folder: Path, jobs: Sequence[Job]) -> None:
         if job.source in manifest.get("sources", ()):
             known = str(manifest.get("fingerprints", {}).get(job.source, ""))
             size = known.partition(":")[0]
-            if not size.isdecimal() or fingerprint(job.paths[0], int(size)) != known:
+            files = manifest["sources"][job.source]
+            goes_on = files == [Path(path).name for path in job.paths[: len(files)]]
+            if not size.isdecimal() or not goes_on or fingerprint(job.paths[0], int(size)) != known:
                 raise KproxyError(
                     f"{folder} has tables of another capture that is called {job.source}: "
                     "name another folder, rename the capture, or replace those tables with --overwrite"

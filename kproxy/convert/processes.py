@@ -30,6 +30,7 @@ from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, ou
 from kproxy.convert.rows import Rows, quality_batch
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema, writer
+from kproxy.tables.dataset import file_of
 from kproxy.tables.names import Names
 from kproxy.tables.schema import Table
 
@@ -96,9 +97,9 @@ def convert(
                 finished = work / f"{number}.{table.name}.parquet"
                 rows = writer.write(table, read.runs[table.name], finished, partial(_finished, table, job, read.names))
                 summary.rows[table.name] = summary.rows.get(table.name, 0) + rows
-                places[f"{table.name}/{job.source}.parquet"] = finished
+                places[f"{table.name}/{file_of(job.source)}"] = finished
             if settings.records is None:  # those of an earlier run are not of this one
-                (dataset.folder / schema.RECORDS.name / f"{job.source}.parquet").unlink(missing_ok=True)
+                (dataset.folder / schema.RECORDS.name / file_of(job.source)).unlink(missing_ok=True)
         if settings.records is not None and not summary.rows.get(schema.RECORDS.name):
             batches = [file for place, file in places.items() if place.startswith(f"{schema.BATCHES.name}/")]
             summary.topics = writer.some_values(batches, ("topic", "topic_id"))

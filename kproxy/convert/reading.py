@@ -12,6 +12,7 @@ from typing import Any
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.rows import Rows
+from kproxy.errors import KproxyError
 from kproxy.tables import schema, writer
 
 
@@ -29,10 +30,13 @@ def exchanges(
     ports, else connections are recognised by their content; `key_log` is an SSLKEYLOGFILE for TLS connections and
     needs tshark.
 
-    Raises CaptureError, when the first row is asked for, where the file is no capture or cannot be read. What a capture
-    does not show is no error.
+    All errors are raised when the first row is asked for: CaptureError where the file is no capture or cannot be read,
+    KproxyError for arguments that cannot be. What a capture does not show is no error.
     """
-    (job,) = captures_of([capture], Settings(ports=tuple(ports), cluster=cluster, key_log=key_log))
+    jobs = captures_of([capture], Settings(ports=tuple(ports), cluster=cluster, key_log=key_log))
+    if len(jobs) > 1:
+        raise KproxyError(f"{capture}: a folder of {len(jobs)} captures; read them one by one")
+    (job,) = jobs
     table = schema.EXCHANGES
     with TemporaryDirectory(prefix="kproxy-") as folder:
         sorter = writer.Sorter(table, Path(folder))

@@ -10,6 +10,8 @@
 Heavy imports wait until something is called.
 """
 
+import os
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -92,4 +94,11 @@ def table(spark: "SparkSession", folder: str, name: str) -> "DataFrame":
     known = spark_schema(schema.BY_NAME[name].schema)
     if not dataset.has_rows(folder, name):
         return spark.createDataFrame([], known)
-    return spark.read.schema(known).parquet(folder.rstrip("/") + "/" + name)
+    return spark.read.schema(known).parquet(_place(folder) + "/" + name)
+
+
+def _place(folder: str) -> str:
+    """A folder as Spark takes it literally: a path of its own may hold a colon, or what would be a glob."""
+    if "://" in folder:
+        return folder.rstrip("/")
+    return "file:" + re.sub(r"([][{}*?\\])", r"\\\1", os.path.abspath(folder))  # noqa: PTH100 - links stay

@@ -5,6 +5,8 @@ each fault with its mend. Refuses to know how tables are written, and what rows 
 """
 
 import json
+import re
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,11 @@ from kproxy.tables import schema
 
 MANIFEST = "_kproxy.json"
 _CAPTURES = (".pcap", ".pcapng", ".cap")
+_MAX_STEM_BYTES = 200  # a name of a file has at most 255
+
+# What may stand in the name of a table's file. Readers skip files that begin with "_" or "."; in paths, Hadoop gives
+# ":" and the characters of globs a meaning of their own; and "~" begins our own spelling of all others.
+_PLAIN = re.compile(r"[A-Za-z0-9._ @+,=()&#!$-]")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -22,6 +29,25 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def file_of(source: str) -> str:
+    """The name of the file with a source's rows: the source's own name where every reader takes it as a plain name.
+
+    Other characters are spelled "~" and their UTF-8 bytes in hex. A long name is cut and ends in a digest of the whole.
+    """
+    spelled = "".join(
+        character if _PLAIN.fullmatch(character) and (place or character not in "._") else _spelled(character)
+        for place, character in enumerate(source)
+    )
+    if len(spelled) > _MAX_STEM_BYTES:
+        digest = blake2b(source.encode(), digest_size=16).hexdigest()
+        spelled = f"{spelled[: _MAX_STEM_BYTES - len(digest) - 1]}~{digest}"
+    return f"{spelled}.parquet"
+
+
+def _spelled(character: str) -> str:
+    return "".join(f"~{byte:02x}" for byte in character.encode())
 
 
 def check_version(folder: Path) -> None:

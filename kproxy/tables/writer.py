@@ -99,7 +99,8 @@ class Dataset:
         if before and "rows" in told:
             whole["rows"] = {
                 name: sum(pq.read_metadata(file).num_rows for file in (self.folder / name).glob("*.parquet"))
-                for name in told["rows"]
+                for name in schema.BY_NAME
+                if name in told["rows"] or any((self.folder / name).glob("*.parquet"))
             }
         return whole
 

@@ -396,6 +396,14 @@ def test_segments_on_their_way_when_a_reset_came_are_no_connection(tmp_path, sid
     assert not seen.quality.count("midstream")
 
 
+def test_an_answer_that_the_capture_shows_behind_its_senders_reset_is_counted(tmp_path):
+    wire = Wire().shake().ask(1).send(1, flags=RST)
+    wire.packets[-2:] = reversed(wire.packets[-2:])
+    seen = wire.seen(tmp_path)
+    assert [exchange.outcome for _, exchange in seen.exchanges] == [UNANSWERED]
+    assert seen.quality.count("after_reset") == 1
+
+
 def test_ports_used_again_after_a_reset_are_another_connection(tmp_path):
     wire = Wire().shake().ask(1).send(1, flags=RST)
     wire.next = [70_000_000, 90_000_000]  # the SYN was not captured

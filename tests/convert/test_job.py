@@ -52,6 +52,31 @@ def test_a_capture_that_grew_is_the_same_one(tmp_path):
     assert seen[0] < seen[1] < seen[2]
 
 
+def test_every_name_of_a_capture_gives_tables_that_readers_see(tmp_path):
+    names = ("_incident.pcap", ".hidden.pcap", "2026-11-22T10:00:00.pcap", "t[1].pcap", f"{'x' * 245}.pcap")
+    for name in names:
+        (tmp_path / name).write_bytes(capture("k41_midstream").read_bytes())
+        convert([tmp_path / name], tmp_path / "tables")
+    assert sorted(set(pq.read_table(tmp_path / "tables/exchanges")["source"].to_pylist())) == sorted(names)
+
+
+def test_rotated_files_are_the_same_capture_while_they_only_become_more(tmp_path):
+    first, second = tmp_path / "r.pcap1", tmp_path / "r.pcap2"
+    first.write_bytes(capture("k41_BASE").read_bytes())
+    second.write_bytes(capture("k41_midstream").read_bytes())
+    rotated = Settings(rotated=True)
+    convert([first], tmp_path / "tables", rotated)
+    convert([first, second], tmp_path / "tables", rotated)
+    with pytest.raises(KproxyError, match="tables of another capture"):
+        convert([first], tmp_path / "tables")
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path):
+    for wrong in ({"ports": (99999,)}, {"ports": (0,)}, {"cluster": ""}, {"key_log": tmp_path / "nowhere.keys"}):
+        with pytest.raises(KproxyError):
+            Settings(**wrong)
+
+
 def test_standard_input_is_never_known_again(tmp_path):
     data = capture("k41_midstream").read_bytes()
     for status in (0, 1):

@@ -158,7 +158,7 @@ def test_names_of_files_may_be_no_text_and_no_names(tmp_path):
     path = tmp_path / os.fsdecode(b"\xff.pcap")
     path.write_bytes(captures.capture("k41_midstream").read_bytes())
     summary = convert([path, "x" * 300], tmp_path / "out")
-    assert {row["source"] for row in rows(tmp_path / "out", "exchanges", r"\xff.pcap")} == {r"\xff.pcap"}
+    assert {row["source"] for row in rows(tmp_path / "out", "exchanges", "~5cxff.pcap")} == {r"\xff.pcap"}
     assert [fault.text for fault in summary.failed] == ["cannot be opened: File name too long"]
 
 

@@ -9,9 +9,12 @@ import pytest
 
 import kproxy.spark
 from kproxy.analysis import jobs
+from kproxy.convert.job import Settings
+from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
 from kproxy.views import answers
+from tests.captures import capture
 
 ADDED = {"exchanges": ("muted_ns", "replica_id"), "partitions": ("cluster",), "batches": ("cluster",)}
 
@@ -75,3 +78,14 @@ def test_columns_of_the_paths_are_kept(spark, tmp_path):
     place.mkdir(parents=True)
     pq.write_table(schema.QUALITY.schema.empty_table(), place / "part.parquet")
     assert kproxy.spark.table(spark, str(tmp_path), "quality").columns[-2:] == ["date", "hour"]
+
+
+@pytest.mark.parametrize("folder", ("t[1]", "t{a,b}", "t*", "a:b"))
+def test_folders_are_taken_literally(spark, tmp_path, folder):
+    """Not as a glob, which would read a sibling."""
+    for place, captured in (("t1", "k41_kafkajs"), (folder, "k41_quota")):
+        source = tmp_path / "2026-11-22T10:00:00.pcap"
+        source.write_bytes(capture(captured).read_bytes())
+        convert([source], tmp_path / place, Settings(detail="headers"))
+    rows = pq.read_table(tmp_path / folder / "exchanges").num_rows
+    assert kproxy.spark.table(spark, str(tmp_path / folder), "exchanges").count() == rows
