@@ -110,6 +110,11 @@ class Session(BrokerSide):
             return not self._client_left and not self._client_head
         return not self._broker_left and not self._broker_head
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether bytes of the client wait until SaslHandshake is answered, so that an end behind them has to wait."""
+        return bool(self._waiting) and not self._ended
+
     def missing(self, side: int) -> int:
         """Bytes until the frame in transit, or its header, is whole; 0 between two frames: what a drain still reads."""
         left, head = (

@@ -152,11 +152,11 @@ class Relay:
         self._on_closed = on_closed
         self._session_ns = 0  # the time that the session was last given: it never goes back
         self._faults = 0  # of the session, handled so far
-        self._full = False  # pairing.LIMIT requests are pending: the client is not read
+        self._full = False  # pairing.LIMIT requests are pending, or an end waits: the client is not read
         self._first_end = CLIENT
         self._draining = False
         self._lingering: TimerHandle | None = None
-        self._unheard: TimerHandle | None = None  # draining, and the client has ended: then nobody waits any more
+        self._unheard: TimerHandle | None = None  # the client has ended: who draws this out is given up
         self.closed = False
 
     def start(self, admits: Callable[[bytes], bool] | None = None) -> None:
@@ -377,8 +377,11 @@ class Relay:
     def _put_back(self, side: int, arrived: int) -> None:
         """The session has done its share of work: what it has put back waits for a later turn of the loop."""
         self._peers[side].arrived_ns = arrived
-        for each in (CLIENT, BROKER):
-            if self.session.backlog[each] is not None:
+        for each, peer in enumerate(self._peers):
+            if self.session.backlog[each] is None:
+                peer.arrived_ns = 0
+            else:
+                peer.arrived_ns = peer.arrived_ns or arrived  # a call for one side can leave bytes of the other
                 self._unread(each)
             self._resume(each)
 
@@ -420,6 +423,16 @@ class Relay:
 
     def _ended(self, side: int) -> None:
         """A side sends no more: pass its end on once everything before it is sent."""
+        if self._unheard is not None and not self._draining:
+            self._unheard.cancel()
+            self._unheard = None
+        if side == CLIENT and self.session.holds_back:
+            # Nothing of it leaves before the broker's next answer: its end is read again after that.
+            self._unread(CLIENT)
+            self._full = True
+            if self._unheard is None:
+                self._unheard = self._loop.call_later(HALF_CLOSED_S, self.close, f"{SIDES[CLIENT]}_closed")
+            return
         peer, other = self._peers[side], self._peers[1 - side]
         peer.ended = True
         if not other.ended:
@@ -434,6 +447,9 @@ class Relay:
         other.stops = True
         if other.unsent is None:
             self._stop(1 - side)
+        if side == BROKER and self._full:  # nothing is pending any more
+            self._full = False
+            self._resume(CLIENT)
         if self._draining:
             self._drain_on()
 

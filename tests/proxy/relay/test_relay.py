@@ -30,6 +30,7 @@ VECTORS = Path(__file__).parents[2] / "data" / "vectors-dev.jsonl.gz"
 PRODUCE = 0
 FETCH = 1
 HEARTBEAT = 12
+SASL_HANDSHAKE = 17
 MEBIBYTE = 1 << 20
 
 
@@ -224,6 +225,66 @@ async def test_a_half_close_is_passed_on_and_the_answer_still_comes(here, client
     assert await client.rest() == b""
     await here.until(lambda: not here.relays)
     assert here.counted.disconnects == {"client_closed": 1}
+
+
+REFUSED = {"errorCode": 33, "mechanisms": ["GSSAPI"]}
+
+
+@behind_kproxy()
+async def test_a_half_close_behind_an_unanswered_handshake_waits_for_its_answer(here, client, broker):
+    ask = request(SASL_HANDSHAKE, 0, 1, {"mechanism": "PLAIN"})
+    behind = b"".join(foreign_request(9999, 0, number) for number in range(4 * FRAMES_PER_CALL))
+    await client.send(ask)
+    assert await broker.frame() == ask
+    await client.send(behind)
+    client.end()
+    assert await broker.is_silent()
+    await broker.send(response(SASL_HANDSHAKE, 0, 1, REFUSED))
+    assert await broker.rest() == behind
+    answers = b"".join(sized(number.to_bytes(4)) for number in range(4 * FRAMES_PER_CALL))
+    await broker.send(answers)
+    assert (
+        await client.frame() == response(SASL_HANDSHAKE, 0, 1, REFUSED) and await client.read(len(answers)) == answers
+    )
+    broker.close()
+    assert await client.rest() == b""
+    await here.until(lambda: not here.relays)
+    assert here.counted.disconnects == {"client_closed": 1}
+
+
+@pytest.mark.parametrize("answer", ["never", "an end"])
+def test_an_end_that_waits_for_a_handshake_does_not_wait_for_ever(answer, monkeypatch):
+    monkeypatch.setattr(relay, "HALF_CLOSED_S", 0.1 if answer == "never" else 3600)
+
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            await client.send(request(SASL_HANDSHAKE, 0, 1, {"mechanism": "PLAIN"}))
+            await broker.frame()
+            await client.send(sized(b"token"))
+            client.close()
+            if answer == "an end":
+                assert await broker.is_silent()
+                broker.close()
+            await here.until(lambda: not here.relays)
+
+    live(test())
+
+
+@behind_kproxy()
+async def test_what_a_handshake_left_waiting_arrived_no_earlier_than_it_did(here, client, broker):
+    begun = time.monotonic_ns()
+    await client.send(request(SASL_HANDSHAKE, 0, 1, {"mechanism": "PLAIN"}))
+    await broker.frame()
+    behind = b"".join(foreign_request(9999, 0, number) for number in range(4 * FRAMES_PER_CALL))
+    await client.send(behind)
+    assert await broker.is_silent()
+    await broker.send(response(SASL_HANDSHAKE, 0, 1, REFUSED))
+    assert await broker.read(len(behind)) == behind
+    (connection,) = here.server._worker.relays.values()
+    inside = connection._counting.inside[0]
+    await here.until(lambda: sum(inside.counts) == 4 * FRAMES_PER_CALL + 1)
+    assert inside.total_ns <= sum(inside.counts) * (time.monotonic_ns() - begun)
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["client", "broker"])
