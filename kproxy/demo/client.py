@@ -49,13 +49,14 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        return self._task.done()
+        """Whether no further request can leave: the transport may know it before the task that reads answers does."""
+        return self._task.done() or self._writer.is_closing()
 
     async def request(self, api_key: int, body: Body) -> Body:
         return await self.send(api_key, body)
 
     def send(self, api_key: int, body: Body, answered: bool = True) -> "asyncio.Future[Body]":
-        """Send a request; its answer is the future's. `answered=False`: a Produce with acks=0."""
+        """Send a request; the future holds its answer, or UpstreamError. `answered=False`: a Produce with acks=0."""
         self._correlation_id += 1
         header = {
             "requestApiKey": api_key,
@@ -68,11 +69,15 @@ class Connection:
         if self.closed:
             future.set_exception(UpstreamError("the connection is closed"))
             return future
-        if answered:
+        try:
+            self._writer.write(len(frame).to_bytes(4, "big") + frame)
+        except (RuntimeError, OSError) as fault:  # RuntimeError: from uvloop, whose handle is closed
+            future.set_exception(UpstreamError(f"the connection is closed: {fault}"))
+            return future
+        if answered:  # nothing awaits since the write: its answer cannot have come yet
             self._waiting.put_nowait((self._correlation_id, api_key, self._versions[api_key], future))
         else:
             future.set_result({})
-        self._writer.write(len(frame).to_bytes(4, "big") + frame)
         return future
 
     async def drain(self) -> None:
@@ -96,7 +101,7 @@ class Connection:
                     raise UpstreamError(f"answer {header['correlationId']} where {correlation_id} was due")
                 if not future.cancelled():
                     future.set_result(body)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
             self._writer.close()
