@@ -11,6 +11,8 @@ KproxyError                     everything that kproxy raises on purpose
 "Not enough bytes yet" is a value, never an exception. Each message names the cause and, where there is one, the mend.
 """
 
+import shlex
+import sys
 from collections.abc import Sequence
 
 # Why a broker cannot be reached: its name is not known, it refused, it did not answer in time, the network has no way
@@ -66,7 +68,7 @@ class UpstreamError(KproxyError):
 # The name that pip knows: on PyPI, `kproxy` is another project. The command and the import are `kproxy`.
 DISTRIBUTION = "kproxy-kafka"
 
-_EXTRA_OF = {"numpy": "offline", "pandas": "spark", "pyarrow": "offline", "pyspark": "spark"}
+_EXTRA_OF = {"numpy": "offline", "pandas": "spark", "py4j": "spark", "pyarrow": "offline", "pyspark": "spark"}
 
 
 def missing_package(module: str | None) -> str | None:
@@ -74,4 +76,9 @@ def missing_package(module: str | None) -> str | None:
     package = (module or "").partition(".")[0]
     if package not in _EXTRA_OF:
         return None
-    return f"needs {package}, which is not installed: pip install '{DISTRIBUTION}[{_EXTRA_OF[package]}]'"
+    return f"needs {package}, which is not installed: {install_command(_EXTRA_OF[package])}"
+
+
+def install_command(extra: str) -> str:
+    """The shell command that installs an extra beside the Python that runs."""
+    return f"{shlex.quote(sys.executable or 'python3')} -m pip install '{DISTRIBUTION}[{extra}]'"

@@ -45,7 +45,8 @@ def test_the_import_is_light():
 def test_what_is_not_installed_is_named_with_its_mend():
     code = "import sys; sys.modules['pyarrow'] = None; import kproxy; kproxy.exchanges"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "kproxy.exchanges needs pyarrow, which is not installed: pip install 'kproxy-kafka[offline]'" in done.stderr
+    mend = f"{sys.executable} -m pip install 'kproxy-kafka[offline]'"
+    assert f"kproxy.exchanges needs pyarrow, which is not installed: {mend}" in done.stderr
 
 
 def test_types_hold_for_a_program_that_uses_them(tmp_path):

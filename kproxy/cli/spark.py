@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,12 @@ def _with(options: tuple[Callable[[Any], Any], ...], function: Any) -> Any:
     return function
 
 
+def _require_pyspark() -> None:
+    """Raise ModuleNotFoundError without pyspark, before another package of its extra is missed."""
+    if find_spec("pyspark") is None:
+        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+
+
 def _session(master: str | None, config: tuple[str, ...]) -> "SparkSession":
     """The session that runs, or a new one whose log does not reach the terminal."""
     from pyspark.logger import PySparkLogger
@@ -106,6 +113,7 @@ def _command(name: str, job: Job) -> click.Command:
     parameters = list(inspect.signature(job.run).parameters.values())[len(job.tables) :]
 
     def run(tables: str, where: str | None, shown: str, out: str | None, limit: int | None, **options: Any) -> None:
+        _require_pyspark()
         master, config = options.pop("master"), options.pop("config")
         arguments = {key: value for key, value in options.items() if value is not None}
         if "by" in arguments:
@@ -264,6 +272,8 @@ def ingest(
       kproxy spark ingest captures/*.pcap --out tables
       kproxy spark ingest /share/captures/*.pcap.gz --out /share/tables --master spark://host:7077
     """
+    _require_pyspark()
+
     from kproxy.convert.job import Settings
     from kproxy.spark import pipeline
     from kproxy.tables.records import chosen

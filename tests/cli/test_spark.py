@@ -78,8 +78,8 @@ def test_options_reach_the_job(run, tables):
 
 
 def no_jvm(*arguments, **environment):
-    """The command in a process in which Spark cannot start."""
-    code = "import sys; sys.modules['pyspark'] = None; from kproxy.cli import main; main()"
+    """The command in a process in which pyspark is there and Spark cannot start."""
+    code = "import sys; sys.modules['pyspark.sql'] = None; from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, "spark", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
 

@@ -192,6 +192,7 @@ def test_where_nothing_can_be_recorded_nothing_runs(tmp_path):
         )
         _, stderr = await process.communicate()
         assert process.returncode == 2
-        assert "needs pyarrow, which is not installed: pip install 'kproxy-kafka[offline]'" in stderr.decode()
+        mend = f"{sys.executable} -m pip install 'kproxy-kafka[offline]'"
+        assert f"needs pyarrow, which is not installed: {mend}" in stderr.decode()
 
     live(test())
