@@ -25,7 +25,7 @@ from kproxy.wire.interest import HOLD, SASL_HANDSHAKE, STREAM
 from kproxy.wire.pairing import overtaken_by
 from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece
 
-MAX_HEAD = 1024 * 1024  # of an answer whose head alone is held: ten thousand brokers
+MAX_HEAD = 256 * 1024  # of an answer whose head alone is held: four thousand brokers, rewritten in one call
 MAX_HELD = 4 * 1024 * 1024  # of one answer: tens of thousands of brokers, or coordinators
 
 

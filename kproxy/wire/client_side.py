@@ -22,7 +22,16 @@ from kproxy.wire.events import (
 from kproxy.wire.interest import ANSWER, REFUSE, SASL_HANDSHAKE, ApiPlan
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.raw_sasl import RawSaslSides
-from kproxy.wire.state import LOOKED_LEAST, LOOKED_SHIFT, MAX_NAMED, SMALL_BODY, Piece, named_count, unsupported_version
+from kproxy.wire.state import (
+    FRAMES_PER_CALL,
+    LOOKED_LEAST,
+    LOOKED_SHIFT,
+    MAX_NAMED,
+    SMALL_BODY,
+    Piece,
+    named_count,
+    unsupported_version,
+)
 
 MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
 MAX_USUAL_PREFIX = 512  # a longer one is parsed each time
@@ -97,7 +106,11 @@ class ClientSide(RawSaslSides):
                 continue
             if in_flight >= LIMIT and self._is_full():
                 break
-            plan = self._interest.plans.get(key_version) or self._interest.plan(key_version)
+            plan = self._interest.plans.get(key_version)
+            if plan is None:
+                plan = self._interest.plan(key_version)
+                if plan.known:
+                    last -= FRAMES_PER_CALL  # it was compiled, which takes as long as all other work of a call
             exchange = Exchange(plan, correlation_id, number, in_flight, length + 4, start)
             start = now
             self._mark(CLIENT, pos)

@@ -20,17 +20,19 @@ _ROUNDS = {"PLAIN": 1, "OAUTHBEARER": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2}
 class RawSasl:
     """One raw exchange of tokens."""
 
-    __slots__ = ("_left", "_may_extend", "mechanism", "open_ended", "tokens")
+    __slots__ = ("_left", "_may_extend", "mechanism", "open_ended", "replies", "tokens")
 
     def __init__(self, mechanism: str) -> None:
         self.mechanism = mechanism
-        self.tokens = 0
+        self.tokens = 0  # of the client
+        self.replies = 0
         self._left = _ROUNDS.get(mechanism, 0)
         self.open_ended = self._left == 0  # GSSAPI and others: until a client frame looks like a request
         self._may_extend = mechanism == "OAUTHBEARER"
 
     def replied(self, size: int) -> bool:
         """The broker's token of `size` bytes is complete; True: frames with headers follow."""
+        self.replies += 1
         if self.open_ended:
             return False
         self._left -= 1

@@ -27,8 +27,8 @@ A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session clos
 unread from there; one over a capture looks for the next plausible frame, and knows of gaps (`captured.py`).
 
 Work per call, so that other connections get their turn: FRAMES_PER_CALL frames, and WALKED_PER_CALL bytes of bodies
-that are looked at (`state.py`). The bytes looked at in first fields and in small bodies count as frames. Captures have
-no such bound.
+that are looked at (`state.py`). The bytes looked at in first fields and in small bodies count as frames, and a plan
+that is compiled as all of them. Captures have no such bound.
 
 Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), a copy of a small request
 whose body is read (64 KiB), one of a small answer (64 KiB) or a held one (4 MiB, and 64 MiB for all sessions that share
@@ -103,11 +103,13 @@ class Session(BrokerSide):
             self.events.append(Closed(self._ended[0], now_ns, cause, (client, broker), self.software, *login))
 
     def at_boundary(self, side: int) -> bool:
-        """Whether a side stands between two frames and has no backlog, so that it can be closed without cutting one."""
+        """Whether a side can be closed now: it is between two frames, has no backlog, and owes no token."""
         if self.backlog[side] is not None:
             return False
         if side == CLIENT:
             return not self._client_left and not self._client_head
+        if self._handlers[BROKER] is type(self)._broker_tokens and self._raw.replies < self._raw.tokens:
+            return False
         return not self._broker_left and not self._broker_head
 
     @property

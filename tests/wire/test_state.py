@@ -9,6 +9,8 @@ import pytest
 
 from kproxy.protocol.primitives import write_uvarint
 from kproxy.protocol.records import Record, write_batch
+from kproxy.protocol.schema import schema
+from kproxy.proxy.control.broker_ports import MAX_BROKERS
 from kproxy.proxy.upstream.rewrite import rewrite_addresses
 from kproxy.wire import sasl
 from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS
@@ -67,6 +69,20 @@ def test_a_read_of_frames_that_are_never_pending_is_shared_out_over_calls(kind: 
         assert len(call) <= 2  # answers of ours leave together
         for to, piece in call:
             assert len(piece) <= FRAMES_PER_CALL * (80 if to == CLIENT else len(data) / 5000 + 1)
+
+
+def test_a_call_compiles_one_plan_at_most() -> None:
+    interest = Interest(rewrite=True, detail=TOPICS)
+    talk = Session(interest, transform=untouched)
+    kinds = [(key, version) for key in (METADATA, 12, 13, 14) for version in schema().apis[key].request.versions]
+    asked = b"".join(request(key, version, 1) for key, version in kinds)
+    compiled = []
+    talk.receive(CLIENT, memoryview(asked), 1)
+    while talk.backlog[CLIENT] is not None:
+        compiled.append(len(interest.plans))
+        talk.resume(CLIENT, 1)
+    assert compiled == list(range(1, len(kinds)))
+    assert len(read(Session(interest, transform=untouched), CLIENT, asked)) == 1  # from then on they are free
 
 
 def tagged(key: int, version: int, tags: int, payload: int = 0) -> bytes:
@@ -360,6 +376,15 @@ def test_metadata_of_50000_partitions_is_walked_over_many_calls() -> None:
 
 def renamed_frame(answer: bytes) -> bytes | None:
     return rewrite_addresses(METADATA, 12, memoryview(answer), lambda n, host, port: ("me", n))
+
+
+def test_as_many_brokers_are_rewritten_in_one_call_as_a_listener_serves() -> None:
+    for count, is_refused in ((MAX_BROKERS, False), (4 * MAX_BROKERS, True)):
+        named = [{"nodeId": n, "host": f"broker-{n}.kafka.example.internal", "port": 9092} for n in range(count)]
+        answer = response(METADATA, 9, 1, {"brokers": named})
+        talk = Dialogue(Interest(rewrite=True), transform=untouched).client(request(METADATA, 9, 1)).broker(answer)
+        assert [fault.kind for fault in talk.faults] == ["held_too_large"] * is_refused
+        assert talk.sent[CLIENT] == (b"" if is_refused else answer)
 
 
 def test_brokers_without_end_are_refused() -> None:

@@ -612,6 +612,23 @@ async def test_drain_finishes_the_request_in_transit_and_delivers_the_answers_du
         await Wire.dial(here.port)
 
 
+@behind_kproxy(drain_timeout_s=5)
+async def test_drain_delivers_the_reply_to_a_token(here, client, broker):
+    await client.send(request(SASL_HANDSHAKE, 0, 1, {"mechanism": "PLAIN"}))
+    await broker.frame()
+    await client.send(sized(b"token"))
+    assert await broker.is_silent()
+    stopping = asyncio.create_task(here.server.stop())
+    await broker.send(response(SASL_HANDSHAKE, 0, 1, {}))
+    assert await client.frame() == response(SASL_HANDSHAKE, 0, 1, {})
+    assert await broker.frame() == sized(b"token")
+    await broker.send(sized(b""))
+    assert await client.rest() == sized(b"")
+    client.close()
+    await stopping
+    assert here.counted.disconnects == {"drained": 1}
+
+
 @behind_kproxy(drain_timeout_s=0.05)
 async def test_drain_ends_in_time_even_if_an_answer_does_not_come(here, client, broker):
     await client.send(produce(1))
