@@ -27,7 +27,7 @@ from time import monotonic_ns, time_ns
 from typing import Any
 
 LATE_NS = 1_000_000  # what is booked wrongly is at most so much
-_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+_IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 _EVENTS = 256  # in one turn; then the rest of the loop has its own
 LONG_TURN_NS = 4_000_000  # of one return of epoll: then events are measured
 COSTLY_NS = 1_000_000  # of one event, some 500 us more than 512 KiB of a large body take
@@ -40,6 +40,7 @@ class Poller:
     __slots__ = (
         "_costly",
         "_emptied",
+        "_ends",
         "_epoll",
         "_is_scheduled",
         "_later",
@@ -59,6 +60,7 @@ class Poller:
         self._loop = loop
         self._epoll = select.epoll()
         self._readers: list[Callback | None] = []  # by file descriptor: as long as the highest of them
+        self._ends: set[int] = set()  # whose readers wait for nothing but the end
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
@@ -95,20 +97,31 @@ class Poller:
         self._is_scheduled = False
         if self._epoll.closed:
             return
-        self._ready()
-        if self._later:
-            callback, args = self._later.popleft()
-            callback(*args)
+        try:
+            self._ready()
+            if self._later:
+                callback, args = self._later.popleft()
+                callback(*args)
+        finally:  # a callback that raises does not take the turn of the others
             self._schedule()
 
     def add_reader(self, fd: int, callback: Callback) -> None:
         known = self._is_known(fd)
         self._readers[fd] = callback
+        self._ends.discard(fd)
+        self._apply(fd, known)
+
+    def add_end_reader(self, fd: int, callback: Callback) -> None:
+        """Call back when the peer ends or resets, whatever is unread; again and again, until the reader is removed."""
+        known = self._is_known(fd)
+        self._readers[fd] = callback
+        self._ends.add(fd)
         self._apply(fd, known)
 
     def remove_reader(self, fd: int) -> None:
         if self._reads(fd):
             self._readers[fd] = None
+            self._ends.discard(fd)
             self._apply(fd, True)
 
     def add_writer(self, fd: int, callback: Callback, *args: Any) -> None:
@@ -131,9 +144,9 @@ class Poller:
 
     def _apply(self, fd: int, known: bool) -> None:
         """A socket that is neither read nor written is not watched: its end is always reported, and would spin us."""
-        events = (select.EPOLLIN if self._readers[fd] is not None else 0) | (
-            select.EPOLLOUT if fd in self._writers else 0
-        )
+        events = _OUT if fd in self._writers else 0
+        if self._readers[fd] is not None:
+            events |= _END if fd in self._ends else _IN
         if not events:
             self._costly.pop(fd, None)  # the number is soon that of another socket
             self._epoll.unregister(fd)

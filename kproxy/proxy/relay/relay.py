@@ -17,14 +17,16 @@ Refuses to know names, routes, rewriting and metrics' meaning: it is given conne
 from __future__ import annotations  # else each reader would have objects of its own for the types of its parameters
 
 import logging
+import os
 import socket
 import struct
 from asyncio import AbstractEventLoop, TimerHandle
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Any
 
+from kproxy.proxy.relay.peer import Counting, Durations, Peer
 from kproxy.proxy.relay.poller import LATE_NS, Poller
 from kproxy.proxy.relay.sockets import receive_timed
 from kproxy.wire import pairing
@@ -54,72 +56,6 @@ def _discard_bytes(piece: Any) -> int:
     return len(piece)
 
 
-class Durations(Protocol):
-    """A histogram that the relay fills itself, since a call per event would cost more than the counting."""
-
-    counts: list[int]  # one more than bounds
-    total_ns: int
-
-    @property
-    def bounds(self) -> Sequence[int]: ...  # ns; a duration belongs to the first that is not below it
-
-
-class Counting(Protocol):
-    """What a relay reports about itself; `kproxy.metrics.ConnectionMetrics` is one."""
-
-    @property
-    def inside(self) -> tuple[Durations, Durations]:
-        """By the side they come from: from the arrival of frames to their send."""
-
-    @property
-    def lag(self) -> Durations:
-        """From the arrival of bytes to the read of them."""
-
-    def paused(self, side: str) -> None: ...
-    def closed(self, cause: str) -> None: ...
-
-
-class _Peer:
-    """One of the two sockets: what is unsent to it, and which sides are not read meanwhile."""
-
-    __slots__ = (
-        "arrived_ns",
-        "dead",
-        "ended",
-        "fd",
-        "feeders",
-        "frames",
-        "patience",
-        "readable",
-        "reading",
-        "resuming",
-        "seen",
-        "send",
-        "since",
-        "sock",
-        "stops",
-        "unsent",
-    )
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.send: Callable[[Any], int] = sock.send
-        self.readable: Callable[[], None]
-        self.reading = False
-        self.resuming = False  # what the session has put back has its turn soon
-        self.arrived_ns = 0  # when that was read
-        self.unsent: bytearray | None = None
-        self.feeders: tuple[int, ...] = ()  # the sides that are not read until `unsent` has gone
-        self.seen = 0  # frames that it sent and that are counted
-        self.frames = 0  # completed by bytes in `unsent`, counted as forwarded when it has gone
-        self.since = 0  # when the oldest of them arrived
-        self.ended = False  # it sends no more
-        self.stops = False  # nothing more is to be sent to it
-        self.patience: TimerHandle | None = None  # when it fires, the relay is closed
-        self.dead = False  # it takes no more; bytes that it sent before may still be unread
-
-
 class Relay:
     """One client connection with its broker connection, from both being connected to both being closed."""
 
@@ -145,14 +81,15 @@ class Relay:
         self._poller = poller
         self._buffer = buffer
         self._clock_offset_ns = clock_offset_ns
-        self._peers = (_Peer(client), _Peer(broker))
+        self._peers = (Peer(client), Peer(broker))
         self._counting = counting
         self._sinks = tuple(sinks)
         self._on_fault = on_fault
         self._on_closed = on_closed
         self._session_ns = 0  # the time that the session was last given: it never goes back
         self._faults = 0  # of the session, handled so far
-        self._full = False  # pairing.LIMIT requests are pending, or an end waits: the client is not read
+        self._full = False  # pairing.LIMIT requests are pending, or an end waits: of the client only its end is read
+        self._silent: TimerHandle | None = None  # the client has ended while pairing.LIMIT requests are pending
         self._first_end = CLIENT
         self._draining = False
         self._lingering: TimerHandle | None = None
@@ -208,9 +145,9 @@ class Relay:
             self: Relay = self,
             side: int = side,
             recv_into: Callable[[memoryview], int] = recv_into,
-            peers: tuple[_Peer, _Peer] = self._peers,
-            peer: _Peer = self._peers[side],
-            target: _Peer = self._peers[1 - side],  # of nearly all pieces
+            peers: tuple[Peer, Peer] = self._peers,
+            peer: Peer = self._peers[side],
+            target: Peer = self._peers[1 - side],  # of nearly all pieces
             buffer: memoryview = self._buffer,
             session: Session = session,
             backlog: list[memoryview | None] = session.backlog,
@@ -297,8 +234,7 @@ class Relay:
                 if len(pending) >= pairing.LIMIT:
                     self._fill()
                 elif self._full:
-                    self._full = False
-                    self._resume(CLIENT)
+                    self._unfill()
                 if resumes or backlog[CLIENT] is not None or backlog[BROKER] is not None:
                     self._put_back(side, arrived)
                 if self._draining:
@@ -368,11 +304,38 @@ class Relay:
             self._drain_on()
 
     def _fill(self) -> None:
-        """pairing.LIMIT requests are pending: do not read the client until there are fewer."""
+        """pairing.LIMIT requests are pending: do not read the client until there are fewer, but notice its end."""
         if not self._full:
             self._full = True
             self._unread(CLIENT)
             self._counting.paused(SIDES[CLIENT])
+            self._poller.add_end_reader(self._peers[CLIENT].fd, self._ended_full)
+
+    def _unfill(self) -> None:
+        """Fewer than pairing.LIMIT requests are pending: read the client again."""
+        self._full = False
+        if self._silent is not None:
+            self._silent.cancel()
+            self._silent = None
+        self._poller.remove_reader(self._peers[CLIENT].fd)
+        self._resume(CLIENT)
+
+    def _ended_full(self) -> None:
+        """The client ended or reset while pairing.LIMIT requests are pending.
+
+        Nobody waits for answers after a reset. An end may be half a close: the broker has as long to answer as it has
+        once an end is passed on.
+        """
+        try:
+            client = self._peers[CLIENT]
+            error = client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                self._broken(CLIENT, OSError(error, os.strerror(error)))
+                return
+            self._poller.remove_reader(client.fd)
+            self._silent = self._loop.call_later(HALF_CLOSED_S, self.close, f"{SIDES[CLIENT]}_closed")
+        except Exception:
+            self._crashed()
 
     def _put_back(self, side: int, arrived: int) -> None:
         """The session has done its share of work: what it has put back waits for a later turn of the loop."""
@@ -448,8 +411,7 @@ class Relay:
         if other.unsent is None:
             self._stop(1 - side)
         if side == BROKER and self._full:  # nothing is pending any more
-            self._full = False
-            self._resume(CLIENT)
+            self._unfill()
         if self._draining:
             self._drain_on()
 
@@ -486,6 +448,7 @@ class Relay:
     def _crashed(self) -> None:
         """A defect of ours must not take the other connections along."""
         log.exception("a defect of kproxy closed the connection of %s", self.info.client_address)
+        self.session.events.clear()  # sinks have taken them, or raised: they get nothing twice
         self.close("defect", reset=True)
 
     def close(self, cause: str, *, reset: bool = False) -> None:
@@ -493,13 +456,16 @@ class Relay:
         if self.closed:
             return
         self.closed = True
-        for timer in (self._lingering, self._unheard):
+        for timer in (self._lingering, self._unheard, self._silent):
             if timer is not None:
                 timer.cancel()
         now_ns = self._now_ns()
         first = BROKER if cause.startswith(SIDES[BROKER]) else CLIENT
-        self.session.close(first, now_ns, cause)
-        self.session.close(1 - first, now_ns, cause)
+        try:
+            self.session.close(first, now_ns, cause)
+            self.session.close(1 - first, now_ns, cause)
+        except Exception:
+            log.exception("a defect of kproxy: the session of %s did not close", self.info.client_address)
         for peer in self._peers:
             if peer.patience is not None:
                 peer.patience.cancel()
@@ -514,11 +480,9 @@ class Relay:
             peer.readable = (
                 _ignore_readiness  # the reader refers to this relay: without the cycle, memory is freed at once
             )
-        try:
-            self._emit()
-        finally:
-            self._counting.closed(cause)
-            self._on_closed(self, cause)
+        self._emit_last()
+        self._counting.closed(cause)
+        self._on_closed(self, cause)
 
     # --- draining ----------------------------------------------------------------------------------------------------
 
@@ -590,6 +554,23 @@ class Relay:
         events = self.session.events
         for sink in self._sinks:
             sink(events)
+        self._report_faults()
+
+    def _emit_last(self) -> None:
+        """Hand the events of a close to the sinks: to each of them, whichever raises. Raises nothing."""
+        events = self.session.events
+        for sink in self._sinks:
+            try:
+                sink(events)
+            except Exception:
+                log.exception("a defect of kproxy lost events of the connection of %s", self.info.client_address)
+        try:
+            self._report_faults()
+        except Exception:
+            log.exception("a defect of kproxy lost a fault of the connection of %s", self.info.client_address)
+
+    def _report_faults(self) -> None:
+        events = self.session.events
         fatal = False
         if self.session.faults != self._faults:
             self._faults = self.session.faults

@@ -160,6 +160,49 @@ def test_work_that_was_put_back_is_done_one_at_a_time_between_events():
     live(test())
 
 
+def test_who_raises_takes_no_turn_of_others():
+    async def test():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        poller = Poller(loop)
+        heard: list[int] = []
+        poller.later(lambda: 1 // 0)
+        for number in range(3):
+            poller.later(heard.append, number)
+        await turns()
+        assert heard == [0, 1, 2]
+        poller.close()
+
+    live(test())
+
+
+def test_an_end_is_noticed_whatever_is_unread():
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        ours, theirs = await pair()
+        heard: list[str] = []
+
+        def ended() -> None:
+            heard.append("end")
+            poller.remove_reader(ours.fileno())
+
+        poller.add_end_reader(ours.fileno(), ended)
+        theirs.send(b"unread")
+        await turns()
+        assert not heard
+        theirs.shutdown(socket.SHUT_WR)
+        await turns()
+        assert heard == ["end"]
+        poller.add_reader(ours.fileno(), lambda: heard.append(ours.recv(9).decode()))
+        await turns()
+        assert heard[:3] == ["end", "unread", ""]
+        poller.close()
+        for sock in (ours, theirs):
+            sock.close()
+
+    live(test())
+
+
 def test_sockets_are_in_order_only_where_epoll_had_none_left(monkeypatch):
     """What is left from one call to the next may stand before what became ready earlier."""
     monkeypatch.setattr("kproxy.proxy.relay.poller._EVENTS", 1)

@@ -21,7 +21,8 @@ from kproxy.proxy.relay import listeners, relay, sockets
 from kproxy.proxy.relay.relay import READ_BYTES
 from kproxy.tables.recorder import Recorder
 from kproxy.wire import pairing
-from kproxy.wire.events import Exchange
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import Exchange, Unanswered
 from kproxy.wire.state import FRAMES_PER_CALL
 from tests.proxy.live import HOST, Live, Wire, behind_kproxy, kproxy, live, request, response
 from tests.wire.playbook import foreign_request, sized
@@ -211,6 +212,29 @@ async def test_a_flood_of_small_frames_is_shared_out_over_turns_and_held_back_at
     await sending
     watching.cancel()
     assert max(later - earlier for earlier, later in pairwise(turns)) <= 8 * FRAMES_PER_CALL
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_client_that_goes_while_it_is_held_back_keeps_no_connection(reset, monkeypatch):
+    """Its requests are pending at a broker that answers nothing, and more of them are unread."""
+    monkeypatch.setattr(relay, "HALF_CLOSED_S", 0.1)
+
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            sending = asyncio.create_task(client.send(b"".join(produce(number, 100) for number in range(20_000))))
+            first = b"".join(produce(number, 100) for number in range(pairing.LIMIT))
+            assert await broker.read(len(first)) == first and await broker.is_silent()
+            assert here.relays == 1
+            sending.cancel()
+            client.reset() if reset else client.end()
+            await here.until(lambda: not here.relays)
+            assert here.counted.disconnects == {"client_reset" if reset else "client_closed": 1}
+            assert sum(here.counted.unanswered.values()) == pairing.LIMIT
+            for wire in (client, broker):
+                wire.close()
+
+    live(test())
 
 
 @behind_kproxy()
@@ -562,6 +586,60 @@ def test_a_defect_of_ours_costs_one_connection(caplog):
             assert await its_broker.frame() == produce(2)
             assert here.relays == 1
             assert here.counted.disconnects == {"defect": 1}
+
+    live(test())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_sink_that_always_raises_costs_its_connection_and_nothing_else(caplog):
+    """It raises in a turn that work had put back, and again at the close; the others get each event once."""
+    numbers: list[int] = []  # of the client's events, in the sink before the one that raises
+    last: list[int] = []  # in the one behind it
+
+    def number_of(event):
+        return getattr(event, "exchange", event).correlation_id
+
+    class Defect:
+        def connected(self, info):
+            is_the_one = not raising
+            raising.append(info)
+
+            def take(events):
+                if is_the_one and (numbers[-1] >= 200 or isinstance(events[0], Unanswered)):
+                    raise ZeroDivisionError
+
+            return take
+
+    raising: list[ConnectionInfo] = []
+
+    class Witness:
+        def __init__(self, heard):
+            self.heard = heard
+
+        def connected(self, info):
+            def take(events):
+                if info is raising[0]:
+                    self.heard.extend(number_of(event) for event in events if isinstance(event, Exchange | Unanswered))
+
+            return take
+
+    async def test():
+        async with kproxy(sinks=[Witness(numbers), Defect(), Witness(last)]) as here:
+            client, broker = await here.connect()
+            await client.send(produce(1))
+            await broker.frame()
+            other, its_broker = await here.connect()
+            count = 2000
+            frames = b"".join(request(PRODUCE, 8, number, {"acks": 0}) for number in range(100, count))
+            sending = [asyncio.create_task(wire.send(frames)) for wire in (client, other)]
+            assert await its_broker.read(len(frames)) == frames
+            await asyncio.gather(*sending, return_exceptions=True)
+            await here.until(lambda: here.relays == 1)
+            assert here.counted.disconnects == {"defect": 1}
+            for wire in (client, broker, other, its_broker):
+                wire.close()
+        assert len(numbers) == len(set(numbers)) >= 100  # each event once
+        assert numbers[-1] == last[-1] == 1  # the request that nobody answered
 
     live(test())
     assert "ZeroDivisionError" in caplog.text

@@ -1,0 +1,77 @@
+"""What a relay holds of each of its two sockets, and what it reports its counts and durations to.
+
+Refuses to know what is read, and when. Bounded: `unsent` by one read of the relay, the rest is a few numbers.
+"""
+
+from __future__ import annotations
+
+import socket
+from asyncio import TimerHandle
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class Durations(Protocol):
+    """A histogram that the relay fills itself, since a call per event would cost more than the counting."""
+
+    counts: list[int]  # one more than bounds
+    total_ns: int
+
+    @property
+    def bounds(self) -> Sequence[int]: ...  # ns; a duration belongs to the first that is not below it
+
+
+class Counting(Protocol):
+    """What a relay reports about itself; `kproxy.metrics.ConnectionMetrics` is one."""
+
+    @property
+    def inside(self) -> tuple[Durations, Durations]:
+        """By the side they come from: from the arrival of frames to their send."""
+
+    @property
+    def lag(self) -> Durations:
+        """From the arrival of bytes to the read of them."""
+
+    def paused(self, side: str) -> None: ...
+    def closed(self, cause: str) -> None: ...
+
+
+class Peer:
+    """One of the two sockets: what is unsent to it, and which sides are not read meanwhile."""
+
+    __slots__ = (
+        "arrived_ns",
+        "dead",
+        "ended",
+        "fd",
+        "feeders",
+        "frames",
+        "patience",
+        "readable",
+        "reading",
+        "resuming",
+        "seen",
+        "send",
+        "since",
+        "sock",
+        "stops",
+        "unsent",
+    )
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.send: Callable[[Any], int] = sock.send
+        self.readable: Callable[[], None]
+        self.reading = False
+        self.resuming = False  # what the session has put back has its turn soon
+        self.arrived_ns = 0  # when that was read
+        self.unsent: bytearray | None = None
+        self.feeders: tuple[int, ...] = ()  # the sides that are not read until `unsent` has gone
+        self.seen = 0  # frames that it sent and that are counted
+        self.frames = 0  # completed by bytes in `unsent`, counted as forwarded when it has gone
+        self.since = 0  # when the oldest of them arrived
+        self.ended = False  # it sends no more
+        self.stops = False  # nothing more is to be sent to it
+        self.patience: TimerHandle | None = None  # when it fires, the relay is closed
+        self.dead = False  # it takes no more; bytes that it sent before may still be unread
