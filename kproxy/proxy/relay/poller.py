@@ -8,7 +8,8 @@ The poller is the relays' clock. `turn_ns` is when epoll last returned: what it 
 when the event before the current one was done; whoever handles an event sets it. If epoll was not asked for longer than
 LATE_NS, `is_late` says that `turn_ns` may be far from when bytes arrived: the loop was idle, or it was busy, and nobody
 in this process knows which. A reader then asks the kernel (`sockets.receive_timed`), whose clock is the time of day:
-`wall_offset_ns` converts it. `lag_bucket` is the relays' too: the bucket of their histogram for `now_ns - turn_ns`.
+`wall_offset_ns` converts it. A turn in which that clock was found set anew is not late: times of before and after are
+not comparable. `lag_bucket` is the relays' too: the bucket of their histogram for `now_ns - turn_ns`.
 
 Where `is_in_order`, epoll reports sockets in the order in which they became ready: it was asked until it had none.
 Then the first read that turns out to be recent ends the lateness of the turn, and a wake-up costs one such read.
@@ -29,6 +30,7 @@ from typing import Any
 LATE_NS = 1_000_000  # what is booked wrongly is at most so much
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 _EVENTS = 256  # in one turn; then the rest of the loop has its own
+_STEP_NS = 10_000_000  # of the time of day against ours: less is between the two calls that ask for them
 LONG_TURN_NS = 4_000_000  # of one return of epoll: then events are measured
 COSTLY_NS = 1_000_000  # of one event, some 500 us more than 512 KiB of a large body take
 _LOOP_NS = 10_000_000  # while events are measured, the rest of the loop has its turn after so long
@@ -71,7 +73,9 @@ class Poller:
         self.is_in_order = False
         self._emptied = True  # the last call left nothing ready
         self.lag_bucket = 0
-        self.wall_offset_ns = 0  # the time of day less `turn_ns`, of a late turn: steps of that clock are followed
+        self.wall_offset_ns = (
+            time_ns() - self.turn_ns
+        )  # the time of day less `turn_ns`, of a late turn: steps of that clock are followed
         loop.add_reader(self._epoll.fileno(), self._ready)
 
     def close(self) -> None:
@@ -165,7 +169,9 @@ class Poller:
             turn_ns = monotonic_ns()
             self.is_late = turn_ns - self.turn_ns > LATE_NS
             if self.is_late:
-                self.wall_offset_ns = time_ns() - turn_ns
+                offset_ns = time_ns() - turn_ns
+                self.is_late = -_STEP_NS < offset_ns - self.wall_offset_ns < _STEP_NS
+                self.wall_offset_ns = offset_ns
                 # In one call, what lay between two returns was work; else the loop may have been idle.
                 self._measures |= left < _EVENTS and turn_ns - self.turn_ns > LONG_TURN_NS
             self.turn_ns = self.now_ns = turn_ns

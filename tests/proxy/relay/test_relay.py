@@ -237,6 +237,30 @@ def test_a_client_that_goes_while_it_is_held_back_keeps_no_connection(reset, mon
     live(test())
 
 
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_a_step_of_the_time_of_day_is_no_duration(step_s, monkeypatch):
+    step_ns = 0
+    monkeypatch.setattr("kproxy.proxy.relay.poller.time_ns", lambda: time.time_ns() + step_ns)
+
+    async def test():
+        nonlocal step_ns
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            for number in range(3):
+                await asyncio.sleep(0.05)
+                step_ns = number * step_s * 1_000_000_000
+                await client.send(produce(number))
+                await broker.frame()
+            (found,) = here.server._worker.relays.values()
+            counting = found._counting
+            assert sum(counting.inside[0].counts) == 3
+            assert 0 <= counting.inside[0].total_ns < 60e9 and 0 <= counting.lag.total_ns < 60e9
+            for wire in (client, broker):
+                wire.close()
+
+    live(test())
+
+
 @behind_kproxy()
 async def test_a_half_close_is_passed_on_and_the_answer_still_comes(here, client, broker):
     await client.send(produce(1))
