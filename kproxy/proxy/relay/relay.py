@@ -41,6 +41,7 @@ LINGER_S = 1.0  # how long a drained client has to see our end and to close
 # client has given up. And how long a side may stay open once the other has ended.
 STALLED_S = (600.0, 120.0)
 HALF_CLOSED_S = 60.0
+HANDSHAKE_S = 5.0  # how long an end waits for the answer to a SaslHandshake: a broker gives it at once
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
 
@@ -394,7 +395,7 @@ class Relay:
             self._unread(CLIENT)
             self._full = True
             if self._unheard is None:
-                self._unheard = self._loop.call_later(HALF_CLOSED_S, self.close, f"{SIDES[CLIENT]}_closed")
+                self._unheard = self._loop.call_later(HANDSHAKE_S, self.close, f"{SIDES[CLIENT]}_closed")
             return
         peer, other = self._peers[side], self._peers[1 - side]
         peer.ended = True

@@ -302,7 +302,7 @@ async def test_a_half_close_behind_an_unanswered_handshake_waits_for_its_answer(
 
 @pytest.mark.parametrize("answer", ["never", "an end"])
 def test_an_end_that_waits_for_a_handshake_does_not_wait_for_ever(answer, monkeypatch):
-    monkeypatch.setattr(relay, "HALF_CLOSED_S", 0.1 if answer == "never" else 3600)
+    monkeypatch.setattr(relay, "HANDSHAKE_S", 0.1 if answer == "never" else 3600)
 
     async def test():
         async with kproxy() as here:
