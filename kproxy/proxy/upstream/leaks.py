@@ -2,14 +2,17 @@
 
 Pure. What is looked for is a host as Kafka writes it, with its length before it (int16, or a varint of one more), and
 its port behind it as int32: so text that mentions an address, like advertised.listeners in DescribeConfigs, is no leak.
-Addresses in other forms are not found. Known are the bootstrap addresses and those that brokers gave for themselves,
-MAX_KNOWN at most; left out are those that clients are given on purpose.
+Addresses in other forms are not found. Known are the bootstrap addresses, those that brokers gave for themselves,
+MAX_KNOWN at most, and the last MAX_MOVED addresses that brokers moved away from, since a broker may still name them.
+Left out are those that clients are given on purpose.
 
-A search costs one pass over an answer's first SEARCHED_BYTES per distinct host or per distinct port, whichever are
-fewer, MAX_PASSES at most: in large Metadata the brokers come first.
+A search reads an answer's first SEARCHED_BYTES: in large Metadata the brokers come first. With FEW distinct hosts, or
+ports, it costs a pass of bytes.find for each; with more, one pass of a pattern of all ports, and where one stands a
+look-up per distinct length of a host. All known addresses are looked for, however many there are.
 Refuses to know APIs, and what is done about a leak.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from struct import Struct
 
@@ -17,7 +20,8 @@ from kproxy.protocol.primitives import write_uvarint
 from kproxy.proxy.config import Address
 
 MAX_KNOWN = 8192
-MAX_PASSES = 64
+MAX_MOVED = 1024
+FEW = 8
 SEARCHED_BYTES = 128 * 1024
 
 _INT16 = Struct(">H")
@@ -36,11 +40,20 @@ class KnownAddresses:
         self._brokers: dict[int, Address] = {}  # by node id
         self._hosts: dict[bytes, set[bytes]] = {}  # host -> its ports, as on the wire
         self._ports: dict[bytes, set[bytes]] = {}  # port -> its hosts
+        self._moved: dict[Address, None] = {}  # where brokers were before, the longest ago first
+        self._lengths: tuple[int, ...] = ()  # of hosts, in bytes
+        self._any_port: re.Pattern[bytes] | None = None  # with more than FEW hosts and ports
         self._is_stale = True
 
     def learn(self, node_id: int, address: Address) -> None:
         """Take in where a broker says it is."""
         if self._brokers.get(node_id) != address and (node_id in self._brokers or len(self._brokers) < MAX_KNOWN):
+            before = self._brokers.get(node_id)
+            if before is not None:
+                self._moved.pop(before, None)
+                self._moved[before] = None
+                if len(self._moved) > MAX_MOVED:
+                    del self._moved[next(iter(self._moved))]
             self._brokers[node_id] = address
             self._is_stale = True
 
@@ -49,14 +62,27 @@ class KnownAddresses:
         if self._is_stale:
             self._index()
         data = bytes(answer[:SEARCHED_BYTES])
+        if self._any_port is not None:
+            return self._find_among_many(data, self._any_port)
         by_host = len(self._hosts) <= len(self._ports)
-        for needle in list(self._hosts if by_host else self._ports)[:MAX_PASSES]:
+        for needle in self._hosts if by_host else self._ports:
             at = data.find(needle)
             while at >= 0:
                 found = self._host_at(data, at, needle) if by_host else self._before_port(data, at, needle)
                 if found is not None:
                     return found
                 at = data.find(needle, at + 1)
+        return None
+
+    def _find_among_many(self, data: bytes, any_port: re.Pattern[bytes]) -> Address | None:
+        at = -1
+        while (match := any_port.search(data, at + 1)) is not None:
+            at = match.start()
+            for length in self._lengths:
+                if length <= at and data[at - length : at] in self._hosts:
+                    found = self._host_at(data, at - length, data[at - length : at])
+                    if found is not None:
+                        return found
         return None
 
     def _host_at(self, data: bytes, at: int, host: bytes) -> Address | None:
@@ -77,12 +103,24 @@ class KnownAddresses:
         self._hosts.clear()
         self._ports.clear()
         given = {self._advertised(node_id, address.host) for node_id, address in self._brokers.items()}
-        for address in (*self._bootstrap, *self._brokers.values()):
+        for address in (*self._bootstrap, *self._brokers.values(), *self._moved):
             if not address.host or not -(1 << 31) <= address.port < 1 << 31 or address in given:
                 continue
             host, port = address.host.encode(errors="replace"), _INT32.pack(address.port)
             self._hosts.setdefault(host, set()).add(port)
             self._ports.setdefault(port, set()).add(host)
+        self._lengths = tuple(sorted(set(map(len, self._hosts))))
+        self._any_port = _pattern(self._ports) if min(len(self._hosts), len(self._ports)) > FEW else None
+
+
+def _pattern(ports: Iterable[bytes]) -> re.Pattern[bytes]:
+    """What finds any of these ports, as on the wire: one branch for those that differ in their last byte alone."""
+    lasts: dict[bytes, list[bytes]] = {}
+    for port in ports:
+        lasts.setdefault(port[:3], []).append(b"\\x%02x" % port[3])
+    return re.compile(
+        b"|".join(re.escape(head) + b"[" + b"".join(last) + b"]" for head, last in lasts.items()), re.DOTALL
+    )
 
 
 def _prefixes(host: bytes) -> tuple[bytes, bytes]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kproxy.protocol.primitives import write_uvarint
 from kproxy.proxy.config import Address
-from kproxy.proxy.upstream.leaks import KnownAddresses
+from kproxy.proxy.upstream.leaks import MAX_MOVED, KnownAddresses
 
 HOSTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=150)
 ADDRESSES = st.builds(Address, HOSTS, st.integers(1, 65535))
@@ -58,12 +58,24 @@ def test_what_only_looks_like_it_is_none(compact):
     assert known(kafka, advertised=kafka).find(written(kafka, compact)) is None
 
 
-def test_a_broker_that_moved_is_known_where_it_is_now():
+def test_none_of_many_brokers_is_overlooked():
+    addresses = [Address(f"broker-{number}.kafka", 35 + 97 * number % 40_000) for number in range(1000)]
+    found = known(*addresses)
+    for address in addresses:
+        for compact in (False, True):
+            assert found.find(bytes(5) + written(address, compact) + bytes(5)) == address
+    assert found.find(written(OURS, False)) is None
+
+
+def test_a_broker_that_moved_is_known_where_it_is_and_was():
     old, new = Address("old", 9092), Address("new", 9092)
     found = known(old)
     found.learn(0, new)
-    assert found.find(written(old, False)) is None
+    assert found.find(written(old, False)) == old
     assert found.find(written(new, False)) == new
+    for number in range(MAX_MOVED + 1):  # it moves on and on: what was long ago is forgotten
+        found.learn(0, Address("new", number + 1))
+    assert found.find(written(old, False)) is None
 
 
 def test_bootstrap_addresses_are_known():
