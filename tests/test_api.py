@@ -152,9 +152,11 @@ def test_a_proxy_that_cannot_be_says_why():
         asyncio.run(unreachable())
 
 
-def test_the_example_of_the_readme_runs(tmp_path):
+def test_the_examples_of_the_readme_run(tmp_path):
     """As it stands there, with a capture and a cluster of ours."""
-    (example,) = re.findall(r"^```python\n(import asyncio.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    examples = [block for block in blocks if "import kproxy\n" in block]
+    assert len(examples) == 3
     (tmp_path / "incident.pcap").write_bytes(captures.capture("k41_BASE").read_bytes())
 
     async def play() -> str:
@@ -162,15 +164,17 @@ def test_the_example_of_the_readme_runs(tmp_path):
         await cluster.start()
         host, port = cluster.bootstrap[0]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", example.replace("kafka-1:9092", f"{host}:{port}")),
-                cwd=tmp_path,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            shown, _ = await process.communicate()
+            shown = b""
+            for example in examples:  # each on its own
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-c", example.replace("kafka-1:9092", f"{host}:{port}")),
+                    cwd=tmp_path,
+                    stdout=asyncio.subprocess.PIPE,
+                )
+                shown += (await process.communicate())[0]
+                assert process.returncode == 0
         finally:
             await cluster.stop()
-        assert process.returncode == 0
         return shown.decode()
 
     lines = asyncio.run(play()).splitlines()

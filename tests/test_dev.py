@@ -35,6 +35,14 @@ def start(project):
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
+def test_a_command_that_is_none_is_named(project):
+    done = subprocess.run([project / "dev", "foo"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("dev: no command 'foo'\n./dev demo | test | bench")
+    for asked in ("help", "--help"):
+        done = subprocess.run([project / "dev", asked], capture_output=True, text=True)
+        assert done.returncode == 0 and done.stderr.startswith("./dev demo | test | bench")
+
+
 def test_a_second_setup_waits_for_the_first(project):
     with (project / ".cache/dev.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as the first does

@@ -103,7 +103,7 @@ class Bytes:
                 file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed in close()
                 self.size = Path(path).stat().st_size
         except OSError as fault:
-            raise CaptureError(self.name, f"cannot be opened: {fault.strerror or fault}") from fault
+            raise CaptureError(self.name, f"cannot be opened: {fault.strerror or fault}") from None
         head = b""
         try:
             while len(head) < 4 and (more := file.read(4 - len(head))):

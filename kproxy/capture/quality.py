@@ -48,7 +48,7 @@ KINDS = {
     "same_stream": "connections captured a second time under other addresses, as of a ClusterIP and of its pod: their "
     "exchanges are counted twice; leave one address out of the capture, or out of the question",
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
-    "tls": "connections encrypted with TLS: give a key log that has their keys to read them",
+    "tls": "connections encrypted with TLS: to read them, give their keys with --key-log FILE",
     "zookeeper": "ZooKeeper connections",
     "http": "HTTP connections",
     "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",

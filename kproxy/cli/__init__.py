@@ -4,6 +4,7 @@ A command's file is imported when the command is used, and imports what is heavy
 click and nothing of its weight.
 """
 
+import difflib
 import importlib
 import logging
 import os
@@ -37,6 +38,17 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(context, arguments)
+        except click.UsageError as fault:
+            near = difflib.get_close_matches(arguments[0], _MODULE_OF, 1)
+            if not near or "Did you mean" in fault.format_message():  # newer versions of click say it
+                raise
+            raise click.UsageError(f"{fault.format_message()} Did you mean {near[0]!r}?", context) from None
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="kproxy")
@@ -54,8 +66,10 @@ def cli() -> None:
     Turn a packet capture into Parquet tables:
       kproxy convert incident.pcap --out tables
     \b
-    Completion of commands and options in the shell, for bash (zsh, fish: the same with their names):
+    Completion of commands and options in the shell: bash, zsh, fish
       echo 'eval "$(_KPROXY_COMPLETE=bash_source kproxy)"' >> ~/.bashrc
+      echo 'eval "$(_KPROXY_COMPLETE=zsh_source kproxy)"' >> ~/.zshrc
+      echo '_KPROXY_COMPLETE=fish_source kproxy | source' > ~/.config/fish/completions/kproxy.fish
     """
 
 

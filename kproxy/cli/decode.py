@@ -81,6 +81,7 @@ def decode(
         raise click.UsageError("--jsonl reads lines, from --file or standard input, and each says what it is")
     source = file or sys.stdin.buffer
 
+    from kproxy.errors import Malformed
     from kproxy.protocol import decode as decoding
 
     if jsonl:
@@ -108,7 +109,10 @@ def decode(
     if given:
         if Path(given[0]).is_file():
             raise click.UsageError(f"{given[0]} is a file: give it with --file, or a capture with --exchange")
-        frame = decoding.bytes_of(" ".join(given).encode(), must_be_hex=True)
+        try:
+            frame = decoding.bytes_of(" ".join(given).encode(), must_be_hex=True)
+        except Malformed as fault:
+            raise Malformed(f"{fault}; there is no file {given[0]!r} either") from None
     elif file is None and source.isatty():
         raise click.UsageError("give a frame as hex, with --file, or on standard input")
     else:

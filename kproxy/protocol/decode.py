@@ -78,6 +78,11 @@ def bytes_of(given: Buffer, *, must_be_hex: bool = False) -> Buffer:
     return bytes.fromhex(digits.decode())
 
 
+def count_bytes(count: int) -> str:
+    """A number of bytes in words: "1 byte", "1,234 bytes"."""
+    return f"{count:,} byte{'s' * (count != 1)}"
+
+
 def _shown(text: str) -> str:
     return repr(text) if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]!r}..."
 
@@ -109,7 +114,7 @@ def frames(given: Buffer, sized: bool | None, how: Callable[[Buffer], "Decoded"]
     with_sizes = None if sized is False else sized_frames(given)
     if with_sizes is None:
         if sized:
-            raise Malformed(f"{len(given)} bytes are not whole frames, each behind its 4-byte size")
+            raise Malformed(f"not whole frames, each behind its 4-byte size, in input of {count_bytes(len(given))}")
         return [how(given)]
     try:
         return [how(frame) for frame in with_sizes]
@@ -249,7 +254,10 @@ def records_as_json(fragment: Buffer) -> Iterator[str]:
 def answer(line: str | bytes, work: Callable[[Json], Iterable[str]]) -> Iterable[str]:
     """The answer to a line of the machine form, in pieces; `work` is `answer_frame` or `answer_records`."""
     try:
-        asked = json.loads(line)
+        try:
+            asked = json.loads(line)
+        except ValueError as fault:
+            raise Malformed(f"not JSON: {fault}") from None
         if not isinstance(asked, dict):
             raise Malformed("a line is a JSON object")
         return work(asked)

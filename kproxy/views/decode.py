@@ -20,7 +20,7 @@ from rich.text import Text
 
 from kproxy.errors import ProtocolError
 from kproxy.protocol.compression import codec_name
-from kproxy.protocol.decode import Decoded, data
+from kproxy.protocol.decode import Decoded, count_bytes, data
 from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.protocol.plans import TAGS, TRAILING
 from kproxy.protocol.primitives import Buffer
@@ -60,7 +60,7 @@ def show(decoded: Decoded, *, show_secrets: bool, records: int) -> None:
             title.append(f"  {label} {header[name]}", "not bold")
     if "clientId" in header:
         title.append("  client ", "not bold").append_text(_scalar("clientId", header["clientId"]))
-    title.append(f"  {decoded.size_bytes:,} bytes", _QUIET)
+    title.append(f"  {count_bytes(decoded.size_bytes)}", _QUIET)
     _print(console, title)
     body = decoded.body if show_secrets else redact(decoded.message.name, decoded.body, _Masked)
     human = _Human(records, consumer=body.get("protocolType", "consumer") in ("consumer", None))
@@ -71,6 +71,11 @@ def show(decoded: Decoded, *, show_secrets: bool, records: int) -> None:
 
 
 def show_records(fragment: Buffer, *, records: int) -> None:
+    """Batches and their first records. Raises ProtocolError where not even the first header is one of a batch."""
+    try:
+        next(iterate_headers(fragment), None)
+    except ProtocolError as fault:
+        raise type(fault)(f"as records: {fault}") from None
     console = Console()
     for line in _Human(records, consumer=False).batches(fragment):
         _print(console, line)
@@ -100,7 +105,7 @@ class _Human:
             yield label + Text(message.title, _QUIET)
             yield from _indented(self.struct(message.message.fields, message.body, message.message.name))
         elif field.type == "records" and value is not None:
-            yield label + Text(f"{len(value):,} bytes", _QUIET)
+            yield label + Text(f"{count_bytes(len(value))}", _QUIET)
             yield from _indented(self.batches(value))
         elif isinstance(value, dict):
             line = self.one_line(field.fields, value, path)
@@ -168,13 +173,13 @@ class _Human:
             yield Text(f"what follows cannot be read: {fault}", _BAD)
             return
         if end < len(view):
-            yield Text(f"{len(view) - end:,} bytes of a batch that is cut short", _QUIET)
+            yield Text(f"{count_bytes(len(view) - end)} of a batch that is cut short", _QUIET)
 
     def batch(self, batch: Batch) -> Iterator[Text]:
         header = batch.header
         kind = "batch" if header.magic == 2 else "message set"
         codec = f", {codec_name(header.codec)}" if header.codec else ""
-        parts = [f"v{header.magic}{codec}, {header.size_bytes:,} bytes"]
+        parts = [f"v{header.magic}{codec}, {count_bytes(header.size_bytes)}"]
         if header.record_count >= 0:
             parts.insert(0, f"{header.record_count:,} record{'s' * (header.record_count != 1)}")
         if header.producer_id >= 0:
@@ -228,7 +233,7 @@ def _unknown(body: dict[str, Any]) -> Iterator[Text]:
     for tag, content in body.get(TAGS, {}).items():
         yield Text(f"unknown tagged field {tag}: ", _QUIET) + _scalar("", content)
     if TRAILING in body:
-        yield Text(f"{len(body[TRAILING])} bytes after the message: ", _QUIET) + _scalar("", body[TRAILING])
+        yield Text(f"{count_bytes(len(body[TRAILING]))} after the message: ", _QUIET) + _scalar("", body[TRAILING])
 
 
 def _nested(value: Any) -> bool:
@@ -252,7 +257,7 @@ def _scalar(name: str, value: Any) -> Text:
     if value is None:
         return Text("null", _QUIET)
     if isinstance(value, _Masked):
-        return Text(f"(masked, {value.size} bytes; --show-secrets)", _QUIET)
+        return Text(f"(masked, {count_bytes(value.size)}; --show-secrets)", _QUIET)
     if isinstance(value, bool):
         return Text("true" if value else "false")
     if isinstance(value, int):
@@ -280,7 +285,7 @@ def _bytes(value: bytes) -> Text:
     text = _text(value)
     if text is not None:
         return Text(_quoted(text, len(value)), _STRING)
-    more = "" if len(value) <= _VALUE_CHARS // 2 else f"… ({len(value):,} bytes)"
+    more = "" if len(value) <= _VALUE_CHARS // 2 else f"… ({count_bytes(len(value))})"
     return Text(f"0x{value[: _VALUE_CHARS // 2].hex()}{more}")
 
 
@@ -306,7 +311,7 @@ def _quoted(text: str, size: int | None = None) -> str:
         for char in cut
     )
     whole = len(cut) == len(text)
-    return f'"{shown}"' if whole else f'"{shown}"… ({len(text.encode()) if size is None else size:,} bytes)'
+    return f'"{shown}"' if whole else f'"{shown}"… ({count_bytes(len(text.encode()) if size is None else size)})'
 
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\"}

@@ -139,7 +139,7 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
                 "give the key log that was written while the capture ran."
             )
         if quality.count("tls"):
-            return "No plaintext Kafka in it; the TLS connections need a key log that has their keys to be read."
+            return "No plaintext Kafka in it; to read the TLS connections, give their keys with --key-log FILE."
         return "No Kafka in it. If there should be, name the brokers' ports with --port."
     lost = losses(quality, key_log)
     twice = " Exchanges of connections captured twice are counted twice." if quality.count("same_stream") else ""

@@ -37,11 +37,27 @@ def test_an_option_that_cannot_be_is_refused(tmp_path, command, wrong):
         (["--jsonl", FRAME], "--jsonl reads lines"),
         (["--jsonl", "--response", "Metadata:1"], "--jsonl reads lines"),
         (["--records", "--data", "RequestHeader"], "give one of them"),
+        (["no-such.pcap"], "not hexadecimal: 'n'"),
+        (["no-such.pcap"], "there is no file 'no-such.pcap' either"),
     ],
 )
 def test_nothing_that_was_asked_is_passed_over(arguments, reason):
-    result = CliRunner().invoke(cli, ["decode", *arguments])
-    assert (result.exit_code, reason in result.stderr) == (2, True), result.output
+    done = subprocess.run([*KPROXY, "decode", *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, reason in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "status", "said"),
+    [
+        (["decode", "--records"], b"this is a text and no log at all", 2, "kproxy: as records: records of magic "),
+        (["decode", "--sized"], b"\xff", 2, "in input of 1 byte;"),
+        (["decode", "--jsonl"], b"hello\n", 0, '"error": "not JSON: '),
+        (["deocde"], b"", 2, "Did you mean 'decode'?"),
+    ],
+)
+def test_what_cannot_be_read_is_said_so(arguments, given, status, said):
+    done = subprocess.run([*KPROXY, *arguments], input=given, capture_output=True, check=False)
+    assert (done.returncode, said in (done.stdout + done.stderr).decode()) == (status, True), done
 
 
 def test_a_full_disk_is_a_line_and_not_a_stack():
@@ -78,7 +94,8 @@ def test_every_command_is_a_file_and_listed_with_its_help():
         assert command.name == name
         assert command.get_short_help_str(200)[:40] in listed
         assert "kproxy " in CliRunner().invoke(cli, [name, "--help"]).output, f"{name} --help shows no example"
-    assert "_KPROXY_COMPLETE=bash_source" in listed
+    for shell in ("bash", "zsh", "fish"):
+        assert f"_KPROXY_COMPLETE={shell}_source" in listed
     files = {convert: "convert", decode: "decode", demo: "demo", run: "run", spark_group: "spark"}
     assert set(files.values()) == set(cli.list_commands(None))
     assert all(getattr(module, name).name == name for module, name in files.items())

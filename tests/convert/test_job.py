@@ -119,5 +119,8 @@ def test_a_key_log_of_other_connections_is_named_so(tmp_path):
     only = (capture("k41_tls13_keys"), "--out", tmp_path / "only")
     for given, words in ((("--key-log", other), "keys that the key log lacks"), ((), "some connections are encrypted")):
         assert words in " ".join(convert_command(*mixed, *given).output.split())
-    for given, words in ((("--key-log", other), f"{other} has the keys of none of its TLS"), ((), "need a key log")):
+    for given, words in (
+        (("--key-log", other), f"{other} has the keys of none of its TLS"),
+        ((), "with --key-log FILE"),
+    ):
         assert words in " ".join(convert_command(*only, *given).output.split())

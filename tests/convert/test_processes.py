@@ -249,7 +249,7 @@ def test_a_run_killed_midway_leaves_no_table_and_can_be_repeated(tmp_path, proce
 
 
 def test_no_kafka_is_said_in_words(tmp_path):
-    for name, words in (("k39_zookeeper", "No Kafka in it"), ("k41_tls13_keys", "need a key log")):
+    for name, words in (("k39_zookeeper", "No Kafka in it"), ("k41_tls13_keys", "with --key-log FILE")):
         result = CliRunner().invoke(cli, ["convert", str(captures.capture(name)), "--out", str(tmp_path / name)])
         assert words in result.stdout
         assert not rows(tmp_path / name, "exchanges", f"{name}.pcap")

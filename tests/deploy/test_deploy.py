@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from kproxy import __version__
 from kproxy.cli.run import run
 from kproxy.proxy.config import Address, Config, load
 from kproxy.proxy.control import descriptors
@@ -64,6 +65,8 @@ def test_prometheus(tmp_path):
 def test_kubernetes_sidecar():
     template = yaml.safe_load((DEPLOY / "kubernetes-sidecar.yaml").read_text())["spec"]["template"]
     (kproxy,) = template["spec"]["initContainers"]
+    assert kproxy["image"] == f"kproxy:{__version__}"
+    assert f" -t {kproxy['image']} ." in (DEPLOY / "Containerfile").read_text()
     assert kproxy["restartPolicy"] == "Always"
     config = settings(kproxy["args"])
     (cluster,) = config.clusters
@@ -85,6 +88,9 @@ def test_systemd():
     _, *arguments = shlex.split(service["ExecStart"])
     place = arguments.index("/etc/kproxy/kproxy.toml")
     arguments[place] = str(DEPLOY / "kproxy.toml")
+    text = (DEPLOY / "kproxy.service").read_text()
+    for name in ("/etc/kproxy/kproxy.toml", "/etc/systemd/system/kproxy.service"):
+        assert f"# {' ' * 2}install -D -m 644 deploy/{Path(name).name} {name}" in text
     config = settings(arguments)
     wanted = config.max_connections or descriptors.DEFAULT_CONNECTIONS
     assert descriptors.shares(int(service["LimitNOFILE"]), wanted).connections == wanted

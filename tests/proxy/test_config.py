@@ -1,5 +1,6 @@
 """Every fault of the settings is told at once, with the place where the value came from."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -240,10 +241,14 @@ def test_files_that_are_none(tmp_path):
     assert faults(written(tmp_path, 'cluster = "default"')) == [f"{tmp_path / 'kproxy.toml'}: cluster"]
 
 
-def test_the_file_that_is_shipped_has_every_setting_and_its_default():
+def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     file = Path(__file__).parents[2] / "deploy/kproxy.toml"
-    document = tomllib.loads(file.read_text())
     config = load(file)
+    assert len(config.clusters) == 1  # it runs as it stands; further clusters are commented out, and right as well
+    above, mark, below = file.read_text().partition("# Further clusters")
+    whole = above + mark + re.sub(r"^# (?=\[\[|\w+ = )", "", below, flags=re.MULTILINE)
+    document = tomllib.loads(whole)
+    assert len(load(written(tmp_path, whole)).clusters) == 3
     assert document.keys() - {"cluster"} == Config.model_fields.keys() - {"clusters", "record", "max_connections"}
     assert "\n# record = " in file.read_text()  # it fills a disk: nobody should copy it unawares
     assert f"\n# max_connections = {DEFAULT_CONNECTIONS} " in file.read_text()  # less where open files are few

@@ -93,7 +93,7 @@ def test_names_are_no_markup_and_cannot_move_the_cursor(tmp_path, capsys):
         ((), "no packet"),
         (("cut_file",), "no packet"),
         (("packets",), "No Kafka in it"),
-        (("packets", "tls"), "need a key log"),
+        (("packets", "tls"), "with --key-log FILE"),
         (("packets", "kafka", "retransmissions", "duplicate_packets", "open", "not_tcp"), "Complete"),
         (("packets", "kafka", "gap", "tls"), "Not complete: there are holes, some connections are encrypted"),
         (("packets", "kafka", "unknown_link"), "Not complete"),
