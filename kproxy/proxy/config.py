@@ -228,9 +228,10 @@ def load(
 
     clusters: list[Cluster] = []
     sound: list[Cluster] = []
+    misplaced = document.keys() & set(CLUSTER_SETTINGS)
     for number, table in enumerate(tables):
         paths = _Paths(f"{where}cluster[{number}]." if file else "", origins if len(tables) == 1 else {})
-        cluster = _validated(Cluster, table, paths, faults)
+        cluster = _validated(Cluster, table, paths, faults, misplaced)
         if cluster is not None:
             clusters.append(cluster)
             found = [(paths(name), text) for name, text in _cluster_faults(cluster)]
@@ -282,33 +283,52 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as fault:
         raise ConfigError([(str(path), f"not valid TOML: {fault}")]) from None
     except tomllib.TOMLDecodeError as fault:
-        raise ConfigError([(str(path), f"not valid TOML: {fault}")]) from None
+        hint = "; strings need quotes" if "Invalid value" in str(fault) else ""
+        raise ConfigError([(str(path), f"not valid TOML: {fault}{hint}")]) from None
 
 
 def _only(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
-def _validated(model: type[Model], values: Mapping[str, Any], paths: _Paths, faults: Faults) -> Model | None:
+def _validated(
+    model: type[Model], values: Mapping[str, Any], paths: _Paths, faults: Faults, misplaced: Iterable[str] = ()
+) -> Model | None:
+    """The model, or None and faults. misplaced: settings of a cluster that stand above all [[cluster]] of the file."""
     try:
         return model.model_validate(values)
     except ValidationError as errors:
         for error in errors.errors(include_url=False):
             location = error["loc"]
             name = str(location[0]) if location else ""
-            if error["type"] == "missing" and name in CLUSTER_SETTINGS and len(location) == 1:
+            if error["type"] == "missing" and name in misplaced:
+                text = ""
+            elif error["type"] == "missing" and name in CLUSTER_SETTINGS and len(location) == 1:
                 flag = f"--{name.replace('_', '-')}"
                 text = f"is missing: give {flag} HOST:PORT, KPROXY_{name.upper()} or, in [[cluster]], {name}"
             elif error["type"] == "extra_forbidden" and model is Config and name in Cluster.model_fields:
                 text = "belongs in [[cluster]]: put it below that line, of the cluster that it is about"
             elif error["type"] == "extra_forbidden":
                 known = model.model_fields if len(location) == 1 else BrokerPorts.model_fields
-                text = f"no such setting; there are: {', '.join(known)}".replace("clusters", "cluster")
+                text = _no_such_setting(name if len(location) == 1 else str(location[-1]), model, known)
             else:
                 text = _in_our_words(error)
             if text:
                 faults.append((paths(*location), text))
         return None
+
+
+def _no_such_setting(name: str, model: type[BaseModel], known: Iterable[str]) -> str:
+    """What to write in place of a key of the file that is none."""
+    of_file = {"cluster" if one == "clusters" else one: one for one in known}
+    names = [*of_file, *(CLUSTER_SETTINGS if model is Config else ())]
+    near = difflib.get_close_matches(name.replace("-", "_"), names, 1)
+    if not near:
+        return f"no such setting; there are: {', '.join(of_file)}"
+    if model is Config and near[0] == "cluster":
+        return "no such setting; did you mean [[cluster]]?"
+    where = " of [[cluster]]" if model is Config and near[0] not in of_file else ""
+    return f"no such setting; did you mean {near[0]}{where}?"
 
 
 def _in_our_words(error: ErrorDetails) -> str:
@@ -319,6 +339,8 @@ def _in_our_words(error: ErrorDetails) -> str:
             return error["msg"].removeprefix("Value error, ")
         case "missing":
             return "is missing"
+        case "int_parsing" | "int_type":
+            return f"{value!r} is not a whole number"
         case "too_short":
             return "" if value else "is empty"
         case "tuple_type":

@@ -211,6 +211,35 @@ def test_a_setting_of_a_cluster_at_the_top_of_the_file_is_shown_its_place(tmp_pa
     assert told[f"{file}: listen_on"].startswith("no such setting")
 
 
+def test_a_file_without_clusters_is_shown_where_its_settings_belong_and_nothing_that_is_there_is_missing(tmp_path):
+    file = written(tmp_path, 'listen = "h:9092"\nbootstrap = ["b:9092"]')
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert [path for path, _ in caught.value.faults] == [f"{file}: listen", f"{file}: bootstrap"]
+    assert all(text.startswith("belongs in [[cluster]]") for _, text in caught.value.faults)
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "said"),
+    [
+        ("", "bootstrp = 1", "did you mean bootstrap?"),
+        ("", "broker-port-base = 1", "did you mean broker_port_base?"),
+        ("", "[[cluster.brokers]]\nids = 1\nport = 1\nupstraem = 'h:1'", "did you mean upstream?"),
+        ("[[clusters]]", "", "did you mean [[cluster]]?"),
+        ("bootstrp = 1", "", "did you mean bootstrap of [[cluster]]?"),
+        ("admn = 1", "", "did you mean admin?"),
+        ("xyzzy = 1", "", "there are: cluster, admin, "),
+        ("admin = localhost:9600", "", "; strings need quotes"),
+        ("max_connections = 'ten'", "", "'ten' is not a whole number"),
+    ],
+)
+def test_a_key_or_a_value_of_the_file_that_is_none_is_answered_with_what_was_meant(tmp_path, above, below, said):
+    file = written(tmp_path, f'{above}\n[[cluster]]\nlisten = "h:9092"\nbootstrap = ["b:9092"]\n{below}')
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert [said in text for _, text in caught.value.faults] == [True], caught.value.faults
+
+
 def test_mistyped_variables_are_faults_and_those_of_kubernetes_are_not():
     flags = {"listen": "h:9092", "bootstrap": "b:9092"}
     with pytest.raises(ConfigError) as caught:
