@@ -413,4 +413,7 @@ def _shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[t
         for upstream in cluster.bootstrap:
             for host, whose in taken.get(upstream.port, ()):
                 if _leads_to(upstream.host, host):
-                    yield f"{cluster.name}: bootstrap", f"{upstream} is kproxy itself ({whose}): name the brokers' own"
+                    yield (
+                        f"{cluster.name}: bootstrap",
+                        f"{upstream} is kproxy itself ({whose}): give the brokers' addresses",
+                    )

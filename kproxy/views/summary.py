@@ -15,6 +15,7 @@ from kproxy.analysis.overview import Api, Overview
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Summary
 from kproxy.errors import install_command
+from kproxy.tables.dataset import read_manifest
 from kproxy.views import units
 from kproxy.views.terminal import printable
 
@@ -36,6 +37,13 @@ def show(summary: Summary, found: Overview | None = None, *, strict: bool = Fals
         _show_overview(found)
     for name, rows in sorted(summary.rows.items()):
         _say(printable(f"{rows:>12,} rows  {summary.folder / name}"))
+    if found is not None and summary.quality:
+        others = [
+            source for source in read_manifest(summary.folder).get("sources", ()) if source not in summary.quality
+        ]
+        if others:
+            more = f" and {len(others) - NAMES_SHOWN} more captures" if len(others) > NAMES_SHOWN else ""
+            _say(printable(f"{summary.folder} also holds {', '.join(sorted(others)[:NAMES_SHOWN])}{more}"))
     if summary.chosen is not None and not summary.rows.get("records"):
         _say(printable(_no_records(summary.chosen.topics, summary.topics)))
     complaints = [printable(str(fault)) for fault in summary.failed]
@@ -86,6 +94,8 @@ def _show_overview(found: Overview) -> None:
         client = printable(slow.client) or "no client id"
         what = f"{slow.api} of {client}, connection {slow.connection}, number {slow.number}"
         _say(f"{'slowest' if number == 0 else '':9}{units.duration(slow.total_ns)}{muted}: {what}")
+    if found.slowest and (waiting := [api for api in ("Fetch", "JoinGroup", "SyncGroup") if api in found.apis]):
+        _say(f"{'':9}(not counting the time that {', '.join(waiting)} wait on purpose)")
     _say("")
 
 

@@ -49,6 +49,15 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     assert again.exit_code == 0 and again.stdout.startswith("Produce, request ")
 
 
+def test_what_the_slowest_leave_out_and_what_else_the_folder_holds_is_said(tmp_path):
+    _, first = converted(tmp_path, captures.capture("k41_BASE"))
+    (left_out,) = (line for line in first if "wait on purpose" in line)
+    assert "Fetch" in left_out
+    assert not [line for line in first if "also holds" in line]
+    _, second = converted(tmp_path, captures.capture("k41_quota"))
+    assert f"{tmp_path / 'out'} also holds k41_BASE.pcap" in second
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "status", "complaint"),
     [
