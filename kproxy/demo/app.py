@@ -86,7 +86,7 @@ async def _show(server: Server, over: asyncio.Event, seconds: float | None) -> N
         print(f"kproxy demo: metrics at {metrics_url}, clients bootstrap at {bootstrap}", flush=True)
 
         async def show() -> None:
-            print(view.line(), flush=True)
+            print(_cut(view.line(), console), flush=True)
 
         await _ticks(server, view, over, seconds, _LINE_EVERY_S, show)
         return
@@ -101,7 +101,12 @@ async def _show(server: Server, over: asyncio.Event, seconds: float | None) -> N
             await asyncio.to_thread(draw)  # the relay goes on meanwhile
 
         await _ticks(server, view, over, seconds, _SCREEN_EVERY_S, show)
-    console.print(view.line(), soft_wrap=True, highlight=False)
+    print(_cut(view.line(), console))
+
+
+def _cut(line: str, console: Console) -> str:
+    """A line that a terminal shows as one; a pipe and a file get all of it."""
+    return line[: console.width - 1] if sys.stdout.isatty() else line
 
 
 async def _ticks(
