@@ -7,7 +7,6 @@ The jars are those of pom.xml beside this file; `./dev test` fetches them. Proce
 """
 
 import os
-import random
 import re
 import shutil
 import signal
@@ -21,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.ports import free_ports
 
 JARS = Path(__file__).parents[2] / ".cache/kafka"
 TOOLS = Path(__file__).with_name("Tools.java")
@@ -74,19 +75,6 @@ def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 60, *,
         time.sleep(pause_s)
 
 
-def free_ports(address: str, count: int = 1) -> int:
-    """The first of `count` free ports in a row, below those that the system gives to connections on its own."""
-    for first in random.sample(range(20_000, 32_000), 1_000):
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind((address, port))
-        except OSError:
-            continue
-        return first
-    raise AssertionError(f"no {count} free ports in a row on {address}")
-
-
 class Broker:
     """One node in a JVM of its own, on an address of its own; `stop` and `start` keep its data."""
 
@@ -94,7 +82,7 @@ class Broker:
         self.node_id = node_id
         self.controls = controls  # whether it is one of the controllers too
         self.host = f"127.0.1.{node_id}"
-        self.port = free_ports(self.host, 4)
+        self.port = free_ports(4, self.host)
         self.internal_port = self.port + 1
         self.controller_port = self.port + 2
         self.sasl_port = self.port + 3

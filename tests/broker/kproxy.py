@@ -10,7 +10,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.broker.cluster import free_ports, wait_for
+from tests.broker.cluster import wait_for
+from tests.ports import free_ports
 
 KPROXY = Path(sys.executable).with_name("kproxy")
 
@@ -19,7 +20,7 @@ class Kproxy:
     """`kproxy run` between the clients of a test and a cluster; `stop` and `start` keep its ports."""
 
     def __init__(self, bootstrap: str, folder: Path, *arguments: str) -> None:
-        port = free_ports("127.0.0.1", 7)  # admin, bootstrap, what would be broker 0, brokers 1 to 4
+        port = free_ports(7)  # admin, bootstrap, what would be broker 0, brokers 1 to 4
         self.bootstrap = f"127.0.0.1:{port + 1}"
         self.admin = f"127.0.0.1:{port}"
         self.log = folder / "kproxy.log"

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.broker.cluster import Cluster, free_ports, wait_for
+from tests.broker.cluster import Cluster, wait_for
 from tests.broker.test_clients import consume, produce, sample
 from tests.broker.tools import as_root, create_topic
+from tests.ports import free_ports
 
 TOP = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (TOP / "README.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -110,8 +111,7 @@ def test_demo() -> None:
 
 def test_sidecars(cluster: Cluster, tmp_path: Path) -> None:
     """One beside each broker, on the same port everywhere: clients are led from one to the other."""
-    ports = {free_ports(broker.host, 2) for broker in cluster.brokers}
-    port = ports.pop()
+    port = free_ports(2, "")
     with ExitStack() as stack:
         for broker in cluster.brokers:
             address = {":19092": f"{broker.host}:{port}", "localhost:9092": broker.address}
@@ -130,7 +130,7 @@ def test_sidecars(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_gateway(cluster: Cluster, tmp_path: Path) -> None:
-    port = free_ports("127.0.0.1", 6)
+    port = free_ports(6)
     addresses = {
         "localhost:9092": f"127.0.0.1:{port + 1}",
         "kafka-1:9092,kafka-2:9092": ",".join(broker.address for broker in cluster.brokers[:2]),

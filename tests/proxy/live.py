@@ -17,6 +17,7 @@ from kproxy.metrics.cells import ClusterCells
 from kproxy.proxy.config import load
 from kproxy.proxy.control.server import Server
 from kproxy.wire.connection import Sink
+from tests.ports import free_ports
 from tests.wire.playbook import request, response
 
 HOST = "127.0.0.1"
@@ -34,21 +35,6 @@ def live(test: Coroutine[Any, Any, None]) -> None:
             await test
 
     uvloop.run(limited())
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` free ports in a row."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            first = int(probe.getsockname()[1])
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind((HOST, port))
-        except (OSError, OverflowError):
-            continue
-        return first
 
 
 class Wire:
