@@ -16,7 +16,6 @@ from kproxy.convert.processes import convert
 from kproxy.demo.cluster import Cluster
 from kproxy.protocol.records import write_batch
 from tests import captures
-from tests.ports import free_ports
 from tests.project import ROOT
 
 NAMES = """CaptureError ConfigError KproxyError Malformed ProtocolError Proxy Unsupported UpstreamError
@@ -120,8 +119,7 @@ def test_a_proxy_inside_a_program():
         await cluster.start()
         bootstrap = ",".join(f"{host}:{port}" for host, port in cluster.bootstrap)
         try:
-            listen = f"127.0.0.1:{free_ports(4)}"  # and one port for each of three brokers
-            async with kproxy.Proxy(listen=listen, bootstrap=bootstrap, admin="127.0.0.1:0") as proxy:
+            async with kproxy.Proxy(bootstrap=bootstrap, admin="127.0.0.1:0") as proxy:
                 reader, writer = await asyncio.open_connection(*proxy.address)
                 header = {"requestApiKey": 3, "requestApiVersion": 12, "correlationId": 7, "clientId": "mine"}
                 frame = kproxy.encode_request(header, {"topics": None})

@@ -5,6 +5,8 @@ logging to the program. Refuses to know what the settings mean: `kproxy.proxy.co
 """
 
 import asyncio
+import socket
+from contextlib import ExitStack
 from typing import Any
 
 from kproxy.errors import ConfigError, UpstreamError
@@ -13,6 +15,9 @@ from kproxy.proxy.config import Address
 from kproxy.proxy.control.server import Server
 
 _POLL_S = 0.02
+_HOST = "127.0.0.1"
+_PORTS_IN_A_ROW = 16  # bootstrap and the brokers behind it, as far as a test or a notebook has them
+_TRIES = 100
 
 
 class Proxy:
@@ -25,15 +30,20 @@ class Proxy:
     text or of the setting's own type. Entering binds the ports, asks the cluster for its brokers and returns when
     clients can be served; leaving finishes the requests under way, for `drain_timeout_s` at most.
 
+    Without `listen` it takes a free port of this machine, with free ports for the brokers behind it.
+
     Raises ConfigError for settings that cannot be, and on entering, for an address that cannot be bound; UpstreamError
     where no broker has answered within `ready_timeout_s` seconds.
     """
 
-    def __init__(self, *, bootstrap: str, listen: str = "127.0.0.1:0", ready_timeout_s: float = 30.0, **settings: Any):
+    def __init__(
+        self, *, bootstrap: str, listen: str | None = None, ready_timeout_s: float = 30.0, **settings: Any
+    ) -> None:
         known = {*config.CLUSTER_SETTINGS, *config.PROCESS_SETTINGS}
         unknown = sorted(set(settings) - known)
         if unknown:
             raise ConfigError([(name, f"no such setting; there are: {', '.join(sorted(known))}") for name in unknown])
+        listen = listen or f"{_HOST}:{_free_port()}"
         self._server = Server(config.load(flags={"listen": listen, "bootstrap": bootstrap, **settings}))
         self._ready_timeout_s = ready_timeout_s
 
@@ -65,3 +75,20 @@ class Proxy:
 
     async def __aexit__(self, *_: object) -> None:
         await self._server.stop()
+
+
+def _free_port() -> int:
+    """A free port that has free ones behind it: port N + 1 + id stands for a broker, and the system knows only of N."""
+    port = 0
+    for _ in range(_TRIES):
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind((_HOST, 0))
+            port = first.getsockname()[1]
+            try:
+                for further in range(port + 1, port + _PORTS_IN_A_ROW):
+                    stack.enter_context(socket.socket()).bind((_HOST, further))
+            except (OSError, OverflowError):
+                continue
+        break
+    return port
