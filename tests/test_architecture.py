@@ -25,7 +25,7 @@ LAYERS = (
     {"cli"},
 )
 LAYER = {unit: depth for depth, units in enumerate(LAYERS) for unit in units}
-ROOMS_OF_PROXY = ("config", "log_limiter", "log_lines", "relay", "upstream", "control")
+ROOMS_OF_PROXY = ("config", "log_limiter", "log_lines", "access", "relay", "upstream", "control")
 JOINS_SIBLINGS = {"kproxy.proxy.control.server"}  # the composition root
 
 # What bytes-to-events code must never touch, so that it stays pure: clocks, sockets, loggers, threads, Arrow, metrics.

@@ -1,4 +1,4 @@
-"""`kproxy run`: the options of the proxy. Its settings are read and checked by `kproxy.proxy.config`."""
+"""`kproxy run`: the options of the proxy. Its settings are read and checked by `kproxy.proxy.config.load`."""
 
 import os
 from typing import Any
@@ -62,9 +62,10 @@ def run(file: str | None, **flags: Any) -> None:
     As a sidecar of each broker, on the same port everywhere:
       kproxy run --route sidecar --listen :19092 --bootstrap localhost:9092
     """
-    from kproxy.proxy import config, log_lines
+    from kproxy.proxy import log_lines
+    from kproxy.proxy.config.load import load
 
-    settings = config.load(file, os.environ, flags)
+    settings = load(file, os.environ, flags)
     log_lines.begin(settings.log_level)
 
     from kproxy.proxy.control.server import Server

@@ -20,7 +20,8 @@ from rich.live import Live
 
 from kproxy.errors import UpstreamError
 from kproxy.metrics.summary import summarise
-from kproxy.proxy.config import Address, Cluster, Config
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control.server import Server
 from kproxy.views.live import View
 from kproxy.views.terminal import can_redraw

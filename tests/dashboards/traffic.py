@@ -15,8 +15,9 @@ from kproxy.demo.cluster import Cluster
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.protocol.records import Record, write_batch
-from kproxy.proxy.config import Address, Config
-from kproxy.proxy.config import Cluster as ClusterConfig
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster as ClusterConfig
+from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.server import Server
 from tests.proxy.live import HOST, Broker, Wire, free_ports, request, response
 

@@ -24,8 +24,9 @@ from kproxy.demo.cluster import (
 )
 from kproxy.metrics.summary import summarise
 from kproxy.protocol.records import Record, write_batch
-from kproxy.proxy.config import Address, Config
-from kproxy.proxy.config import Cluster as ClusterConfig
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster as ClusterConfig
+from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.server import Server
 
 

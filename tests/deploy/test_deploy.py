@@ -13,7 +13,9 @@ import yaml
 
 from kproxy import __version__
 from kproxy.cli.run import run
-from kproxy.proxy.config import Address, Config, load
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.load import load
+from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.upstream.routing import Routes
 

@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 
 from kproxy.metrics.cells import ClusterCells
-from kproxy.proxy.config import load
+from kproxy.proxy.config.load import load
 from kproxy.proxy.control.server import Server
 from kproxy.wire.connection import Sink
 from tests.ports import free_ports

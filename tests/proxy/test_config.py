@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from kproxy.errors import ConfigError
-from kproxy.proxy.config import Address, BrokerPorts, Cluster, Config, load, parse_address
+from kproxy.proxy.config.addresses import Address, parse_address
+from kproxy.proxy.config.load import load
+from kproxy.proxy.config.settings import BrokerPorts, Cluster, Config
 from kproxy.proxy.control.descriptors import DEFAULT_CONNECTIONS
 from kproxy.proxy.upstream.routing import Routes
 

@@ -28,7 +28,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from kproxy import __version__
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.relay.listeners import Gate, Listener, resolve
 

@@ -9,7 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from kproxy.proxy.config import Address, Cluster
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import Accepted, Gate, Listener
 from kproxy.proxy.upstream.routing import Routes

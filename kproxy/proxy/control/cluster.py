@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from kproxy.errors import DIAL_CAUSES, ConfigError
 from kproxy.metrics.upstream import ClusterState
-from kproxy.proxy.config import Address, Cluster
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control.broker_ports import BrokerPorts
 from kproxy.proxy.control.connecting import BOOTSTRAP, Connector, label, listener_name
 from kproxy.proxy.control.discovery import Brokers, Discovery

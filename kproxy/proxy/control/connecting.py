@@ -14,7 +14,8 @@ from time import monotonic_ns
 
 from kproxy.errors import UpstreamError
 from kproxy.metrics.upstream import UpstreamCells
-from kproxy.proxy.config import Address, Cluster
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transform import Advertise, FindLeak, Rewriter
 from kproxy.proxy.control.worker import Worker

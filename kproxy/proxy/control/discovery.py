@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 
 from kproxy.errors import UpstreamError
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
 

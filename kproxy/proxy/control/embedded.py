@@ -1,7 +1,7 @@
 """A proxy inside a program: `kproxy.Proxy`.
 
 Duty: settings as keyword arguments, and the server's life as an `async with`. It installs no signal handler and leaves
-logging to the program. Refuses to know what the settings mean: `kproxy.proxy.config` reads and checks them.
+logging to the program. Refuses to know what the settings mean: `kproxy.proxy.config.load` reads and checks them.
 """
 
 import asyncio
@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from typing import Any
 
 from kproxy.errors import ConfigError, UpstreamError
-from kproxy.proxy import config
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.load import load
+from kproxy.proxy.config.settings import CLUSTER_SETTINGS, PROCESS_SETTINGS
 from kproxy.proxy.control.server import Server
 
 _POLL_S = 0.02
@@ -39,12 +40,12 @@ class Proxy:
     def __init__(
         self, *, bootstrap: str, listen: str | None = None, ready_timeout_s: float = 30.0, **settings: Any
     ) -> None:
-        known = {*config.CLUSTER_SETTINGS, *config.PROCESS_SETTINGS}
+        known = {*CLUSTER_SETTINGS, *PROCESS_SETTINGS}
         unknown = sorted(set(settings) - known)
         if unknown:
             raise ConfigError([(name, f"no such setting; there are: {', '.join(sorted(known))}") for name in unknown])
         listen = listen or f"{_HOST}:{_free_port()}"
-        self._server = Server(config.load(flags={"listen": listen, "bootstrap": bootstrap, **settings}))
+        self._server = Server(load(flags={"listen": listen, "bootstrap": bootstrap, **settings}))
         self._ready_timeout_s = ready_timeout_s
 
     @property

@@ -19,7 +19,8 @@ from kproxy.errors import ConfigError, missing_package
 from kproxy.metrics import Metrics
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
-from kproxy.proxy.config import Address, Config
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.worker import Worker

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kproxy.errors import Malformed
 from kproxy.metrics.cells import ConnectionMetrics
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream.rewrite import API_VERSIONS, cap_versions, rewrite_addresses
 from kproxy.wire.events import Exchange
 from kproxy.wire.interest import ApiPlan

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 
 from kproxy.metrics import Metrics
-from kproxy.proxy.config import Config
+from kproxy.proxy.config.settings import Config
 from kproxy.proxy.relay.listeners import Gate
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.relay import Relay

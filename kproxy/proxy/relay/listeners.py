@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable
 
-from kproxy.proxy.config import Address, numeric
+from kproxy.proxy.config.addresses import Address, numeric
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.sockets import prepare
 

@@ -6,7 +6,7 @@ Refuses to know sockets and clocks other than the one it is given.
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 
 AVOIDED_S = 30.0  # an address that failed is tried last for so long
 

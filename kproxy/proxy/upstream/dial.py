@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from kproxy.errors import UpstreamError
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.listeners import OUT_OF_DESCRIPTORS
 from kproxy.proxy.relay.sockets import prepare
 from kproxy.proxy.upstream.loops import LoopGuard

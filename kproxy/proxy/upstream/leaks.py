@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from struct import Struct
 
 from kproxy.protocol.primitives import write_uvarint
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 
 MAX_KNOWN = 8192
 MAX_MOVED = 1024

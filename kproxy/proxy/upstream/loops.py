@@ -21,7 +21,7 @@ from time import monotonic
 
 from kproxy import __version__
 from kproxy.errors import UpstreamError
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.listeners import normal
 
 REFUSED_S = 60.0

@@ -18,7 +18,7 @@ from kproxy.protocol import codec
 from kproxy.protocol.codec import Body
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream.dial import Dialler
 from kproxy.proxy.upstream.loops import LoopGuard, loop_through
 

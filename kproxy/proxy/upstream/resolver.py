@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from kproxy.proxy.config import MAX_PORT, Address
+from kproxy.proxy.config.addresses import MAX_PORT, Address
 
 MAX_LOOKUPS = 256
 

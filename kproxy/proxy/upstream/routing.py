@@ -8,7 +8,8 @@ go there, and a broker that has gone keeps its port. Refuses to know sockets, na
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kproxy.proxy.config import MAX_PORT, Address, Cluster
+from kproxy.proxy.config.addresses import MAX_PORT, Address
+from kproxy.proxy.config.settings import Cluster
 
 NO_PORT = 0  # advertised where kproxy has no port for a node id: nothing listens there, anywhere
 MAX_HOST = 255  # bytes of a host name (RFC 1035)

@@ -10,7 +10,7 @@ import pytest
 from kproxy.errors import ConfigError
 from kproxy.metrics.collector import registry_of
 from kproxy.protocol import codec
-from kproxy.proxy.config import load
+from kproxy.proxy.config.load import load
 from kproxy.proxy.control import broker_ports
 from kproxy.proxy.control.server import Server
 from tests.proxy.live import HOST, Broker, Live, Wire, behind_kproxy, free_ports, kproxy, live, request, response

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from kproxy.errors import UpstreamError
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream.dial import Dialler
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver, SocketAddresses

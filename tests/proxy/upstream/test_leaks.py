@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.protocol.primitives import write_uvarint
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream.leaks import MAX_MOVED, KnownAddresses
 
 HOSTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=150)

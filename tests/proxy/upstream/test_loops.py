@@ -6,7 +6,8 @@ import socket
 import pytest
 
 from kproxy.errors import UpstreamError
-from kproxy.proxy.config import Address, load
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.load import load
 from kproxy.proxy.control import connecting, discovery
 from kproxy.proxy.control.server import Server
 from kproxy.proxy.relay.listeners import Gate, Listener, is_local

@@ -7,7 +7,7 @@ import threading
 import pytest
 import uvloop
 
-from kproxy.proxy.config import Address
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream import resolver as names_module
 from kproxy.proxy.upstream.resolver import Resolver
 from tests.proxy.live import HOST, live

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kproxy.proxy.config import MAX_PORT, Address, Cluster
+from kproxy.proxy.config.addresses import MAX_PORT, Address
+from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.upstream.routing import NO_PORT, BrokerPort, Routes
 
 

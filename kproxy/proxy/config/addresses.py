@@ -1,0 +1,54 @@
+"""Addresses as people write them, HOST:PORT, and what is known of one without a resolver. Refuses to resolve names."""
+
+import ipaddress
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+MAX_PORT = 65535
+WILDCARDS = frozenset(("", "0.0.0.0", "::"))
+
+
+class Address(NamedTuple):
+    """HOST:PORT, as one writes it: `[::1]:9092` for IPv6."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@lru_cache(maxsize=4096)
+def numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """A numeric address in its one form: IPv4 mapped into IPv6 becomes IPv4, a scope is left out; None: a name."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def parse_address(text: str, *, lowest_port: int = 1) -> Address:
+    """HOST:PORT; port 0 (any free one) only where the caller allows it."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/\[\]{}]*)):([0-9]{1,5})", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not HOST:PORT (IPv6: [ADDRESS]:PORT)")
+    port = int(match[3])
+    if not lowest_port <= port <= MAX_PORT:
+        raise ValueError(f"port {port} of {text!r} is not between {lowest_port} and {MAX_PORT}")
+    return Address(match[1] or match[2], port)
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether it means all addresses of a machine, in whatever spelling."""
+    address = numeric(host)
+    return host in WILDCARDS or (address is not None and address.is_unspecified)
+
+
+def leads_to(host: str, listen: str) -> bool:
+    """Whether a connection to a host certainly arrives at that listening address, as far as text shows."""
+    target, own = numeric("127.0.0.1" if host == "localhost" else host), numeric(listen)
+    if target is None or own is None:
+        return host == listen or (listen == "" and target is not None and target.is_loopback)
+    return target == own or (own.is_unspecified and target.is_loopback and own.version == target.version)

@@ -1,0 +1,81 @@
+"""What is wrong between settings whose every single value is right, as far as can be known without a socket.
+
+Ports that overflow or overlap, an upstream that is kproxy itself, addresses that no client could dial. Each fault is
+(the place of the setting, what is wrong and what to write). Refuses to resolve names and to open anything.
+"""
+
+from collections.abc import Iterator
+
+from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, leads_to
+from kproxy.proxy.config.settings import Cluster
+
+
+def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """What is wrong with a cluster whose every single value is right."""
+    template = cluster.advertised
+    if cluster.route == "sidecar":
+        if len(cluster.bootstrap) > 1:
+            yield "bootstrap", "route sidecar has one upstream, the broker beside it; for several use route ports"
+        if cluster.broker_port_base is not None:
+            yield "broker_port_base", "route sidecar binds no broker ports; leave it out or use route ports"
+        if cluster.brokers:
+            yield "brokers", "route sidecar binds no broker ports; leave the table out or use route ports"
+        return
+    if cluster.advertise is None and cluster.listen.host in WILDCARDS:
+        yield (
+            "listen",
+            f"clients cannot dial {cluster.listen}: say what they should, like --advertise 'kproxy.example:{{port}}'",
+        )
+    elif "{port" not in template and "{id" not in template:
+        yield "advertise", f"{template!r} is the same for every broker: put {{port}} or {{id}} into it"
+    if cluster.brokers and cluster.broker_port_base is not None:
+        yield "broker_port_base", "brokers declares the ports already: keep one of the two"
+    if not cluster.brokers and cluster.broker_port_base is None and cluster.listen.port == MAX_PORT:
+        yield "listen", f"no port is left above {MAX_PORT} for the brokers: give --broker-port-base"
+    declared: set[int] = set()
+    for number, entry in enumerate(cluster.brokers):
+        path = f"brokers[{number}]"
+        for name, first in (("port", entry.port), ("advertise_port", entry.advertise_port or 1)):
+            if len(entry.ids) > MAX_PORT - first + 1:
+                yield f"{path}.{name}", f"{len(entry.ids)} ids from port {first} on go beyond port {MAX_PORT}"
+                break
+        else:
+            if not declared.isdisjoint(entry.ids):
+                yield f"{path}.ids", f"node id {min(declared.intersection(entry.ids))} is declared twice"
+            declared.update(entry.ids)
+
+
+def shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[tuple[str, str]]:
+    """What is wrong between clusters: names, ports, and kproxy as its own upstream."""
+    taken: dict[int, list[tuple[str, str]]] = {}  # port -> (host, whose it is)
+    told: set[tuple[str, str]] = set()
+
+    def take(host: str, port: int, owner: str) -> Iterator[tuple[str, str]]:
+        holders = taken.setdefault(port, [])
+        for other, whose in holders:
+            clash = host == other or host in WILDCARDS or other in WILDCARDS
+            if clash and (owner, whose) not in told:
+                told.add((owner, whose))
+                yield owner, f"{Address(host, port)} is taken by {whose}"
+        holders.append((host, owner))
+
+    if admin is not None and admin.port:
+        yield from take(*admin, "admin")
+    names: set[str] = set()
+    for cluster in clusters:
+        if cluster.name in names:
+            yield "cluster", f"two are called {cluster.name!r}: give each a name of its own"
+        names.add(cluster.name)
+        if cluster.listen.port:
+            yield from take(*cluster.listen, f"{cluster.name}: listen")
+        for entry in cluster.brokers:
+            for port in range(entry.port, entry.port + len(entry.ids)):
+                yield from take(cluster.listen.host, port, f"{cluster.name}: brokers")
+    for cluster in clusters:
+        for upstream in cluster.bootstrap:
+            for host, whose in taken.get(upstream.port, ()):
+                if leads_to(upstream.host, host):
+                    yield (
+                        f"{cluster.name}: bootstrap",
+                        f"{upstream} is kproxy itself ({whose}): give the brokers' addresses",
+                    )

@@ -1,0 +1,142 @@
+"""The settings of `kproxy run`: frozen models, and what a single value must look like.
+
+A value that is wrong raises ValueError with what was written and what is wanted; `load.py` adds its place. What
+belongs to one feature has a module of its own beside this one, and a field here. Refuses to resolve names, to open
+anything, and to compare settings with each other (`checks.py`).
+"""
+
+import re
+import string
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, parse_address
+
+MAX_REQUEST_BYTES = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
+PLACEHOLDERS = frozenset(("id", "host", "port"))
+
+
+def _upstream(value: Any) -> Address:
+    address = value if isinstance(value, Address) else parse_address(str(value))
+    if is_wildcard(address.host):
+        raise ValueError(f"{value!r} names no host to dial")
+    return address
+
+
+def _bound(value: Any) -> Address:
+    return value if isinstance(value, Address) else parse_address(str(value), lowest_port=0)
+
+
+def _upstreams(value: Any) -> Any:
+    return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _ids(value: Any) -> range:
+    match = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", str(value))
+    if match is None or isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither a node id nor a range of them, like 0-9")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if not first <= last < 1 << 31:
+        raise ValueError(f"{value!r} is no range of node ids: the first must not exceed the last")
+    return range(first, last + 1)
+
+
+def _template(value: Any) -> str:
+    """HOST:PORT in which {id}, {host} and {port} may stand; checked by filling it in once."""
+    text = str(value)
+    try:
+        for _, name, form, conversion in string.Formatter().parse(text):
+            if name is not None and name not in PLACEHOLDERS:
+                raise ValueError(f"{{{name}}} is none of {{id}}, {{host}}, {{port}}")
+            if conversion or (form and not re.fullmatch("0[1-9]", form)):
+                raise ValueError(f"of {{{name}}} only the digits can be told, like {{id:03}}")
+        address = parse_address(text.format(id=1, host="host", port=9092))
+    except (ValueError, IndexError, KeyError, AttributeError) as fault:
+        raise ValueError(f"{text!r} is no address to advertise: {fault}") from None
+    if address.host in WILDCARDS:
+        raise ValueError(f"{text!r} names no host that a client could dial")
+    return text
+
+
+def _upstream_template(value: Any) -> str:
+    text = _template(value)
+    if "{host" in text or "{port" in text:
+        raise ValueError(f"{text!r}: of the placeholders only {{id}} says anything about an upstream")
+    return text
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class BrokerPorts(Frozen):
+    """`[[cluster.brokers]]`: declared node ids and the ports that stand for them, counting up from the first id's."""
+
+    ids: Annotated[range, BeforeValidator(_ids)]
+    port: Annotated[int, Field(ge=1, le=MAX_PORT)]
+    advertise_port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None  # {port} of `advertise`; default: `port`
+    upstream: Annotated[str, BeforeValidator(_upstream_template)] | None = None  # until the cluster says otherwise
+
+
+class Cluster(Frozen):
+    """`[[cluster]]`: where clients come in, where brokers are, and what clients are told."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "default"
+    listen: Annotated[Address, BeforeValidator(_bound)]
+    bootstrap: Annotated[
+        tuple[Annotated[Address, BeforeValidator(_upstream)], ...], Field(min_length=1), BeforeValidator(_upstreams)
+    ]
+    route: Literal["ports", "sidecar"] = "ports"
+    advertise: Annotated[str, BeforeValidator(_template)] | None = None
+    broker_port_base: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
+    detail: Literal["headers", "topics", "batches"] = "headers"
+    max_request_bytes: Annotated[int, Field(ge=1024, le=(1 << 31) - 1)] = MAX_REQUEST_BYTES
+    on_address_leak: Literal["log", "close"] = "log"
+    brokers: tuple[BrokerPorts, ...] = ()
+
+    @property
+    def advertised(self) -> str:
+        """The template of the addresses that clients are told."""
+        if self.advertise is not None:
+            return self.advertise
+        if self.route == "sidecar":
+            return "{host}:{port}"
+        return f"[{self.listen.host}]:{{port}}" if ":" in self.listen.host else f"{self.listen.host}:{{port}}"
+
+
+class Config(Frozen):
+    """All settings of one kproxy."""
+
+    clusters: Annotated[tuple[Cluster, ...], Field(validation_alias="cluster")]  # as the file calls them, and only so
+    admin: Annotated[Address, BeforeValidator(_bound)] | None = None
+    max_connections: Annotated[int, Field(ge=1)] | None = None  # 10,000, or as many as open files allow
+    accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024
+    connect_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
+    drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
+    discovery_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    record: Path | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+CLUSTER_SETTINGS = (
+    "listen",
+    "bootstrap",
+    "route",
+    "advertise",
+    "broker_port_base",
+    "detail",
+    "max_request_bytes",
+    "on_address_leak",
+)
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field of that type holds, or holds several of; None: it holds plain values."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for part in get_args(annotation) if (model := model_in(part)) is not None), None)
+
+
+PROCESS_SETTINGS = tuple(name for name, field in Config.model_fields.items() if model_in(field.annotation) is None)
