@@ -16,7 +16,7 @@ import struct
 from typing import NamedTuple
 
 from kproxy.errors import Malformed
-from kproxy.proxy.config import Address, numeric
+from kproxy.proxy.config.addresses import Address, numeric
 
 V1 = "v1"
 V2 = "v2"
@@ -104,7 +104,9 @@ def _read_v1(data: bytes) -> Header | int:
         return Header(V1, None, None)
     families = {b"TCP4": 4, b"TCP6": 6}
     if len(fields) != _FIELDS_OF_V1 or fields[1] not in families:
-        raise Malformed(f"a PROXY protocol v1 header is TCP4, TCP6 or UNKNOWN, two addresses, two ports; {_shown(data)}")
+        raise Malformed(
+            f"a PROXY protocol v1 header is TCP4, TCP6 or UNKNOWN, two addresses, two ports; {_shown(data)}"
+        )
     try:
         hosts = [ipaddress.ip_address(field.decode("ascii")) for field in fields[2:4]]
     except ValueError:
@@ -125,6 +127,7 @@ def _read_v2(data: bytes) -> Header | int:
         # Version 1 is told apart by now, unless nothing but the CR has come.
         return _FIXED.size - len(data)
     _, version_command, family_transport, length = _FIXED.unpack_from(data)
+    length = int(length)
     version, command = version_command >> 4, version_command & 15
     family, transport = family_transport >> 4, family_transport & 15
     if version != 2:

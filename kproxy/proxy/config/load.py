@@ -18,7 +18,8 @@ from pydantic_core import ErrorDetails
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.checks import cluster_faults, shared_faults
-from kproxy.proxy.config.settings import CLUSTER_SETTINGS, PROCESS_SETTINGS, Cluster, Config, model_in
+from kproxy.proxy.config.model import model_in
+from kproxy.proxy.config.settings import CLUSTER_SETTINGS, PROCESS_SETTINGS, Cluster, Config
 
 Faults = list[tuple[str, str]]
 Model = TypeVar("Model", bound=BaseModel)

@@ -8,11 +8,12 @@ anything, and to compare settings with each other (`checks.py`).
 import re
 import string
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, parse_address
+from kproxy.proxy.config.model import Frozen, model_in
 
 MAX_REQUEST_BYTES = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
 PLACEHOLDERS = frozenset(("id", "host", "port"))
@@ -65,10 +66,6 @@ def _upstream_template(value: Any) -> str:
     if "{host" in text or "{port" in text:
         raise ValueError(f"{text!r}: of the placeholders only {{id}} says anything about an upstream")
     return text
-
-
-class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class BrokerPorts(Frozen):
@@ -130,13 +127,5 @@ CLUSTER_SETTINGS = (
     "max_request_bytes",
     "on_address_leak",
 )
-
-
-def model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model that a field of that type holds, or holds several of; None: it holds plain values."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((model for part in get_args(annotation) if (model := model_in(part)) is not None), None)
-
 
 PROCESS_SETTINGS = tuple(name for name, field in Config.model_fields.items() if model_in(field.annotation) is None)
