@@ -6,6 +6,7 @@ KproxyError                     everything that kproxy raises on purpose
 │   └── Unsupported             an API, a version or a codec that this kproxy does not know
 ├── ConfigError                 settings: every fault at once, each with its path
 ├── CaptureError                a capture file: which file, at which offset
+├── RefusedClient               a client that gets no relay: what it sent, or who it is
 └── UpstreamError               a broker that cannot be reached or answers nonsense
 
 "Not enough bytes yet" is a value, never an exception. Each message names the cause and, where there is one, the mend.
@@ -61,6 +62,14 @@ class UpstreamError(KproxyError):
     """A broker cannot be reached, or its answer is of no use. `cause` is one of DIAL_CAUSES: a label of metrics."""
 
     def __init__(self, text: str, cause: str = "other") -> None:
+        self.cause = cause
+        super().__init__(text)
+
+
+class RefusedClient(KproxyError):
+    """A client that is closed before it has a relay. `cause` is a label of metrics: one of few."""
+
+    def __init__(self, cause: str, text: str) -> None:
         self.cause = cause
         super().__init__(text)
 

@@ -20,6 +20,7 @@ from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import Listener, is_local, resolve
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
+from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.leaks import KnownAddresses
 from kproxy.proxy.upstream.question import ask_brokers
 from kproxy.proxy.upstream.routing import Routes
@@ -36,6 +37,7 @@ class ClusterProxy:
         self._worker = worker
         self._metrics = worker.metrics.upstream(cluster.name, DIAL_CAUSES, self._state)
         self._cells = worker.metrics.cluster(cluster.name)
+        self._door = Door(worker.dialler)
         addresses = BootstrapAddresses(cluster.bootstrap)
         self._discovery = Discovery(
             cluster.name, addresses, self._ask, self._learn, worker.config.discovery_interval_s, self._open_ports
@@ -48,6 +50,7 @@ class ClusterProxy:
             self._advertise,
             self._find_leak,
             self._discovery.broker_lost,
+            self._door,
         )
         self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
         self._leaking: set[str] = set()  # APIs, as their labels, whose leak is in the log
@@ -129,7 +132,7 @@ class ClusterProxy:
     # --- the cluster's brokers ---------------------------------------------------------------------------------------
 
     async def _ask(self, address: Address) -> Brokers | None:
-        return await ask_brokers(address, self._worker.dialler)
+        return await ask_brokers(address, self._door)
 
     async def _learn(self, asked: Address, brokers: Brokers | None) -> str:
         """Take in what a broker says of all; returns what still keeps clients from coming, or nothing."""

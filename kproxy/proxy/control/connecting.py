@@ -8,11 +8,11 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from time import monotonic_ns
 
-from kproxy.errors import UpstreamError
+from kproxy.errors import RefusedClient, UpstreamError
 from kproxy.metrics.upstream import UpstreamCells
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
@@ -20,9 +20,11 @@ from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transform import Advertise, FindLeak, Rewriter
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.relay.listeners import Accepted
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
+from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.loops import loop_through
 from kproxy.proxy.upstream.question import probe
 from kproxy.proxy.upstream.routing import Routes
@@ -36,6 +38,8 @@ BOOTSTRAP = "bootstrap"
 # A loop that neither addresses nor questions show makes connections without end. At so many to one upstream, and at
 # each doubling, kproxy asks there: its question comes back if it is one.
 PROBED_AT = 64
+
+Welcome = Callable[[Incoming], Awaitable[None]]
 
 log = logging.getLogger("kproxy.cluster")
 
@@ -54,7 +58,8 @@ class Connector:
     """Connects the clients of one cluster.
 
     advertise: what rewrites a broker's address; find_leak: what looks at answers before they leave;
-    broker_lost(): a broker could not be dialled, or reset a connection.
+    broker_lost(): a broker could not be dialled, or reset a connection; welcome: the steps that a client's connection
+    begins with, in order, each raising RefusedClient for one that is to be closed.
     """
 
     def __init__(
@@ -66,6 +71,8 @@ class Connector:
         advertise: Advertise,
         find_leak: FindLeak,
         broker_lost: Callable[[], None],
+        door: Door,
+        welcome: Sequence[Welcome] = (),
     ) -> None:
         self.routes: Routes  # set by the owner once the bootstrap port is bound
         self.beside: int | None = None  # route sidecar: the node id of the upstream, once known
@@ -76,6 +83,8 @@ class Connector:
         self._advertise = advertise
         self._find_leak = find_leak
         self._broker_lost = broker_lost
+        self._door = door
+        self._welcome = tuple(welcome)
         self._interest = Interest(
             rewrite=True,
             details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only what carries records
@@ -101,36 +110,51 @@ class Connector:
                 self._loop_found(upstream, "a connection that kproxy itself made")
                 return
             self._worker.gate.enter()
-            self._tasks.spawn(self._connect(node_id, client, peer))
+            self._tasks.spawn(self._connect(Incoming(client, peer, node_id, self._worker.now_ns())))
 
         return accepted
 
-    async def _connect(self, node_id: int | None, client: socket.socket, peer: Address) -> None:
-        """Dial a client's broker and start their relay; a client whose broker cannot be reached is closed."""
+    async def _connect(self, client: Incoming) -> None:
+        """Welcome a client, dial its broker and start their relay; a client that gets no relay is closed."""
         worker = self._worker
-        opened_ns = worker.now_ns()
-        broker_id = self.beside if node_id is None else node_id
         broker = None
         relayed = False
+        listener = listener_name(client.node_id)
         try:
-            broker = await self._dial(node_id, label(broker_id))
-            upstream = Address(*broker.getpeername()[:2])
-            info = self._info(peer, upstream, broker_id, opened_ns)
+            for step in self._welcome:
+                await step(client)
+            broker, upstream = await self._open(client)
+            info = self._info(client, upstream)
             if log.isEnabledFor(logging.DEBUG):
                 source = Address(*broker.getsockname()[:2])
-                log.debug("connected client=%s broker=%s to %s from %s", peer, label(broker_id), upstream, source)
-            self._relay(client, broker, info, listener_name(node_id))
+                whom = label(info.broker_id)
+                log.debug("connected client=%s broker=%s to %s from %s", client.peer, whom, upstream, source)
+            self._relay(client.sock, broker, info, listener)
             relayed = True
+        except RefusedClient as fault:
+            self._refused(self._info(client, Address("", 0)), listener, fault)
         except UpstreamError as fault:
-            self._unreachable(self._info(peer, Address("", 0), broker_id, opened_ns), listener_name(node_id), fault)
+            self._unreachable(self._info(client, Address("", 0)), listener, fault)
         except OSError:
             pass  # one of the two has gone already
         finally:
             if not relayed:
-                client.close()
+                client.sock.close()
                 if broker is not None:
-                    worker.dialler.close(broker)
+                    self._door.close(broker)
                 worker.gate.leave()
+
+    def _refused(self, info: ConnectionInfo, listener: str, fault: RefusedClient) -> None:
+        self._worker.metrics.connection(info, listener, label(info.broker_id)).closed(fault.cause)
+        self._limiter.log(
+            logging.WARNING,
+            ("refused", fault.cause),
+            "refused=%s cluster=%s client=%s: %s",
+            fault.cause,
+            info.cluster,
+            Address(info.client_address, info.client_port),
+            fault,
+        )
 
     def _unreachable(self, info: ConnectionInfo, listener: str, fault: UpstreamError) -> None:
         broker = label(info.broker_id)
@@ -193,7 +217,7 @@ class Connector:
 
     async def _probe(self, upstream: Address) -> None:
         try:
-            await probe(upstream, self._worker.dialler)
+            await probe(upstream, self._door)
         except UpstreamError as fault:
             log.debug(
                 "cluster=%s: %s has many connections, and a question to it failed: %s",
@@ -238,48 +262,55 @@ class Connector:
 
     # --- dialling ----------------------------------------------------------------------------------------------------
 
-    async def _dial(self, node_id: int | None, broker: str) -> socket.socket:
+    async def _open(self, client: Incoming) -> tuple[socket.socket, Address]:
+        """The connection to a client's broker, and the numeric address that it leads to."""
+        node_id = client.node_id
+        broker = label(self._broker_of(client))
         if node_id is not None:
             address = self.routes.upstreams.get(node_id)
             if address is None:
                 fault = UpstreamError("no answer has named its address yet", "no_address")
                 self._metrics.dial_failed(broker, fault.cause)
                 raise fault
-            return await self._dial_one(address, broker)
+            return await self._open_one(address, client, broker)
         fault = UpstreamError("no bootstrap address")
         for address in self._addresses.in_order():
             try:
-                return await self._dial_one(address, broker)
+                return await self._open_one(address, client, broker)
             except UpstreamError as refused:
                 self._addresses.failed(address)
                 fault = refused
         raise fault
 
-    async def _dial_one(self, address: Address, broker: str) -> socket.socket:
+    async def _open_one(self, address: Address, client: Incoming, broker: str) -> tuple[socket.socket, Address]:
         start = monotonic_ns()
         try:
-            sock = await self._worker.dialler.dial(address)
+            opened = await self._door.open(address, client=client)
         except UpstreamError as fault:
             self._metrics.dial_failed(broker, fault.cause)
             if isinstance(fault.__cause__, OSError):
                 self._worker.gate.check(fault.__cause__)
             raise
         self._metrics.dialled(broker, monotonic_ns() - start)
-        return sock
+        return opened
 
     # --- what is said of a connection --------------------------------------------------------------------------------
 
-    def _info(self, peer: Address, upstream: Address, broker_id: int | None, opened_ns: int) -> ConnectionInfo:
+    def _broker_of(self, client: Incoming) -> int | None:
+        """The node id of the broker that a client comes for, if it is known."""
+        return self.beside if client.node_id is None else client.node_id
+
+    def _info(self, client: Incoming, upstream: Address) -> ConnectionInfo:
         # Many connections have few hosts: interned, these share one text as long as one of them is open.
         return ConnectionInfo(
             self._cluster.name,
             self._source,
-            sys.intern(peer.host),
-            peer.port,
+            sys.intern(client.peer.host),
+            client.peer.port,
             sys.intern(upstream.host),
             upstream.port,
-            broker_id,
-            opened_ns,
+            self._broker_of(client),
+            client.opened_ns,
         )
 
     def _fault(self, relay: Relay, fault: Desync) -> None:

@@ -11,46 +11,38 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from struct import Struct
 
 from kproxy.errors import ProtocolError, UpstreamError
-from kproxy.protocol import codec
 from kproxy.protocol.codec import Body
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.upstream.dial import Dialler
+from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.loops import LoopGuard, loop_through
+from kproxy.proxy.upstream.request import ClosedByBroker, ask
 
 API_VERSIONS = 18
 METADATA = 3
 
-_SIZE = Struct(">i")
-_MAX_ANSWER = 64 * 1024 * 1024
-
 log = logging.getLogger("kproxy.upstream")
 
 
-class _Closed(UpstreamError):
-    """The broker closed the connection on a question: it does not know it, or wants a login first."""
-
-
-async def ask_brokers(address: Address, dialler: Dialler) -> dict[int, Address] | None:
+async def ask_brokers(address: Address, door: Door) -> dict[int, Address] | None:
     """Node id -> address of all brokers, as the one at `address` names them; None: it wants a login first."""
-    timeout_s = dialler.timeout_s
+    timeout_s = door.dialler.timeout_s
     try:
         async with asyncio.timeout(timeout_s):
             version = -1
             try:
-                async with _conversation(address, dialler) as conversation:
+                async with _conversation(address, door) as conversation:
                     version = await conversation.metadata_version()
                     return await conversation.brokers(version)
-            except _Closed:
+            except ClosedByBroker:
                 if version > 0:
                     return None
                 if version == 0:
                     raise
-            async with _conversation(address, dialler) as conversation:
+            async with _conversation(address, door) as conversation:
                 return await conversation.brokers(0)  # ApiVersions came with 0.10
     except TimeoutError:
         raise UpstreamError(f"{address} did not answer within {timeout_s:g} s", "timeout") from None
@@ -58,34 +50,33 @@ async def ask_brokers(address: Address, dialler: Dialler) -> dict[int, Address] 
         raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
 
 
-async def probe(address: Address, dialler: Dialler) -> None:
+async def probe(address: Address, door: Door) -> None:
     """Ask for nothing but ApiVersions: a question that comes back to one of our listeners proves a loop."""
     try:
-        async with asyncio.timeout(dialler.timeout_s), _conversation(address, dialler) as conversation:
+        async with asyncio.timeout(door.dialler.timeout_s), _conversation(address, door) as conversation:
             await conversation.metadata_version()
     except (TimeoutError, ProtocolError) as fault:
         raise UpstreamError(f"{address} does not answer ApiVersions: {fault!r}") from fault
 
 
 @asynccontextmanager
-async def _conversation(address: Address, dialler: Dialler) -> AsyncIterator["_Conversation"]:
+async def _conversation(address: Address, door: Door) -> AsyncIterator["_Conversation"]:
     """One connection to ask on; it is closed at the end, whatever happens."""
-    sock = await dialler.dial(address, asking=True)
+    sock, upstream = await door.open(address, asking=True)
     try:
-        upstream = Address(*sock.getpeername()[:2])
         log.debug("asking for the brokers, connected to %s from %s", address, Address(*sock.getsockname()[:2]))
-        loops = dialler.loops
+        loops = door.dialler.loops
         try:
-            yield _Conversation(sock, address, upstream, dialler.loops)
+            yield _Conversation(sock, address, upstream, loops)
         except UpstreamError:
             if loops.is_refused(upstream):
                 loops.refuse(upstream)  # still: the refusal of client connections may be what ended this one
                 raise loop_through(address) from None
             raise
     except OSError as fault:  # it was reset before it could be named
-        raise _Closed(f"{address} closed the connection ({fault})") from fault
+        raise ClosedByBroker(f"{address} closed the connection ({fault})") from fault
     finally:
-        dialler.close(sock)
+        door.close(sock)
 
 
 class _Conversation:
@@ -115,36 +106,6 @@ class _Conversation:
         return {broker["nodeId"]: Address(broker["host"], broker["port"]) for broker in answer["brokers"]}
 
     async def _ask(self, api_key: int, version: int, body: Body) -> Body:
-        """One request and its answer's body."""
-        loop = asyncio.get_running_loop()
-        address = self._address
-        header = {
-            "requestApiKey": api_key,
-            "requestApiVersion": version,
-            "correlationId": api_key,
-            "clientId": self._client_id,
-        }
-        request = codec.encode_request(header, body)
-        try:
-            await loop.sock_sendall(self._sock, _SIZE.pack(len(request)) + request)
-            (size,) = _SIZE.unpack(await self._receive(4))
-            if not 4 <= size <= _MAX_ANSWER:
-                raise UpstreamError(f"{address} does not speak the Kafka protocol here: an answer of {size} bytes")
-            answer = await self._receive(size)
-        except (OSError, EOFError) as fault:
-            raise _Closed(f"{address} closed the connection on {schema().apis[api_key].name} ({fault})") from fault
-        header, body = codec.decode_response(answer, api_key, version)
-        if header["correlationId"] != api_key:
-            raise UpstreamError(f"{address} answers what was not asked")
+        answer = await ask(self._sock, self._address, api_key, version, body, client_id=self._client_id)
         self._loops.answers(self._upstream)
-        return body
-
-    async def _receive(self, count: int) -> bytes:
-        loop = asyncio.get_running_loop()
-        data = bytearray()
-        while len(data) < count:
-            part = await loop.sock_recv(self._sock, min(count - len(data), 1 << 16))
-            if not part:
-                raise EOFError("it sent no more")
-            data += part
-        return bytes(data)
+        return answer

@@ -172,9 +172,9 @@ def test_questions_leave_no_socket_to_the_garbage_collector(monkeypatch):
     faults = []
     ask = question.ask_brokers
 
-    async def kept(address, dialler):
+    async def kept(address, door):
         try:
-            return await ask(address, dialler)
+            return await ask(address, door)
         except Exception as fault:
             faults.append(fault)  # as a log record or a debugger would: its frames stay alive
             raise

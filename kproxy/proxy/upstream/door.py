@@ -1,0 +1,66 @@
+"""The way to a cluster's brokers: a dial, then the steps that every connection there begins with.
+
+Connections for clients and kproxy's own questions go the same way, so what discovery reaches clients reach too. Bounded
+in time: the dial by the dialler, the steps together by as much again. Refuses to know what the steps do.
+"""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from kproxy.errors import UpstreamError
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.relay.ends import Incoming, Outgoing
+from kproxy.proxy.upstream.dial import Dialler
+from kproxy.proxy.upstream.request import ClosedByBroker
+
+Step = Callable[[Outgoing], Awaitable[None]]  # raises UpstreamError with its cause, OSError if the peer has gone
+
+
+class Door:
+    """Opens connections to the brokers of one cluster. Who closes such a socket uses `close`, or `loops.closed`."""
+
+    def __init__(self, dialler: Dialler, steps: Sequence[Step] = ()) -> None:
+        self.dialler = dialler
+        self._steps = tuple(steps)
+
+    async def open(
+        self, address: Address, *, asking: bool = False, client: Incoming | None = None
+    ) -> tuple[socket.socket, Address]:
+        """A connected socket on which Kafka's protocol can begin, and the numeric address that it leads to.
+
+        asking: for a question of kproxy's own (see `Dialler.dial`). client: whom the connection is for.
+        Raises UpstreamError, whose cause is a label of metrics.
+        """
+        sock = await self.dialler.dial(address, asking=asking)
+        own: Address | None = None
+        with suppress(OSError):
+            own = self.dialler.loops.own_end(sock)
+        outgoing = None
+        try:
+            outgoing = Outgoing(sock, address, client=client)
+            if self._steps:
+                await self._run(outgoing)
+            return outgoing.sock, outgoing.upstream
+        except BaseException as fault:
+            if own is not None:
+                self.dialler.loops.closed(own)
+            (outgoing.sock if outgoing is not None else sock).close()
+            if isinstance(fault, OSError):
+                raise ClosedByBroker(f"{address} closed the connection ({fault})") from fault
+            raise
+
+    async def _run(self, outgoing: Outgoing) -> None:
+        timeout_s = self.dialler.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                for step in self._steps:
+                    await step(outgoing)
+        except TimeoutError:
+            text = f"{outgoing.address} was reached, but its TLS or login did not finish within {timeout_s:g} s"
+            raise UpstreamError(text, "timeout") from None
+
+    def close(self, sock: socket.socket) -> None:
+        """Close a socket that `open` returned."""
+        self.dialler.close(sock)

@@ -1,0 +1,49 @@
+"""One request of kproxy's own to a broker, and its answer.
+
+Bounded: an answer of at most MAX_ANSWER bytes; the caller sets a timeout. Refuses to know what is asked, and why.
+"""
+
+import socket
+from struct import Struct
+
+from kproxy.errors import UpstreamError
+from kproxy.protocol import codec
+from kproxy.protocol.codec import Body
+from kproxy.protocol.schema import schema
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.relay.streams import receive_exactly, send_all
+
+MAX_ANSWER = 64 * 1024 * 1024
+
+_SIZE = Struct(">i")
+
+
+class ClosedByBroker(UpstreamError):
+    """The broker closed the connection on a request: it does not know it, or wants a login first."""
+
+
+async def ask(sock: socket.socket, address: Address, api_key: int, version: int, body: Body, *, client_id: str) -> Body:
+    """The answer's body. `address` is for messages.
+
+    Raises ClosedByBroker, another UpstreamError for an answer that is none, ProtocolError for one that does not decode.
+    """
+    header = {
+        "requestApiKey": api_key,
+        "requestApiVersion": version,
+        "correlationId": api_key,
+        "clientId": client_id,
+    }
+    request = codec.encode_request(header, body)
+    try:
+        await send_all(sock, _SIZE.pack(len(request)) + request)
+        (size,) = _SIZE.unpack(await receive_exactly(sock, 4))
+        if not 4 <= size <= MAX_ANSWER:
+            raise UpstreamError(f"{address} does not speak the Kafka protocol here: an answer of {size} bytes")
+        answer = await receive_exactly(sock, size)
+    except (OSError, EOFError) as fault:
+        text = f"{address} closed the connection on {schema().apis[api_key].name} ({fault})"
+        raise ClosedByBroker(text) from fault
+    header, body = codec.decode_response(answer, api_key, version)
+    if header["correlationId"] != api_key:
+        raise UpstreamError(f"{address} answers what was not asked")
+    return body
