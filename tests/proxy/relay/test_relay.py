@@ -809,7 +809,7 @@ def test_the_client_is_read_only_once_the_broker_is_connected(monkeypatch):
             dialler = here.server._worker.dialler
             dial = dialler.dial
 
-            async def slow(address):
+            async def slow(address, **options):
                 await let.wait()
                 return await dial(address)
 
