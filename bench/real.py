@@ -90,7 +90,7 @@ class Result:
 def broker(folder: Path) -> Iterator[Address]:
     """One Kafka broker, and the address of its listener for clients."""
     node = cluster.Broker(cases.NODE_ID, folder, controls=True)
-    voters = f"{node.node_id}@{node.host}:{node.controller_port}"
+    voters = f"{node.node_id}@{node.host}:{node.ports['CONTROLLER']}"
     cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     node.format(cluster_id, voters, cluster.SETTINGS | _SETTINGS)
     try:

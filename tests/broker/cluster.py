@@ -1,7 +1,8 @@
 """A real Kafka for tests: a KRaft cluster of separate JVMs on addresses of their own, and Kafka's command line tools.
 
 Every broker has a listener CLIENT for whoever is under test, SASL for those who log in, INTERNAL for the other brokers,
-and CONTROLLER. So the peers of CLIENT in a broker's connection log are its clients and nobody else.
+and CONTROLLER. So the peers of CLIENT in a broker's connection log are its clients and nobody else. A broker with TLS
+and every login: secured.py.
 
 The jars are those of pom.xml beside this file; `./dev test` fetches them. Processes are ended by the handles kept here.
 """
@@ -16,7 +17,7 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,11 +42,16 @@ def java(main: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
     return [executable, *SMALL_JVM, *options, "-cp", f"{JARS}/*", main, *arguments]
 
 
-def tool(main: str, *arguments: str, stdin: bytes = b"", timeout_s: float = TOOL_TIMEOUT_S) -> str:
-    """Runs one of Kafka's command line tools to its end; its standard output."""
-    done = subprocess.run(
-        java(main, *arguments, options=("-Xmx256m",)), input=stdin, capture_output=True, timeout=timeout_s, check=False
-    )
+def tool(
+    main: str,
+    *arguments: str,
+    stdin: bytes = b"",
+    timeout_s: float = TOOL_TIMEOUT_S,
+    options: Sequence[str] = (),
+) -> str:
+    """Runs one of Kafka's command line tools to its end; its standard output. options: of the JVM."""
+    command = java(main, *arguments, options=("-Xmx256m", *options))
+    done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_s, check=False)
     if done.returncode != 0:
         raise AssertionError(
             f"{main} {' '.join(arguments)} exited {done.returncode}\n"
@@ -75,17 +81,24 @@ def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 60, *,
         time.sleep(pause_s)
 
 
-class Broker:
-    """One node in a JVM of its own, on an address of its own; `stop` and `start` keep its data."""
+USERS = {"alice": "secret"}
+LISTENERS = {"CLIENT": "PLAINTEXT", "SASL": "SASL_PLAINTEXT"}
 
-    def __init__(self, node_id: int, folder: Path, *, controls: bool) -> None:
+
+class Broker:
+    """One node in a JVM of its own, on an address of its own; `stop` and `start` keep its data.
+
+    listeners: those for clients, each with its security protocol. CLIENT is one of them.
+    """
+
+    def __init__(self, node_id: int, folder: Path, *, controls: bool, listeners: Mapping[str, str] = LISTENERS) -> None:
         self.node_id = node_id
         self.controls = controls  # whether it is one of the controllers too
         self.host = f"127.0.1.{node_id}"
-        self.port = free_ports(4, self.host)
-        self.internal_port = self.port + 1
-        self.controller_port = self.port + 2
-        self.sasl_port = self.port + 3
+        first = free_ports(len(listeners) + 2, self.host)
+        self.protocols = {**listeners, "INTERNAL": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
+        self.ports = {name: port for port, name in enumerate(self.protocols, first)}
+        self.port = self.ports["CLIENT"]
         self.folder = folder / f"broker-{node_id}"
         self.folder.mkdir(parents=True)
         self.config = self.folder / "server.properties"
@@ -95,23 +108,27 @@ class Broker:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return self.address_of("CLIENT")
 
-    def format(self, cluster_id: str, voters: str, settings: dict[str, str]) -> None:
-        listeners = (
-            f"CLIENT://{self.address},SASL://{self.host}:{self.sasl_port},INTERNAL://{self.host}:{self.internal_port}"
-        )
-        controller = f",CONTROLLER://{self.host}:{self.controller_port}" if self.controls else ""
+    def address_of(self, listener: str) -> str:
+        return f"{self.host}:{self.ports[listener]}"
+
+    def format(
+        self, cluster_id: str, voters: str, settings: Mapping[str, str], users: Mapping[str, str] = USERS
+    ) -> None:
+        """users: names and passwords of those who log in by SCRAM."""
+        listeners = {name: f"{name}://{self.address_of(name)}" for name in self.protocols}
+        controller = listeners.pop("CONTROLLER")
         self.config.write_text(
             "".join(
                 f"{name}={value}\n"
                 for name, value in {
                     "process.roles": "broker,controller" if self.controls else "broker",
                     "node.id": str(self.node_id),
-                    "listeners": listeners + controller,
-                    "advertised.listeners": listeners,
-                    "listener.security.protocol.map": (
-                        "CLIENT:PLAINTEXT,SASL:SASL_PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"
+                    "listeners": ",".join((*listeners.values(), *([controller] if self.controls else []))),
+                    "advertised.listeners": ",".join(listeners.values()),
+                    "listener.security.protocol.map": ",".join(
+                        f"{name}:{protocol}" for name, protocol in self.protocols.items()
                     ),
                     "inter.broker.listener.name": "INTERNAL",
                     "controller.listener.names": "CONTROLLER",
@@ -123,7 +140,12 @@ class Broker:
         )
         tool(
             *("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "--config", str(self.config)),
-            *("--add-scram", "SCRAM-SHA-256=[name=alice,password=secret]"),
+            *(
+                option
+                for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512")
+                for name, password in users.items()
+                for option in ("--add-scram", f"{mechanism}=[name={name},password={password}]")
+            ),
             *("--feature", "share.version=1"),  # KIP-932, which 4.1 has but does not turn on by itself
         )
 
@@ -152,7 +174,7 @@ class Broker:
             if self._process.poll() is not None:
                 raise AssertionError(f"broker {self.node_id} exited {self._process.returncode}\n{self.log_tail()}")
             with socket.socket() as probe:  # not at CLIENT, where only those under test come
-                return probe.connect_ex((self.host, self.internal_port)) == 0
+                return probe.connect_ex((self.host, self.ports["INTERNAL"])) == 0
 
         try:
             wait_for(f"broker {self.node_id}", started, START_TIMEOUT_S)
@@ -175,12 +197,12 @@ class Broker:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return f"--- broker {self.node_id}\n" + "\n".join(text.splitlines()[-lines:])
 
-    def client_peers(self) -> list[tuple[str, int]]:
-        """Who connected to the CLIENT listener so far, by the broker's own log, oldest first."""
+    def client_peers(self, listener: str = "CLIENT") -> list[tuple[str, int]]:
+        """Who connected to a listener so far, by the broker's own log, oldest first."""
         return [
             (match[1], int(match[2]))
             for match in re.finditer(
-                rf"^Accepted connection from /([0-9.]+):([0-9]+) on /{re.escape(self.address)} ",
+                rf"^Accepted connection from /([0-9.]+):([0-9]+) on /{re.escape(self.address_of(listener))} ",
                 self.connections.read_text(),
                 re.MULTILINE,
             )
@@ -224,7 +246,9 @@ class Cluster:
         self.folder = folder
         self.id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self.brokers = [Broker(number, folder, controls=True) for number in (1, 2, 3)]
-        self.voters = ",".join(f"{broker.node_id}@{broker.host}:{broker.controller_port}" for broker in self.brokers)
+        self.voters = ",".join(
+            f"{broker.node_id}@{broker.host}:{broker.ports['CONTROLLER']}" for broker in self.brokers
+        )
 
     @property
     def bootstrap(self) -> str:
@@ -232,7 +256,7 @@ class Cluster:
 
     @property
     def sasl_bootstrap(self) -> str:
-        return ",".join(f"{broker.host}:{broker.sasl_port}" for broker in self.brokers)
+        return ",".join(broker.address_of("SASL") for broker in self.brokers)
 
     def start(self) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:

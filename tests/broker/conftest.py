@@ -7,13 +7,14 @@ import pytest
 
 from tests.broker.cluster import Cluster
 from tests.broker.kproxy import Kproxy
+from tests.broker.secured import SecuredBroker
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        for name in ("cluster", "kproxy"):
+        for name in ("cluster", "secured", "kproxy"):
             if name in getattr(item, "funcargs", {}):
                 report.sections.append((f"log of {name}", item.funcargs[name].log_tail()))  # type: ignore[attr-defined]
     return report
@@ -27,6 +28,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    """A broker alone, with TLS, client certificates and every login: see secured.py."""
+    broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
+    try:
+        broker.start()
+        broker.wait_until_started()
+        yield broker
+    finally:
+        broker.stop(kill=True)
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,9 @@ import random
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
@@ -36,12 +37,16 @@ MODES = (
 Records = list[tuple[bytes, bytes]]
 
 
+def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of librdkafka from keyword arguments."""
+    return {name if name == "oauth_cb" else name.replace("_", "."): value for name, value in settings.items()}
+
+
 def produce(bootstrap: str, topic: str, records: Records, **settings: str | bool | int) -> None:
     """Produces all of them with librdkafka; each must be acknowledged."""
     faults: list[KafkaError] = []
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "linger.ms": 5, "message.max.bytes": 2_000_000}
-        | {name.replace("_", "."): value for name, value in settings.items()}
+        {"bootstrap.servers": bootstrap, "linger.ms": 5, "message.max.bytes": 2_000_000} | dotted(settings)
     )
     for key, value in records:
         while True:
@@ -54,11 +59,10 @@ def produce(bootstrap: str, topic: str, records: Records, **settings: str | bool
     assert not faults
 
 
-def consume(bootstrap: str, topic: str, count: int, partitions: int = 3, **settings: str) -> Records:
+def consume(bootstrap: str, topic: str, count: int, partitions: int = 3, **settings: Any) -> Records:
     """The first `count` records of a topic, with librdkafka and partitions assigned by hand."""
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "unused", "fetch.message.max.bytes": 2_000_000}
-        | {name.replace("_", "."): value for name, value in settings.items()}
+        {"bootstrap.servers": bootstrap, "group.id": "unused", "fetch.message.max.bytes": 2_000_000} | dotted(settings)
     )
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(partitions)])
     records: Records = []

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kproxy.protocol import codec
 from tests.broker.cluster import Cluster, tool, wait_for
 from tests.broker.kproxy import Kproxy
-from tests.broker.test_clients import consume, sample
+from tests.broker.test_clients import consume, dotted, sample
 from tests.broker.tools import CONSUMER, PRODUCER, create_topic
 
 DECLARED = """
@@ -42,10 +42,6 @@ def login(mechanism: str, password: str = "secret") -> dict[str, str]:
         "sasl_username": "alice",
         "sasl_password": password,
     }
-
-
-def dotted(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("_", "."): value for name, value in settings.items()}
 
 
 @pytest.mark.parametrize("mechanism", MODULES)
