@@ -10,7 +10,7 @@ import logging
 import signal
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from kproxy.metrics import Metrics
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.config.settings import Config
+from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.worker import Worker
@@ -98,55 +98,80 @@ class Server:
                     signal.signal(number, signal.SIG_IGN)
 
     async def start(self) -> None:
+        """Bind, listen and serve. Raises ConfigError where the configuration cannot be."""
+        shares = descriptors.reserve(self.config.max_connections)
+        self._start_recorder()
+        self._start_worker(shares)
+        log.info("kproxy %s: at most %d connections", __version__, shares.connections)
+        for cluster in self.config.clusters:
+            proxy = self._cluster(self._running, cluster)
+            self.clusters.append(proxy)
+            proxy.start()
+        await self._start_admin(shares)
+
+    # What a kproxy of several processes does otherwise; see `parent` and `worker_process`.
+
+    def _start_recorder(self) -> None:
         config = self.config
-        shares = descriptors.reserve(config.max_connections)
-        sinks = self._sinks
         if config.record is not None:
             self._recorder = _recorder(config)
             self._recorder.start()
             self.metrics.recorder_dropped = self._recorder.dropped
-            sinks += (self._recorder,)
+            self._sinks += (self._recorder,)
+
+    def _start_worker(self, shares: descriptors.Shares) -> None:
         self.metrics.connection_limit = shares.connections
         self.metrics.log_lines_dropped = log_lines.dropped
         self._worker = Worker(
-            config,
+            self.config,
             Gate(shares.connections, max_sockets=shares.listening),
             Poller(asyncio.get_running_loop()),
             memoryview(bytearray(READ_BYTES)),
             self.metrics.clock_offset_ns,
             self.metrics,
-            sinks,
+            self._sinks,
         )
-        log.info("kproxy %s: at most %d connections", __version__, shares.connections)
-        for cluster in config.clusters:
-            proxy = ClusterProxy(self._worker, cluster)
-            self.clusters.append(proxy)
-            proxy.start()
-        if config.admin is not None:
-            # HTTP and the text formats take 11 MB: a kproxy without an admin port goes without.
-            from kproxy.metrics.collector import registry_of
-            from kproxy.metrics.exposition import render
-            from kproxy.proxy.control.admin import Admin
 
-            registry = registry_of(self.metrics)
-            admin = Admin(
-                *config.admin,
-                scrape=lambda accept: render(registry, accept),
-                not_ready=self.not_ready,
-                api={
-                    "clusters": self._api_clusters,
-                    "connections": self._api_connections,
-                    "traffic": lambda _: summarise(self.metrics, time.time_ns()).as_json(),
-                },
-                max_connections=shares.admin,
-            )
-            try:
-                await admin.start()
-            except OSError as fault:
-                text = f"{config.admin} cannot be bound: {fault.strerror or fault}"
-                raise ConfigError([("admin", text)]) from None
-            self._admin = admin
-            log.info("admin at %s: /metrics /health /ready", admin.url)
+    def _cluster(self, worker: Worker, cluster: Cluster) -> ClusterProxy:
+        return ClusterProxy(worker, cluster)
+
+    @property
+    def _running(self) -> Worker:
+        assert self._worker is not None
+        return self._worker
+
+    async def _start_admin(self, shares: descriptors.Shares) -> None:
+        if self.config.admin is None:
+            return
+        # HTTP and the text formats take 11 MB: a kproxy without an admin port goes without.
+        from kproxy.proxy.control.admin import Admin
+
+        admin = Admin(
+            *self.config.admin,
+            scrape=self._scraper(),
+            not_ready=self.not_ready,
+            api={
+                "clusters": self._api_clusters,
+                "connections": self._api_connections,
+                "traffic": self._api_traffic,
+            },
+            max_connections=shares.admin,
+        )
+        try:
+            await admin.start()
+        except OSError as fault:
+            text = f"{self.config.admin} cannot be bound: {fault.strerror or fault}"
+            raise ConfigError([("admin", text)]) from None
+        self._admin = admin
+        log.info("admin at %s: /metrics /health /ready", admin.url)
+
+    def _scraper(self) -> Callable[[str], tuple[bytes, str]]:
+        """What renders a scrape, on a thread."""
+        from kproxy.metrics.collector import registry_of
+        from kproxy.metrics.exposition import render
+
+        registry = registry_of(self.metrics)
+        return lambda accept: render(registry, accept)
 
     def not_ready(self) -> list[str]:
         """Why traffic should not be sent here; nothing: it can."""
@@ -193,6 +218,9 @@ class Server:
         for relay in unfinished:
             relay.close("drain_timeout")
         return len(relays) - len(unfinished), len(unfinished)
+
+    def _api_traffic(self, _: "Query") -> Any:
+        return summarise(self.metrics, time.time_ns()).as_json()
 
     def _api_clusters(self, _: "Query") -> list[dict[str, Any]]:
         return [
