@@ -12,13 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.proxy.relay.listeners import Accepted, Gate, Listener
+from kproxy.proxy.relay.listeners import Accepted, Gate, Listener, why_unbound
 from kproxy.proxy.upstream.routing import Routes
 
 MAX_BROKERS = 4096  # those that are not declared
 RETRY_S = 10.0
 _RETRIES_PER_TURN = 64
 _LISTED = 8  # brokers in one line of the log
+_REASONS = 3  # why ports are not bound, in one line
 
 log = logging.getLogger("kproxy.cluster")
 
@@ -46,11 +47,13 @@ class BrokerPorts:
         self._retry: asyncio.TimerHandle | None = None
         self._report: asyncio.Handle | None = None
         self._new: list[int] = []  # bound since the log last said so
+        self._failed: list[int] = []  # not bound since then
         self._closed = False
         self._limiter = LogLimiter(log)
 
     def __str__(self) -> str:
-        return ",".join(f"{node_id}:{listener.port}" for node_id, listener in sorted(self.open.items())) or "-"
+        ports = ",".join(f"{node_id}:{listener.port}" for node_id, listener in sorted(self.open.items())) or "-"
+        return f"{ports} without a port: {_listed(self._unbound)}" if self._unbound else ports
 
     def not_ready(self) -> Iterator[str]:
         """Why clients cannot reach some broker."""
@@ -81,16 +84,15 @@ class BrokerPorts:
                 f"{where}, the port of broker {node_id}, is not bound: the {self._gate.max_sockets} file descriptors "
                 "set aside for ports are in use; raise the limit of open files (ulimit -n, LimitNOFILE)"
             )
-            return self._failed(node_id, reason)
+            return self._not_bound(node_id, reason)
         try:
             self.open[node_id] = Listener(self._gate, self._hosts, port_of.bind, self._backlog, self._accepted(node_id))
         except OSError as fault:
-            reason = f"{where}, the port of broker {node_id}, cannot be bound: {fault.strerror or fault}"
-            return self._failed(node_id, reason)
+            reason = f"{where}, the port of broker {node_id}, cannot be bound: {why_unbound(fault)}"
+            return self._not_bound(node_id, reason)
         self._unbound.pop(node_id, None)
         self._new.append(node_id)
-        if self._report is None:
-            self._report = asyncio.get_running_loop().call_soon(self._report_new)
+        self._report_soon()
         return True
 
     def forget(self, known: Collection[int]) -> None:
@@ -108,9 +110,10 @@ class BrokerPorts:
         for listener in self.open.values():
             listener.close()
 
-    def _failed(self, node_id: int, reason: str) -> bool:
+    def _not_bound(self, node_id: int, reason: str) -> bool:
         if node_id not in self._unbound:
-            self._limiter.log(logging.ERROR, "bind", "cluster=%s: %s; it is tried again", self._cluster.name, reason)
+            self._failed.append(node_id)
+            self._report_soon()
         self._unbound[node_id] = reason
         if self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
@@ -125,14 +128,31 @@ class BrokerPorts:
                 self._unbound.pop(node_id, None)
                 self._unbound[node_id] = reason  # at the end: others have their turn first
 
+    def _report_soon(self) -> None:
+        if self._report is None:
+            self._report = asyncio.get_running_loop().call_soon(self._report_new)
+
     def _report_new(self) -> None:
-        """One line for all ports of one turn: an answer may name thousands."""
+        """One line for all ports of one turn, bound and not: an answer may name thousands."""
         self._report = None
         new, self._new = self._new, []
-        upstreams = self._routes.upstreams
-        listed = [
-            f"{node_id}:{self.open[node_id].port}->{upstreams.get(node_id, 'unknown')}" for node_id in new[:_LISTED]
-        ]
-        if len(new) > _LISTED:
-            listed.append(f"and {len(new) - _LISTED} more")
-        log.info("listening cluster=%s brokers=%s", self._cluster.name, ",".join(listed))
+        failed, self._failed = [node_id for node_id in self._failed if node_id in self._unbound], []
+        name = self._cluster.name
+        if new:
+            upstreams = self._routes.upstreams
+            ports = (f"{node_id}:{self.open[node_id].port}->{upstreams.get(node_id, 'unknown')}" for node_id in new)
+            log.info("listening cluster=%s brokers=%s", name, _listed(list(ports)))
+        if failed:
+            text = "cluster=%s: %s; tried again every %g s"
+            reasons = "; ".join(self._unbound[node_id] for node_id in failed[:_REASONS])
+            if len(failed) > _REASONS:
+                reasons += f"; nor those of brokers {_listed(failed[_REASONS:])}"
+            self._limiter.log(logging.ERROR, "bind", text, name, reasons, RETRY_S)
+
+
+def _listed(values: Collection[object]) -> str:
+    """The first of them, and how many more there are."""
+    texts = [str(value) for value in list(values)[:_LISTED]]
+    if len(values) > _LISTED:
+        texts.append(f"and {len(values) - _LISTED} more")
+    return ",".join(texts)

@@ -18,7 +18,7 @@ from kproxy.proxy.control.discovery import Brokers, Discovery
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.proxy.relay.listeners import Listener, is_local, resolve
+from kproxy.proxy.relay.listeners import Listener, is_local, resolve, why_unbound
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
 from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.leaks import KnownAddresses
@@ -92,7 +92,7 @@ class ClusterProxy:
             hosts = resolve(listen.host)
             self._bootstrap = Listener(worker.gate, hosts, listen.port, backlog, self._connector.accepted(None))
         except OSError as fault:
-            text = f"{listen} cannot be bound: {fault.strerror or fault}"
+            text = f"{listen} cannot be bound: {why_unbound(fault)}"
             raise ConfigError([(f"{cluster.name}: listen", text)]) from None
         self._expose(BOOTSTRAP, None)
         self.routes = self._connector.routes = Routes(cluster, self._bootstrap.port)

@@ -24,7 +24,7 @@ from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.worker import Worker
-from kproxy.proxy.relay.listeners import Gate
+from kproxy.proxy.relay.listeners import Gate, why_unbound
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.relay import READ_BYTES, Relay
 from kproxy.wire.connection import Sink
@@ -160,7 +160,7 @@ class Server:
         try:
             await admin.start()
         except OSError as fault:
-            text = f"{self.config.admin} cannot be bound: {fault.strerror or fault}"
+            text = f"{self.config.admin} cannot be bound: {why_unbound(fault)}"
             raise ConfigError([("admin", text)]) from None
         self._admin = admin
         log.info("admin at %s: /metrics /health /ready", admin.url)

@@ -201,6 +201,17 @@ def resolve(host: str) -> list[str]:
     return [address for address in found if is_local(address)] or found
 
 
+def why_unbound(fault: OSError) -> str:
+    """Why a port could not be bound, in words that say what to do."""
+    if fault.errno == errno.EADDRINUSE:
+        return "another program listens there: stop it, or take another port"
+    if fault.errno == errno.EADDRNOTAVAIL:
+        return "that is no address of this machine"
+    if fault.errno == errno.EACCES:
+        return "ports below 1024 need root or CAP_NET_BIND_SERVICE"
+    return fault.strerror or str(fault)
+
+
 def listening(hosts: Iterable[str], port: int, backlog: int) -> list[socket.socket]:
     """A socket on each of these addresses, all on one port (0: any that is free). OSError: then on none."""
     sockets: list[socket.socket] = []
