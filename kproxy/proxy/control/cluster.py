@@ -18,7 +18,7 @@ from kproxy.proxy.control.discovery import Brokers, Discovery
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.proxy.relay.listeners import Listener, is_local, resolve, why_unbound
+from kproxy.proxy.relay.listeners import Accepted, Listener, is_local, resolve, why_unbound
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
 from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.leaks import KnownAddresses
@@ -49,7 +49,7 @@ class ClusterProxy:
             addresses,
             self._advertise,
             self._find_leak,
-            self._discovery.broker_lost,
+            self._broker_lost,
             self._door,
         )
         self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
@@ -90,13 +90,13 @@ class ClusterProxy:
         backlog = worker.config.accept_backlog
         try:
             hosts = resolve(listen.host)
-            self._bootstrap = Listener(worker.gate, hosts, listen.port, backlog, self._connector.accepted(None))
+            self._bootstrap = Listener(worker.gate, hosts, listen.port, backlog, self._accepted(None))
         except OSError as fault:
             text = f"{listen} cannot be bound: {why_unbound(fault)}"
             raise ConfigError([(f"{cluster.name}: listen", text)]) from None
         self._expose(BOOTSTRAP, None)
         self.routes = self._connector.routes = Routes(cluster, self._bootstrap.port)
-        self._ports = BrokerPorts(worker.gate, cluster, self.routes, hosts, backlog, self._connector.accepted)
+        self._ports = BrokerPorts(worker.gate, cluster, self.routes, hosts, backlog, self._accepted)
         log.info(
             "listening cluster=%s route=%s listen=%s bootstrap=%s advertise=%s",
             cluster.name,
@@ -108,6 +108,13 @@ class ClusterProxy:
         for node_id in self.routes.declared():
             self._bind(node_id)
         self._tasks.spawn(self._discovery.run())
+
+    def _accepted(self, node_id: int | None) -> Accepted:
+        """What takes the connections of a broker's port; None: of the bootstrap port."""
+        return self._connector.accepted(node_id)
+
+    def _broker_lost(self) -> None:
+        self._discovery.broker_lost()
 
     def close(self) -> None:
         """Close every port, for good: whatever answers are still in flight, none opens again."""

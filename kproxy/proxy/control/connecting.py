@@ -110,9 +110,13 @@ class Connector:
                 self._loop_found(upstream, "a connection that kproxy itself made")
                 return
             self._worker.gate.enter()
-            self._tasks.spawn(self._connect(Incoming(client, peer, node_id, self._worker.now_ns())))
+            self.connect(Incoming(client, peer, node_id, self._worker.now_ns()))
 
         return accepted
+
+    def connect(self, client: Incoming) -> None:
+        """Begin to serve a client that the gate has counted."""
+        self._tasks.spawn(self._connect(client))
 
     async def _connect(self, client: Incoming) -> None:
         """Welcome a client, dial its broker and start their relay; a client that gets no relay is closed."""
@@ -129,7 +133,7 @@ class Connector:
                 source = Address(*broker.getsockname()[:2])
                 whom = label(info.broker_id)
                 log.debug("connected client=%s broker=%s to %s from %s", client.peer, whom, upstream, source)
-            self._relay(client.sock, broker, info, listener)
+            self._relay(client, broker, info, listener)
             relayed = True
         except RefusedClient as fault:
             self._refused(self._info(client, Address("", 0)), listener, fault)
@@ -142,7 +146,7 @@ class Connector:
                 client.sock.close()
                 if broker is not None:
                     self._door.close(broker)
-                worker.gate.leave()
+                worker.left(client.number)
 
     def _refused(self, info: ConnectionInfo, listener: str, fault: RefusedClient) -> None:
         self._worker.metrics.connection(info, listener, label(info.broker_id)).closed(fault.cause)
@@ -166,7 +170,7 @@ class Connector:
             self._broker_lost()
         self._limiter.log(logging.WARNING, broker, "unreachable cluster=%s broker=%s: %s", name, broker, fault)
 
-    def _relay(self, client: socket.socket, broker: socket.socket, info: ConnectionInfo, listener: str) -> None:
+    def _relay(self, client: Incoming, broker: socket.socket, info: ConnectionInfo, listener: str) -> None:
         worker = self._worker
         rewriter = Rewriter(self._advertise, self._find_leak)
         session = Session(self._interest, transform=rewriter, max_request_bytes=self._cluster.max_request_bytes)
@@ -183,7 +187,7 @@ class Connector:
             worker.poller,
             worker.buffer,
             worker.clock_offset_ns,
-            client,
+            client.sock,
             broker,
             session,
             info,
@@ -192,7 +196,7 @@ class Connector:
             self._fault,
             partial(self._closed, worker.loops.own_end(broker)),
         )
-        worker.add(relay)
+        worker.add(relay, client.number)
         self._count(Address(info.broker_address, info.broker_port), 1)
         relay.start(self._admits)
 
@@ -202,7 +206,6 @@ class Connector:
         worker.loops.closed(own)
         self._count(Address(relay.info.broker_address, relay.info.broker_port), -1)
         worker.remove(relay)
-        worker.gate.leave()
         if cause == "broker_reset":
             self._broker_lost()
 

@@ -245,7 +245,7 @@ class Server:
         return self._connection_slices(after, limit)
 
     async def _connection_slices(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
-        relays = list(self._worker.relays.values()) if self._worker else []
+        relays = sorted(self._worker.relays.values(), key=lambda relay: relay.number) if self._worker else []
         first = bisect_right(relays, after, key=lambda relay: relay.number)
         for start in range(first, min(first + limit, len(relays)), _ROWS_PER_SLICE):
             end = min(start + _ROWS_PER_SLICE, first + limit)

@@ -1,7 +1,7 @@
 """What all clusters and connections of one event loop share. Refuses to know any single one of them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 
@@ -29,6 +29,7 @@ class Worker:
     relays: dict[int, Relay] = field(default_factory=dict)  # by the number of the connection, the oldest first
     held: HeldBudget = field(default_factory=HeldBudget)  # of answers, by all sessions
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last relay closes
+    on_left: Callable[[int], None] | None = None  # where another process counts the connections: by their numbers
     loops: LoopGuard = field(init=False)
     dialler: Dialler = field(init=False)
     _connections: int = 0
@@ -40,12 +41,20 @@ class Worker:
     def now_ns(self) -> int:
         return monotonic_ns() + self.clock_offset_ns
 
-    def add(self, relay: Relay) -> None:
-        self._connections += 1
+    def add(self, relay: Relay, number: int = 0) -> None:
+        """Count a relay in; `number`: the one that its connection has already."""
+        self._connections = number or self._connections + 1
         relay.number = self._connections
         self.relays[relay.number] = relay
 
     def remove(self, relay: Relay) -> None:
         self.relays.pop(relay.number, None)
+        self.left(relay.number)
         if not self.relays:
             self.idle.set()
+
+    def left(self, number: int) -> None:
+        """A client's connection has ended, whether it had a relay or not."""
+        self.gate.leave()
+        if self.on_left is not None:
+            self.on_left(number)

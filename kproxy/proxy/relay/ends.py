@@ -22,6 +22,7 @@ class Incoming:
     opened_ns: int  # nanoseconds since the epoch
     principal: str = ANONYMOUS
     server_name: str | None = None  # SNI, as the client wrote it
+    number: int = 0  # of the connection, where another process has given it one
 
 
 @dataclass(slots=True)
