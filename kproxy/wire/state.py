@@ -372,6 +372,9 @@ class SessionState:
         self._mark(side, pos)
         kind, text = frames.sniff(bytes(view[pos : pos + 8]))
         self._lost_framing(side, kind, text, now)
+        if self._waiting is not None and not self._interest.rewrite:
+            pieces.append((BROKER, bytes(self._waiting)))  # no answer to the handshake will release these
+            self._waiting = None
         return self._change(side, view, pos, sent, pieces)
 
     def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:

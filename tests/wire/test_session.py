@@ -410,6 +410,17 @@ def test_a_token_sent_before_the_handshake_is_answered_waits_for_the_answer() ->
     assert [exchange.correlation_id for exchange in talk.exchanges] == [1, 2]
 
 
+@pytest.mark.parametrize("rewrites", [False, True])
+def test_a_token_that_waits_is_not_lost_when_the_broker_answers_no_kafka(rewrites: bool) -> None:
+    """A transparent session forwards unread from there, a rewriting one closes; neither goes on waiting."""
+    talk = rewriting() if rewrites else Dialogue()
+    talk.client(asks := request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"})).client(PLAIN)
+    assert talk.session.holds_back
+    talk.broker(b"\xff" * 16).client(b"more")
+    assert not talk.session.holds_back
+    assert talk.sent[BROKER] == (asks if rewrites else asks + PLAIN + b"more")
+
+
 def test_a_refused_handshake_leaves_frames() -> None:
     talk = rewriting().client(request(HANDSHAKE, 0, 1, {"mechanism": "NONE"}))
     talk.broker(response(HANDSHAKE, 0, 1, {"errorCode": 33, "mechanisms": ["PLAIN"]}))
