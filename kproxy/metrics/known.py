@@ -34,6 +34,8 @@ UNANSWERED_CAUSES = ("broker_closed", "broker_reset", "broker_stalled")
 _OF_BOTH_SIDES = ("size", "too_much_named")
 FAULTS = (
     *((side, kind) for kind in _OF_BOTH_SIDES for side in SIDES),
+    ("client", "held_too_large"),
+    ("client", "held_too_many"),
     ("client", "http"),
     ("client", "malformed_request"),
     ("client", "sasl_token"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.wire import frames
-from kproxy.wire.bodies import ERRORS, BodyWalker, empty_rest
+from kproxy.wire.bodies import BodyWalker, empty_rest
 from kproxy.wire.client_side import ClientSide
 from kproxy.wire.events import (
     BROKER,
@@ -26,7 +26,6 @@ from kproxy.wire.pairing import overtaken_by
 from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece
 
 MAX_HEAD = 256 * 1024  # of an answer whose head alone is held: four thousand brokers, rewritten in one call
-MAX_HELD = 4 * 1024 * 1024  # of one answer: tens of thousands of brokers, or coordinators
 
 
 class BrokerSide(ClientSide):
@@ -186,14 +185,14 @@ class BrokerSide(ClientSide):
                 self._broker_walker = BodyWalker(
                     plan.api_key,
                     plan.api_version,
-                    detail=ERRORS if plan.response_reader is None else self._interest.detail,
+                    detail=plan.response_detail,
                     ahead_bytes=frames.RESPONSE_HEAD_BYTES,
                     marks_head=True,
                 )
-            elif length > MAX_HELD:
+            elif length > plan.max_held_bytes:
                 text = (
                     f"{plan.title} answer of {length} bytes must be held to rewrite its addresses, and at most "
-                    f"{MAX_HELD} bytes are: ask for less at a time"
+                    f"{plan.max_held_bytes} bytes are: ask for less at a time"
                 )
                 self._fatal(BROKER, "held_too_large", text, plan, now)
         elif plan.scan is not None:
@@ -201,7 +200,7 @@ class BrokerSide(ClientSide):
                 self._broker_walker = BodyWalker(
                     plan.api_key,
                     plan.api_version,
-                    detail=ERRORS if plan.response_reader is None else self._interest.detail,
+                    detail=plan.response_detail,
                     room=self._interest.room,
                     neutralise=streams and self._transform is not None,
                     ahead_bytes=frames.RESPONSE_HEAD_BYTES,

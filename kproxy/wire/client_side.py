@@ -9,6 +9,7 @@ from typing import Any
 
 from kproxy.errors import Malformed
 from kproxy.wire import frames, sasl
+from kproxy.wire.authorizer import MAX_HELD_REQUEST, Answer, Close, Decision, Hold, Replace
 from kproxy.wire.bodies import BodyWalker
 from kproxy.wire.events import (
     ANSWERED,
@@ -19,7 +20,7 @@ from kproxy.wire.events import (
     ClientNamed,
     Exchange,
 )
-from kproxy.wire.interest import ANSWER, REFUSE, SASL_HANDSHAKE, ApiPlan
+from kproxy.wire.interest import ANSWER, AUTHORIZE, PRODUCE, REFUSE, SASL_HANDSHAKE, ApiPlan
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.raw_sasl import RawSaslSides
 from kproxy.wire.state import (
@@ -35,6 +36,10 @@ from kproxy.wire.state import (
 
 MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
 MAX_USUAL_PREFIX = 512  # a longer one is parsed each time
+# What it takes to decide one request, in frames: as much and, of a Produce, whose records are stepped over, one more
+# for so many bytes.
+AUTHORIZED_WORK = 4
+PAYLOAD_SHIFT = 12
 
 
 class ClientSide(RawSaslSides):
@@ -48,9 +53,12 @@ class ClientSide(RawSaslSides):
         pos = sent = 0
         start = now
         if self._client_left:
-            swallow = self._client_swallow
-            pos = self._continue_request(view, 0, size, now, pieces)
-            sent = pos if swallow else 0
+            if self._client_held is not None:
+                pos = sent = self._hold(view, now, pieces)
+            else:
+                swallow = self._client_swallow
+                pos = self._continue_request(view, 0, size, now, pieces)
+                sent = pos if swallow else 0
             if self._handlers[CLIENT] is not type(self)._requests:
                 return self._change(CLIENT, view, pos, sent, pieces)
             if self._client_left:
@@ -116,7 +124,7 @@ class ClientSide(RawSaslSides):
             self._mark(CLIENT, pos)
             if plan.request or (self._doubts and not is_usual) or (not plan.known and number == 0):
                 if sasl.is_bare_gssapi(key_version) and number == 0:
-                    self._start_raw("GSSAPI")
+                    self._start_raw("GSSAPI", now)
                     return self._change(CLIENT, view, pos, sent, pieces)
                 if self._doubts and not self._believes(view, pos, size):
                     return self._not_kafka(CLIENT, view, pos, sent, pieces, now)
@@ -127,18 +135,31 @@ class ClientSide(RawSaslSides):
                     if sent < pos:
                         pieces.append((BROKER, view[sent:pos]))
                     sent = end if end < size else size
-                    self._client_swallow = True
-                    if self._own_answers is None:
-                        self._own_answers = {}
-                    self._own_answers[number] = unsupported_version(correlation_id)
+                    self._swallow(exchange, unsupported_version(correlation_id))
+                elif plan.request == AUTHORIZE:
+                    last -= AUTHORIZED_WORK + (length >> (PAYLOAD_SHIFT if plan.api_key == PRODUCE else LOOKED_SHIFT))
+                    held = self._authorize(exchange, view, pos, min(end, size), now)
+                    if held is not None:
+                        if sent < pos:
+                            pieces.append((BROKER, view[sent:pos]))
+                        if self._handlers[CLIENT] is not type(self)._requests:
+                            return self._change(CLIENT, view, pos, pos, pieces)
+                        sent = end if end < size else size
+                        if self._client_held is not None:
+                            self._number = number + 1
+                            pending.append(exchange)
+                            pos = size
+                            break
+                        if held:
+                            pieces.append((BROKER, held))
             self._number = number = number + 1
             pending.append(exchange)
             if is_usual:
                 self._take_prefix(exchange, *usual_values)
-            elif plan.prefix is not None:
+            elif plan.prefix is not None and not self._client_swallow:
                 last -= self._read_prefix(exchange, view, pos, end, size, now) >> LOOKED_SHIFT
                 unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
-            if end > size or (length > SMALL_BODY and plan.request_reader is not None):
+            if end > size or (length > SMALL_BODY and plan.request_reader is not None and not self._client_swallow):
                 self._begin_request(exchange, length)
                 begin = pos
                 pos = self._continue_request(view, pos, size, now, pieces, begins=True)
@@ -148,7 +169,7 @@ class ClientSide(RawSaslSides):
                     break
                 continue
             exchange.request_end = now
-            if plan.request_reader is not None:
+            if plan.request_reader is not None and not self._client_swallow:
                 last -= self._read_request(exchange, view, pos, end, now)
             completed[0] += 1
             pos = end
@@ -169,6 +190,103 @@ class ClientSide(RawSaslSides):
         elif sent < size:
             pieces.append((BROKER, view[sent:] if sent else view))
         return pieces
+
+    # --- requests that are decided first -----------------------------------------------------------------------------
+
+    def _swallow(self, exchange: Exchange, answer: Answer) -> None:
+        """The broker does not get the request that begins now; `answer` leaves after all older ones."""
+        self._client_swallow = True
+        if self._own_answers is None:
+            self._own_answers = {}
+        self._own_answers[exchange.number] = answer
+
+    def _authorize(self, exchange: Exchange, view: Any, pos: int, stop: int, now: int) -> Any:
+        """Let the authorizer decide the request at `pos`, as much of it as is here.
+
+        None: it is forwarded as it came. Otherwise the bytes that the broker gets instead: none if it is held, answered
+        or refused.
+        """
+        authorizer = self._authorizer
+        if authorizer is None:
+            return None
+        decision: Decision | Hold
+        if stop - pos == exchange.request_bytes:
+            decision = authorizer.decide(exchange, view[pos:stop])
+            return None if decision is None else self._obey(exchange, decision, now)
+        decision = authorizer.at_header(exchange)
+        if decision is None:
+            return None
+        if isinstance(decision, Close):
+            return self._obey(exchange, decision, now)
+        self._client_held = bytearray()
+        self._client_exchange = exchange
+        self._client_left = exchange.request_bytes
+        if exchange.request_bytes > MAX_HELD_REQUEST:
+            text = (
+                f"{exchange.plan.title} request of {exchange.request_bytes} bytes must be held until the policy has "
+                f"decided, and at most {MAX_HELD_REQUEST} bytes are: send less at a time"
+            )
+            self._cannot_hold(exchange, "held_too_large", text, now)
+        elif self._keep_request(exchange, view[pos:stop], now):
+            self._client_left -= stop - pos
+        return b""
+
+    def _hold(self, view: Any, now: int, pieces: list[Piece]) -> int:
+        """The next bytes of a held request; returns how many. Once it is whole it is decided."""
+        stop = min(self._client_left, len(view))
+        held, exchange = self._client_held, self._client_exchange
+        assert held is not None and exchange is not None and self._authorizer is not None
+        if not self._keep_request(exchange, view[:stop], now):
+            return stop
+        self._client_left -= stop
+        if self._client_left:
+            return stop
+        self._interest.held.release(len(held))
+        self._client_held = self._client_exchange = None
+        self.completed[0] += 1
+        exchange.request_end = now
+        frame = memoryview(held)
+        decision = self._authorizer.decide(exchange, frame)
+        replacement = None if decision is None else self._obey(exchange, decision, now)
+        if self._handlers[CLIENT] is not type(self)._requests:
+            return stop
+        if not self._client_swallow:
+            plan = exchange.plan
+            if plan.prefix is not None:
+                self._read_prefix(exchange, frame, 0, len(frame), len(frame), now)
+            if plan.request_reader is not None:
+                self._read_request(exchange, frame, 0, len(frame), now, kept=True)
+            pieces.append((BROKER, frame if replacement is None else replacement))
+        self._whole_request(exchange, pieces, now)
+        return stop
+
+    def _keep_request(self, exchange: Exchange, part: Any, now: int) -> bool:
+        """Keep the next bytes of a held request. False: all connections together hold as much as they may."""
+        assert self._client_held is not None
+        if not self._interest.held.take(len(part)):
+            text = (
+                f"{exchange.plan.title} request must be held until the policy has decided, and all connections "
+                f"together hold {self._interest.held.limit_bytes} bytes already: let fewer clients send at once"
+            )
+            self._cannot_hold(exchange, "held_too_many", text, now)
+            return False
+        self._client_held += part
+        return True
+
+    def _cannot_hold(self, exchange: Exchange, kind: str, text: str, now: int) -> None:
+        assert self._authorizer is not None
+        self._authorizer.too_large(exchange)
+        self._fatal(CLIENT, kind, text, exchange.plan, now)
+
+    def _obey(self, exchange: Exchange, decision: Answer | Replace | Close, now: int) -> bytes:
+        """Do what the authorizer decided about a whole request; returns what the broker gets instead."""
+        if isinstance(decision, Replace):
+            return decision.frame
+        if isinstance(decision, Answer):
+            self._swallow(exchange, decision)
+        else:
+            self._fatal(CLIENT, decision.kind, decision.text, exchange.plan, now)
+        return b""
 
     # --- requests in parts -------------------------------------------------------------------------------------------
 
@@ -306,7 +424,12 @@ class ClientSide(RawSaslSides):
         values, stop = found
         self._take_prefix(exchange, *values)
         # What logs in, or names the client's software, is parsed each time.
-        if exchange.acks != 0 and values[5:] == (None, None, None) and stop - pos < MAX_USUAL_PREFIX:
+        if (
+            exchange.acks != 0
+            and values[5:] == (None, None, None)
+            and stop - pos < MAX_USUAL_PREFIX
+            and plan.request != AUTHORIZE  # each of them is decided
+        ):
             unpack, usual_bytes = frames.request_head_and(stop - begin)
             key_version, _, prefix = unpack(view, pos)[1:]
             self._usual = unpack, usual_bytes, key_version, prefix, plan, values[:5]

@@ -24,6 +24,7 @@ HOLD = 3  # buffered until it is complete, then passed to the owner's transform
 FORWARD = 0
 ANSWER = 1  # not forwarded: kproxy answers (an ApiVersions newer than it can read)
 REFUSE = 2  # its answer would carry addresses that kproxy cannot read: close the connection
+AUTHORIZE = 3  # the session's authorizer decides (authorizer.py)
 
 PRODUCE = 0
 FETCH = 1
@@ -61,6 +62,8 @@ _COUNTED_ANSWERS = frozenset((FETCH, SHARE_FETCH))
 _UNKNOWN_PLANS = 64
 
 MAX_HELD_TOGETHER = 64 * 1024 * 1024
+MAX_HELD = 4 * 1024 * 1024  # of one answer: tens of thousands of brokers, or coordinators
+MAX_HELD_LIST = 32 * 1024 * 1024  # of one that is held since it lists what a client may not see
 
 
 class ApiPlan:
@@ -71,12 +74,15 @@ class ApiPlan:
         "api_key",
         "api_version",
         "carries_addresses",
+        "held",
         "known",
+        "max_held_bytes",
         "prefix",
         "quick_scan",
         "request",
         "request_reader",
         "response",
+        "response_detail",
         "response_reader",
         "scan",
         "splits",
@@ -98,6 +104,9 @@ class ApiPlan:
         self.quick_scan: Scan | None = None  # `scan`, if nothing else is done with a complete answer
         self.request_reader: Reader | None = None  # reads the topic-partitions of the body; None: it is not read
         self.response_reader: Reader | None = None
+        self.response_detail = bodies.ERRORS  # how closely a large answer is walked
+        self.max_held_bytes = MAX_HELD  # of an answer that is held
+        self.held: ApiPlan | None = None  # the same, with answers that are held whole; made at first use
         self.carries_addresses = False  # its answers can contain addresses of brokers
         self.splits = False  # only the head of a large answer is held (`bodies.head_array`)
         self.throttled_after_answer = False  # KIP-219: the answer leaves at once, then the connection is muted
@@ -140,7 +149,9 @@ class Interest:
         `details`, whatever the detail, the ids of brokers are there too; without `details` only sums (bodies.SUMS), of
         bodies that carry records or the positions of consumers. bodies.ERRORS: bodies are not read.
     room: of the batches that are wanted there are copies, with `detail` bodies.RECORDS.
-    held: what sessions hold of answers counts here; owners with several interests share one.
+    held: what sessions hold of answers and requests counts here; owners with several interests share one.
+    authorizes: whether the sessions' authorizer wants requests of (api key, version).
+    names: the names that answers give to topic ids are read, whatever the detail.
     """
 
     def __init__(
@@ -151,12 +162,16 @@ class Interest:
         detail: int = bodies.ERRORS,
         room: bodies.Room | None = None,
         held: "HeldBudget | None" = None,
+        authorizes: Callable[[int, int], bool] | None = None,
+        names: bool = False,
     ) -> None:
         self.rewrite = rewrite
         self.details = details
         self.detail = detail if details else min(detail, bodies.SUMS)
         self.room = room
         self.held = held or HeldBudget()
+        self._authorizes = authorizes
+        self._names = names
         # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
         self._unknown = 0
@@ -178,6 +193,20 @@ class Interest:
             self.plans[key_version] = plan
         return plan
 
+    def held_plan(self, plan: ApiPlan) -> ApiPlan:
+        """The plan of exchanges whose answer is held whole and given to the transform, whatever it is."""
+        if plan.held is None:
+            held = ApiPlan(plan.api_key, plan.api_version, plan.api, plan.known)
+            for name in ApiPlan.__slots__:
+                setattr(held, name, getattr(plan, name))
+            held.response = HOLD
+            held.quick_scan = None
+            held.splits = False
+            held.transforms_always = True
+            held.max_held_bytes = MAX_HELD_LIST
+            plan.held = held
+        return plan.held
+
     def _known(self, api: schema.Api, version: int) -> ApiPlan:
         plan = ApiPlan(api.key, version, api.name, True)
         plan.throttled_after_answer = version in api.throttled_after_answer
@@ -192,6 +221,10 @@ class Interest:
         reads_answer |= bodies.names_topics(api.key, version)
         if (self.detail and reads_answer) or (self.details and bodies.names_brokers(api.key, version)):
             plan.response_reader = self._reader(api.key, version, "response")
+            plan.response_detail = self.detail
+        elif self._names and bodies.names_topics(api.key, version):
+            plan.response_reader = bodies.body_reader(api.key, version, "response", bodies.SUMS)
+            plan.response_detail = bodies.SUMS
         if self.rewrite:
             plan.transforms_always = api.key == API_VERSIONS
             if plan.response == SCAN and (plan.carries_addresses or plan.transforms_always):
@@ -199,6 +232,8 @@ class Interest:
                 plan.splits = bodies.head_array(api.key, version) is not None
         if plan.response != HOLD and plan.response_reader is None:
             plan.quick_scan = plan.scan
+        if self._authorizes is not None and self._authorizes(api.key, version):
+            plan.request = AUTHORIZE
         return plan
 
     def _reader(self, api_key: int, version: int, side: str) -> Reader:
@@ -213,6 +248,8 @@ class Interest:
                 plan.request = ANSWER
             elif api_key in schema.ADDRESS_CARRIERS:
                 plan.request = REFUSE
+        if not plan.request and self._authorizes is not None and self._authorizes(api_key, api_version):
+            plan.request = AUTHORIZE
         return plan
 
 

@@ -38,7 +38,7 @@ class RawSaslSides(SessionState):
         waiting = bytes(self._waiting or b"")
         self._waiting = None
         if exchange.error_code == 0:
-            self._start_raw(mechanism)
+            self._start_raw(mechanism, now)
         else:
             self._handlers[CLIENT] = type(self)._requests
         if waiting:
@@ -49,9 +49,16 @@ class RawSaslSides(SessionState):
                 self._received[CLIENT] -= self._put_back(CLIENT)
             self._rest, self._shift = brokers
 
-    def _start_raw(self, mechanism: str) -> None:
+    def _start_raw(self, mechanism: str, now: int) -> None:
         self.sasl_mechanism = mechanism
         self._raw = sasl.RawSasl(mechanism)
+        if self._raw.open_ended and self._authorizer is not None:
+            text = (
+                f"a {mechanism} login by raw tokens has no certain end, so requests behind it could pass undecided: "
+                "let the client log in by SaslAuthenticate, as all since Kafka 1.0 do"
+            )
+            self._fatal(CLIENT, "sasl_token", text, None, now)
+            return
         self._handlers[CLIENT] = type(self)._client_tokens
         self._handlers[BROKER] = type(self)._broker_tokens
 

@@ -15,6 +15,8 @@ the field that is set. `Session.states` returns them, so that this table can be 
     framed, kept      _client_body: its body is copied        framed, held      and nothing of it passes before (_held)
     framed, walking   _client_walker: its body is walked      framed, walking   _broker_walker: its body is walked
     framed, swallowed _client_swallow: kproxy answers it
+    framed, undecided _client_held: nothing of it passes
+                      before the authorizer decides
     await_handshake   SaslHandshake v0 is unanswered          framed, ...
     raw               SASL tokens (raw_sasl.py)               raw
     blind             forwarded unread after a fault          blind
@@ -31,9 +33,10 @@ that are looked at (`state.py`). The bytes looked at in first fields and in smal
 that is compiled as all of them. Captures have no such bound.
 
 Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), a copy of a small request
-whose body is read (64 KiB), one of a small answer (64 KiB) or a held one (4 MiB, and 64 MiB for all sessions that share
-a HeldBudget), the backlog (one view per side), LIMIT pending requests, and what these name (MAX_NAMED, and FEW_NAMED of
-each). Refuses to know sockets and clocks.
+whose body is read (64 KiB) or one that is not decided (16 MiB), one of a small answer (64 KiB) or a held one (4 MiB,
+lists 32 MiB; with the undecided requests 64 MiB for all sessions that share a HeldBudget), the backlog (one view per
+side), LIMIT pending requests, and what these name (MAX_NAMED, and FEW_NAMED of each).
+Refuses to know sockets and clocks.
 """
 
 from typing import Any
@@ -55,6 +58,8 @@ class Session(BrokerSide):
     pending. The backlog is at most the view that was given to `receive`. What is in it is not forwarded, and counts for
     no event before it is resumed. When a SaslHandshake is answered, a call for the broker's side may leave a backlog of
     the client's.
+
+    `authorizer` decides requests before any byte of them leaves (authorizer.py).
 
     `transform(exchange, frame)` gets a held answer, its 4-byte size included, and returns what to send instead, or
     None; a ProtocolError from it is a fatal Desync.
@@ -137,6 +142,7 @@ class Session(BrokerSide):
             return name
         if side == CLIENT:
             substates = {
+                "undecided": self._client_held is not None,
                 "swallowed": self._client_swallow,
                 "prefix": self._client_prefix is not None,
                 "kept": self._client_body is not None,

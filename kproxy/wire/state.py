@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec, schema
 from kproxy.wire import frames, sasl
+from kproxy.wire.authorizer import Answer, Authorizer
 from kproxy.wire.bodies import BodyWalker, Edit, Found
 from kproxy.wire.events import (
     ANSWERED,
@@ -64,6 +65,7 @@ class SessionState:
     """The fields of a session, and what its two sides do alike."""
 
     __slots__ = (
+        "_authorizer",
         "_broker_exchange",
         "_broker_head",
         "_broker_head_ns",
@@ -74,6 +76,7 @@ class SessionState:
         "_client_exchange",
         "_client_head",
         "_client_head_ns",
+        "_client_held",
         "_client_left",
         "_client_prefix",
         "_client_swallow",
@@ -122,6 +125,7 @@ class SessionState:
         *,
         transform: Transform | None = None,
         max_request_bytes: int = frames.MAX_REQUEST,
+        authorizer: Authorizer | None = None,
     ) -> None:
         self.events: list[Event] = []  # the owner's to take and to clear after each call
         self.pending: list[Exchange] = []  # requests that wait for their answers (pairing.py)
@@ -134,6 +138,7 @@ class SessionState:
 
         self._interest = interest
         self._transform = transform
+        self._authorizer = authorizer  # of requests whose plan says AUTHORIZE
         self._max_request = max_request_bytes
         self._number = 0  # of the next request
         self._received = [0, 0]  # bytes of each side before the view at hand
@@ -155,6 +160,7 @@ class SessionState:
         self._client_body: bytearray | None = None  # its body, if it is small and read
         self._client_walker: BodyWalker | None = None  # or what walks it, if it is large
         self._client_swallow = False  # the broker does not get it
+        self._client_held: bytearray | None = None  # all of it, until the authorizer can decide
         self._usual: Usual = _NOTHING_USUAL
         self._named = 0  # topic-partitions and batches that pending requests name, those that name few left out
 
@@ -167,7 +173,7 @@ class SessionState:
         self._broker_walker: BodyWalker | None = None
         self._free_at = 0  # when the previous answer ended
         self._mutes: Mutes | None = None  # until the first throttle
-        self._own_answers: dict[int, bytes] | None = None  # by number: answers of ours that wait for older ones
+        self._own_answers: dict[int, Answer] | None = None  # by number: answers of ours that wait for older ones
 
         self._handshake: str | None = None  # the mechanism of a SaslHandshake that is not answered
         self._waiting: bytearray | None = None  # the client's bytes since that handshake
@@ -301,13 +307,13 @@ class SessionState:
             del pending[0]
             del self._own_answers[exchange.number]
             if pieces and isinstance(pieces[-1][1], bytearray) and pieces[-1][0] == CLIENT:
-                pieces[-1][1].extend(answer)  # several in a row leave together
+                pieces[-1][1].extend(answer.frame)  # several in a row leave together
             else:
-                pieces.append((CLIENT, bytearray(answer)))
-            exchange.response_bytes = len(answer)
+                pieces.append((CLIENT, bytearray(answer.frame)))
+            exchange.response_bytes = len(answer.frame)
             exchange.response_start = exchange.response_end = now
-            exchange.error_code = UNSUPPORTED_VERSION
-            exchange.errors = (UNSUPPORTED_VERSION,)
+            exchange.error_code = answer.errors[0] if answer.errors else None
+            exchange.errors = answer.errors
             exchange.decoded = FULL
             exchange.outcome = ANSWERED_BY_PROXY
             mutes = self._mutes or Mutes()
@@ -346,6 +352,9 @@ class SessionState:
         exchange, self._client_exchange = self._client_exchange, None
         self._client_left = 0
         self._client_prefix = self._client_body = self._client_walker = None
+        if self._client_held is not None:
+            self._interest.held.release(len(self._client_held))
+            self._client_held = None
         if exchange is None:
             return
         exchange.request_body = None
@@ -435,10 +444,10 @@ def _cap_named(walker: BodyWalker) -> None:
             del named[MAX_NAMED:]
 
 
-def unsupported_version(correlation_id: int) -> bytes:
+def unsupported_version(correlation_id: int) -> Answer:
     """The answer of a broker to an ApiVersions newer than it knows: v0, error 35, and the versions that it serves."""
     size, body = _unsupported_version()
-    return size + frames.SIZE.pack(correlation_id) + body
+    return Answer(size + frames.SIZE.pack(correlation_id) + body, (UNSUPPORTED_VERSION,))
 
 
 @cache

@@ -1,0 +1,62 @@
+"""What the owner of a session may decide about a request before it leaves: forward, replace, answer, or close.
+
+The owner says per (api key, version) which requests it wants to see (`Interest.authorizes`); all others pass as if
+there were no authorizer. A request whose body is needed is held until it is whole, then decided inside the same call, so that
+nothing overtakes it. Bounds: MAX_HELD_REQUEST of one request, the Interest's HeldBudget of all sessions together.
+
+Refuses to know what decides: rules, identities, bodies.
+"""
+
+from typing import Any, Final, NamedTuple, Protocol
+
+from kproxy.wire.events import Exchange
+
+MAX_HELD_REQUEST = 16 * 1024 * 1024  # brokers take records of 1 MiB by default, and producers send that much at once
+
+
+class Answer(NamedTuple):
+    """The broker does not get the request; `frame` answers it, after all older answers."""
+
+    frame: bytes  # its 4-byte size included
+    errors: tuple[int, ...]  # every error code in it, for the event; the top level's first
+
+
+class Replace(NamedTuple):
+    """The broker gets `frame` instead, which has the same API, version and correlation id."""
+
+    frame: bytes  # its 4-byte size included
+
+
+class Close(NamedTuple):
+    """Nothing of the request leaves, and the connection is closed: a fatal Desync with this kind and text."""
+
+    kind: str
+    text: str
+
+
+class Hold:
+    """The type of HOLD: the request is needed whole."""
+
+
+HOLD: Final = Hold()
+
+Decision = Answer | Replace | Close | None  # None: the request is forwarded as it came
+
+
+class Authorizer(Protocol):
+    """Decides about the requests of one connection, in order. Raises nothing; a session calls it at most twice each."""
+
+    def at_header(self, exchange: Exchange) -> Hold | Close | None:
+        """Decide a request of which only the header is certainly here; HOLD: decide it when it is whole."""
+        ...
+
+    def decide(self, exchange: Exchange, frame: Any) -> Decision:
+        """Decide a whole request. `frame` begins with its 4-byte size and lives for this call only.
+
+        If the answer must be held too, for the session's transform, set `exchange.plan` to `Interest.held_plan` of it.
+        """
+        ...
+
+    def too_large(self, exchange: Exchange) -> None:
+        """A request was not decided: it exceeds a bound of what is held, and the connection is closed."""
+        ...

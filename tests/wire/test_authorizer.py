@@ -1,0 +1,189 @@
+"""Requests that are decided before they leave: forwarded, replaced, answered or refused, in order, over any split."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kproxy.wire.authorizer import HOLD, MAX_HELD_REQUEST, Answer, Close, Decision, Hold, Replace
+from kproxy.wire.events import ANSWERED, ANSWERED_BY_PROXY, BROKER, CLIENT, Exchange
+from kproxy.wire.interest import HeldBudget, Interest
+from tests.wire.playbook import Dialogue, foreign_request, request, response
+
+PRODUCE, METADATA, HEARTBEAT, LIST_GROUPS, SASL_HANDSHAKE = 0, 3, 12, 16, 17
+DENIED = 29
+
+
+class Scripted:
+    """Decides by the correlation id; knows of no bytes."""
+
+    def __init__(self, **decisions: Any) -> None:
+        self.decisions = {int(name[1:]): decision for name, decision in decisions.items()}
+        self.by_header: set[int] = set()  # those that are forwarded without being held
+        self.frames: list[bytes] = []
+        self.too_large_ids: list[int] = []
+        self.held: Interest | None = None  # answers are held too
+
+    def at_header(self, exchange: Exchange) -> Hold | Close | None:
+        return None if exchange.correlation_id in self.by_header else HOLD
+
+    def decide(self, exchange: Exchange, frame: Any) -> Decision:
+        self.frames.append(bytes(frame))
+        if self.held is not None:
+            exchange.plan = self.held.held_plan(exchange.plan)
+        return self.decisions.get(exchange.correlation_id)
+
+    def too_large(self, exchange: Exchange) -> None:
+        self.too_large_ids.append(exchange.correlation_id)
+
+
+def interest(*keys: int, **settings: Any) -> Interest:
+    return Interest(rewrite=True, authorizes=lambda key, version: key in keys, **settings)
+
+
+def answer(correlation_id: int) -> Answer:
+    return Answer(response(HEARTBEAT, 4, correlation_id, {"errorCode": DENIED}), (DENIED,))
+
+
+def heartbeat(correlation_id: int, group: str = "g") -> bytes:
+    return request(HEARTBEAT, 4, correlation_id, {"groupId": group})
+
+
+_KINDS = ("pass", "forward", "header", "replace", "answer")
+
+
+@given(st.lists(st.sampled_from(_KINDS), min_size=1, max_size=12), st.data())
+def test_what_leaves_is_what_was_decided_in_order_over_any_split(kinds, data):
+    authorizer = Scripted()
+    sent, to_broker, to_client = b"", b"", []
+    for number, kind in enumerate(kinds):
+        frame = request(LIST_GROUPS, 4, number, {}) if kind == "pass" else heartbeat(number, "g" * (1 + 13 * number))
+        sent += frame
+        if kind == "header":
+            authorizer.by_header.add(number)
+        if kind == "replace":
+            frame = heartbeat(number, "replaced")
+            authorizer.decisions[number] = Replace(frame)
+        if kind == "answer":
+            authorizer.decisions[number] = answer(number)
+            to_client.append(answer(number).frame)
+        else:
+            to_broker += frame
+            key = LIST_GROUPS if kind == "pass" else HEARTBEAT
+            to_client.append(response(key, 4, number, {"throttleTimeMs": number}))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(sent) - 1), max_size=8), "cuts"))
+    talk = Dialogue(interest(HEARTBEAT), authorizer=authorizer)
+    talk.client(sent, cuts)
+    assert talk.sent[BROKER] == to_broker
+    first = len(to_client) - next((at for at, kind in enumerate(kinds) if kind != "answer"), len(kinds))
+    assert talk.sent[CLIENT] == b"".join(to_client[: len(to_client) - first])  # what no older one waits before
+    of_broker = b"".join(frame for frame, kind in zip(to_client, kinds, strict=True) if kind != "answer")
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(len(of_broker) - 1, 1)), max_size=8), "cuts of answers"))
+    if of_broker:
+        talk.broker(of_broker, [cut for cut in cuts if cut < len(of_broker)])
+    assert talk.sent[CLIENT] == b"".join(to_client)
+    assert [exchange.outcome for exchange in talk.exchanges] == [
+        ANSWERED_BY_PROXY if kind == "answer" else ANSWERED for kind in kinds
+    ]
+    assert [exchange.errors for exchange in talk.exchanges if exchange.outcome == ANSWERED_BY_PROXY] == [
+        (DENIED,)
+    ] * kinds.count("answer")
+    assert not talk.faults
+    assert talk.session._interest.held._held_bytes == 0
+    assert talk.session.completed == [len(kinds), len(kinds) - kinds.count("answer")]
+
+
+def test_nothing_of_an_undecided_request_leaves():
+    authorizer = Scripted(_1=answer(1))
+    talk = Dialogue(interest(HEARTBEAT), authorizer=authorizer)
+    frame = heartbeat(1)
+    talk.client(frame[:-1])
+    assert talk.sent == {CLIENT: b"", BROKER: b""}
+    assert talk.session.states[CLIENT] == "framed, undecided"
+    assert talk.session.missing(CLIENT) == 1 and not talk.session.at_boundary(CLIENT)
+    talk.client(frame[-1:])
+    assert talk.sent == {CLIENT: answer(1).frame, BROKER: b""}
+    assert authorizer.frames == [frame]
+    assert talk.session.at_boundary(CLIENT)
+
+
+def test_a_request_that_repeats_the_one_before_is_decided_again():
+    authorizer = Scripted(_2=answer(2))
+    talk = Dialogue(interest(HEARTBEAT, details=True), authorizer=authorizer)
+    talk.client(heartbeat(1) + heartbeat(2) + heartbeat(3))
+    assert talk.sent[BROKER] == heartbeat(1) + heartbeat(3)
+    assert len(authorizer.frames) == 3
+
+
+def test_what_cannot_be_held_closes_the_connection():
+    authorizer = Scripted()
+    talk = Dialogue(interest(PRODUCE), authorizer=authorizer)
+    size = (MAX_HELD_REQUEST + 1).to_bytes(4, "big")
+    talk.client(size + heartbeat(1)[4:6].replace(b"\0\x0c", b"\0\0") + b"\0\x09\0\0\0\7" + b"x" * 100)
+    (fault,) = talk.faults
+    assert fault.fatal and fault.kind == "held_too_large" and "send less at a time" in fault.text
+    assert authorizer.too_large_ids == [7]
+    assert talk.sent == {CLIENT: b"", BROKER: b""}
+
+    authorizer = Scripted()
+    talk = Dialogue(interest(HEARTBEAT, held=HeldBudget(100)), authorizer=authorizer)
+    frame = heartbeat(5, "g" * 300)
+    talk.client(frame, [60, 120])
+    (fault,) = talk.faults
+    assert fault.fatal and fault.kind == "held_too_many"
+    assert authorizer.too_large_ids == [5]
+    assert talk.session._interest.held._held_bytes == 0
+
+
+def test_a_client_that_goes_in_the_middle_gives_back_what_was_held():
+    talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted())
+    talk.client(heartbeat(1)[:20])
+    assert talk.session._interest.held._held_bytes == 20
+    talk.close(CLIENT).close(BROKER)
+    assert talk.session._interest.held._held_bytes == 0
+
+
+def test_a_refusal_by_closing():
+    talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted(_2=Close("refused", "no")))
+    talk.client(heartbeat(1) + heartbeat(2) + heartbeat(3), [30])
+    (fault,) = talk.faults
+    assert (fault.kind, fault.text, fault.fatal) == ("refused", "no", True)
+    assert talk.sent[BROKER] == heartbeat(1)
+    assert fault.offset == len(heartbeat(1))
+
+
+def test_an_unknown_api_is_decided_too():
+    talk = Dialogue(interest(9999), authorizer=Scripted(_1=Close("refused", "no")))
+    talk.client(foreign_request(9999, 3, 1, b"abc"))
+    assert talk.sent[BROKER] == b"" and talk.faults[0].kind == "refused"
+
+
+def test_the_answer_of_a_decided_request_can_be_held():
+    of = interest(METADATA)
+    authorizer = Scripted()
+    authorizer.held = of
+    seen = []
+
+    def transform(exchange: Exchange, frame: memoryview) -> bytes:
+        seen.append(bytes(frame))
+        return response(METADATA, 12, 1, {"controllerId": 5})
+
+    topics = [{"name": f"topic-{number}", "partitions": []} for number in range(9000)]
+    large = response(METADATA, 12, 1, {"topics": topics})
+    assert len(large) > 128 * 1024  # larger than any answer that is kept to be read
+    talk = Dialogue(of, authorizer=authorizer, transform=transform)
+    talk.client(request(METADATA, 12, 1, {"topics": None})).broker(large, [100_000])
+    assert seen == [large]
+    assert talk.sent[CLIENT] == response(METADATA, 12, 1, {"controllerId": 5})
+
+
+def test_logins_without_a_certain_end_are_refused():
+    """Else a request with an odd client id would pass as a token, undecided."""
+    talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted())
+    talk.client(b"\0\0\0\x10" + b"\x60" + b"t" * 15)
+    (fault,) = talk.faults
+    assert fault.fatal and fault.kind == "sasl_token" and "SaslAuthenticate" in fault.text
+    talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted())
+    talk.client(request(SASL_HANDSHAKE, 0, 1, {"mechanism": "GSSAPI"}))
+    talk.broker(response(SASL_HANDSHAKE, 0, 1, {"errorCode": 0, "mechanisms": ["GSSAPI"]}))
+    assert talk.faults[0].fatal
