@@ -1,8 +1,9 @@
 """What the owner of a session may decide about a request before it leaves: forward, replace, answer, or close.
 
 The owner says per (api key, version) which requests it wants to see (`Interest.authorizes`); all others pass as if
-there were no authorizer. A request whose body is needed is held until it is whole, then decided inside the same call, so that
-nothing overtakes it. Bounds: MAX_HELD_REQUEST of one request, the Interest's HeldBudget of all sessions together.
+there were no authorizer. A request whose body is needed is held until it is whole, then decided inside the same call,
+so that nothing overtakes it. Bounds: MAX_HELD_REQUEST of one request, the Interest's HeldBudget of all sessions
+together.
 
 Refuses to know what decides: rules, identities, bodies.
 """
