@@ -44,7 +44,14 @@ import click
     "--discovery-interval-s", metavar="SECONDS", help="How often the cluster is asked for its brokers. Default: 30."
 )
 @click.option(
-    "--drain-timeout-s", metavar="SECONDS", help="Time for pending requests to finish after SIGTERM. Default: 10."
+    "--drain-delay-s",
+    metavar="SECONDS",
+    help="How long it still accepts after SIGTERM while /ready is red, for load balancers that lag. Default: 0.",
+)
+@click.option(
+    "--drain-timeout-s",
+    metavar="SECONDS",
+    help="Time in which connections are closed after that, one by one, each between two requests. Default: 10.",
 )
 @click.option(
     "--log-level", metavar="LEVEL", help="debug (one line per connection), info, warning or error. Default: info."

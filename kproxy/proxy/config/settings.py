@@ -111,6 +111,7 @@ class Config(Frozen):
     max_connections: Annotated[int, Field(ge=1)] | None = None  # 10,000, or as many as open files allow
     accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024
     connect_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
+    drain_delay_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     discovery_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     record: Path | None = None

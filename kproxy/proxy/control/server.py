@@ -11,6 +11,7 @@ import signal
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.cluster import ClusterProxy
+from kproxy.proxy.control.draining import drain
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.relay.listeners import Gate, why_unbound
 from kproxy.proxy.relay.poller import Poller
@@ -180,15 +182,23 @@ class Server:
         return list(chain.from_iterable(cluster.not_ready() for cluster in self.clusters))
 
     async def stop(self, at_once: asyncio.Event | None = None) -> None:
-        """Stop accepting, let connections finish what is under way, close. `at_once` ends the waiting."""
+        """Stop accepting after `drain_delay_s`, let connections finish what is under way, close.
+
+        From the start of it `not_ready` says so. `at_once` ends the waiting.
+        """
         start = time.monotonic()
+        at_once = at_once or asyncio.Event()
         self._draining = True
+        if self.config.drain_delay_s and self._worker is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(at_once.wait(), self.config.drain_delay_s)
         for cluster in self.clusters:
             cluster.close()
         for cluster in self.clusters:
             await cluster.stop()
         if self._worker is not None:
-            drained, closed = await self._drain(self._worker, at_once or asyncio.Event())
+            relays = tuple(self._worker.relays.values())
+            drained = await drain(relays, self.config.drain_timeout_s, at_once, "drain")
             self._worker.gate.close()
             self._worker.poller.close()
         if self._recorder is not None:
@@ -197,27 +207,7 @@ class Server:
             await self._admin.stop()
         if self._worker is not None:
             text = "stopped in %.1f s: %d connections drained, %d closed before their requests were answered"
-            log.info(text, time.monotonic() - start, drained, closed)
-
-    async def _drain(self, worker: Worker, at_once: asyncio.Event) -> tuple[int, int]:
-        """Let connections finish; returns how many did, and how many were closed at the end of the time."""
-        worker.idle.clear()
-        relays = tuple(worker.relays.values())
-        for relay in relays:
-            relay.drain()
-        if worker.relays:
-            waits = [asyncio.create_task(event.wait()) for event in (worker.idle, at_once)]
-            timeout_s = self.config.drain_timeout_s
-            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
-        unfinished = tuple(worker.relays.values())
-        if unfinished:
-            text = "%d connections did not finish in time and are closed: drain_timeout_s=%g"
-            log.warning(text, len(unfinished), self.config.drain_timeout_s)
-        for relay in unfinished:
-            relay.close("drain_timeout")
-        return len(relays) - len(unfinished), len(unfinished)
+            log.info(text, time.monotonic() - start, *drained)
 
     def _api_traffic(self, _: "Query") -> Any:
         return summarise(self.metrics, time.time_ns()).as_json()

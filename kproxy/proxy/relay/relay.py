@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any
 
-from kproxy.proxy.relay.peer import Counting, Durations, Peer
+from kproxy.proxy.relay.peer import Counting, Durations, Peer, discard_bytes, ignore_readiness
 from kproxy.proxy.relay.poller import LATE_NS, Poller
-from kproxy.proxy.relay.sockets import receive_timed
+from kproxy.proxy.relay.sockets import flush_small_sends, has_unread, receive_timed
 from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event, Exchange
@@ -46,15 +46,6 @@ HANDSHAKE_S = 5.0  # how long an end waits for the answer to a SaslHandshake: a 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
 
 log = logging.getLogger("kproxy.relay")
-
-
-def _ignore_readiness() -> None:
-    """Replaces the reader of a closed relay."""
-
-
-def _discard_bytes(piece: Any) -> int:
-    """Replaces `send` of a peer that takes no more: as many bytes as given are taken, and dropped."""
-    return len(piece)
 
 
 class Relay:
@@ -93,6 +84,7 @@ class Relay:
         self._silent: TimerHandle | None = None  # the client has ended while pairing.LIMIT requests are pending
         self._first_end = CLIENT
         self._draining = False
+        self._finishing = False  # draining, and new requests are still served
         self._lingering: TimerHandle | None = None
         self._unheard: TimerHandle | None = None  # the client has ended: who draws this out is given up
         self.closed = False
@@ -381,7 +373,8 @@ class Relay:
         """Whether nothing is to be read of a side for now."""
         if self.closed or self._peers[side].ended or any(side in other.feeders for other in self._peers):
             return True
-        return side == CLIENT and (self._full or (self._draining and self.session.at_boundary(CLIENT)))
+        asks_last = self._draining and not self._finishing and self.session.at_boundary(CLIENT)
+        return side == CLIENT and (self._full or asks_last)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -441,7 +434,7 @@ class Relay:
             self.close(f"{SIDES[to]}_reset", reset=True)
             return
         peer.dead = True
-        peer.send = _discard_bytes
+        peer.send = discard_bytes
         if peer.unsent is not None:
             peer.frames = 0
             self._flushed(to)
@@ -477,9 +470,9 @@ class Relay:
             if reset:
                 peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             peer.sock.close()
-            peer.send = _discard_bytes  # for pieces of the read that is being handled
+            peer.send = discard_bytes  # for pieces of the read that is being handled
             peer.readable = (
-                _ignore_readiness  # the reader refers to this relay: without the cycle, memory is freed at once
+                ignore_readiness  # the reader refers to this relay: without the cycle, memory is freed at once
             )
         self._emit_last()
         self._counting.closed(cause)
@@ -487,9 +480,16 @@ class Relay:
 
     # --- draining ----------------------------------------------------------------------------------------------------
 
+    def finish(self) -> None:
+        """Serve on until no request of the client is unanswered, then close: our end leaves with the last answer."""
+        if not self._draining:
+            self._draining = self._finishing = True
+            self._drain_on()
+
     def drain(self) -> None:
         """Finish the request in transit, read no new one, deliver the answers due, then close between two frames."""
         self._draining = True
+        self._finishing = False
         client = self._peers[CLIENT]
         was_reading = client.reading
         self._unread(CLIENT)
@@ -508,6 +508,13 @@ class Relay:
             return
         session = self.session
         client, broker = self._peers
+        if self._finishing:
+            whole = session.at_boundary(CLIENT) and session.at_boundary(BROKER) and client.unsent is None
+            if client.ended or (whole and not session.pending and not has_unread(client.sock)):
+                self.drain()
+            else:
+                flush_small_sends(client.sock)
+            return
         if not client.ended:
             if not session.at_boundary(CLIENT):
                 return

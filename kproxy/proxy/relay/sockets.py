@@ -1,7 +1,10 @@
 """Options that every socket of a relay has, and reads that say when the bytes arrived."""
 
+import fcntl
 import socket
+import ssl
 import struct
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -25,6 +28,27 @@ def prepare(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+
+
+def has_unread(sock: socket.socket) -> bool:
+    """Whether bytes have arrived that nobody has read yet."""
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return True
+    try:
+        return any(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))
+    except OSError:
+        return False
+
+
+def flush_small_sends(sock: socket.socket) -> None:
+    """Send what was held back, and from now on hold back less than a full segment, for the next call or the end.
+
+    So the end of a connection reaches its peer together with what was sent last. The kernel waits 200 ms at most.
+    """
+    if hasattr(socket, "TCP_CORK"):
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
 
 
 Receive = Callable[[list[Any], int], tuple[int, list[tuple[int, int, bytes]], int, Any]]
