@@ -5,7 +5,6 @@ and the recorder's thread, if there is one.
 """
 
 import asyncio
-import gc
 import logging
 import signal
 import time
@@ -25,6 +24,7 @@ from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.draining import drain
+from kproxy.proxy.control.garbage import FullCollections
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.relay.listeners import Gate, why_unbound
 from kproxy.proxy.relay.poller import Poller
@@ -88,14 +88,16 @@ class Server:
         numbers = [number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if _is_heard(number)]
         for number in numbers:
             signal.signal(number, lambda number, _: loop.call_soon_threadsafe(stop, number))
+        collections = FullCollections(lambda: self._running.objects)
         try:
             await self.start()
-            gc.freeze()  # what is here stays: a collection set off by a scrape need not walk it while traffic waits
+            collections.start()
             await asked.wait()
         finally:
             try:
                 await self.stop(again)
             finally:
+                collections.stop()
                 for number in numbers:
                     signal.signal(number, signal.SIG_IGN)
 

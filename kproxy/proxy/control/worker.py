@@ -16,6 +16,8 @@ from kproxy.proxy.upstream.resolver import Resolver
 from kproxy.wire.connection import Sink
 from kproxy.wire.interest import HeldBudget
 
+OBJECTS_PER_RELAY = 50
+
 
 @dataclass
 class Worker:
@@ -40,6 +42,11 @@ class Worker:
 
     def now_ns(self) -> int:
         return monotonic_ns() + self.clock_offset_ns
+
+    @property
+    def objects(self) -> int:
+        """About how many Python objects the connections have."""
+        return sum(OBJECTS_PER_RELAY + len(relay.session.pending) for relay in self.relays.values())
 
     def add(self, relay: Relay, number: int = 0) -> None:
         """Count a relay in; `number`: the one that its connection has already."""
