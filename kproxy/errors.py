@@ -20,6 +20,17 @@ from collections.abc import Sequence
 # to it, the address leads back to kproxy, no file descriptor is left, nothing has named an address yet.
 DIAL_CAUSES = ("name", "refused", "timeout", "unreachable", "loop", "no_descriptor", "no_address", "other")
 
+# Why kproxy's own login at a broker fails: wrong credentials, a mechanism that the broker does not offer, a listener
+# without SASL, an answer that is none, a password or a token that cannot be had, a client for whom there is no login.
+LOGIN_CAUSES = (
+    "login_failed",
+    "login_mechanism",
+    "login_unsupported",
+    "login_protocol",
+    "login_credentials",
+    "login_principal",
+)
+
 
 class KproxyError(Exception):
     """The root: catching it catches what kproxy raises on purpose and nothing else."""
@@ -59,7 +70,8 @@ class CaptureError(KproxyError):
 
 
 class UpstreamError(KproxyError):
-    """A broker cannot be reached, or its answer is of no use. `cause` is one of DIAL_CAUSES: a label of metrics."""
+    """A broker cannot be reached, or its answer is of no use. `cause`, a label of metrics, is one of
+    DIAL_CAUSES, or of LOGIN_CAUSES."""
 
     def __init__(self, text: str, cause: str = "other") -> None:
         self.cause = cause
@@ -77,7 +89,15 @@ class RefusedClient(KproxyError):
 # The name that pip knows: on PyPI, `kproxy` is another project. The command and the import are `kproxy`.
 DISTRIBUTION = "kproxy-kafka"
 
-_EXTRA_OF = {"numpy": "offline", "pandas": "spark", "py4j": "spark", "pyarrow": "offline", "pyspark": "spark"}
+_EXTRA_OF = {
+    "jwt": "sasl",
+    "numpy": "offline",
+    "pandas": "spark",
+    "py4j": "spark",
+    "pyarrow": "offline",
+    "pyspark": "spark",
+    "scramp": "sasl",
+}
 
 
 def missing_package(module: str | None) -> str | None:

@@ -17,7 +17,7 @@ Refuses to know labels' text, sockets and how a scrape comes.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from time import monotonic_ns, time_ns
 from typing import TypeVar
 
@@ -177,6 +177,7 @@ class ClusterCells:
         self.own_answers = dict.fromkeys(OWN_APIS, 0)
         self.leaks = dict.fromkeys(ADDRESS_APIS, 0)  # by api
         self.unbound = 0  # brokers in answers for which no port is open
+        self.authentications: dict[tuple[str, str, str], int] = {}  # by side, mechanism and outcome: all are known
         self._apis = set(EVERYDAY_APIS)
         self._unknown_apis: set[int] = set()
         self._errors: set[tuple[str, int]] = set()
@@ -200,6 +201,15 @@ class ClusterCells:
         label = api if api in self.leaks or len(self.leaks) < MAX_LEAKING_APIS else OTHER_API
         _add(self.leaks, label, 1)
         return label
+
+    def expect_authentications(self, side: str, mechanism: str, outcomes: Iterable[str]) -> None:
+        """Expose the logins of that side, "client" or "broker", before the first."""
+        for outcome in outcomes:
+            self.authentications.setdefault((side, mechanism, outcome), 0)
+
+    def authenticated(self, side: str, mechanism: str, outcome: str) -> None:
+        """A login of that side ended; mechanism and outcome are of known sets."""
+        _add(self.authentications, (side, mechanism or "unknown", outcome), 1)
 
     def api_label(self, plan: ApiPlan) -> str:
         """Kafka's name of the API; those beyond the caps share one."""

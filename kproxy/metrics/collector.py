@@ -229,6 +229,12 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
             (),
             lambda cluster: {(): cluster.unbound},
         ),
+        (
+            "authentications",
+            "SASL logins: of clients, checked by kproxy, and of kproxy at brokers.",
+            ("side", "mechanism", "outcome"),
+            lambda cluster: cluster.authentications,
+        ),
     ):
         family = CounterMetricFamily(f"kproxy_{name}", text, labels=(*_CLUSTER, *labels))
         for cluster in clusters:

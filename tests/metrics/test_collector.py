@@ -50,6 +50,7 @@ LABELS = {
     "kproxy_rewritten_addresses": {"cluster", "api"},
     "kproxy_neutralised_addresses": {"cluster", "api"},
     "kproxy_unbound_brokers": {"cluster"},
+    "kproxy_authentications": {"cluster", "side", "mechanism", "outcome"},
     "kproxy_protocol_faults": {"cluster", "side", "kind"},
     "kproxy_topic_bytes": {"cluster", "topic", "direction"},
     "kproxy_topic_records": {"cluster", "topic", "direction"},

@@ -124,6 +124,7 @@ def busy_metrics():
     connection.paused("client")
     connection.rewritten("Metadata", 3)
     connection.unbound(1)
+    metrics.cluster("default").authenticated("broker", "PLAIN", "success")
     connection.neutralised("Fetch", 2)
     other.events([ClientNamed("shop", "a-client", "1.2", 0)])
     other.closed("client")
@@ -212,6 +213,7 @@ def test_each_event_is_counted_where_it_belongs():
         "kproxy_rewritten_addresses_total": {labels(**of, api="Metadata"): 3},
         "kproxy_neutralised_addresses_total": {labels(**of, api="Fetch"): 2},
         "kproxy_unbound_brokers_total": {labels(**of): 1},
+        "kproxy_authentications_total": {labels(**of, side="broker", mechanism="PLAIN", outcome="success"): 1},
         "kproxy_recorder_dropped_total": {labels(): 4},
         "kproxy_ready": {labels(**of): 1},
         "kproxy_listeners": {labels(**of): 4},

@@ -277,7 +277,7 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     config = load(file)
     assert len(config.clusters) == 1  # it runs as it stands; further clusters are commented out, and right as well
     above, mark, below = file.read_text().partition("# Further clusters")
-    whole = above + mark + re.sub(r"^# (?=\[\[|\w+ = )", "", below, flags=re.MULTILINE)
+    whole = above + mark + re.sub(r"^# (?=\[|\w+ = )", "", below, flags=re.MULTILINE)
     document = tomllib.loads(whole)
     assert len(load(written(tmp_path, whole)).clusters) == 3
     assert document.keys() - {"cluster"} == Config.model_fields.keys() - {"clusters", "record", "max_connections"}

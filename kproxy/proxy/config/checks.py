@@ -7,12 +7,18 @@ Ports that overflow or overlap, an upstream that is kproxy itself, addresses tha
 from collections.abc import Iterator
 
 from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, leads_to
+from kproxy.proxy.config.authentication import authentication_faults
+from kproxy.proxy.config.login import login_faults
 from kproxy.proxy.config.settings import Cluster
 
 
 def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """What is wrong with a cluster whose every single value is right."""
     template = cluster.advertised
+    if cluster.login is not None:
+        yield from login_faults(cluster.login, knows_clients=cluster.authentication is not None)
+    if cluster.authentication is not None:
+        yield from authentication_faults(cluster.authentication)
     if cluster.route == "sidecar":
         if len(cluster.bootstrap) > 1:
             yield "bootstrap", "route sidecar has one upstream, the broker beside it; for several use route ports"

@@ -186,4 +186,6 @@ def _in_our_words(error: ErrorDetails) -> str:
             return "" if value else "is empty"
         case "tuple_type":
             return f"{value!r} should be a list"
+    if "login" in error["loc"]:  # somebody may have put a secret where none belongs
+        return error["msg"]
     return re.sub(r"^(Input|String)\b", lambda _: repr(value), error["msg"])

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, parse_address
+from kproxy.proxy.config.authentication import Authentication
+from kproxy.proxy.config.login import Login
 from kproxy.proxy.config.model import Frozen, model_in
 
 MAX_REQUEST_BYTES = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
@@ -92,6 +94,8 @@ class Cluster(Frozen):
     max_request_bytes: Annotated[int, Field(ge=1024, le=(1 << 31) - 1)] = MAX_REQUEST_BYTES
     on_address_leak: Literal["log", "close"] = "log"
     brokers: tuple[BrokerPorts, ...] = ()
+    login: Login | None = None
+    authentication: Authentication | None = None
 
     @property
     def advertised(self) -> str:

@@ -8,13 +8,14 @@ never the broker's own address: it is logged, counted and tried again. Refuses t
 import logging
 from collections.abc import Iterator
 
-from kproxy.errors import DIAL_CAUSES, ConfigError
+from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError
 from kproxy.metrics.upstream import ClusterState
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control.broker_ports import BrokerPorts
 from kproxy.proxy.control.connecting import BOOTSTRAP, Connector, label, listener_name
 from kproxy.proxy.control.discovery import Brokers, Discovery
+from kproxy.proxy.control.logins import broker_login
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
@@ -35,9 +36,11 @@ class ClusterProxy:
         self.cluster = cluster
         self.routes: Routes
         self._worker = worker
-        self._metrics = worker.metrics.upstream(cluster.name, DIAL_CAUSES, self._state)
+        causes = DIAL_CAUSES if cluster.login is None else (*DIAL_CAUSES, *LOGIN_CAUSES)
+        self._metrics = worker.metrics.upstream(cluster.name, causes, self._state)
         self._cells = worker.metrics.cluster(cluster.name)
-        self._door = Door(worker.dialler)
+        self._login = broker_login(cluster, worker.loops, self._cells)
+        self._door = Door(worker.dialler, [self._login] if self._login is not None else [])
         addresses = BootstrapAddresses(cluster.bootstrap)
         self._discovery = Discovery(
             cluster.name, addresses, self._ask, self._learn, worker.config.discovery_interval_s, self._open_ports
@@ -155,7 +158,7 @@ class ClusterProxy:
                 return ""
             return (
                 f"{asked} names its brokers only after a login, and kproxy has none: "
-                "declare the node ids and their ports in [[cluster.brokers]]"
+                "give it one in [cluster.login], or declare the node ids and their ports in [[cluster.brokers]]"
             )
         if not brokers:
             return f"{asked} names no brokers"

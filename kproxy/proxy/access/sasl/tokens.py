@@ -1,0 +1,166 @@
+"""Tokens of OAUTHBEARER: signed JWTs, checked with the keys of a JWKS (RFC 7517) from a file or over HTTPS.
+
+Only signatures with a public key are accepted, by algorithms that are listed here, never by what the token asks for. A
+fetch follows no redirection. Bounds: MAX_TOKEN_BYTES, MAX_JWKS_BYTES, MAX_KEYS, FETCH_S. No text contains a token.
+"""
+
+import json
+import ssl
+import time
+import urllib.request
+from http.client import HTTPMessage
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+from urllib.error import URLError
+
+MAX_TOKEN_BYTES = 64 * 1024
+MAX_JWKS_BYTES = 1024 * 1024
+MAX_KEYS = 64
+FETCH_S = 10.0
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+
+
+class TokenError(ValueError):
+    """Why a token is not accepted, or keys cannot be had; without anything of the token."""
+
+
+class UnknownKeyError(TokenError):
+    """No key at hand has made the signature: newer ones may have."""
+
+
+class Claims(NamedTuple):
+    """What a token says that is used."""
+
+    name: str
+    expires_s: float  # seconds since the epoch
+
+
+class TokenChecker:
+    """Checks tokens with the keys that `use` was last given."""
+
+    def __init__(self, *, issuer: str | None, audience: tuple[str, ...], claim: str, skew_s: float) -> None:
+        import jwt  # an extra: only who checks tokens needs it
+
+        self._jwt: Any = jwt
+        self._issuer = issuer
+        self._audience = audience
+        self._claim = claim
+        self._skew_s = skew_s
+        self._keys: list[tuple[str | None, Any]] = []  # (key id, key)
+
+    def use(self, jwks: bytes) -> None:
+        """Check with these keys from now on; raises TokenError, and the former ones stay."""
+        try:
+            document = json.loads(jwks)
+            entries = document["keys"]
+            if not isinstance(entries, list):
+                raise TypeError
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise TokenError('the keys are no JWKS: JSON like {"keys": [...]}') from None
+        keys = []
+        for entry in entries[:MAX_KEYS]:
+            if not isinstance(entry, dict) or entry.get("kty") == "oct" or entry.get("use", "sig") != "sig":
+                continue  # a secret that both sides share is none of ours
+            try:
+                key = self._jwt.PyJWK.from_dict(entry)
+            except Exception:  # of a kind that the library does not know: others may do
+                continue
+            keys.append((entry.get("kid"), key))
+        if not keys:
+            raise TokenError("the JWKS holds no public key that could check a signature")
+        self._keys = keys
+
+    def check(self, token: str) -> Claims:
+        """Raises UnknownKeyError if no key at hand fits, or TokenError."""
+        jwt = self._jwt
+        try:
+            header = jwt.get_unverified_header(token)
+        except jwt.PyJWTError:
+            raise TokenError("it is no signed JWT") from None
+        algorithm = header.get("alg")
+        if algorithm not in ALGORITHMS:
+            raise TokenError(f"its algorithm is none of {', '.join(ALGORITHMS)}")
+        wanted = header.get("kid")
+        fitting = [key for kid, key in self._keys if wanted is None or kid is None or kid == wanted]
+        if not fitting:
+            raise UnknownKeyError("no key of the JWKS has the id that it names")
+        for key in fitting:
+            try:
+                claims = self._claims(token, key, algorithm)
+                break
+            except (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError, jwt.InvalidKeyError, TypeError):
+                continue
+            except jwt.PyJWTError as fault:
+                raise TokenError(_reason(fault, self._jwt)) from None
+        else:
+            raise UnknownKeyError("its signature is not by a key of the JWKS")
+        name = claims.get(self._claim)
+        if not isinstance(name, str) or not name:
+            raise TokenError(f"it has no claim {self._claim!r}, which names the user")
+        return Claims(name, float(claims["exp"]))
+
+    def _claims(self, token: str, key: Any, algorithm: str) -> dict[str, Any]:
+        claims: dict[str, Any] = self._jwt.decode(
+            token,
+            key=key,
+            algorithms=[algorithm],
+            issuer=self._issuer,
+            audience=list(self._audience) or None,
+            leeway=self._skew_s,
+            options={"require": ["exp"], "verify_aud": bool(self._audience)},
+        )
+        return claims
+
+
+def _reason(fault: Exception, jwt: Any) -> str:
+    """In our words: the library's may quote what the token says."""
+    for kind, text in (
+        (jwt.ExpiredSignatureError, "it has expired"),
+        (jwt.InvalidIssuerError, "its issuer is not the configured one"),
+        (jwt.InvalidAudienceError, "its audience is not the configured one"),
+        (jwt.ImmatureSignatureError, "it is not valid yet"),
+        (jwt.MissingRequiredClaimError, "it does not say when it expires, or who issued it and for whom"),
+    ):
+        if isinstance(fault, kind):
+            return text
+    return "it is no valid JWT"
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> None:
+        return None
+
+
+def fetch(url: str, ca_file: Path | None) -> bytes:
+    """The JWKS behind an https URL, on the caller's thread; raises TokenError."""
+    end = time.monotonic() + FETCH_S
+    try:
+        context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirection())
+        with opener.open(urllib.request.Request(url, headers={"Accept": "application/json"}), timeout=5.0) as answer:
+            data = bytearray()
+            while part := answer.read1(64 * 1024):
+                data += part
+                if len(data) > MAX_JWKS_BYTES:
+                    raise TokenError(f"the JWKS has more than {MAX_JWKS_BYTES} bytes")
+                if time.monotonic() > end:
+                    raise TokenError(f"the JWKS did not arrive within {FETCH_S:g} s")
+            return bytes(data)
+    except (OSError, URLError, ValueError) as fault:
+        if isinstance(fault, TokenError):
+            raise
+        raise TokenError(f"the JWKS cannot be fetched: {getattr(fault, 'reason', None) or fault}") from None
+
+
+def read(path: Path) -> bytes:
+    """The JWKS of a file; raises TokenError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_JWKS_BYTES + 1)
+    except OSError as fault:
+        raise TokenError(f"{path} cannot be read: {fault.strerror or fault}") from None
+    if len(data) > MAX_JWKS_BYTES:
+        raise TokenError(f"{path} has more than {MAX_JWKS_BYTES} bytes")
+    return data

@@ -1,0 +1,64 @@
+"""`[cluster.authentication]`: which SASL logins of clients kproxy checks itself, and against what.
+
+Refuses to open the files that it names.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from kproxy.proxy.config.login import MechanismName
+from kproxy.proxy.config.model import Frozen
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _https(value: Any) -> str:
+    text = str(value)
+    if not text.startswith("https://") or len(text) == len("https://"):
+        raise ValueError(f"{text!r} does not begin with https://: who can change the keys can forge any token")
+    return text
+
+
+def _texts(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+class Authentication(Frozen):
+    """`[cluster.authentication]`: a client is served once its login was checked."""
+
+    mechanisms: Annotated[tuple[MechanismName, ...], Field(min_length=1)]
+    users_file: Path | None = None  # of PLAIN and SCRAM: `kproxy users add` writes it; read again when it changes
+    jwks_file: Path | None = None  # of OAUTHBEARER: the keys that sign tokens
+    jwks_url: Annotated[str, BeforeValidator(_https)] | None = None
+    jwks_ca_file: Path | None = None  # CAs of that URL; default: those of the system
+    jwks_refresh_s: _Seconds = 300.0
+    issuer: str | None = None
+    audience: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()  # one of them must be the token's
+    principal_claim: Annotated[str, Field(min_length=1)] = "sub"
+    clock_skew_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 30.0
+    session_lifetime_s: _Seconds | None = None  # a broker's connections.max.reauth.ms; a token's expiry counts besides
+    failure_delay_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.1
+    timeout_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 10.0  # of a whole login
+
+
+def authentication_faults(authentication: Authentication) -> Iterator[tuple[str, str]]:
+    """What is wrong between the settings of an authentication."""
+    path = "authentication"
+    mechanisms = set(authentication.mechanisms)
+    of_users = sorted(mechanisms - {"OAUTHBEARER"})
+    if of_users and authentication.users_file is None:
+        yield f"{path}.users_file", f"is missing: {', '.join(of_users)} need one (`kproxy users add FILE NAME`)"
+    if not of_users and authentication.users_file is not None:
+        yield f"{path}.users_file", "no mechanism uses it: leave it out, or add PLAIN or SCRAM to mechanisms"
+    keys = [name for name in ("jwks_file", "jwks_url") if getattr(authentication, name) is not None]
+    if "OAUTHBEARER" in mechanisms:
+        if len(keys) != 1:
+            yield path, "OAUTHBEARER needs the keys that sign tokens: give one of jwks_file and jwks_url"
+        if authentication.issuer is None or not authentication.audience:
+            text = "OAUTHBEARER needs issuer and audience: else tokens that were issued for others would do"
+            yield path, text
+    elif keys:
+        yield f"{path}.{keys[0]}", "no mechanism uses it: leave it out, or add OAUTHBEARER to mechanisms"

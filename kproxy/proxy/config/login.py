@@ -1,0 +1,81 @@
+"""`[cluster.login]`: how kproxy logs in at brokers by SASL, and as whom for which client.
+
+Secrets never stand in the configuration file, which is printed, copied and kept in version control: it names files,
+variables or a command that hold them. Refuses to open any of these.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from kproxy.proxy.config.model import Frozen
+
+MechanismName = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+
+_SECRETS = {"password": "password_file or password_env", "token": "token_file or token_command"}
+
+
+class Credentials(Frozen):
+    """As whom to log in: a name and where its password is, or where a token comes from."""
+
+    username: Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")] | None = None
+    password_file: Path | None = None  # read at each login; one line end behind the password is left out
+    password_env: Annotated[str, Field(min_length=1)] | None = None
+    token_file: Path | None = None  # read at each login
+    token_command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None  # prints a token; no shell
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secrets(cls, values: Any) -> Any:
+        for name in _SECRETS.keys() & (values.keys() if isinstance(values, dict) else ()):
+            raise ValueError(f"a {name} does not stand in this file, which others read: give {_SECRETS[name]}")
+        return values
+
+
+class ForPrincipal(Credentials):
+    """`[[cluster.login.by_principal]]`: as whom to log in for clients of that identity."""
+
+    principal: Annotated[str, Field(min_length=1)]  # "User:alice"; * stands for any characters
+    mechanism: MechanismName | None = None  # default: that of [cluster.login]
+
+
+class Login(Credentials):
+    """`[cluster.login]`: kproxy's own identity, with which it also asks for the brokers."""
+
+    mechanism: MechanismName
+    by_principal: tuple[ForPrincipal, ...] = ()  # the first that fits the client
+    others: Literal["refuse", "own"] = "refuse"  # clients whom no by_principal fits, where there is one
+    token_timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 10.0  # of token_command
+
+
+def login_faults(login: Login, *, knows_clients: bool) -> Iterator[tuple[str, str]]:
+    """What is wrong between the settings of a login. knows_clients: something tells who a client is."""
+    yield from _credential_faults("login", login, login.mechanism)
+    for number, one in enumerate(login.by_principal):
+        yield from _credential_faults(f"login.by_principal[{number}]", one, one.mechanism or login.mechanism)
+    if login.by_principal and not knows_clients:
+        yield (
+            "login.by_principal",
+            "nothing says who a client is: add [cluster.authentication], or client certificates in [cluster.tls]",
+        )
+
+
+def _credential_faults(path: str, one: Credentials, mechanism: str) -> Iterator[tuple[str, str]]:
+    passwords = [name for name in ("password_file", "password_env") if getattr(one, name) is not None]
+    tokens = [name for name in ("token_file", "token_command") if getattr(one, name) is not None]
+    if mechanism == "OAUTHBEARER":
+        if len(tokens) != 1:
+            yield path, "OAUTHBEARER needs a token: give one of token_file and token_command"
+        if passwords or one.username is not None:
+            yield path, "OAUTHBEARER has no username and no password, the token says who it is: leave them out"
+        return
+    if one.username is None:
+        yield f"{path}.username", f"is missing: {mechanism} needs one"
+    if len(passwords) != 1:
+        yield path, f"{mechanism} needs a password: give one of password_file and password_env"
+    if tokens:
+        yield f"{path}.{tokens[0]}", f"{mechanism} has no tokens: leave it out"
+    if one.password_env is not None and one.password_env.startswith("KPROXY_"):
+        yield f"{path}.password_env", "variables that begin with KPROXY_ are settings: take another name"

@@ -1,0 +1,101 @@
+"""kproxy's login at a broker: a step of the door, and what is needed to log in again on the same connection (KIP-368).
+
+Bounds: MAX_ANSWER bytes of a broker's answer; the door bounds the time. Refuses to know mechanisms, and when a login is
+renewed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from struct import Struct
+
+from kproxy.errors import UpstreamError
+from kproxy.proxy.access.sasl.identities import Identities
+from kproxy.proxy.access.sasl.login import CLIENT_ID, Dialogue, LoggedIn, Send, log_in
+from kproxy.proxy.relay.ends import Outgoing
+from kproxy.proxy.relay.streams import receive_exactly, send_all
+from kproxy.proxy.upstream.loops import LoopGuard
+
+MAX_ANSWER = 512 * 1024  # a broker's own sasl.server.max.receive.size
+
+Exchange = Callable[[bytes], Awaitable[bytes]]  # sends a frame with its size; returns the answer without
+
+_SIZE = Struct(">i")
+
+log = logging.getLogger("kproxy.upstream")
+
+
+class BrokerLogin:
+    """Logs in on connections to the brokers of one cluster. `counts(mechanism, outcome)` is called for each login."""
+
+    def __init__(self, identities: Identities, loops: LoopGuard, counts: Callable[[str, str], None]) -> None:
+        self._identities = identities
+        self._loops = loops
+        self._counts = counts
+
+    async def __call__(self, outgoing: Outgoing) -> None:
+        """The step: log in as whom the client, or kproxy itself, is to be. Raises UpstreamError."""
+        client = outgoing.client
+        principal = client.principal if client is not None else None
+        # A question of kproxy's own begins with this login: if it comes back, its client id proves a loop.
+        client_id = CLIENT_ID if client is not None else self._loops.asks(outgoing.upstream)
+
+        async def exchange(data: bytes) -> bytes:
+            await send_all(outgoing.sock, data)
+            (size,) = _SIZE.unpack(await receive_exactly(outgoing.sock, 4))
+            if not 0 <= size <= MAX_ANSWER:
+                raise UpstreamError(f"an answer of {size} bytes to a login: no broker speaks so", "login_protocol")
+            return await receive_exactly(outgoing.sock, size)
+
+        try:
+            done = await self._run(principal, client_id, exchange, None, "success")
+        except UpstreamError as fault:
+            raise UpstreamError(f"{outgoing.address}: {fault}", fault.cause) from None
+        log.debug("logged in at %s for %s", outgoing.address, principal or "kproxy itself")
+        if client is not None and done.lifetime_ms:
+            client.login = done
+
+    async def again(self, principal: str, exchange: Exchange, before: LoggedIn) -> LoggedIn:
+        """Log in again on a connection that is in use. Raises UpstreamError."""
+        return await self._run(principal, CLIENT_ID, exchange, before, "renewed")
+
+    async def _run(
+        self, principal: str | None, client_id: str, exchange: Exchange, before: LoggedIn | None, outcome: str
+    ) -> LoggedIn:
+        mechanism = ""
+        try:
+            identity = self._identities.of(principal)
+            mechanism = identity.mechanism
+            login = log_in(await identity.login(), client_id, before.versions if before is not None else None)
+            done = await converse(login, exchange)
+        except UpstreamError as fault:
+            self._counts(mechanism, fault.cause)
+            raise
+        except (OSError, EOFError) as fault:
+            self._counts(mechanism, "login_failed")
+            text = (
+                f"the broker closed the connection during the login: wrong credentials, or no SASL listener ({fault})"
+            )
+            raise UpstreamError(text, "login_failed") from None
+        except asyncio.CancelledError:
+            self._counts(mechanism, "timeout")
+            raise
+        self._counts(mechanism, outcome)
+        return done
+
+
+async def converse(dialogue: Dialogue, exchange: Exchange) -> LoggedIn:
+    """Run a dialogue to its end; what computes for milliseconds does so on a thread."""
+
+    def on(answer: bytes | None) -> Send | LoggedIn:
+        try:
+            return next(dialogue) if answer is None else dialogue.send(answer)
+        except StopIteration as end:
+            done: LoggedIn = end.value
+            return done
+
+    step = on(None)
+    while isinstance(step, Send):
+        answer = await exchange(step.data)
+        step = await asyncio.to_thread(on, answer) if step.computes else on(answer)
+    return step

@@ -1,0 +1,145 @@
+"""Tokens: whose signature counts, what they must say, and where the keys come from."""
+
+import http.server
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from kproxy.proxy.access.sasl import tokens
+from kproxy.proxy.access.sasl.tokens import TokenChecker, TokenError, UnknownKeyError
+from tests.certificates import Authority
+
+RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+EC = ec.generate_private_key(ec.SECP256R1())
+
+
+def jwk(key: Any, **more: str) -> dict[str, Any]:
+    algorithm = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
+    return json.loads(algorithm.to_jwk(key.public_key())) | more
+
+
+def jwks(*keys: dict[str, Any]) -> bytes:
+    return json.dumps({"keys": keys}).encode()
+
+
+def token(key: Any = RSA, algorithm: str = "RS256", kid: str | None = "one", **claims: Any) -> str:
+    body = {"sub": "alice", "iss": "https://issuer", "aud": "kafka", "exp": time.time() + 3600} | claims
+    body = {name: value for name, value in body.items() if value is not None}
+    return jwt.encode(body, key, algorithm, headers={"kid": kid} if kid else {})
+
+
+def checker(*keys: dict[str, Any], claim: str = "sub") -> TokenChecker:
+    checker = TokenChecker(issuer="https://issuer", audience=("kafka", "other"), claim=claim, skew_s=5)
+    checker.use(jwks(*(keys or (jwk(RSA, kid="one"), jwk(EC, kid="two")))))
+    return checker
+
+
+def test_tokens_of_known_keys_name_the_user() -> None:
+    assert checker().check(token()).name == "alice"
+    assert checker().check(token(EC, "ES256", "two")).name == "alice"
+    assert checker().check(token(kid=None)).name == "alice"
+    assert checker(claim="client").check(token(client="shop")).name == "shop"
+    assert checker().check(token(exp=time.time() - 2)).expires_s < time.time()  # within the skew of clocks
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (token(exp=time.time() - 10), "expired"),
+        (token(exp=None), "does not say when it expires"),
+        (token(iss="https://else"), "issuer"),
+        (token(aud="mine"), "audience"),
+        (token(aud=None), "whom"),
+        (token(nbf=time.time() + 600), "not valid yet"),
+        (token(sub=None), "claim 'sub'"),
+        (token(sub=""), "claim 'sub'"),
+        (jwt.encode({"sub": "alice"}, None, "none"), "algorithm"),
+        (jwt.encode({"sub": "alice"}, "shared" * 10, "HS256", headers={"kid": "one"}), "algorithm"),
+        ("a.b.c", "no signed JWT"),
+        ("", "no signed JWT"),
+        ("." * 1000, "no signed JWT"),
+    ],
+)
+def test_tokens_that_are_refused(bad: str, said: str) -> None:
+    with pytest.raises(TokenError, match=said) as refused:
+        checker().check(bad)
+    assert not isinstance(refused.value, UnknownKeyError)
+    assert not bad or bad not in repr(refused.value)
+
+
+def test_signatures_of_others() -> None:
+    for bad in (token(OTHER), token(OTHER, kid=None), token(kid="three"), token()[:-8] + "AAAAAAAA"):
+        with pytest.raises(UnknownKeyError):
+            checker().check(bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [b"", b"{}", b"[]", b'{"keys": 3}', b"[" * 100_000, jwks(), b'{"keys": [{}, 3]}', jwks({"kty": "oct", "k": "c2"})],
+)
+def test_keys_that_are_none_leave_the_former(bad: bytes) -> None:
+    one = checker()
+    with pytest.raises(TokenError):
+        one.use(bad)
+    assert one.check(token()).name == "alice"
+
+
+class Issuer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/keys")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(jwks(jwk(RSA, kid="one")) if self.path == "/keys" else b" " * (tokens.MAX_JWKS_BYTES + 10))
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def issuer(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    authority = Authority(tmp_path)
+    certificate = authority.server("localhost")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Issuer)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certificate, certificate.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"https://localhost:{server.server_address[1]}", authority.bundle
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_keys_come_over_verified_tls(issuer: tuple[str, Path], tmp_path: Path) -> None:
+    url, ca = issuer
+    one = checker()
+    one.use(tokens.fetch(f"{url}/keys", ca))
+    assert one.check(token()).name == "alice"
+    for path, authorities in (("keys", None), ("large", ca), ("moved", ca), ("keys", tmp_path)):
+        with pytest.raises(TokenError, match="JWKS"):
+            tokens.fetch(f"{url}/{path}", authorities)
+
+
+def test_keys_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "jwks.json"
+    with pytest.raises(TokenError, match="cannot be read"):
+        tokens.read(file)
+    file.write_bytes(jwks(jwk(RSA)))
+    assert tokens.read(file) == jwks(jwk(RSA))
+    file.write_bytes(b" " * (tokens.MAX_JWKS_BYTES + 1))
+    with pytest.raises(TokenError, match="more than"):
+        tokens.read(file)

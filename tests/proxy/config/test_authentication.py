@@ -1,0 +1,30 @@
+"""The settings of clients' logins at kproxy: what each mechanism needs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.proxy.config.test_login import faults
+
+TOKENS = 'mechanisms = ["OAUTHBEARER"]\njwks_file = "keys"\nissuer = "i"\naudience = "kafka"\n'
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("mechanisms = []\n", "mechanisms"),
+        ('mechanisms = ["GSSAPI"]\n', "SCRAM-SHA-256"),
+        ('mechanisms = ["PLAIN"]\n', "users_file: is missing"),
+        (TOKENS + 'users_file = "users"\n', "no mechanism uses it"),
+        (TOKENS + 'jwks_url = "https://issuer/keys"\n', "one of jwks_file and jwks_url"),
+        (TOKENS.replace("jwks_file", "jwks_ca_file"), "one of jwks_file and jwks_url"),
+        (TOKENS.replace('jwks_file = "keys"', 'jwks_url = "http://issuer/keys"'), "forge"),
+        (TOKENS.replace('issuer = "i"\n', ""), "issuer and audience"),
+        (TOKENS.replace('audience = "kafka"\n', ""), "issuer and audience"),
+        ('mechanisms = ["PLAIN"]\nusers_file = "users"\njwks_file = "keys"\n', "no mechanism uses it"),
+        ('mechanisms = ["PLAIN"]\nusers_file = "users"\ntimeout_s = 0\n', "timeout_s"),
+    ],
+)
+def test_what_is_missing_or_too_much(tmp_path: Path, settings: str, said: str) -> None:
+    told = faults(tmp_path, f"[cluster.authentication]\n{settings}")
+    assert said in told and "authentication" in told
