@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Dataset:
         self.folder = Path(folder)
         self._work: Path | None = None
         self._claim = -1  # a descriptor of that folder, locked
+        self._made: list[Path] = []  # folders that `begin` made, the innermost first
 
     def begin(self, name: str, *, by_hour: bool = False) -> Path:
         """A fresh folder for the files of one piece of work; `name` keeps it apart from others at the same dataset.
@@ -54,6 +55,7 @@ class Dataset:
         if not by_hour and any(self.folder.glob("*/date=*")):
             raise KproxyError(f"{self.folder} holds tables by date and hour, as Spark writes them: name another folder")
         work = self.folder / f".unfinished-{name}"
+        self._made = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
         with _writing(self.folder):
             work.mkdir(parents=True, exist_ok=True)
             claim = os.open(work, os.O_RDONLY)
@@ -112,11 +114,14 @@ class Dataset:
                 file.unlink()
 
     def abandon(self) -> None:
-        """Leave nothing half-written behind."""
+        """Leave nothing half-written behind, nor folders that were made for nothing."""
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
             os.close(self._claim)
             self._work = None
+            with suppress(OSError):  # it is not empty: something was published
+                for folder in self._made:
+                    folder.rmdir()
 
 
 class Sorter:

@@ -208,3 +208,14 @@ def test_a_newer_dataset_is_neither_read_nor_written_to(tmp_path):
     for known in ('{"schema_version": 1}', "[]", "no json"):
         (tmp_path / dataset.MANIFEST).write_text(known)
         dataset.check_version(tmp_path)
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_work_that_publishes_nothing_leaves_no_folder_behind_that_it_made(tmp_path, stands):
+    folder = tmp_path / "of" / "tables"
+    if stands:
+        folder.parent.mkdir()
+    work = writer.Dataset(folder)
+    (work.begin("convert") / "half").write_bytes(b"")
+    work.abandon()
+    assert [path.name for path in tmp_path.rglob("*")] == ["of"] * stands
