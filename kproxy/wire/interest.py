@@ -148,6 +148,7 @@ class Interest:
         the exchange's request_body and response_body, as are the names of topics that others call by their ids. With
         `details`, whatever the detail, the ids of brokers are there too; without `details` only sums (bodies.SUMS), of
         bodies that carry records or the positions of consumers. bodies.ERRORS: bodies are not read.
+    brokers: the brokers that answers name are in the exchange's response_body, whatever the detail.
     room: of the batches that are wanted there are copies, with `detail` bodies.RECORDS.
     held: what sessions hold of answers and requests counts here; owners with several interests share one.
     authorizes: whether the sessions' authorizer wants requests of (api key, version).
@@ -160,6 +161,7 @@ class Interest:
         rewrite: bool = False,
         details: bool = False,
         detail: int = bodies.ERRORS,
+        brokers: bool = False,
         room: bodies.Room | None = None,
         held: "HeldBudget | None" = None,
         authorizes: Callable[[int, int], bool] | None = None,
@@ -168,6 +170,7 @@ class Interest:
         self.rewrite = rewrite
         self.details = details
         self.detail = detail if details else min(detail, bodies.SUMS)
+        self.brokers = brokers
         self.room = room
         self.held = held or HeldBudget()
         self._authorizes = authorizes
@@ -219,7 +222,10 @@ class Interest:
             plan.request_reader = self._reader(api.key, version, "request")
         reads_answer = api.key in (_OF_PARTITIONS if self.details else _COUNTED_ANSWERS)
         reads_answer |= bodies.names_topics(api.key, version)
-        if (self.detail and reads_answer) or (self.details and bodies.names_brokers(api.key, version)):
+        if self.brokers and bodies.names_brokers(api.key, version):
+            detail = max(self.detail, bodies.TOPICS) if self.detail else bodies.ERRORS  # sums leave brokers out
+            plan.response_reader = bodies.body_reader(api.key, version, "response", detail)
+        elif (self.detail and reads_answer) or (self.details and bodies.names_brokers(api.key, version)):
             plan.response_reader = self._reader(api.key, version, "response")
             plan.response_detail = self.detail
         elif self._names and bodies.names_topics(api.key, version):

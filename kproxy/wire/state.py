@@ -391,6 +391,8 @@ class SessionState:
         if self._interest.rewrite:
             self._fatal(side, kind, text, None, now)
             return
+        if kind == "tls":
+            text = "TLS: what is inside cannot be read"
         self._fault(side, kind, f"{text}; from here on this connection is forwarded unread", None, now)
         kind_ = type(self)
         self._handlers = [kind_._blind, kind_._blind_broker]

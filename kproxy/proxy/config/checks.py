@@ -27,6 +27,11 @@ def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
         if cluster.brokers:
             yield "brokers", "route sidecar binds no broker ports; leave the table out or use route ports"
         return
+    if cluster.route == "transparent":
+        for name in ("advertise", "broker_port_base", "brokers"):
+            if getattr(cluster, name):
+                yield name, "route transparent rewrites nothing: clients keep dialling brokers; leave it out"
+        return
     if cluster.advertise is None and cluster.listen.host in WILDCARDS:
         yield (
             "listen",

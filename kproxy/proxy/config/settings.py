@@ -87,7 +87,7 @@ class Cluster(Frozen):
     bootstrap: Annotated[
         tuple[Annotated[Address, BeforeValidator(_upstream)], ...], Field(min_length=1), BeforeValidator(_upstreams)
     ]
-    route: Literal["ports", "sidecar"] = "ports"
+    route: Literal["ports", "sidecar", "transparent"] = "ports"
     advertise: Annotated[str, BeforeValidator(_template)] | None = None
     broker_port_base: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
     detail: Literal["headers", "topics", "batches"] = "headers"
@@ -118,6 +118,7 @@ class Config(Frozen):
     drain_delay_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     discovery_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    upstream_mark: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None  # of connections to brokers (SO_MARK)
     record: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
