@@ -37,6 +37,7 @@ PURE_UNITS = {"protocol", "wire"}
 BEYOND_MODULES = {
     "tests/bench",
     "tests/broker",
+    "tests/deploy",
     "tests/capture/columns/test_shares.py",
     "tests/capture/test_broker_logs.py",
     "tests/capture/test_fuzz.py",

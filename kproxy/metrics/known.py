@@ -24,6 +24,7 @@ DISCONNECT_CAUSES = (
     "drained",
     "fault",
     "loop",
+    "not_redirected",
     "unreachable",
 )
 

@@ -63,7 +63,7 @@ class BrokerPorts:
 
     def bind(self, node_id: int) -> bool:
         """Make sure that a broker's port is open; whether it is. After `close` no further port opens."""
-        if node_id in self.open or self._cluster.route == "sidecar":
+        if node_id in self.open or self._cluster.route != "ports":
             return True
         if self._closed:
             return False

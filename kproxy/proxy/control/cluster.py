@@ -12,11 +12,13 @@ from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError
 from kproxy.metrics.upstream import ClusterState
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.control import transparent
 from kproxy.proxy.control.broker_ports import BrokerPorts
 from kproxy.proxy.control.connecting import BOOTSTRAP, Connector, label, listener_name
 from kproxy.proxy.control.discovery import Brokers, Discovery
 from kproxy.proxy.control.logins import broker_login
 from kproxy.proxy.control.tasks import Tasks
+from kproxy.proxy.control.transparent import Transparent
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import Accepted, Listener, is_local, resolve, why_unbound
@@ -41,6 +43,11 @@ class ClusterProxy:
         self._cells = worker.metrics.cluster(cluster.name)
         self._login = broker_login(cluster, worker.loops, self._cells)
         self._door = Door(worker.dialler, [self._login] if self._login is not None else [])
+        self._redirected: Transparent | None = None
+        if cluster.route == transparent.ROUTE:
+            self._redirected = Transparent(
+                worker.gate, worker.dialler.resolver, lambda node_id: self._expose(str(node_id), node_id)
+            )
         addresses = BootstrapAddresses(cluster.bootstrap)
         self._discovery = Discovery(
             cluster.name, addresses, self._ask, self._learn, worker.config.discovery_interval_s, self._open_ports
@@ -54,6 +61,7 @@ class ClusterProxy:
             self._find_leak,
             self._broker_lost,
             self._door,
+            redirected=self._redirected,
         )
         self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
         self._leaking: set[str] = set()  # APIs, as their labels, whose leak is in the log
@@ -106,10 +114,14 @@ class ClusterProxy:
             cluster.route,
             self.address,
             ",".join(map(str, cluster.bootstrap)),
-            cluster.advertised,
+            cluster.advertised if self._redirected is None else "-",
         )
         for node_id in self.routes.declared():
             self._bind(node_id)
+        if self._redirected is not None:
+            if not self._bootstrap.take_any_destination():
+                log.info("cluster=%s: nftables REDIRECT works, TPROXY does not: CAP_NET_ADMIN is missing", cluster.name)
+            self._tasks.spawn(self._redirected.destinations.run())
         self._tasks.spawn(self._discovery.run())
 
     def _accepted(self, node_id: int | None) -> Accepted:
@@ -151,6 +163,9 @@ class ClusterProxy:
                 self._known.learn(node_id, address)
             self._connector.beside = await self._beside(asked, brokers or {})
             self._expose(label(self._connector.beside), None)
+            return ""
+        if self._redirected is not None:
+            self._redirected.learn((brokers or {}).items(), again=True)
             return ""
         if brokers is None:
             if self.cluster.brokers:
@@ -227,7 +242,7 @@ class ClusterProxy:
 
     def _expose(self, broker: str, node_id: int | None) -> None:
         """Begin the series of a broker behind a port at 0, before its first connection."""
-        self._cells.expect(broker, listener_name(node_id))
+        self._cells.expect(broker, listener_name(node_id, self.cluster.route))
         self._metrics.broker_known(broker)
 
     # --- leaks -------------------------------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ from kproxy.errors import RefusedClient, UpstreamError
 from kproxy.metrics.upstream import UpstreamCells
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.control import transparent
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transform import Advertise, FindLeak, Rewriter
+from kproxy.proxy.control.transparent import Transparent
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.ends import Incoming
@@ -49,8 +51,10 @@ def label(broker_id: int | None) -> str:
     return BOOTSTRAP if broker_id is None else str(broker_id)
 
 
-def listener_name(node_id: int | None) -> str:
+def listener_name(node_id: int | None, route: str = "ports") -> str:
     """The label `listener`: of the port for a broker's clients, or of the one where clients bootstrap."""
+    if route == transparent.ROUTE:
+        return route
     return BOOTSTRAP if node_id is None else f"broker-{node_id}"
 
 
@@ -59,7 +63,8 @@ class Connector:
 
     advertise: what rewrites a broker's address; find_leak: what looks at answers before they leave;
     broker_lost(): a broker could not be dialled, or reset a connection; welcome: the steps that a client's connection
-    begins with, in order, each raising RefusedClient for one that is to be closed.
+    begins with, in order, each raising RefusedClient for one that is to be closed; redirected: with route transparent,
+    what knows where clients were going.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Connector:
         broker_lost: Callable[[], None],
         door: Door,
         welcome: Sequence[Welcome] = (),
+        redirected: Transparent | None = None,
     ) -> None:
         self.routes: Routes  # set by the owner once the bootstrap port is bound
         self.beside: int | None = None  # route sidecar: the node id of the upstream, once known
@@ -84,9 +90,11 @@ class Connector:
         self._find_leak = find_leak
         self._broker_lost = broker_lost
         self._door = door
-        self._welcome = tuple(welcome)
+        self._redirected = redirected
+        self._welcome = (*((redirected.find_destination,) if redirected is not None else ()), *welcome)
         self._interest = Interest(
-            rewrite=True,
+            rewrite=redirected is None,
+            brokers=redirected is not None,
             details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only what carries records
             detail=DETAILS[cluster.detail],
             held=worker.held,
@@ -104,7 +112,11 @@ class Connector:
         """What takes the connections of a broker's port; None: of the bootstrap port."""
 
         def accepted(client: socket.socket, peer: Address) -> None:
-            upstream = self._worker.loops.is_own(peer, client)
+            try:
+                upstream = self._worker.loops.is_own(peer, partial(self._destination_of, client))
+            except OSError:  # it has gone already
+                client.close()
+                return
             if upstream is not None:
                 client.close()
                 self._loop_found(upstream, "a connection that kproxy itself made")
@@ -118,12 +130,17 @@ class Connector:
         """Begin to serve a client that the gate has counted."""
         self._tasks.spawn(self._connect(client))
 
+    def _destination_of(self, client: socket.socket) -> Address:
+        if self._redirected is not None:
+            return self._redirected.destination_of(client)
+        return Address(*client.getsockname()[:2])
+
     async def _connect(self, client: Incoming) -> None:
         """Welcome a client, dial its broker and start their relay; a client that gets no relay is closed."""
         worker = self._worker
         broker = None
         relayed = False
-        listener = listener_name(client.node_id)
+        listener = listener_name(client.node_id, self._cluster.route)
         try:
             for step in self._welcome:
                 await step(client)
@@ -172,7 +189,7 @@ class Connector:
 
     def _relay(self, client: Incoming, broker: socket.socket, info: ConnectionInfo, listener: str) -> None:
         worker = self._worker
-        rewriter = Rewriter(self._advertise, self._find_leak)
+        rewriter = None if self._redirected is not None else Rewriter(self._advertise, self._find_leak)
         session = Session(self._interest, transform=rewriter, max_request_bytes=self._cluster.max_request_bytes)
         counting = worker.metrics.connection(
             info,
@@ -181,7 +198,8 @@ class Connector:
             session.pending,
             topics=bool(self._interest.detail),
         )
-        rewriter.counting = counting
+        if rewriter is not None:
+            rewriter.counting = counting
         relay = Relay(
             asyncio.get_running_loop(),
             worker.poller,
@@ -192,7 +210,11 @@ class Connector:
             session,
             info,
             counting,
-            [counting.events, *(sink.connected(info) for sink in worker.sinks)],
+            [
+                counting.events,
+                *(sink.connected(info) for sink in worker.sinks),
+                *((self._redirected.look_for_brokers,) if self._redirected is not None else ()),
+            ],
             self._fault,
             partial(self._closed, worker.loops.own_end(broker)),
         )
@@ -258,7 +280,7 @@ class Connector:
             evidence,
             upstream,
             len(relays),
-            loop_through(upstream),
+            loop_through(upstream) if self._redirected is None else transparent.MEND,
         )
         for relay in relays:
             relay.close("loop", reset=True)
@@ -269,6 +291,8 @@ class Connector:
         """The connection to a client's broker, and the numeric address that it leads to."""
         node_id = client.node_id
         broker = label(self._broker_of(client))
+        if client.destination is not None:
+            return await self._open_one(client.destination, client, broker)
         if node_id is not None:
             address = self.routes.upstreams.get(node_id)
             if address is None:
@@ -301,6 +325,8 @@ class Connector:
 
     def _broker_of(self, client: Incoming) -> int | None:
         """The node id of the broker that a client comes for, if it is known."""
+        if self._redirected is not None:
+            return self._redirected.broker_of(client)
         return self.beside if client.node_id is None else client.node_id
 
     def _info(self, client: Incoming, upstream: Address) -> ConnectionInfo:

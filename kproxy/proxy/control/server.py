@@ -28,6 +28,7 @@ from kproxy.proxy.control.garbage import FullCollections
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.relay.listeners import Gate, why_unbound
 from kproxy.proxy.relay.poller import Poller
+from kproxy.proxy.relay.redirected import can_mark
 from kproxy.proxy.relay.relay import READ_BYTES, Relay
 from kproxy.wire.connection import Sink
 
@@ -103,6 +104,8 @@ class Server:
 
     async def start(self) -> None:
         """Bind, listen and serve. Raises ConfigError where the configuration cannot be."""
+        if self.config.upstream_mark is not None and not can_mark(self.config.upstream_mark):
+            raise ConfigError([("upstream_mark", "kproxy may not mark its sockets: give it CAP_NET_ADMIN")])
         shares = descriptors.reserve(self.config.max_connections)
         self._start_recorder()
         self._start_worker(shares)

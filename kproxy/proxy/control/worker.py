@@ -38,7 +38,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.loops = LoopGuard(self.gate.is_ours)
-        self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s)
+        self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s, mark=self.config.upstream_mark)
 
     def now_ns(self) -> int:
         return monotonic_ns() + self.clock_offset_ns

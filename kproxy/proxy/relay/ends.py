@@ -25,6 +25,7 @@ class Incoming:
     server_name: str | None = None  # SNI, as the client wrote it
     login: LoggedIn | None = None  # of kproxy at the broker for this client, where it has to be renewed
     number: int = 0  # of the connection, where another process has given it one
+    destination: Address | None = None  # numeric, what it dialled before the kernel redirected it; None: our port
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 from kproxy.proxy.config.addresses import Address, numeric
 from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.relay.redirected import take_any_destination
 from kproxy.proxy.relay.sockets import prepare
 
 ACCEPTS_PER_TURN = 16  # each starts a dial, some 0.1 ms of work
@@ -146,6 +147,10 @@ class Listener:
         if address in same_family:
             return True
         return any(own.is_unspecified for own in same_family) and is_local(str(address))
+
+    def take_any_destination(self) -> bool:
+        """Take connections to any address, as TPROXY hands them over; False: that is not permitted here."""
+        return take_any_destination(self._sockets)
 
     def close(self) -> None:
         self.accept(False)

@@ -58,3 +58,13 @@ def take_any_destination(listening: Iterable[socket.socket]) -> bool:
 def mark(sock: socket.socket, value: int) -> None:
     """Set the mark by which rules tell kproxy's own connections (`meta mark`). OSError: it needs CAP_NET_ADMIN."""
     sock.setsockopt(socket.SOL_SOCKET, SO_MARK, value)
+
+
+def can_mark(value: int) -> bool:
+    """Whether this process may set such a mark."""
+    with socket.socket() as sock:
+        try:
+            mark(sock, value)
+        except OSError:
+            return False
+    return True

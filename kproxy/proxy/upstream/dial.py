@@ -14,6 +14,7 @@ from typing import Any
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.listeners import OUT_OF_DESCRIPTORS
+from kproxy.proxy.relay.redirected import mark
 from kproxy.proxy.relay.sockets import prepare
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver
@@ -22,12 +23,16 @@ _UNREACHABLE = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN
 
 
 class Dialler:
-    """Dials brokers for one kproxy. Who closes a socket that it made uses `close`, or `loops.closed`."""
+    """Dials brokers for one kproxy. Who closes a socket that it made uses `close`, or `loops.closed`.
 
-    def __init__(self, resolver: Resolver, loops: LoopGuard, timeout_s: float) -> None:
+    mark: what each of its sockets has as SO_MARK, for rules of the kernel to know them by.
+    """
+
+    def __init__(self, resolver: Resolver, loops: LoopGuard, timeout_s: float, *, mark: int | None = None) -> None:
         self.resolver = resolver
         self.loops = loops
         self.timeout_s = timeout_s
+        self._mark = mark
 
     async def dial(self, address: Address, *, asking: bool = False) -> socket.socket:
         """A connected socket, prepared; every address of the name is tried in turn, with its share of the time.
@@ -63,6 +68,8 @@ class Dialler:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             prepare(sock)
+            if self._mark is not None:
+                mark(sock, self._mark)
             await self._connect(loop, sock, sockaddr)
             self.loops.connected(address, sock)
         except BaseException:

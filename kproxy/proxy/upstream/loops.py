@@ -96,10 +96,13 @@ class LoopGuard:
 
     # --- what arrives ------------------------------------------------------------------------------------------------
 
-    def is_own(self, client: Address, accepted: socket.socket) -> Address | None:
-        """The upstream that we dialled, if the connection that was accepted from `client` is our own."""
+    def is_own(self, client: Address, destination: Callable[[], Address]) -> Address | None:
+        """The upstream that we dialled, if the connection that was accepted from `client` is our own.
+
+        destination(): where that connection was going, by our own address on it or as the kernel redirected it.
+        """
         upstream = self._dialled.get(normal(client))
-        if upstream is None or normal(upstream) != normal(Address(*accepted.getsockname()[:2])):
+        if upstream is None or normal(upstream) != normal(destination()):
             return None
         return upstream
 
@@ -123,8 +126,8 @@ class LoopGuard:
 def loop_through(address: Address) -> UpstreamError:
     """The fault of an address that leads back here by a way that its text does not show."""
     return UpstreamError(
-        f"{address} leads back to this kproxy, through another proxy or a load balancer: bootstrap and brokers' "
-        "advertised.listeners must lead to brokers",
+        f"{address} leads back to this kproxy, through another proxy, a load balancer or rules of the "
+        "kernel: bootstrap and brokers' advertised.listeners must lead to brokers",
         "loop",
     )
 
