@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from kproxy.proxy.config.load import load
 from tests.namespaces import Namespace, network, why_not
 
 RULES = Path(__file__).parents[2] / "deploy/transparent"
@@ -64,7 +65,8 @@ bootstrap, partitions, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 failed = []
 producer = Producer({"bootstrap.servers": bootstrap, "message.timeout.ms": 20000})
 for number in range(count):
-    producer.produce("orders", str(number), partition=number % partitions, on_delivery=lambda e, _: e and failed.append(str(e)))
+    delivered = lambda fault, _: fault and failed.append(str(fault))
+    producer.produce("orders", str(number), partition=number % partitions, on_delivery=delivered)
 producer.flush(30)
 consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "g"})
 consumer.assign([TopicPartition("orders", number, OFFSET_BEGINNING) for number in range(partitions)])
@@ -247,3 +249,16 @@ def test_tls_passes_unread_and_is_counted(namespaces, tmp_path):
         assert "TLS: what is inside cannot be read; from here on this connection is forwarded unread" in (
             kproxy.log.read_text()
         )
+
+
+def test_the_page_is_right(tmp_path):
+    page = (RULES.parents[1] / "docs/transparent.md").read_text()
+    file = tmp_path / "kproxy.toml"
+    file.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    config = load(file)
+    rules_text = (RULES / "redirect.nft").read_text()
+    assert f"define kproxy_mark = {config.upstream_mark:#x} " in rules_text
+    assert f"define kproxy = {config.clusters[0].listen.port} " in rules_text
+    for name in re.findall(r"(\w+\.nft)", page):
+        assert (RULES / name).exists()
+    assert f"USER {re.search(r'kproxy_uid = ([0-9]+)', rules_text)[1]}:" in (RULES.parent / "Containerfile").read_text()

@@ -29,7 +29,7 @@ def test_every_fault_kind_of_the_wire_is_listed():
 
 
 def test_every_cause_of_an_end_is_listed():
-    plain = set(literals(kproxy.proxy, {"close", "closed"}, 1))
+    plain = set(literals(kproxy.proxy, {"close", "closed", "RefusedClient"}, 1))
     of_sides = {f"{side}_{how}" for side in ("client", "broker") for how in ("closed", "reset", "stalled")}
     assert plain | of_sides >= set(known.DISCONNECT_CAUSES)
     assert {cause for cause in plain if not cause.startswith("_")} <= set(known.DISCONNECT_CAUSES)

@@ -279,8 +279,10 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     above, mark, below = file.read_text().partition("# Further clusters")
     whole = above + mark + re.sub(r"^# (?=\[|\w+ = )", "", below, flags=re.MULTILINE)
     document = tomllib.loads(whole)
-    assert len(load(written(tmp_path, whole)).clusters) == 3
-    assert document.keys() - {"cluster"} == Config.model_fields.keys() - {"clusters", "record", "max_connections"}
+    assert len(load(written(tmp_path, whole)).clusters) == 4
+    left_out = {"clusters", "record", "max_connections", "upstream_mark"}
+    assert document.keys() - {"cluster"} == Config.model_fields.keys() - left_out
+    assert "\n# upstream_mark = " in file.read_text()
     assert "\n# record = " in file.read_text()  # it fills a disk: nobody should copy it unawares
     assert f"\n# max_connections = {DEFAULT_CONNECTIONS} " in file.read_text()  # less where open files are few
     assert set().union(*document["cluster"]) == set(Cluster.model_fields)
