@@ -44,6 +44,7 @@ BEYOND_MODULES = {
     "tests/capture/test_shapes.py",
     "tests/capture/test_tshark.py",
     "tests/metrics/test_docs.py",
+    "tests/proxy/test_docs.py",
     "tests/test_api.py",
     "tests/test_architecture.py",
     "tests/test_dev.py",

@@ -54,6 +54,10 @@ import click
     metavar="SECONDS",
     help="Time in which connections are closed after that, one by one, each between two requests. Default: 10.",
 )
+@click.option("--log-format", metavar="FORMAT", help="text, or json: an object a line. Default: text.")
+@click.option(
+    "--log-connections", is_flag=True, default=None, help="Log a line when a connection ends: who, how long, how much."
+)
 @click.option(
     "--log-level", metavar="LEVEL", help="debug (one line per connection), info, warning or error. Default: info."
 )
@@ -74,7 +78,7 @@ def run(file: str | None, **flags: Any) -> None:
     from kproxy.proxy.config.load import load
 
     settings = load(file, os.environ, flags)
-    log_lines.begin(settings.log_level)
+    log_lines.begin(settings.log_level, settings.log_format)
 
     from kproxy.proxy.control.server import Server
 

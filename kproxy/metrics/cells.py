@@ -37,6 +37,7 @@ from kproxy.metrics.known import (
     EVERYDAY_APIS,
     FAULTS,
     HIDING_APIS,
+    LIMITS,
     MAX_BORN,
     OWN_APIS,
     UNANSWERED_CAUSES,
@@ -176,6 +177,7 @@ class ClusterCells:
         self.upstream: UpstreamCells | None = None  # of a proxy
         self.own_answers = dict.fromkeys(OWN_APIS, 0)
         self.leaks = dict.fromkeys(ADDRESS_APIS, 0)  # by api
+        self.limits = dict.fromkeys(LIMITS, 0)  # by the setting: times that it was reached
         self.unbound = 0  # brokers in answers for which no port is open
         self.authentications: dict[tuple[str, str, str], int] = {}  # by side, mechanism and outcome: all are known
         self._apis = set(EVERYDAY_APIS)
@@ -406,6 +408,10 @@ class ConnectionMetrics:
     def paused(self, side: str) -> None:
         """Reading of a side stopped, since the other takes no more."""
         _add(self._cluster.paused, side, 1)
+
+    def limit_reached(self, limit: str) -> None:
+        """A limit of [cluster.limits] slowed this connection down: its setting."""
+        _add(self._cluster.limits, limit, 1)
 
     def rewritten(self, api: str, count: int) -> None:
         """Addresses of brokers in an answer became addresses of this proxy."""

@@ -224,6 +224,12 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
             lambda cluster: cluster.leaks,
         ),
         (
+            "limits_reached",
+            "Connections that a limit of their listener kept out, ended or slowed down, by the limit.",
+            ("limit",),
+            lambda cluster: cluster.limits,
+        ),
+        (
             "unbound_brokers",
             "Brokers named in answers for which kproxy has no open port: clients cannot reach them.",
             (),

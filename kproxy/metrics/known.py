@@ -23,9 +23,27 @@ DISCONNECT_CAUSES = (
     "drain_timeout",
     "drained",
     "fault",
+    "handshake_timeout",
+    "idle_timeout",
+    "limit",
     "loop",
+    "max_age",
     "not_redirected",
+    "proxy_header",
     "unreachable",
+    "untrusted_proxy",
+)
+
+# What [cluster.limits] can be reached of, by the setting.
+LIMITS = (
+    "handshake_timeout_s",
+    "idle_timeout_s",
+    "max_age_s",
+    "max_connection_rate",
+    "max_connection_rate_per_address",
+    "max_connections",
+    "max_connections_per_address",
+    "max_requests_in_flight",
 )
 
 # Why a request that a broker got was never answered, where the broker may be at fault: what alerts look at.
@@ -39,6 +57,7 @@ FAULTS = (
     ("client", "held_too_many"),
     ("client", "http"),
     ("client", "malformed_request"),
+    ("client", "proxy_protocol"),
     ("client", "sasl_token"),
     ("client", "tls"),
     ("client", "unreadable_carrier"),

@@ -33,7 +33,8 @@ class LogLimiter:
         if left_out:
             text += " (and %d more like it)"
             values += (left_out,)
-        self._log.log(level, text, *values, exc_info=exc_info)
+        more = {"left_out": left_out} if left_out else None
+        self._log.log(level, text, *values, exc_info=exc_info, extra=more)
 
     def _kind_beyond_limit(self, kind: Any, now: float) -> Any:
         """Forget kinds that are a second old; the new kind itself if that made room, else the one that all share."""

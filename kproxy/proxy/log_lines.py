@@ -1,29 +1,91 @@
-"""Log lines to standard error: one per event, times in UTC, written by a thread.
+"""Log lines to standard error: one per event, times in UTC, as text or as JSON, written by a thread.
+
+A line's fields are what its format spells as `name=%s`: in text they stand in the message, in JSON they are keys of
+their own beside it, numbers as numbers. docs/logs.md names them all, and a test compares.
 
 Whoever reads them may stop: a terminal, a pipe, a container's log driver. A write would then block the event loop, and
 with it all traffic. So lines wait for the thread, at most MAX_WAITING of them; how many more there were is written as
 soon as there is room, and counted for metrics. Refuses to know who logs what.
 """
 
+import json
 import logging
 import os
 import queue
+import re
 import threading
 import time
+from functools import lru_cache
+from typing import Any
 
 MAX_WAITING = 1000
+TEXT, JSON = FORMATS = ("text", "json")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127)}  # a peer's name may not end a line or move a cursor
 _FLUSH_S = 1.0  # for the lines that wait when the process ends
 
 
+# A conversion of a format, with the field's name where it has one; %% is none.
+_CONVERSION = re.compile(r"%%|(?:(?<![\w.])([a-z][a-z0-9_]*)=)?%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]")
+_OURS = frozenset(("time", "level", "logger", "message", "left_out", "exception"))
+
+
+@lru_cache(maxsize=1024)  # formats are written in code
+def field_names(text: str) -> tuple[str | None, ...]:
+    """The field that each argument of a log format is; None: it is a part of the message only."""
+    return tuple(match[1] or None for match in _CONVERSION.finditer(text) if match[0] != "%%")
+
+
+def fields(record: logging.LogRecord) -> dict[str, Any]:
+    """What a line says, by the names of its fields: text, numbers, booleans and null."""
+    names = field_names(record.msg) if isinstance(record.msg, str) else ()
+    if not isinstance(record.args, tuple) or len(names) != len(record.args):
+        return {}
+    return {
+        name: value if value is None or isinstance(value, bool | int | float) else str(value)
+        for name, value in zip(names, record.args, strict=True)
+        if name is not None and name not in _OURS
+    }
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people: time, level, logger, message."""
+
+    converter = staticmethod(time.gmtime)
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return line if record.exc_info else line.translate(_CONTROLS)
+
+
+class JsonFormatter(logging.Formatter):
+    """A line for machines: an object with time, level, logger, message, and the fields of the message."""
+
+    converter = staticmethod(time.gmtime)
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **fields(record),
+        }
+        left_out = getattr(record, "left_out", 0)  # by a LogLimiter
+        if left_out:
+            line["left_out"] = left_out
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
 class LineHandler(logging.Handler):
-    def __init__(self, file: int = 2) -> None:
+    def __init__(self, file: int = 2, form: str = TEXT) -> None:
         super().__init__()
-        formatter = logging.Formatter(
-            "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S"
-        )
-        formatter.converter = time.gmtime
-        self.setFormatter(formatter)
+        self.setFormatter(JsonFormatter() if form == JSON else TextFormatter())
+        self._form = form
         self._file = file
         self._lines: queue.Queue[str] = queue.Queue(MAX_WAITING)
         self._left_out = 0  # since the last line that was written
@@ -33,10 +95,8 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-            if record.exc_info is None:
-                line = line.translate(_CONTROLS)
             if self._left_out:
-                line = f"({self._left_out} lines were left out here: nobody read them)\n{line}"
+                line = f"{self._gap(record)}\n{line}"
             self._lines.put_nowait(line)
             self._left_out = 0
         except queue.Full:
@@ -44,6 +104,15 @@ class LineHandler(logging.Handler):
             self.dropped += 1
         except Exception:
             self.handleError(record)
+
+    def _gap(self, record: logging.LogRecord) -> str:
+        """What stands where lines were left out."""
+        text = f"({self._left_out} lines were left out here: nobody read them)"
+        if self._form == TEXT:
+            return text
+        gap = logging.LogRecord("kproxy.log", logging.WARNING, "", 0, text[1:-1], (), None)
+        gap.created, gap.msecs, gap.left_out = record.created, record.msecs, self._left_out
+        return self.format(gap)
 
     def flush(self) -> None:
         """Wait a moment for what is not written yet; `logging` does so at exit."""
@@ -67,7 +136,17 @@ def dropped() -> int:
     return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
 
 
-def begin(level: str) -> None:
+def begin(level: str, form: str = TEXT) -> None:
     """From now on what kproxy and its libraries log goes to standard error."""
-    logging.basicConfig(level=level.upper(), handlers=[LineHandler()])
+    logging.basicConfig(level=level.upper(), handlers=[LineHandler(form=form)])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def level() -> str:
+    """The lowest level that is logged, as the setting spells it."""
+    return logging.getLevelName(logging.getLogger().level).lower()
+
+
+def set_level(level: str) -> None:
+    """Log from that level on, from now on."""
+    logging.getLogger().setLevel(level.upper())

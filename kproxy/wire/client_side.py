@@ -21,7 +21,6 @@ from kproxy.wire.events import (
     Exchange,
 )
 from kproxy.wire.interest import ANSWER, AUTHORIZE, PRODUCE, REFUSE, SASL_HANDSHAKE, ApiPlan
-from kproxy.wire.pairing import LIMIT
 from kproxy.wire.raw_sasl import RawSaslSides
 from kproxy.wire.state import (
     FRAMES_PER_CALL,
@@ -76,6 +75,7 @@ class ClientSide(RawSaslSides):
         completed = self.completed
         max_request = self._max_request
         unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
+        limit = self.max_in_flight
         number = self._number
         last = number + self._frames_left
         while size - pos >= 12 and number < last:
@@ -92,7 +92,7 @@ class ClientSide(RawSaslSides):
             if (
                 is_usual
                 and end <= size
-                and in_flight < LIMIT
+                and in_flight < limit
                 and (usual_plan.request_reader is None or length <= SMALL_BODY)
             ):
                 # Same prefix as an earlier request and complete in this view: record it without parsing.
@@ -112,7 +112,7 @@ class ClientSide(RawSaslSides):
                     last -= self._read_request(exchange, view, pos, end, now)
                 pos = end
                 continue
-            if in_flight >= LIMIT and self._is_full():
+            if in_flight >= limit and self._is_full():
                 break
             plan = self._interest.plans.get(key_version)
             if plan is None:

@@ -49,6 +49,11 @@ def sniff(head: bytes) -> tuple[str, str]:
             "http",
             "HTTP on a Kafka port: this port speaks the Kafka protocol; the metrics are on the admin port",
         )
+    if head[:6] == b"PROXY " or head[:8] == b"\r\n\r\n\0\r\nQ":
+        return "proxy_protocol", (
+            "a PROXY protocol header on a port that expects none: set accept_proxy_protocol and trusted_proxies in its "
+            "[[cluster]], or have the balancer send none"
+        )
     size = int.from_bytes(head[:4], "big", signed=True)
     return "size", (
         f"a frame size of {size} cannot be: the peer does not speak the Kafka protocol here, or bytes were lost "

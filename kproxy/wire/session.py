@@ -118,6 +118,17 @@ class Session(BrokerSide):
         return not self._broker_left and not self._broker_head
 
     @property
+    def received_bytes(self) -> tuple[int, int]:
+        """Bytes of the client and of the broker that were read so far."""
+        client, broker = self._received
+        return client, broker
+
+    @property
+    def requests(self) -> int:
+        """Requests so far, those that wait included."""
+        return self._number
+
+    @property
     def holds_back(self) -> bool:
         """Whether bytes of the client wait until SaslHandshake is answered, so that an end behind them has to wait."""
         return self._handlers[CLIENT] is type(self)._await_handshake and bool(self._waiting)

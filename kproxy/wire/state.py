@@ -34,6 +34,7 @@ from kproxy.wire.events import (
 )
 from kproxy.wire.interest import API_VERSIONS, UNSUPPORTED_VERSION, ApiPlan, Interest
 from kproxy.wire.muting import Mutes
+from kproxy.wire.pairing import LIMIT
 
 Piece = tuple[int, Any]  # (the side to send to, a buffer that lives until the next receive)
 Transform = Callable[[Exchange, memoryview], bytes | None]
@@ -109,6 +110,7 @@ class SessionState:
         "completed",
         "events",
         "faults",
+        "max_in_flight",
         "pending",
         "sasl_mechanism",
         "sasl_tokens",
@@ -126,10 +128,12 @@ class SessionState:
         transform: Transform | None = None,
         max_request_bytes: int = frames.MAX_REQUEST,
         authorizer: Authorizer | None = None,
+        max_in_flight: int = LIMIT,
     ) -> None:
         self.events: list[Event] = []  # the owner's to take and to clear after each call
         self.pending: list[Exchange] = []  # requests that wait for their answers (pairing.py)
         self.completed = [0, 0]  # frames whose last byte has arrived, per side
+        self.max_in_flight = max_in_flight  # requests that may be pending; the next one waits in the backlog
         self.backlog: list[memoryview | None] = [None, None]  # per side: bytes that wait for `resume`
         self.faults = 0  # Desync events so far
         self.sasl_mechanism: str | None = None

@@ -49,6 +49,7 @@ LABELS = {
     "kproxy_paused_reads": {"cluster", "side"},
     "kproxy_rewritten_addresses": {"cluster", "api"},
     "kproxy_neutralised_addresses": {"cluster", "api"},
+    "kproxy_limits_reached": {"cluster", "limit"},
     "kproxy_unbound_brokers": {"cluster"},
     "kproxy_authentications": {"cluster", "side", "mechanism", "outcome"},
     "kproxy_protocol_faults": {"cluster", "side", "kind"},

@@ -23,14 +23,15 @@ def literals(package, functions, arguments):
 
 def test_every_fault_kind_of_the_wire_is_listed():
     used = set(literals(kproxy.wire, {"fault", "fatal"}, 3))
-    used |= {sniff(head)[0] for head in (b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET / HT", b"\xff" * 8)}
+    used |= {sniff(head)[0] for head in (b"\x16\x03\x01\x02\x00\x01\x00\x01", b"PROXY TC", b"GET / HT", b"\xff" * 8)}
     assert len(used) > 8
     assert used == {kind for _, kind in known.FAULTS}
 
 
 def test_every_cause_of_an_end_is_listed():
-    plain = set(literals(kproxy.proxy, {"close", "closed", "RefusedClient"}, 1))
+    plain = set(literals(kproxy.proxy, {"close", "closed", "RefusedClient", "drain"}, 1))
     of_sides = {f"{side}_{how}" for side in ("client", "broker") for how in ("closed", "reset", "stalled")}
+    plain.add("drained")  # the default of Relay.drain
     assert plain | of_sides >= set(known.DISCONNECT_CAUSES)
     assert {cause for cause in plain if not cause.startswith("_")} <= set(known.DISCONNECT_CAUSES)
 

@@ -157,6 +157,12 @@ class Live:
         return len(self.server._worker.relays)
 
     @property
+    def limits(self) -> dict[str, int]:
+        """How often which limit was reached."""
+        (cells,) = self.server.metrics.clusters.values()
+        return dict(+Counter(cells.limits))
+
+    @property
     def counted(self) -> "Counted":
         """What the metrics of the one cluster have counted so far."""
         (cells,) = self.server.metrics.clusters.values()
@@ -177,13 +183,21 @@ Talk = Callable[[Live, Wire, Wire], Coroutine[Any, Any, None]]
 
 @asynccontextmanager
 async def kproxy(
-    broker: Broker | None = None, *, wait: bool = True, sinks: Sequence[Sink] = (), **flags: Any
+    broker: Broker | None = None,
+    *,
+    wait: bool = True,
+    sinks: Sequence[Sink] = (),
+    cluster: dict[str, Any] | None = None,
+    **flags: Any,
 ) -> AsyncIterator[Live]:
-    """A kproxy before that broker, on ports of its own, and ready."""
+    """A kproxy before that broker, on ports of its own, and ready. cluster: settings that are tables, as models."""
     broker = broker or Broker()
     port = flags.pop("port", None) or free_ports(6)
     flags = {"listen": f"{HOST}:{port}", "bootstrap": f"{HOST}:{broker.port}", "drain_timeout_s": 0.2} | flags
-    server = Server(load(flags=flags), sinks)
+    config = load(flags=flags)
+    if cluster:
+        config = config.model_copy(update={"clusters": (config.clusters[0].model_copy(update=cluster),)})
+    server = Server(config, sinks)
     here = Live(server, broker)
     try:
         await server.start()

@@ -8,6 +8,7 @@ import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import Address, parse_address
+from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import BrokerPorts, Cluster, Config
 from kproxy.proxy.control.descriptors import DEFAULT_CONNECTIONS
@@ -279,7 +280,7 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     above, mark, below = file.read_text().partition("# Further clusters")
     whole = above + mark + re.sub(r"^# (?=\[|\w+ = )", "", below, flags=re.MULTILINE)
     document = tomllib.loads(whole)
-    assert len(load(written(tmp_path, whole)).clusters) == 4
+    assert len(load(written(tmp_path, whole)).clusters) == len(document["cluster"])
     left_out = {"clusters", "record", "max_connections", "upstream_mark"}
     assert document.keys() - {"cluster"} == Config.model_fields.keys() - left_out
     assert "\n# upstream_mark = " in file.read_text()
@@ -287,6 +288,7 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     assert f"\n# max_connections = {DEFAULT_CONNECTIONS} " in file.read_text()  # less where open files are few
     assert set().union(*document["cluster"]) == set(Cluster.model_fields)
     assert set().union(*document["cluster"][1]["brokers"]) == set(BrokerPorts.model_fields)
+    assert set().union(*(table.get("limits", ()) for table in document["cluster"])) == set(Limits.model_fields)
     for name, field in Config.model_fields.items():
         if name not in ("clusters", "admin"):
             assert getattr(config, name) == field.default

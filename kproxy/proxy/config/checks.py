@@ -14,6 +14,7 @@ from kproxy.proxy.config.settings import Cluster
 
 def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """What is wrong with a cluster whose every single value is right."""
+    yield from _proxy_protocol_faults(cluster)
     template = cluster.advertised
     if cluster.login is not None:
         yield from login_faults(cluster.login, knows_clients=cluster.authentication is not None)
@@ -54,6 +55,16 @@ def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
             if not declared.isdisjoint(entry.ids):
                 yield f"{path}.ids", f"node id {min(declared.intersection(entry.ids))} is declared twice"
             declared.update(entry.ids)
+
+
+def _proxy_protocol_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    if cluster.accept_proxy_protocol and not cluster.trusted_proxies:
+        yield (
+            "accept_proxy_protocol",
+            "anybody could claim any address: name the balancers, like trusted_proxies = ['10.0.0.0/8']",
+        )
+    if cluster.trusted_proxies and not cluster.accept_proxy_protocol:
+        yield "trusted_proxies", "means something only with accept_proxy_protocol = true"
 
 
 def shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[tuple[str, str]]:

@@ -14,10 +14,12 @@ from pydantic import BeforeValidator, Field
 
 from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, parse_address
 from kproxy.proxy.config.authentication import Authentication
+from kproxy.proxy.config.limits import Limits, Networks
 from kproxy.proxy.config.login import Login
 from kproxy.proxy.config.model import Frozen, model_in
 
 MAX_REQUEST_BYTES = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
+MAX_HELD_BYTES = 64 * 1024 * 1024
 PLACEHOLDERS = frozenset(("id", "host", "port"))
 
 
@@ -96,6 +98,10 @@ class Cluster(Frozen):
     brokers: tuple[BrokerPorts, ...] = ()
     login: Login | None = None
     authentication: Authentication | None = None
+    limits: Limits = Limits()
+    accept_proxy_protocol: bool = False  # a client's connection begins with a PROXY header
+    trusted_proxies: Networks = ()  # who may send one
+    proxy_protocol: Literal["v1", "v2"] | None = None  # a connection to a broker begins with one
 
     @property
     def advertised(self) -> str:
@@ -121,6 +127,9 @@ class Config(Frozen):
     upstream_mark: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None  # of connections to brokers (SO_MARK)
     record: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    log_connections: bool = False  # a line when a connection ends
+    max_held_bytes: Annotated[int, Field(ge=1 << 20)] = MAX_HELD_BYTES  # of answers that are held, by all connections
 
 
 CLUSTER_SETTINGS = (

@@ -16,19 +16,36 @@ from kproxy.proxy.control import transparent
 from kproxy.proxy.control.broker_ports import BrokerPorts
 from kproxy.proxy.control.connecting import BOOTSTRAP, Connector, label, listener_name
 from kproxy.proxy.control.discovery import Brokers, Discovery
+from kproxy.proxy.control.entrance import Welcome
 from kproxy.proxy.control.logins import broker_login
+from kproxy.proxy.control.proxy_protocol import ReadProxyHeader
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transparent import Transparent
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import Accepted, Listener, is_local, resolve, why_unbound
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
-from kproxy.proxy.upstream.door import Door
+from kproxy.proxy.upstream.door import Door, Step
 from kproxy.proxy.upstream.leaks import KnownAddresses
+from kproxy.proxy.upstream.proxy_protocol import SendProxyHeader
 from kproxy.proxy.upstream.question import ask_brokers
 from kproxy.proxy.upstream.routing import Routes
 
 log = logging.getLogger("kproxy.cluster")
+
+
+def _welcome_steps(cluster: Cluster) -> Iterator[Welcome]:
+    """What a client's connection begins with, in the order of its bytes."""
+    if cluster.accept_proxy_protocol:
+        yield ReadProxyHeader(cluster.trusted_proxies)
+
+
+def _door_steps(cluster: Cluster, login: Step | None) -> Iterator[Step]:
+    """What a connection to a broker begins with, in the order of its bytes."""
+    if cluster.proxy_protocol is not None:
+        yield SendProxyHeader(cluster.proxy_protocol)
+    if login is not None:
+        yield login
 
 
 class ClusterProxy:
@@ -42,7 +59,7 @@ class ClusterProxy:
         self._metrics = worker.metrics.upstream(cluster.name, causes, self._state)
         self._cells = worker.metrics.cluster(cluster.name)
         self._login = broker_login(cluster, worker.loops, self._cells)
-        self._door = Door(worker.dialler, [self._login] if self._login is not None else [])
+        self._door = Door(worker.dialler, _door_steps(cluster, self._login))
         self._redirected: Transparent | None = None
         if cluster.route == transparent.ROUTE:
             self._redirected = Transparent(
@@ -61,6 +78,7 @@ class ClusterProxy:
             self._find_leak,
             self._broker_lost,
             self._door,
+            _welcome_steps(cluster),
             redirected=self._redirected,
         )
         self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))

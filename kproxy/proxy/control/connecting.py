@@ -8,7 +8,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic_ns
 
@@ -17,6 +17,7 @@ from kproxy.metrics.upstream import UpstreamCells
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control import transparent
+from kproxy.proxy.control.entrance import Entrance, Ticket, Welcome
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transform import Advertise, FindLeak, Rewriter
 from kproxy.proxy.control.transparent import Transparent
@@ -34,14 +35,13 @@ from kproxy.wire.bodies import DETAILS
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import SIDES, Desync
 from kproxy.wire.interest import Interest
+from kproxy.wire.pairing import LIMIT
 from kproxy.wire.session import Session
 
 BOOTSTRAP = "bootstrap"
 # A loop that neither addresses nor questions show makes connections without end. At so many to one upstream, and at
 # each doubling, kproxy asks there: its question comes back if it is one.
 PROBED_AT = 64
-
-Welcome = Callable[[Incoming], Awaitable[None]]
 
 log = logging.getLogger("kproxy.cluster")
 
@@ -77,7 +77,7 @@ class Connector:
         find_leak: FindLeak,
         broker_lost: Callable[[], None],
         door: Door,
-        welcome: Sequence[Welcome] = (),
+        welcome: Iterable[Welcome] = (),
         redirected: Transparent | None = None,
     ) -> None:
         self.routes: Routes  # set by the owner once the bootstrap port is bound
@@ -91,7 +91,8 @@ class Connector:
         self._broker_lost = broker_lost
         self._door = door
         self._redirected = redirected
-        self._welcome = (*((redirected.find_destination,) if redirected is not None else ()), *welcome)
+        steps = (*((redirected.find_destination,) if redirected is not None else ()), *welcome)
+        self.entrance = Entrance(cluster, steps, worker.metrics.cluster(cluster.name).limits, self._kept_out)
         self._interest = Interest(
             rewrite=redirected is None,
             brokers=redirected is not None,
@@ -121,8 +122,12 @@ class Connector:
                 client.close()
                 self._loop_found(upstream, "a connection that kproxy itself made")
                 return
+            incoming = Incoming(client, peer, node_id, self._worker.now_ns())
+            if not self.entrance.admit(incoming):
+                client.close()
+                return
             self._worker.gate.enter()
-            self.connect(Incoming(client, peer, node_id, self._worker.now_ns()))
+            self.connect(incoming)
 
         return accepted
 
@@ -142,8 +147,8 @@ class Connector:
         relayed = False
         listener = listener_name(client.node_id, self._cluster.route)
         try:
-            for step in self._welcome:
-                await step(client)
+            if self.entrance.steps:
+                await self.entrance.welcome(client)
             broker, upstream = await self._open(client)
             info = self._info(client, upstream)
             if log.isEnabledFor(logging.DEBUG):
@@ -163,7 +168,11 @@ class Connector:
                 client.sock.close()
                 if broker is not None:
                     self._door.close(broker)
+                self.entrance.left(client.ticket)
                 worker.left(client.number)
+
+    def _kept_out(self, client: Incoming, fault: RefusedClient) -> None:
+        self._refused(self._info(client, Address("", 0)), listener_name(client.node_id), fault)
 
     def _refused(self, info: ConnectionInfo, listener: str, fault: RefusedClient) -> None:
         self._worker.metrics.connection(info, listener, label(info.broker_id)).closed(fault.cause)
@@ -190,7 +199,12 @@ class Connector:
     def _relay(self, client: Incoming, broker: socket.socket, info: ConnectionInfo, listener: str) -> None:
         worker = self._worker
         rewriter = None if self._redirected is not None else Rewriter(self._advertise, self._find_leak)
-        session = Session(self._interest, transform=rewriter, max_request_bytes=self._cluster.max_request_bytes)
+        session = Session(
+            self._interest,
+            transform=rewriter,
+            max_request_bytes=self._cluster.max_request_bytes,
+            max_in_flight=min(LIMIT, self._cluster.limits.max_requests_in_flight or LIMIT),
+        )
         counting = worker.metrics.connection(
             info,
             listener,
@@ -216,18 +230,21 @@ class Connector:
                 *((self._redirected.look_for_brokers,) if self._redirected is not None else ()),
             ],
             self._fault,
-            partial(self._closed, worker.loops.own_end(broker)),
+            partial(self._closed, worker.loops.own_end(broker), client.ticket),
         )
         worker.add(relay, client.number)
         self._count(Address(info.broker_address, info.broker_port), 1)
         relay.start(self._admits)
+        if self._cluster.limits.ends_some:
+            worker.ageing.watch(relay, self._cluster.limits, self.entrance.reached)
 
-    def _closed(self, own: Address, relay: Relay, cause: str) -> None:
+    def _closed(self, own: Address, ticket: Ticket, relay: Relay, cause: str) -> None:
         """A relay ended, whose connection to its broker had the own end `own`."""
         worker = self._worker
         worker.loops.closed(own)
         self._count(Address(relay.info.broker_address, relay.info.broker_port), -1)
         worker.remove(relay)
+        self.entrance.left(ticket)
         if cause == "broker_reset":
             self._broker_lost()
 

@@ -205,6 +205,7 @@ class Server:
             relays = tuple(self._worker.relays.values())
             drained = await drain(relays, self.config.drain_timeout_s, at_once, "drain")
             self._worker.gate.close()
+            self._worker.ageing.stop()
             self._worker.poller.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)

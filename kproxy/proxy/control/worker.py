@@ -7,6 +7,7 @@ from time import monotonic_ns
 
 from kproxy.metrics import Metrics
 from kproxy.proxy.config.settings import Config
+from kproxy.proxy.control.ageing import Ageing
 from kproxy.proxy.relay.listeners import Gate
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.relay import Relay
@@ -29,15 +30,18 @@ class Worker:
     metrics: Metrics
     sinks: Sequence[Sink]
     relays: dict[int, Relay] = field(default_factory=dict)  # by the number of the connection, the oldest first
-    held: HeldBudget = field(default_factory=HeldBudget)  # of answers, by all sessions
+    held: HeldBudget = field(init=False)  # of answers, by all sessions
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last relay closes
     on_left: Callable[[int], None] | None = None  # where another process counts the connections: by their numbers
     loops: LoopGuard = field(init=False)
     dialler: Dialler = field(init=False)
+    ageing: Ageing = field(init=False)
     _connections: int = 0
 
     def __post_init__(self) -> None:
         self.loops = LoopGuard(self.gate.is_ours)
+        self.held = HeldBudget(self.config.max_held_bytes)
+        self.ageing = Ageing(self.relays)
         self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s, mark=self.config.upstream_mark)
 
     def now_ns(self) -> int:

@@ -26,6 +26,8 @@ class Incoming:
     login: LoggedIn | None = None  # of kproxy at the broker for this client, where it has to be renewed
     number: int = 0  # of the connection, where another process has given it one
     destination: Address | None = None  # numeric, what it dialled before the kernel redirected it; None: our port
+    server: Address | None = None  # where a PROXY header says that it connected to; None: where its socket says
+    ticket: tuple[str | None] | None = None  # what limits have counted it for (`control/entrance.py`)
 
 
 @dataclass(slots=True)

@@ -85,6 +85,7 @@ class Relay:
         self._first_end = CLIENT
         self._draining = False
         self._finishing = False  # draining, and new requests are still served
+        self._drained_as = "drained"  # the cause of the end
         self._lingering: TimerHandle | None = None
         self._unheard: TimerHandle | None = None  # the client has ended: who draws this out is given up
         self.closed = False
@@ -150,6 +151,7 @@ class Relay:
             inside: Durations = self._counting.inside[side],
             lag: Durations = self._counting.lag,
             poller: Poller = self._poller,
+            limit: int = session.max_in_flight,
         ) -> None:
             start = poller.now_ns
             arrived = poller.turn_ns
@@ -224,7 +226,7 @@ class Relay:
                         events.clear()
                     else:
                         self._emit()
-                if len(pending) >= pairing.LIMIT:
+                if len(pending) >= limit:
                     self._fill()
                 elif self._full:
                     self._unfill()
@@ -297,11 +299,13 @@ class Relay:
             self._drain_on()
 
     def _fill(self) -> None:
-        """pairing.LIMIT requests are pending: do not read the client until there are fewer, but notice its end."""
+        """As many requests are pending as may be: do not read the client until there are fewer, but notice its end."""
         if not self._full:
             self._full = True
             self._unread(CLIENT)
             self._counting.paused(SIDES[CLIENT])
+            if self.session.max_in_flight < pairing.LIMIT:
+                self._counting.limit_reached("max_requests_in_flight")
             self._poller.add_end_reader(self._peers[CLIENT].fd, self._ended_full)
 
     def _unfill(self) -> None:
@@ -480,16 +484,20 @@ class Relay:
 
     # --- draining ----------------------------------------------------------------------------------------------------
 
-    def finish(self) -> None:
+    def finish(self, cause: str = "drained") -> None:
         """Serve on until no request of the client is unanswered, then close: our end leaves with the last answer."""
         if not self._draining:
             self._draining = self._finishing = True
+            self._drained_as = cause
             self._drain_on()
 
-    def drain(self) -> None:
+    def drain(self, cause: str | None = None) -> None:
         """Finish the request in transit, read no new one, deliver the answers due, then close between two frames."""
+        if self._draining and not self._finishing:
+            return
         self._draining = True
         self._finishing = False
+        self._drained_as = cause or self._drained_as
         client = self._peers[CLIENT]
         was_reading = client.reading
         self._unread(CLIENT)
@@ -520,7 +528,7 @@ class Relay:
                 return
             self._unread(CLIENT)
         elif self._unheard is None:  # a client that has gone looks like one that still listens: no answer may ever come
-            self._unheard = self._loop.call_later(LINGER_S, self.close, "drained")
+            self._unheard = self._loop.call_later(LINGER_S, self.close, self._drained_as)
         if session.pending or not (broker.ended or session.at_boundary(BROKER)):
             return
         if client.unsent is None and broker.unsent is None:
@@ -533,15 +541,15 @@ class Relay:
         """
         client, broker = self._peers
         self._unread(BROKER)
-        self._lingering = self._loop.call_later(LINGER_S, self.close, "drained")
+        self._lingering = self._loop.call_later(LINGER_S, self.close, self._drained_as)
         if client.ended:
-            self.close("drained")
+            self.close(self._drained_as)
             return
         try:
             client.sock.shutdown(socket.SHUT_WR)
             broker.sock.shutdown(socket.SHUT_WR)
         except OSError:
-            self.close("drained")
+            self.close(self._drained_as)
             return
         self._poller.add_reader(client.fd, self._discard)
 
@@ -553,7 +561,7 @@ class Relay:
             return
         except OSError:
             pass
-        self.close("drained")
+        self.close(self._drained_as)
 
     # --- events ------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ in time: the dial by the dialler, the steps together by as much again. Refuses t
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 from kproxy.errors import UpstreamError
@@ -21,7 +21,7 @@ Step = Callable[[Outgoing], Awaitable[None]]  # raises UpstreamError with its ca
 class Door:
     """Opens connections to the brokers of one cluster. Who closes such a socket uses `close`, or `loops.closed`."""
 
-    def __init__(self, dialler: Dialler, steps: Sequence[Step] = ()) -> None:
+    def __init__(self, dialler: Dialler, steps: Iterable[Step] = ()) -> None:
         self.dialler = dialler
         self._steps = tuple(steps)
 

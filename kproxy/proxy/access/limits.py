@@ -1,0 +1,117 @@
+"""Which clients may come in: how many at once and how many a second, of a listener and of one address.
+
+An `Admission` counts what it let in, and answers with the limit that a client is beyond. The rates are token buckets
+that hold one second's worth. Per address it remembers those that have connections open, and those whose bucket is not
+full yet; of the latter MAX_ADDRESSES at most, the rest share one bucket. So a flood from everywhere is slowed down as
+one address, and never takes memory without bound. Refuses to know sockets and clocks: times are seconds that the
+caller gives, and only grow.
+"""
+
+from kproxy.proxy.config.limits import Limits, is_in
+
+MAX_ADDRESSES = 16_384
+
+# The limits that keep a client out, by their settings, and what there is so many of.
+CONNECTIONS = "max_connections"
+CONNECTIONS_PER_ADDRESS = "max_connections_per_address"
+RATE = "max_connection_rate"
+RATE_PER_ADDRESS = "max_connection_rate_per_address"
+_WHAT = {
+    CONNECTIONS: "connections are open",
+    CONNECTIONS_PER_ADDRESS: "connections are open from this address",
+    RATE: "new connections a second",
+    RATE_PER_ADDRESS: "new connections a second from this address",
+}
+
+
+class Bucket:
+    """A token bucket by its one number: when it will be full. Bursts up to one second's worth pass at once."""
+
+    __slots__ = ("_burst_s", "_cost_s", "full_at")
+
+    def __init__(self, rate: float) -> None:
+        self._cost_s = 1 / rate
+        self._burst_s = max(1.0, self._cost_s)  # one, at least
+        self.full_at = float("-inf")
+
+    def take(self, now: float) -> bool:
+        """Whether one more fits now; if so it is taken."""
+        full_at = max(self.full_at, now) + self._cost_s
+        if full_at - now > self._burst_s + 1e-9:
+            return False
+        self.full_at = full_at
+        return True
+
+
+class Admission:
+    """The counts of one listener, and of the addresses that connect to it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.connections = 0
+        self._open: dict[str, int] = {}  # by address, where that is limited
+        self._bucket = Bucket(limits.max_connection_rate) if limits.max_connection_rate else None
+        self._buckets: dict[str, Bucket] = {}
+        self._others: Bucket | None = None
+        self._swept_at = float("-inf")
+
+    @property
+    def limits_addresses(self) -> bool:
+        """Whether it matters where a client comes from."""
+        return bool(self.limits.max_connections_per_address or self.limits.max_connection_rate_per_address)
+
+    def enter(self, now: float) -> str | None:
+        """Count a new connection of this listener; the limit that it is beyond, and then it is not counted."""
+        limits = self.limits
+        if limits.max_connections is not None and self.connections >= limits.max_connections:
+            return CONNECTIONS
+        if self._bucket is not None and not self._bucket.take(now):
+            return RATE
+        self.connections += 1
+        return None
+
+    def leave(self) -> None:
+        """A connection that was counted has ended."""
+        self.connections -= 1
+
+    def enter_from(self, host: str, now: float) -> str | None:
+        """Count a new connection from an address; the limit that it is beyond, and then it is not counted."""
+        limits = self.limits
+        if limits.unlimited_addresses and is_in(host, limits.unlimited_addresses):
+            return None
+        most, rate = limits.max_connections_per_address, limits.max_connection_rate_per_address
+        if most is not None and self._open.get(host, 0) >= most:
+            return CONNECTIONS_PER_ADDRESS
+        if rate is not None and not self._bucket_of(host, rate, now).take(now):
+            return RATE_PER_ADDRESS
+        if most is not None:
+            self._open[host] = self._open.get(host, 0) + 1
+        return None
+
+    def leave_from(self, host: str) -> None:
+        """A connection that was counted for an address has ended."""
+        count = self._open.get(host, 0) - 1
+        if count > 0:
+            self._open[host] = count
+        else:
+            self._open.pop(host, None)
+
+    def why(self, limit: str) -> str:
+        """What a client beyond that limit is told in the log, with the mend."""
+        value = getattr(self.limits, limit)
+        hint = "; addresses that many clients share belong in unlimited_addresses" if "address" in limit else ""
+        return f"{value:g} {_WHAT[limit]}, the limit: raise {limit} in [cluster.limits], or see who connects{hint}"
+
+    def _bucket_of(self, host: str, rate: float, now: float) -> Bucket:
+        bucket = self._buckets.get(host)
+        if bucket is not None:
+            return bucket
+        if len(self._buckets) >= MAX_ADDRESSES and now - self._swept_at >= 1.0:
+            self._swept_at = now  # a full bucket remembers nothing
+            self._buckets = {known: bucket for known, bucket in self._buckets.items() if bucket.full_at > now}
+        if len(self._buckets) >= MAX_ADDRESSES:
+            if self._others is None:
+                self._others = Bucket(rate)
+            return self._others
+        bucket = self._buckets[host] = Bucket(rate)
+        return bucket

@@ -1,0 +1,69 @@
+"""Settings of the gate: `[cluster.limits]`, and which addresses a PROXY header is believed from.
+
+Refuses to count connections (`access/limits.py`).
+"""
+
+import ipaddress
+from contextlib import suppress
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from kproxy.proxy.config.model import Frozen
+
+HANDSHAKE_TIMEOUT_S = 10.0
+AGE_JITTER = 0.1  # connections of one moment end over a tenth of their time, not all at once
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def _network(value: Any) -> Network:
+    try:
+        return value if isinstance(value, Network) else ipaddress.ip_network(str(value).strip())
+    except ValueError:
+        text = f"{value!r} is neither an address nor a network of them, like 10.0.0.0/8"
+        with suppress(ValueError):
+            text += f"; did you mean {ipaddress.ip_network(str(value).strip(), strict=False)}?"
+        raise ValueError(text) from None
+
+
+Networks = tuple[Annotated[Network, BeforeValidator(_network)], ...]
+
+_Count = Annotated[int, Field(ge=1)]
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Limits(Frozen):
+    """`[cluster.limits]`: what the clients of one listener may use; None: no limit of its own."""
+
+    max_connections: _Count | None = None
+    max_connections_per_address: _Count | None = None
+    max_connection_rate: _Rate | None = None  # new ones a second; as many at once
+    max_connection_rate_per_address: _Rate | None = None
+    unlimited_addresses: Networks = ()  # which the limits per address leave out: balancers, NAT gateways
+    handshake_timeout_s: _Seconds = HANDSHAKE_TIMEOUT_S  # for a PROXY header, TLS and a login together
+    idle_timeout_s: _Seconds | None = None  # without a request, and none pending
+    max_age_s: _Seconds | None = None  # then a connection is drained; the client makes a new one
+    max_requests_in_flight: _Count | None = None  # of one connection; further ones wait unread
+
+    @property
+    def ends_some(self) -> bool:
+        """Whether there is a limit for how long a connection stays."""
+        return self.idle_timeout_s is not None or self.max_age_s is not None
+
+    @property
+    def admits_some(self) -> bool:
+        """Whether there is a limit for who comes in."""
+        names = ("max_connections", "max_connections_per_address", "max_connection_rate")
+        return any(getattr(self, name) is not None for name in (*names, "max_connection_rate_per_address"))
+
+
+def is_in(host: str, networks: Networks) -> bool:
+    """Whether a numeric address is in one of these networks. A name is in none."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return any(address.version == network.version and address in network for network in networks)
