@@ -15,7 +15,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 # Imports point from a later line to an earlier one, never within a line. The rooms of `proxy` have their own order.
 LAYERS = (
     {"errors"},
-    {"protocol"},
+    {"protocol", "zookeeper"},
     {"wire"},
     {"metrics", "tables", "capture"},
     {"convert", "proxy"},
@@ -31,7 +31,7 @@ JOINS_SIBLINGS = {"kproxy.proxy.control.server"}  # the composition root
 # What bytes-to-events code must never touch, so that it stays pure: clocks, sockets, loggers, threads, Arrow, metrics.
 IMPURE = {"aiohttp", "asyncio", "logging", "os", "prometheus_client", "pyarrow", "random", "rich", "select", "socket"}
 IMPURE |= {"ssl", "subprocess", "sys", "threading", "time", "uvloop"}
-PURE_UNITS = {"protocol", "wire"}
+PURE_UNITS = {"protocol", "wire", "zookeeper"}
 
 # Tests of no single module: of the whole, with real brokers, of the bench and the tools.
 BEYOND_MODULES = {

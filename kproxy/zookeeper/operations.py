@@ -1,0 +1,106 @@
+"""ZooKeeper's operations: which record is the request of each, and which its answer; transactions; secrets.
+
+The pairs are those of `org.apache.zookeeper.server.FinalRequestProcessor`; numbers and records are from the jars.
+Passwords, tokens and credentials are left out of what is read. Raises Malformed. Refuses to know frames.
+"""
+
+from typing import Any
+
+from kproxy.errors import Malformed
+from kproxy.zookeeper.records import Values, layouts, names_of, read
+
+NOTIFICATION, PING, AUTH, SET_WATCHES = -1, -2, -4, -8  # xids that mean something (ClientCnxn)
+
+# operation -> (request, answer); "" has no body.
+_RECORDS = {
+    "addWatch": ("AddWatchRequest", "ErrorResponse"),
+    "auth": ("AuthPacket", ""),
+    "check": ("CheckVersionRequest", ""),
+    "checkWatches": ("CheckWatchesRequest", ""),
+    "closeSession": ("", ""),
+    "create": ("CreateRequest", "CreateResponse"),
+    "create2": ("CreateRequest", "Create2Response"),
+    "createContainer": ("CreateRequest", "Create2Response"),
+    "createTTL": ("CreateTTLRequest", "Create2Response"),
+    "delete": ("DeleteRequest", ""),
+    "deleteContainer": ("DeleteRequest", ""),
+    "exists": ("ExistsRequest", "ExistsResponse"),
+    "getACL": ("GetACLRequest", "GetACLResponse"),
+    "getAllChildrenNumber": ("GetAllChildrenNumberRequest", "GetAllChildrenNumberResponse"),
+    "getChildren": ("GetChildrenRequest", "GetChildrenResponse"),
+    "getChildren2": ("GetChildren2Request", "GetChildren2Response"),
+    "getData": ("GetDataRequest", "GetDataResponse"),
+    "getEphemerals": ("GetEphemeralsRequest", "GetEphemeralsResponse"),
+    "ping": ("", ""),
+    "reconfig": ("ReconfigRequest", "GetDataResponse"),
+    "removeWatches": ("RemoveWatchesRequest", ""),
+    "sasl": ("GetSASLRequest", "SetSASLResponse"),
+    "setACL": ("SetACLRequest", "SetACLResponse"),
+    "setData": ("SetDataRequest", "SetDataResponse"),
+    "setWatches": ("SetWatches", ""),
+    "setWatches2": ("SetWatches2", ""),
+    "sync": ("SyncRequest", "SyncResponse"),
+    "whoAmI": ("", "WhoAmIResponse"),
+}
+_MULTI = ("multi", "multiRead")
+_PARTS = frozenset(
+    ("check", "create", "create2", "createContainer", "createTTL", "delete", "getChildren", "getData", "setData")
+)
+# What a client may ask for: the others are of servers among themselves.
+REQUESTS = frozenset(layouts()["operations"][name] for name in (*_RECORDS, *_MULTI))
+_SECRETS = frozenset(("passwd", "auth", "token"))
+
+
+def request(name: str, buffer: memoryview, pos: int) -> tuple[Values, int]:
+    """The body of a request, by the names of its fields, and where it ends; {"operations": [...]} of a transaction."""
+    if name in _MULTI:
+        return _several(buffer, pos, 0)
+    return _read(_RECORDS[name][0], buffer, pos)
+
+
+def answer(name: str, buffer: memoryview, pos: int) -> tuple[Values, int]:
+    """The body of an answer without an error, as `request`; each answer of a transaction has its `err`."""
+    if name in _MULTI:
+        return _several(buffer, pos, 1)
+    return _read(_RECORDS[name][1], buffer, pos)
+
+
+def _read(record: str, buffer: memoryview, pos: int) -> tuple[Values, int]:
+    if not record:
+        return {}, pos
+    values, pos = read(record, buffer, pos)
+    for entry in values.get("acl") or ():
+        user, colon, _ = (entry["id"]["id"] or "").partition(":")
+        if colon and entry["id"]["scheme"] == "digest":  # what follows is a hash of the password
+            entry["id"]["id"] = user
+    return {name: value for name, value in values.items() if name not in _SECRETS}, pos
+
+
+def _several(buffer: memoryview, pos: int, side: int) -> tuple[Values, int]:
+    """The parts of a transaction: a header before each, and one that says that it is done."""
+    parts: list[Values] = []
+    names: dict[int, str] = names_of("operations")
+    while True:
+        header, pos = read("MultiHeader", buffer, pos)
+        if header["done"]:
+            return {"operations": parts}, pos
+        name = names.get(header["type"], "")
+        if name == "error":
+            record = "ErrorResponse"
+        elif name in _PARTS:
+            record = _RECORDS[name][side]
+        else:
+            raise Malformed(f"a transaction with an operation {header['type']}")
+        values, pos = _read(record, buffer, pos)
+        parts.append(
+            {"op": name, "err": values.get("err", header["err"]), **values} if side else {"op": name, **values}
+        )
+
+
+def is_ephemeral(values: Values) -> bool | None:
+    """Whether a create makes a node that goes with its session; None: it is no create."""
+    flags: Any = values.get("flags")
+    return None if flags is None else flags in _EPHEMERAL
+
+
+_EPHEMERAL = {number for name, number in layouts()["create_modes"].items() if name.startswith("EPHEMERAL")}

@@ -1,0 +1,170 @@
+"""Sessions: what they say of real traffic is what ZooKeeper logged, however the bytes are cut, lost or made up."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.zookeeper import session as module
+from kproxy.zookeeper.records import write
+from kproxy.zookeeper.session import ANSWERED, CLIENT, SERVER, UNANSWERED, Fault, Notification, Operation, Session
+from tests.zookeeper.traffic import log, talks
+
+UNSIGNED = (1 << 64) - 1
+
+
+def told(talk, cut=lambda data: [data], *, begin=0, **options):
+    """The events of a connection, each part of it cut further; `begin`: how many parts are not seen."""
+    session = Session(midstream=bool(begin), **options)
+    for side, data, now in talk.parts[begin:]:
+        for part in cut(data):
+            session.receive(side, part, now)
+    session.close()
+    return session
+
+
+def said(event):
+    """What an event says, less its times."""
+    names = [name for name in event.__slots__ if not name.endswith(("_start", "_end")) and name != "time"]
+    return type(event).__name__, *(getattr(event, name) for name in names)
+
+
+def sized(body):
+    return len(body).to_bytes(4, "big") + body
+
+
+def test_every_transaction_of_zookeepers_own_log_is_an_operation_with_its_zxid():
+    operations = {}
+    for talk in talks():
+        events = told(talk).events
+        assert not [event for event in events if isinstance(event, Fault)]
+        for event in events:
+            if isinstance(event, Operation):
+                assert event.decoded
+                operations[event.session & UNSIGNED, event.xid] = event
+    seen = Counter()
+    for line in log():
+        if line.xid == 0:  # sessions that begin, or are expired by the server
+            seen[line.op] += 1
+            continue
+        operation = operations[line.session, line.xid]
+        assert operation.zxid == line.zxid
+        if line.op == "error":
+            assert operation.error == int(line.rest)
+        else:
+            assert (operation.op, operation.error) == (line.op, 0)
+        if line.op in ("create", "delete", "setData"):
+            path = operation.response.get("path", operation.request["path"])  # of a sequential node, with its number
+            assert line.rest.startswith(f"'{path},") or line.rest == f"'{path}"
+        seen["compared"] += 1
+    assert seen == {"compared": 1055 + 1, "createSession": 18, "closeSession": 9}
+
+
+def test_a_session_is_named_by_its_server_and_keeps_its_name_when_it_comes_back():
+    begun = [line.session for line in log() if line.op == "createSession"]
+    sessions = [told(talk) for talk in talks()]
+    assert {session.session & UNSIGNED for session in sessions} >= set(begun)
+    first = [session.events[0] for session in sessions]
+    assert {event.op for event in first} == {"connect"}
+    again = [event for event in first if event.request["sessionId"]]
+    assert len(again) == len(first) - len(begun)
+    assert not any("passwd" in {**event.request, **event.response} for event in first)
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_any_split_says_the_same(step):
+    for talk in talks()[::4]:
+        whole = told(talk).events
+        split = told(talk, lambda data: [data[at : at + step] for at in range(0, len(data), step)]).events
+        assert [said(event) for event in split] == [said(event) for event in whole]
+
+
+def test_a_capture_that_begins_later_finds_its_place():
+    found = missed = 0
+    for talk in talks():
+        whole = [event for event in told(talk).events if isinstance(event, Operation)]
+        begin = len(talk.parts) // 2
+        if begin < 10:
+            continue
+        late = [event for event in told(talk, begin=begin).events if isinstance(event, Operation)]
+        last = {(event.xid, event.op, event.zxid) for event in late if event.outcome == ANSWERED}
+        wanted = {(event.xid, event.op, event.zxid) for event in whole if event.request_start > talk.parts[begin][2]}
+        found += len(wanted & last)
+        missed += len(wanted - last)
+    assert found > 500
+    assert missed == 0
+
+
+def test_a_gap_costs_what_is_in_it():
+    talk = max(talks(), key=lambda talk: len(talk.parts))
+    whole = {event.xid for event in told(talk).events if isinstance(event, Operation)}
+    chance = random.Random(1)
+    holes = set(chance.sample(range(10, len(talk.parts)), 20))
+    session = Session()
+    for index, (side, data, now) in enumerate(talk.parts):
+        if index in holes:
+            session.gap(side)
+        else:
+            session.receive(side, data, now)
+    session.close()
+    answered = {event.xid for event in session.events if isinstance(event, Operation) and event.outcome == ANSWERED}
+    assert answered <= whole
+    assert len(whole - answered) < 4 * len(holes)
+
+
+def test_watches_fire_as_notifications():
+    fired = Counter(event.type for talk in talks() for event in told(talk).events if isinstance(event, Notification))
+    assert fired == {"NodeChildrenChanged": 43, "NodeDeleted": 4, "NodeCreated": 3}
+
+
+def test_an_expired_session_and_a_client_that_is_no_session():
+    session = Session()
+    first = {
+        "protocolVersion": 0,
+        "lastZxidSeen": 7,
+        "timeOut": 4000,
+        "sessionId": 9,
+        "passwd": b"p",
+        "readOnly": False,
+    }
+    session.receive(CLIENT, sized(write("ConnectRequest", first | {"passwd": bytes(16)})), 1)
+    gone = {"protocolVersion": 0, "timeOut": 0, "sessionId": 0, "passwd": bytes(16), "readOnly": False}
+    session.receive(SERVER, sized(write("ConnectResponse", gone)), 2)
+    (event,) = session.events
+    assert (event.op, event.error, event.session) == ("connect", -112, 9)
+
+    command = Session()
+    command.receive(CLIENT, b"ruok", 1)
+    command.receive(SERVER, b"imok", 2)
+    command.close()
+    assert command.opaque
+    assert not command.events
+
+
+def test_what_is_never_answered_is_said_at_the_end_and_bounded(monkeypatch):
+    monkeypatch.setattr(module, "MAX_PENDING", 10)
+    session = Session(midstream=True)
+    for xid in range(1, 16):
+        header = write("RequestHeader", {"xid": xid, "type": 4})
+        session.receive(CLIENT, sized(header + write("GetDataRequest", {"path": f"/{xid}", "watch": False})), xid)
+    assert [event.xid for event in session.events] == [1, 2, 3, 4, 5]
+    session.close()
+    assert [(event.xid, event.outcome) for event in session.events] == [(xid, UNANSWERED) for xid in range(1, 16)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_bytes_raise_or_are_kept_for_long(data):
+    talk = talks()[data.draw(st.integers(0, len(talks()) - 1))]
+    chance = random.Random(data.draw(st.integers(0, 1 << 30)))
+    session = Session(midstream=data.draw(st.booleans()))
+    for side, part, now in talk.parts[: data.draw(st.integers(1, 60))]:
+        broken = bytearray(part)
+        for _ in range(chance.randrange(3)):
+            broken[chance.randrange(len(broken))] = chance.randrange(256)
+        session.receive(side, bytes(broken), now)
+        for half in session._halves:
+            assert len(half.data) <= module.MAX_FRAME + len(part)
+    session.close()
