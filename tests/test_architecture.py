@@ -43,6 +43,8 @@ BEYOND_MODULES = {
     "tests/capture/test_fuzz.py",
     "tests/capture/test_shapes.py",
     "tests/capture/test_tshark.py",
+    "tests/chaos",
+    "tests/matrix",
     "tests/metrics/test_docs.py",
     "tests/proxy/test_docs.py",
     "tests/test_api.py",

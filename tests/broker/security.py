@@ -32,6 +32,7 @@ LISTENERS = {
 USERS = {"alice": "password-of-alice", "bob": "password-of-bob", "kproxy": "password-of-kproxy"}
 STORE_PASSWORD = "password-of-stores"
 AUDIENCE = "kafka"
+ISSUER = "https://issuer.example"
 
 _COMMON = "org.apache.kafka.common.security"
 _MODULES = {
@@ -65,7 +66,7 @@ class Tokens:
         """A token for a user, signed (RS256) unless this issuer signs none."""
         header = {"alg": "RS256", "kid": "test"} if self.signed else {"alg": "none"}
         now = time.time()
-        body = {"sub": user, "aud": AUDIENCE, "iat": int(now) - 1, "exp": int(now + lifetime_s)} | claims
+        body = {"iss": ISSUER, "sub": user, "aud": AUDIENCE, "iat": int(now) - 1, "exp": int(now + lifetime_s)} | claims
         signing = f"{_base64(json.dumps(header).encode())}.{_base64(json.dumps(body).encode())}"
         signature = self._key.sign(signing.encode(), padding.PKCS1v15(), hashes.SHA256()) if self.signed else b""
         return f"{signing}.{_base64(signature)}"

@@ -1,0 +1,168 @@
+"""The faults, and the schedule of them that follows from a seed.
+
+A fault is a function of the stage and a source of chance. It ends when what it broke works again, except for clients'
+connections, whose recovery is measured by who calls it. One broker is down at a time: three replicas of which two must
+be in sync bear no more.
+"""
+
+import json
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import psutil
+from confluent_kafka import ElectionType, KafkaException, TopicPartition
+
+from tests.broker.cluster import wait_for
+from tests.chaos.load import PARTITIONS
+from tests.chaos.stage import Stage
+
+Fault = Callable[[Stage, random.Random], None]
+
+
+def broker_killed(stage: Stage, chance: random.Random) -> None:
+    """A broker dies, and is back a few seconds later."""
+    _restart_broker(stage, chance, kill=True)
+
+
+def broker_stopped(stage: Stage, chance: random.Random) -> None:
+    """A broker hands its partitions over, ends, and is back a few seconds later."""
+    _restart_broker(stage, chance, kill=False)
+
+
+def _restart_broker(stage: Stage, chance: random.Random, *, kill: bool) -> None:
+    broker = chance.choice(stage.cluster.brokers)
+    broker.stop(kill=kill)
+    time.sleep(chance.uniform(1, 5))
+    broker.start()
+    broker.wait_until_started()
+    wait_for("replicas in sync after a broker's restart", stage.in_sync, 120, pause_s=0.5)
+
+
+def leaders_elected(stage: Stage, chance: random.Random) -> None:
+    """Leadership goes back to the first replica of every partition."""
+    del chance
+    partitions = [TopicPartition(topic, number) for topic in _topics(stage) for number in range(PARTITIONS)]
+    with suppress(KafkaException):  # where it is with the first already
+        stage.admin().elect_leaders(ElectionType.PREFERRED, partitions).result(30)
+
+
+def partitions_reassigned(stage: Stage, chance: random.Random) -> None:
+    """Every partition gets its replicas in another order, and so leaders move."""
+    moved = []
+    for topic in _topics(stage):
+        for number in range(PARTITIONS):
+            replicas = chance.sample((1, 2, 3), 3)
+            moved.append({"topic": topic, "partition": number, "replicas": replicas})
+    stage.reassign(json.dumps({"version": 1, "partitions": moved}))
+    leaders_elected(stage, chance)
+    wait_for("replicas in sync after a reassignment", stage.in_sync, 120, pause_s=0.5)
+
+
+def kproxy_killed(stage: Stage, chance: random.Random) -> None:
+    stage.kproxy.stop(kill=True)
+    time.sleep(chance.uniform(0, 2))
+    stage.kproxy.start()
+
+
+def kproxy_drained(stage: Stage, chance: random.Random) -> None:
+    stage.kproxy.stop()
+    time.sleep(chance.uniform(0, 2))
+    stage.kproxy.start()
+
+
+def cut_before(stage: Stage, chance: random.Random) -> None:
+    """Connections of clients end at random bytes."""
+    stage.before.do(do="cut", share=chance.uniform(0.2, 1), seed=chance.randrange(1 << 30))
+
+
+def cut_behind(stage: Stage, chance: random.Random) -> None:
+    """Connections to brokers end at random bytes."""
+    stage.behind.do(do="cut", share=chance.uniform(0.2, 1), seed=chance.randrange(1 << 30))
+
+
+def stalled_before(stage: Stage, chance: random.Random) -> None:
+    stage.before.do(do="stall", seconds=chance.uniform(1, 6))
+
+
+def stalled_behind(stage: Stage, chance: random.Random) -> None:
+    stage.behind.do(do="stall", seconds=chance.uniform(1, 6))
+
+
+def slow_before(stage: Stage, chance: random.Random) -> None:
+    stage.before.do(do="slow", seconds=chance.uniform(3, 8), bytes_per_s=chance.randrange(20_000, 200_000))
+
+
+def slow_behind(stage: Stage, chance: random.Random) -> None:
+    stage.behind.do(do="slow", seconds=chance.uniform(3, 8), bytes_per_s=chance.randrange(20_000, 200_000))
+
+
+def refused_behind(stage: Stage, chance: random.Random) -> None:
+    """Brokers take no new connections for a while, and old ones end."""
+    stage.behind.do(do="cut", share=0.7, seed=chance.randrange(1 << 30))
+    stage.behind.do(do="refuse", seconds=chance.uniform(1, 3))
+
+
+def worker_killed(stage: Stage, chance: random.Random) -> None:
+    """One of several workers dies; the parent starts another."""
+    workers = [one for one in stage.kproxy.processes()[1:] if one.status() != psutil.STATUS_ZOMBIE]
+    victim = chance.choice(workers)
+    victim.kill()
+    wait_for("another worker", lambda: _alive(stage) >= len(workers), 30)
+
+
+def _alive(stage: Stage) -> int:
+    with suppress(psutil.Error):
+        return sum(one.status() != psutil.STATUS_ZOMBIE for one in stage.kproxy.processes()[1:])
+    return 0
+
+
+def reloaded(stage: Stage, chance: random.Random) -> None:
+    """The configuration changes, and once it is wrong; neither costs a connection."""
+    stage.kproxy.configure(log_level=chance.choice(("info", "warning")), max_connections=chance.randrange(500, 5000))
+    stage.signal_kproxy(signal.SIGHUP)
+    time.sleep(1)
+    good = stage.kproxy.file.read_text()
+    stage.kproxy.file.write_text(good.replace("max_connections", "max_conections"))
+    stage.signal_kproxy(signal.SIGHUP)
+    time.sleep(1)
+    stage.kproxy.file.write_text(good)
+    stage.signal_kproxy(signal.SIGHUP)
+    time.sleep(1)
+    assert psutil.pid_exists(stage.kproxy.pid)
+
+
+FAULTS: dict[str, Fault] = {
+    "broker killed": broker_killed,
+    "broker stopped": broker_stopped,
+    "leaders elected": leaders_elected,
+    "partitions reassigned": partitions_reassigned,
+    "kproxy killed": kproxy_killed,
+    "kproxy drained": kproxy_drained,
+    "clients' connections cut": cut_before,
+    "brokers' connections cut": cut_behind,
+    "clients' links stalled": stalled_before,
+    "brokers' links stalled": stalled_behind,
+    "clients' links slow": slow_before,
+    "brokers' links slow": slow_behind,
+    "brokers refuse": refused_behind,
+}
+WITH_WORKERS: dict[str, Fault] = {"worker killed": worker_killed}
+
+
+def schedule(seed: int, faults: dict[str, Fault]) -> Iterator[tuple[str, Fault, random.Random]]:
+    """Endless: each fault once in every round, in an order and with a chance of its own that follow from the seed."""
+    chance = random.Random(seed)
+    while True:
+        names = sorted(faults)
+        chance.shuffle(names)
+        for name in names:
+            yield name, faults[name], random.Random(chance.randrange(1 << 30))
+
+
+def _topics(stage: Stage) -> list[str]:
+    topics: Any = stage.admin().list_topics(timeout=10).topics
+    return sorted(name for name in topics if not name.startswith("__"))

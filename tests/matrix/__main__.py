@@ -1,0 +1,114 @@
+"""`./dev matrix`: every client with every broker and every kind of security, through kproxy.
+
+One release after another; without options all of them, which takes about an hour, and writes docs/matrix.md. With
+options, only what they name, and no page.
+"""
+
+import fcntl
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import click
+
+from tests.matrix import brokers, clients, report, setup, ways
+from tests.matrix.cases import Leak, Outcome, run_release
+from tests.matrix.clients import Client
+
+PAGE = Path(__file__).parents[2] / "docs/matrix.md"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _chosen(found: list[str], names: tuple[str, ...], what: str) -> list[str]:
+    """Those that begin with one of the names, all without names."""
+    for name in names:
+        if not any(one.lower().startswith(name.lower()) for one in found):
+            raise click.UsageError(f"no {what} begins with {name!r}; there are: {', '.join(found)}")
+    return [one for one in found if not names or one.lower().startswith(tuple(name.lower() for name in names))]
+
+
+def _install(wanted: list[Client]) -> list[Client]:
+    """Builds the drivers; those whose tools are missing are named and left out."""
+    missing = [client for client in wanted if not setup.available(client.family)]
+    for client in missing:
+        click.echo(f"matrix: {client.name} is left out: {client.family} is not installed", err=True)
+    found = [client for client in wanted if client not in missing]
+    for client in found:
+        client.command()
+    return found
+
+
+def _versions() -> list[str]:
+    java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
+    return [f"Python {platform.python_version()}", (java or ["no Java"])[0].replace('"', "")]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--client", multiple=True, help="Only clients whose names begin so; can be given several times.")
+@click.option("--broker", multiple=True, help="Only releases that begin so.")
+@click.option("--security", multiple=True, help="Only kinds of security that begin so.")
+@click.option("--jobs", type=click.IntRange(1, 16), default=2, show_default=True, help="Clients at a time.")
+@click.option("--lock", type=click.Path(path_type=Path), help="A file that is locked while brokers of a release run.")
+@click.option(
+    "--page", type=click.Path(path_type=Path), help="Write the page there. Default: docs/matrix.md of a whole run."
+)
+@click.option("--keep", type=click.Path(path_type=Path), help="A folder for jobs, outputs and logs, which is kept.")
+def main(
+    client: tuple[str, ...],
+    broker: tuple[str, ...],
+    security: tuple[str, ...],
+    jobs: int,
+    lock: Path | None,
+    page: Path | None,
+    keep: Path | None,
+) -> None:
+    """Every client with every broker and every kind of security, through kproxy."""
+    names = _chosen([one.name for one in clients.CLIENTS], client, "client")
+    wanted = _install([one for one in clients.CLIENTS if one.name in names])
+    names = _chosen([one.name for one in brokers.RELEASES], broker, "release")
+    releases = [one for one in brokers.RELEASES if one.name in names]
+    names = _chosen([one.name for one in ways.WAYS], security, "kind of security")
+    columns = [one for one in ways.WAYS if one.name in names]
+    whole = not (client or broker or security)
+    outcomes: list[Outcome] = []
+    leaks = []
+    with tempfile.TemporaryDirectory(prefix="matrix-") as temporary:
+        for number, release in enumerate(releases):
+            folder = (keep or Path(temporary)) / f"release-{number}"
+            folder.mkdir(parents=True)
+            setup.jars(release.version)
+            with _locked(lock) if lock else nullcontext(), brokers.running(release, folder / "brokers") as cluster:
+                here = []
+                try:
+                    for outcome in run_release(cluster, wanted, columns, folder, jobs):
+                        here.append(outcome)
+                        case = outcome.case
+                        text = f"{case.client.name}, {case.way.name}: {outcome.state} ({outcome.seconds:.1f} s)"
+                        click.echo(f"{release.name}: {text}" + (f" {outcome.reason}" if outcome.reason else ""))
+                except Leak as fault:
+                    leaks.append(f"Kafka {release.name}: {fault}")
+                    click.echo(leaks[-1], err=True)
+            outcomes += here
+            report.show(release, here, wanted, columns)
+    if page or whole:
+        report.write(page or PAGE, outcomes, releases, wanted, columns, _versions())
+    failed = [outcome for outcome in outcomes if outcome.state == "fails"]
+    works = sum(outcome.state == "works" for outcome in outcomes)
+    click.echo(
+        f"{works} work, {len(outcomes) - works - len(failed)} cannot exist, {len(failed)} fail, {len(leaks)} leaks"
+    )
+    sys.exit(bool(failed or leaks))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""One case after another: a client's driver runs through kproxy, and what came back is compared with what was sent.
+
+While a driver runs, its processes' sockets are looked at: none may lead to a broker. After all cases of a release, each
+connection that a broker accepted must be one that kproxy made. What did not work through kproxy is tried once more
+without it: what fails there too cannot exist, and the reason is what the client says.
+"""
+
+import json
+import os
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.broker.cluster import wait_for
+from tests.matrix.brokers import Brokers, Release
+from tests.matrix.clients import Client
+from tests.matrix.records import fault, records
+from tests.matrix.ways import Proxy, Way
+
+TIMEOUT_S = 90
+_REASON_CHARACTERS = 240
+_DRIVER_FAULTS = ("ModuleNotFoundError", "ImportError", "TypeError", "NameError", "AttributeError", "KeyError")
+_WORKS, _FAILS, _CANNOT = "works", "fails", "cannot"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A client, a release, a way."""
+
+    client: Client
+    release: Release
+    way: Way
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case. state: "works", "fails", or "cannot", where it fails without kproxy too."""
+
+    case: Case
+    state: str
+    reason: str = ""
+    records: int = 0
+    seconds: float = 0.0
+
+
+class Leak(AssertionError):
+    """A client reached a broker past kproxy."""
+
+
+def job(case: Case, brokers: Brokers, bootstrap: str, folder: Path, seed: int) -> dict[str, Any]:
+    """What a driver is to do: see clients/README.md."""
+    client, release = case.client, case.release
+    codecs = [codec for codec in client.codecs if codec in release.codecs]
+    sent = records(seed, codecs, headers=release.headers, text=client.text)
+    name = f"matrix-{uuid.uuid4().hex[:12]}"
+    return {
+        "client": client.library,
+        "mode": client.mode,
+        "bootstrap": bootstrap,
+        "topic": name,
+        "group": f"group-of-{name}",
+        "broker": ".".join(release.version.split(".")[: 4 if release.version.startswith("0") else 3]),
+        "records": sent,
+        "first": len(sent) // 2,
+        "security": case.way.client(brokers.security),
+        "output": str(folder / "output"),
+        "folder": str(folder),
+        "guarantee": _guarantee(case),
+    }
+
+
+def _guarantee(case: Case) -> str:
+    """`processing.guarantee` of Kafka Streams: the strongest one that both sides have (KIP-447)."""
+    if case.release.number < (2, 5):
+        return "at_least_once"
+    return "exactly_once_v2" if case.client.library >= "3" else "exactly_once_beta"
+
+
+def run(case: Case, brokers: Brokers, bootstrap: str, folder: Path, *, proxied: bool) -> Outcome:
+    """Runs the driver once, and judges. proxied: a connection to a broker is a Leak."""
+    folder = folder / uuid.uuid4().hex[:8]
+    folder.mkdir(parents=True)
+    wanted = job(case, brokers, bootstrap, folder, seed=len(case.client.name))
+    brokers.create_topics(*([wanted["topic"]] + ([f"{wanted['topic']}-out"] if case.client.mode == "streams" else [])))
+    if case.client.mode == "share" and case.release.number >= (4, 1):
+        brokers.create_share_group(wanted["group"])
+    (folder / "job.json").write_text(json.dumps(wanted))
+    start = time.monotonic()
+    with (folder / "errors").open("wb") as errors:
+        process = subprocess.Popen(
+            [*case.client.command(), str(folder / "job.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            env={**os.environ, "NODE_NO_WARNINGS": "1", "KAFKAJS_NO_PARTITIONER_WARNING": "1"},
+        )
+    watcher = _Watcher(process.pid, set(brokers.hosts)) if proxied else None
+    try:
+        status: int | None = process.wait(TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        status = None
+    finally:
+        end(process)
+    seconds = time.monotonic() - start
+    if watcher is not None:
+        watcher.stop()
+    reason = "" if status == 0 else _reason((folder / "errors").read_text(errors="replace"), status)
+    received = []
+    with suppress(FileNotFoundError):
+        received = [json.loads(line) for line in (folder / "output").read_text().splitlines() if line.endswith("}")]
+    if not reason:
+        reason = fault(wanted["records"], received, ordered=case.client.ordered, dense=case.client.dense) or ""
+    return Outcome(case, _FAILS if reason else _WORKS, reason, len(received), seconds)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kills a driver and what it started."""
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
+    process.wait()
+
+
+class _Watcher:
+    """Looks at the sockets of a process and its children until stopped; `stop` raises Leak if one led to a broker."""
+
+    def __init__(self, pid: int, hosts: set[str]) -> None:
+        self._pid = pid
+        self._hosts = hosts
+        self._leaks: set[str] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(0.1):
+            with suppress(psutil.Error):
+                process = psutil.Process(self._pid)
+                for one in (process, *process.children(recursive=True)):
+                    for connection in one.net_connections("tcp"):
+                        if connection.raddr and connection.raddr.ip in self._hosts:
+                            self._leaks.add(f"{connection.raddr.ip}:{connection.raddr.port}")
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+        if self._leaks:
+            raise Leak(f"a client's socket led to a broker: {sorted(self._leaks)}")
+
+
+def _reason(text: str, status: int | None) -> str:
+    """What a client says of its failure, in one line."""
+    if status is None:
+        return f"nothing happened for {TIMEOUT_S} s"
+    lines = [
+        line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "...", "%"))
+    ]
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    told = [line for line in lines if "rror" in line or "xception" in line or "refused" in line]
+    found = (causes or told[-1:] or lines[-1:] or [f"exited {status}"])[-1]
+    return found.removeprefix("Caused by: ")[:_REASON_CHARACTERS]
+
+
+def run_release(
+    brokers: Brokers, clients: Iterable[Client], ways: Iterable[Way], folder: Path, jobs: int
+) -> Iterator[Outcome]:
+    """All cases of one release; then whether anybody reached a broker past kproxy. Raises Leak if so."""
+    ways = list(ways)
+    with Proxy(brokers, ways, folder / "kproxy") as proxy:
+        before = brokers.client_peers()
+        cases = [Case(client, brokers.release, way) for client in clients for way in ways]
+        failed = []
+        with ThreadPoolExecutor(jobs) as pool:
+            possible = [case for case in cases if case.way in proxy.listens]
+            # a broker without that mechanism is asked without kproxy, which could not even be configured
+            failed += [Outcome(case, _FAILS) for case in cases if case.way not in proxy.listens]
+            running = [
+                pool.submit(run, case, brokers, proxy.bootstrap_of(case.way), folder, proxied=True) for case in possible
+            ]
+            for future in running:
+                outcome = future.result()
+                if outcome.state == _WORKS:
+                    yield outcome
+                else:
+                    failed.append(outcome)
+            _check(proxy, brokers, before)
+            controls = [
+                pool.submit(
+                    run, outcome.case, brokers, brokers.bootstrap(outcome.case.way.listener), folder, proxied=False
+                )
+                for outcome in failed
+            ]
+            for outcome, control in zip(failed, controls, strict=True):
+                direct = control.result()
+                if direct.state == _FAILS and not direct.reason.startswith(_DRIVER_FAULTS):
+                    yield replace(direct, state=_CANNOT)
+                else:
+                    yield outcome
+
+
+def _check(proxy: Proxy, brokers: Brokers, before: Any) -> None:
+    """Every connection that a broker accepted is one of kproxy, and kproxy saw nothing that it could not handle."""
+
+    def strangers() -> Any:
+        return brokers.client_peers() - before - proxy.sources()
+
+    try:
+        wait_for("kproxy's log", lambda: not strangers(), 5)
+    except AssertionError:
+        raise Leak(f"not connections of kproxy: {strangers()}") from None
+    for name in ("kproxy_address_leaks_total", "kproxy_protocol_faults_total", "kproxy_unbound_brokers_total"):
+        if count := proxy.metric(name):
+            raise Leak(f"{name} is {count:.0f}: see {proxy.log}")
+    if "Traceback" in proxy.log.read_text():
+        raise Leak(f"an exception in kproxy: see {proxy.log}")

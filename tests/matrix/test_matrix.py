@@ -1,0 +1,89 @@
+"""The matrix in short: a few clients of each language, before the broker of now, by every kind of security.
+
+`./dev matrix` runs all of it. Here a client of Go takes part where `./dev matrix` has built its driver, which takes
+minutes, and one of Node where Node is installed.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.broker.cluster import JARS
+from tests.matrix import brokers, cases, clients, report, setup, ways
+from tests.matrix.records import fault, records
+
+SHORT = ("confluent-kafka", "aiokafka", "4.1.0", "kcat", "Sarama", "KafkaJS")
+
+
+@pytest.mark.timeout(600)  # the first run fetches what the drivers need
+def test_the_short_matrix(tmp_path: Path) -> None:
+    (release,) = (release for release in brokers.RELEASES if release.name == "4.1")
+    chosen = [
+        client
+        for client in clients.CLIENTS
+        if client.library in SHORT
+        and client.mode == "groups"
+        and setup.available(client.family)
+        and (client.family != "go" or setup.go_is_built())
+    ]
+    assert {client.family for client in chosen} >= {"python3", "java", "kcat"} and (JARS / "stamp").exists()
+    with brokers.running(release, tmp_path / "brokers") as cluster:
+        outcomes = list(cases.run_release(cluster, chosen, ways.WAYS, tmp_path, jobs=2))
+    assert len(outcomes) == len(chosen) * len(ways.WAYS)
+    report.write(tmp_path / "page.md", outcomes, [release], chosen, ways.WAYS)
+    failed = {(one.case.client.name, one.case.way.name): one.reason for one in outcomes if one.state != "works"}
+    # kcat has no way to be given a token: it makes one, which no key has signed
+    unsigned = {key for key in failed if key[0].startswith("kcat") and key[1].startswith("OAUTHBEARER")}
+    assert failed.keys() == unsigned, failed
+    print((tmp_path / "page.md").read_text())
+
+
+def test_what_a_release_lacks_is_told_by_a_run_without_kproxy(tmp_path: Path) -> None:
+    """A share group wants `share.version`, which this cluster does not turn on."""
+    assert shutil.which("java")
+    (release,) = (release for release in brokers.RELEASES if release.name == "4.1")
+    (client,) = (one for one in clients.CLIENTS if one.mode == "share")
+    with brokers.running(release, tmp_path / "brokers", share=False) as cluster:
+        (outcome,) = cases.run_release(cluster, [client], ways.WAYS[:1], tmp_path, jobs=1)
+    assert outcome.state == "cannot" and "nsupported" in outcome.reason
+
+
+SENT = records(1, ("none", "gzip"), headers=True, text=False)
+
+
+def received(sent: list[dict[str, object]]) -> list[dict[str, object]]:
+    """What a client without fault writes."""
+    places = dict.fromkeys(range(3), 0)
+    lines = []
+    for number, record in enumerate(sent):
+        partition = int(str(record["partition"]))
+        lines.append({**record, "part": 1 if number < 10 else 2, "offset": places[partition]})
+        places[partition] += 1
+    return lines
+
+
+def judge(lines: list[dict[str, object]], *, ordered: bool = True) -> str | None:
+    return fault(SENT, lines, ordered=ordered, dense=ordered)
+
+
+def test_a_client_without_fault_is_found_so() -> None:
+    assert judge(received(SENT)) is None
+    assert judge([*reversed(received(SENT))], ordered=False) is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda lines: lines[:-1], id="lost"),
+        pytest.param(lambda lines: [*lines, lines[-1]], id="doubled"),
+        pytest.param(lambda lines: [*lines[:-6], lines[-3], *lines[-5:-3], lines[-6], *lines[-2:]], id="order"),
+        pytest.param(lambda lines: [{**lines[0], "value": "00"}, *lines[1:]], id="value"),
+        pytest.param(lambda lines: [{**lines[0], "key": ""}, *lines[1:]], id="key"),
+        pytest.param(lambda lines: [*lines[:1], {**lines[1], "headers": []}, *lines[2:]], id="headers"),
+        pytest.param(lambda lines: [{**line, "part": 1} for line in lines], id="nothing resumed"),
+        pytest.param(lambda lines: [{**lines[0], "offset": 7}, *lines[1:]], id="offset"),
+    ],
+)
+def test_each_kind_of_fault_is_seen(spoil) -> None:  # type: ignore[no-untyped-def]
+    assert judge(spoil(received(SENT))) is not None
