@@ -18,6 +18,8 @@ from kproxy.errors import KproxyError, missing_package
 
 _MODULE_OF = {
     "run": "kproxy.cli.run",
+    "doctor": "kproxy.cli.doctor",
+    "compat": "kproxy.cli.compat",
     "convert": "kproxy.cli.convert",
     "spark": "kproxy.cli.spark_group",
     "decode": "kproxy.cli.decode",

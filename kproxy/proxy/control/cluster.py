@@ -96,6 +96,11 @@ class ClusterProxy:
         return Address(self.cluster.listen.host, self._bootstrap.port)
 
     @property
+    def door(self) -> Door:
+        """The way to its brokers, with all that a connection there begins with."""
+        return self._door
+
+    @property
     def brokers(self) -> dict[int, Listener]:
         """The open ports of brokers, by node id."""
         return self._ports.open if self._ports is not None else {}

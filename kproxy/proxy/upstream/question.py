@@ -50,6 +50,18 @@ async def ask_brokers(address: Address, door: Door) -> dict[int, Address] | None
         raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
 
 
+async def ask_versions(address: Address, door: Door) -> dict[int, tuple[int, int]]:
+    """API key -> (lowest, highest) version that the broker at `address` offers. Raises UpstreamError."""
+    timeout_s = door.dialler.timeout_s
+    try:
+        async with asyncio.timeout(timeout_s), _conversation(address, door) as conversation:
+            return await conversation.versions()
+    except TimeoutError:
+        raise UpstreamError(f"{address} did not answer ApiVersions within {timeout_s:g} s", "timeout") from None
+    except ProtocolError as fault:
+        raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
+
+
 async def probe(address: Address, door: Door) -> None:
     """Ask for nothing but ApiVersions: a question that comes back to one of our listeners proves a loop."""
     try:
@@ -91,14 +103,19 @@ class _Conversation:
 
     async def metadata_version(self) -> int:
         """The newest version of Metadata that both sides speak."""
-        address = self._address
+        offers = await self.versions()
+        if METADATA not in offers:
+            raise UpstreamError(f"{self._address} offers no Metadata, it is a controller: name brokers instead")
+        return min(offers[METADATA][1], schema().apis[METADATA].request.versions[-1])
+
+    async def versions(self) -> dict[int, tuple[int, int]]:
+        """API key -> (lowest, highest) version that the broker offers."""
         answer = await self._ask(API_VERSIONS, 0, {})
         if answer["errorCode"]:
-            raise UpstreamError(f"{address} answers ApiVersions with {error_name(answer['errorCode'])}")
-        for offer in answer["apiKeys"]:
-            if offer["apiKey"] == METADATA:
-                return min(int(offer["maxVersion"]), schema().apis[METADATA].request.versions[-1])
-        raise UpstreamError(f"{address} offers no Metadata, it is a controller: name brokers instead")
+            raise UpstreamError(f"{self._address} answers ApiVersions with {error_name(answer['errorCode'])}")
+        return {
+            int(offer["apiKey"]): (int(offer["minVersion"]), int(offer["maxVersion"])) for offer in answer["apiKeys"]
+        }
 
     async def brokers(self, version: int) -> dict[int, Address]:
         """What Metadata names, in that version."""

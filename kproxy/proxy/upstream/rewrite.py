@@ -8,7 +8,7 @@ addresses mean, and requests.
 A frame here begins with its 4-byte size; the correlation id follows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from struct import Struct
 
@@ -90,12 +90,7 @@ def cap_versions(version: int, frame: memoryview) -> bytes | None:
             offers.append((api_key, lowest, highest, at, start, end))
         else:
             count_at = start
-    caps = dict(_highest_readable())
-    if any(
-        api_key == METADATA and min(highest, caps[METADATA]) < _FIRST_METADATA_WITH_TOPIC_IDS
-        for api_key, _, highest, *_ in offers
-    ):
-        caps[PRODUCE] = caps[FETCH] = _LAST_WITH_TOPIC_NAMES
+    caps = version_caps({api_key: (lowest, highest) for api_key, lowest, highest, *_ in offers})
     edits: list[Edit] = []
     removed = 0
     for api_key, lowest, highest, at, start, end in offers:
@@ -110,6 +105,14 @@ def cap_versions(version: int, frame: memoryview) -> bytes | None:
         left = len(offers) - removed
         edits.append((count_at, count_end, write_uvarint(left + 1) if compact else _INT32.pack(left)))
     return _patched(frame, edits, []) if edits else None
+
+
+def version_caps(offers: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    """The highest version that clients may use, by API, of a broker that offers these (lowest, highest) versions."""
+    caps = dict(_highest_readable())
+    if METADATA in offers and min(offers[METADATA][1], caps[METADATA]) < _FIRST_METADATA_WITH_TOPIC_IDS:
+        caps[PRODUCE] = caps[FETCH] = _LAST_WITH_TOPIC_NAMES
+    return caps
 
 
 @cache

@@ -1,0 +1,72 @@
+"""What `kproxy doctor` finds: plain data, which `views` formats.
+
+A finding is about one subject and says what was seen and how to mend it. An error keeps clients from working, a warning
+may; a note is worth knowing. Refuses to know how anything is checked and how it is shown.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+
+
+class Finding(NamedTuple):
+    level: Level
+    check: str  # what was checked: "ports", "names", ...
+    subject: str  # what it is about: a cluster, an address, a file
+    found: str  # the evidence
+    mend: str
+
+
+class Passed(NamedTuple):
+    """Something that was checked and is right, or that could not be checked, and why."""
+
+    check: str
+    subject: str
+    text: str
+
+
+class Report:
+    """All that was found, in the order in which it was."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.passed: list[Passed] = []
+        self.skipped: list[Passed] = []
+
+    def error(self, check: str, subject: object, found: str, mend: str) -> None:
+        self._add(Finding("error", check, str(subject), found, mend))
+
+    def warn(self, check: str, subject: object, found: str, mend: str) -> None:
+        self._add(Finding("warning", check, str(subject), found, mend))
+
+    def note(self, check: str, subject: object, found: str, mend: str) -> None:
+        self._add(Finding("note", check, str(subject), found, mend))
+
+    def ok(self, check: str, subject: object, text: str) -> None:
+        self.passed.append(Passed(check, str(subject), text))
+
+    def skip(self, check: str, subject: object, why: str) -> None:
+        self.skipped.append(Passed(check, str(subject), why))
+
+    def _add(self, finding: Finding) -> None:
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no finding is an error."""
+        return all(finding.level != "error" for finding in self.findings)
+
+    def by_level(self) -> Iterator[Finding]:
+        """The findings, the gravest first."""
+        return iter(sorted(self.findings, key=lambda finding: LEVELS.index(finding.level)))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.is_sound,
+            "findings": [finding._asdict() for finding in self.by_level()],
+            "passed": [one._asdict() for one in self.passed],
+            "skipped": [one._asdict() for one in self.skipped],
+        }
