@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kproxy.cli import cli, convert, decode, demo, run, spark_group
+from kproxy.cli import cli, compat, convert, decode, demo, doctor, run, spark_group
 from tests import captures
 
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
@@ -96,7 +96,15 @@ def test_every_command_is_a_file_and_listed_with_its_help():
         assert "kproxy " in CliRunner().invoke(cli, [name, "--help"]).output, f"{name} --help shows no example"
     for shell in ("bash", "zsh", "fish"):
         assert f"_KPROXY_COMPLETE={shell}_source" in listed
-    files = {convert: "convert", decode: "decode", demo: "demo", run: "run", spark_group: "spark"}
+    files = {
+        convert: "convert",
+        decode: "decode",
+        demo: "demo",
+        run: "run",
+        spark_group: "spark",
+        compat: "compat",
+        doctor: "doctor",
+    }
     assert set(files.values()) == set(cli.list_commands(None))
     assert all(getattr(module, name).name == name for module, name in files.items())
 
