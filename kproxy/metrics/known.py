@@ -26,6 +26,7 @@ DISCONNECT_CAUSES = (
     "handshake_timeout",
     "idle_timeout",
     "limit",
+    "login_expired",
     "loop",
     "max_age",
     "not_redirected",

@@ -106,7 +106,8 @@ class BrokerSide(ClientSide):
                 if replacement is not None:
                     if sent < pos:
                         pieces.append((CLIENT, view[sent:pos]))
-                    pieces.append((CLIENT, replacement))
+                    if replacement:
+                        pieces.append((CLIENT, replacement))
                     sent = end
                     last -= 8 + (length >> 6)  # about as much work as so many frames
             if length > 4096:
@@ -238,7 +239,7 @@ class BrokerSide(ClientSide):
             replacement = self._read_answer(exchange, frame, now)
             if self._handlers[BROKER] is not type(self)._answers:
                 return stop
-            if self._held:
+            if self._held and replacement != b"":
                 pieces.append((CLIENT, frame if replacement is None else replacement))
         self._answered(exchange, now)
         self._after_answer(exchange, pieces, now)
@@ -265,9 +266,14 @@ class BrokerSide(ClientSide):
     # --- what answers hold -------------------------------------------------------------------------------------------
 
     def _read_answer(self, exchange: Exchange, frame: Any, now: int) -> bytes | None:
-        """Read a whole answer; returns what to send instead, or None. After a fatal fault the session is closed."""
+        """Read a whole answer; returns what to send instead, or None. After a fatal fault the session is closed.
+
+        Nothing, b"", is sent instead of the answer to the owner's own request.
+        """
         plan = exchange.plan
         if plan.scan is None:
+            if self._asked is not None and self._asked[0] is exchange:
+                return self._take_own(exchange, bytes(frame))
             try:
                 return None if self._transform is None else self._transform(exchange, frame)
             except ProtocolError as fault:

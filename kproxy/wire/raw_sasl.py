@@ -9,12 +9,13 @@ from typing import Any
 
 from kproxy.wire import frames, sasl
 from kproxy.wire.events import BROKER, CLIENT, Exchange
-from kproxy.wire.state import Piece, SessionState
+from kproxy.wire.own_requests import OwnRequests
+from kproxy.wire.state import Piece
 
 MAX_TOKENS = 64  # of one login; GSSAPI takes three or four rounds
 
 
-class RawSaslSides(SessionState):
+class RawSaslSides(OwnRequests):
     """The states of raw SASL."""
 
     __slots__ = ()

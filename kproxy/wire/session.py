@@ -131,7 +131,8 @@ class Session(BrokerSide):
     @property
     def holds_back(self) -> bool:
         """Whether bytes of the client wait until SaslHandshake is answered, so that an end behind them has to wait."""
-        return self._handlers[CLIENT] is type(self)._await_handshake and bool(self._waiting)
+        is_awaited = self._handlers[CLIENT] is type(self)._await_handshake and not self._ended
+        return is_awaited and bool(self._waiting)
 
     def missing(self, side: int) -> int:
         """Bytes until the frame in transit, or its header, is whole; 0 between two frames: what a drain still reads."""

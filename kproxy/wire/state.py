@@ -66,6 +66,7 @@ class SessionState:
     """The fields of a session, and what its two sides do alike."""
 
     __slots__ = (
+        "_asked",
         "_authorizer",
         "_broker_exchange",
         "_broker_head",
@@ -142,6 +143,7 @@ class SessionState:
 
         self._interest = interest
         self._transform = transform
+        self._asked: tuple[Exchange, Callable[[bytes], None]] | None = None  # the owner's request (own_requests.py)
         self._authorizer = authorizer  # of requests whose plan says AUTHORIZE
         self._max_request = max_request_bytes
         self._number = 0  # of the next request

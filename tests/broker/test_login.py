@@ -1,12 +1,13 @@
 """kproxy logs in at a real broker: its clients need no login, and discovery needs no declared ids."""
 
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 
 from tests.broker.cluster import wait_for
 from tests.broker.kproxy import Kproxy
@@ -55,3 +56,49 @@ def test_clients_without_a_login_are_served_where_the_broker_wants_one(
         assert kproxy.metric("kproxy_authentications_total", side="broker", mechanism=mechanism, outcome="success") > 2
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
     wait_for("the request log", lambda: "User:kproxy" in secured.principals("SASL"), 10)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512", OAUTHBEARER])
+def test_logins_are_renewed_under_traffic_that_loses_nothing(
+    secured: SecuredBroker, tmp_path: Path, mechanism: str
+) -> None:
+    """KIP-368: this listener's sessions end after two seconds, and a broker closes what is not renewed in time."""
+    topic = f"topic-{uuid.uuid4()}"
+    with kproxy_with(secured, tmp_path, f"[cluster.login]\n{login(secured, mechanism, tmp_path)}") as kproxy:
+        sent: list[tuple[bytes, bytes]] = []
+        faults: list[object] = []
+        settings = {"bootstrap.servers": kproxy.bootstrap, "linger.ms": 1, "enable.idempotence": True}
+        producer = Producer(settings)
+        producer.produce(topic, b"first", b"first")
+        assert producer.flush(30) == 0
+        sent.append((b"first", b"first"))
+        consumer = Consumer({"bootstrap.servers": kproxy.bootstrap, "group.id": topic, "auto.offset.reset": "earliest"})
+        consumer.subscribe([topic])
+        received: list[tuple[bytes | None, bytes | None]] = []
+
+        def poll() -> None:
+            for message in consumer.consume(1000, timeout=0.02):
+                assert message.error() is None, message.error()
+                received.append((message.key(), message.value()))
+
+        wait_for("the group", lambda: poll() or bool(received), 30)
+        connections = kproxy.metric("kproxy_connections_total")
+        ends = time.monotonic() + 8
+        value = b"x" * 20_000  # requests that arrive in parts
+        while time.monotonic() < ends:
+            for _ in range(20):
+                key = str(len(sent)).encode()
+                producer.produce(topic, value, key, on_delivery=lambda fault, _: fault and faults.append(fault))
+                sent.append((key, value))
+            producer.poll(0)
+            poll()
+        assert producer.flush(30) == 0 and not faults
+        wait_for("the last records", lambda: poll() or len(received) >= len(sent), 60)
+        consumer.close()
+        assert sorted(received) == sorted(sent)
+        renewed = kproxy.metric("kproxy_authentications_total", mechanism=mechanism, outcome="renewed")
+        assert renewed >= 3 * 2
+        assert kproxy.metric("kproxy_connections_total") == connections
+        assert kproxy.metric("kproxy_disconnects_total", cause="broker_closed") == 0
+        assert kproxy.metric("kproxy_protocol_faults_total") == 0
+        assert "Traceback" not in kproxy.log.read_text()

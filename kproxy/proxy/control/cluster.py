@@ -19,6 +19,7 @@ from kproxy.proxy.control.discovery import Brokers, Discovery
 from kproxy.proxy.control.entrance import Welcome
 from kproxy.proxy.control.logins import broker_login
 from kproxy.proxy.control.proxy_protocol import ReadProxyHeader
+from kproxy.proxy.control.renewals import Renewals
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transparent import Transparent
 from kproxy.proxy.control.worker import Worker
@@ -80,6 +81,7 @@ class ClusterProxy:
             self._door,
             _welcome_steps(cluster),
             redirected=self._redirected,
+            renewals=Renewals(cluster.name, self._login) if self._login is not None else None,
         )
         self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
         self._leaking: set[str] = set()  # APIs, as their labels, whose leak is in the log

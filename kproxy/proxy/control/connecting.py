@@ -18,6 +18,7 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control import transparent
 from kproxy.proxy.control.entrance import Entrance, Ticket, Welcome
+from kproxy.proxy.control.renewals import Renewals
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transform import Advertise, FindLeak, Rewriter
 from kproxy.proxy.control.transparent import Transparent
@@ -64,7 +65,7 @@ class Connector:
     advertise: what rewrites a broker's address; find_leak: what looks at answers before they leave;
     broker_lost(): a broker could not be dialled, or reset a connection; welcome: the steps that a client's connection
     begins with, in order, each raising RefusedClient for one that is to be closed; redirected: with route transparent,
-    what knows where clients were going.
+    what knows where clients were going; renewals: of logins at brokers.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Connector:
         door: Door,
         welcome: Iterable[Welcome] = (),
         redirected: Transparent | None = None,
+        renewals: Renewals | None = None,
     ) -> None:
         self.routes: Routes  # set by the owner once the bootstrap port is bound
         self.beside: int | None = None  # route sidecar: the node id of the upstream, once known
@@ -93,6 +95,8 @@ class Connector:
         self._redirected = redirected
         steps = (*((redirected.find_destination,) if redirected is not None else ()), *welcome)
         self.entrance = Entrance(cluster, steps, worker.metrics.cluster(cluster.name).limits, self._kept_out)
+        self._renewals = renewals
+        self._renewing: dict[int, asyncio.Task[None]] = {}  # by the number of the connection
         self._interest = Interest(
             rewrite=redirected is None,
             brokers=redirected is not None,
@@ -237,6 +241,9 @@ class Connector:
         relay.start(self._admits)
         if self._cluster.limits.ends_some:
             worker.ageing.watch(relay, self._cluster.limits, self.entrance.reached)
+        if client.login is not None and self._renewals is not None:
+            keep = self._renewals.keep(relay, client.principal, client.login)
+            self._renewing[relay.number] = self._tasks.spawn(keep)
 
     def _closed(self, own: Address, ticket: Ticket, relay: Relay, cause: str) -> None:
         """A relay ended, whose connection to its broker had the own end `own`."""
@@ -245,6 +252,9 @@ class Connector:
         self._count(Address(relay.info.broker_address, relay.info.broker_port), -1)
         worker.remove(relay)
         self.entrance.left(ticket)
+        renewing = self._renewing.pop(relay.number, None)
+        if renewing is not None:
+            renewing.cancel()
         if cause == "broker_reset":
             self._broker_lost()
 

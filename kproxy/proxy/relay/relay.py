@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any
 
+from kproxy.proxy.relay.pausing import Pausing
 from kproxy.proxy.relay.peer import Counting, Durations, Peer, discard_bytes, ignore_readiness
 from kproxy.proxy.relay.poller import LATE_NS, Poller
 from kproxy.proxy.relay.sockets import flush_small_sends, has_unread, receive_timed
@@ -48,7 +49,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
 log = logging.getLogger("kproxy.relay")
 
 
-class Relay:
+class Relay(Pausing):
     """One client connection with its broker connection, from both being connected to both being closed."""
 
     def __init__(
@@ -83,6 +84,8 @@ class Relay:
         self._full = False  # pairing.LIMIT requests are pending, or an end waits: of the client only its end is read
         self._silent: TimerHandle | None = None  # the client has ended while pairing.LIMIT requests are pending
         self._first_end = CLIENT
+        self._between: Callable[[], None] | None = None  # what is to be done between two frames
+        self._pause: Callable[[], None] | None = None
         self._draining = False
         self._finishing = False  # draining, and new requests are still served
         self._drained_as = "drained"  # the cause of the end
@@ -161,7 +164,7 @@ class Relay:
                     if resumes:
                         count = 1
                         arrived = peer.arrived_ns
-                    elif poller.is_late and not self._draining:
+                    elif poller.is_late and self._between is None:
                         count, wall_ns = receive_timed(peer.sock.recvmsg_into, buffer)
                         if wall_ns is not None:
                             arrived = min(wall_ns - poller.wall_offset_ns, start)
@@ -232,8 +235,8 @@ class Relay:
                     self._unfill()
                 if resumes or backlog[CLIENT] is not None or backlog[BROKER] is not None:
                     self._put_back(side, arrived)
-                if self._draining:
-                    self._drain_on()
+                if self._between is not None:
+                    self._between()
             except Exception:
                 self._crashed()
 
@@ -377,8 +380,8 @@ class Relay:
         """Whether nothing is to be read of a side for now."""
         if self.closed or self._peers[side].ended or any(side in other.feeders for other in self._peers):
             return True
-        asks_last = self._draining and not self._finishing and self.session.at_boundary(CLIENT)
-        return side == CLIENT and (self._full or asks_last)
+        stops = (self._pause is not None or (self._draining and not self._finishing)) and side == CLIENT
+        return (stops and self.session.at_boundary(CLIENT)) or (side == CLIENT and self._full)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -454,6 +457,7 @@ class Relay:
         if self.closed:
             return
         self.closed = True
+        self._between = self._pause = None
         for timer in (self._lingering, self._unheard, self._silent):
             if timer is not None:
                 timer.cancel()
@@ -489,6 +493,7 @@ class Relay:
         if not self._draining:
             self._draining = self._finishing = True
             self._drained_as = cause
+            self._between = self._step
             self._drain_on()
 
     def drain(self, cause: str | None = None) -> None:
@@ -498,12 +503,8 @@ class Relay:
         self._draining = True
         self._finishing = False
         self._drained_as = cause or self._drained_as
-        client = self._peers[CLIENT]
-        was_reading = client.reading
-        self._unread(CLIENT)
-        client.readable = self._reader(CLIENT, self._recv_to_boundary)
-        if was_reading:
-            self._resume(CLIENT)
+        self._between = self._step
+        self._read_client_by(self._recv_to_boundary)
         self._drain_on()
 
     def _recv_to_boundary(self, buffer: memoryview) -> int:

@@ -12,6 +12,7 @@ from struct import Struct
 from kproxy.errors import UpstreamError
 from kproxy.proxy.access.sasl.identities import Identities
 from kproxy.proxy.access.sasl.login import CLIENT_ID, Dialogue, LoggedIn, Send, log_in
+from kproxy.proxy.access.sasl.mechanisms import Mechanism
 from kproxy.proxy.relay.ends import Outgoing
 from kproxy.proxy.relay.streams import receive_exactly, send_all
 from kproxy.proxy.upstream.loops import LoopGuard
@@ -48,39 +49,45 @@ class BrokerLogin:
             return await receive_exactly(outgoing.sock, size)
 
         try:
-            done = await self._run(principal, client_id, exchange, None, "success")
+            mechanism = await self.prepare(principal)
+            done = await self._run(mechanism, client_id, exchange, None)
         except UpstreamError as fault:
             raise UpstreamError(f"{outgoing.address}: {fault}", fault.cause) from None
         log.debug("logged in at %s for %s", outgoing.address, principal or "kproxy itself")
         if client is not None and done.lifetime_ms:
             client.login = done
 
-    async def again(self, principal: str, exchange: Exchange, before: LoggedIn) -> LoggedIn:
-        """Log in again on a connection that is in use. Raises UpstreamError."""
-        return await self._run(principal, CLIENT_ID, exchange, before, "renewed")
-
-    async def _run(
-        self, principal: str | None, client_id: str, exchange: Exchange, before: LoggedIn | None, outcome: str
-    ) -> LoggedIn:
-        mechanism = ""
+    async def prepare(self, principal: str | None) -> Mechanism:
+        """What to log in with for a client of that principal, or for kproxy itself. Raises UpstreamError."""
+        name = ""
         try:
             identity = self._identities.of(principal)
-            mechanism = identity.mechanism
-            login = log_in(await identity.login(), client_id, before.versions if before is not None else None)
-            done = await converse(login, exchange)
+            name = identity.mechanism
+            return await identity.login()
         except UpstreamError as fault:
-            self._counts(mechanism, fault.cause)
+            self._counts(name, fault.cause)
+            raise
+
+    async def again(self, mechanism: Mechanism, exchange: Exchange, before: LoggedIn) -> LoggedIn:
+        """Log in again on a connection that is in use. Raises UpstreamError."""
+        return await self._run(mechanism, CLIENT_ID, exchange, before)
+
+    async def _run(self, mechanism: Mechanism, client_id: str, exchange: Exchange, before: LoggedIn | None) -> LoggedIn:
+        name = mechanism.name
+        try:
+            done = await converse(log_in(mechanism, client_id, before and before.versions), exchange)
+        except UpstreamError as fault:
+            self._counts(name, fault.cause)
             raise
         except (OSError, EOFError) as fault:
-            self._counts(mechanism, "login_failed")
-            text = (
-                f"the broker closed the connection during the login: wrong credentials, or no SASL listener ({fault})"
-            )
-            raise UpstreamError(text, "login_failed") from None
+            self._counts(name, "login_failed")
+            text = f"the broker closed the connection during a login by {name}: wrong credentials, or no SASL listener"
+            raise UpstreamError(f"{text} ({fault})", "login_failed") from None
         except asyncio.CancelledError:
-            self._counts(mechanism, "timeout")
+            if before is None:  # else the connection was closed meanwhile
+                self._counts(name, "timeout")
             raise
-        self._counts(mechanism, outcome)
+        self._counts(name, "renewed" if before else "success")
         return done
 
 

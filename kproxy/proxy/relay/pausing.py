@@ -1,0 +1,114 @@
+"""Pauses of a relay between two requests of its client, in which kproxy itself asks the broker something (KIP-368).
+
+A request in transit is read to its end first, and no byte of the next one; what the client sends meanwhile waits in the
+kernel. Bounded by who pauses, and must let the relay go on. Refuses to know what is asked.
+"""
+
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+from kproxy.proxy.relay.peer import Peer
+from kproxy.wire.events import BROKER, CLIENT
+from kproxy.wire.session import Session
+
+
+class Pausing:
+    """The part of a relay that pauses it."""
+
+    session: Session
+    closed: bool
+    _peers: tuple[Peer, Peer]
+    _between: Callable[[], None] | None  # is called after each read, to look whether both sides are between two frames
+    _pause: Callable[[], None] | None  # is called once the client's request in transit is whole
+    _draining: bool
+    _finishing: bool
+
+    def pause(self, on_paused: Callable[[], None]) -> None:
+        """Read the client's request in transit to its end and call `on_paused`; no new one is read until `go_on`."""
+        self._pause = on_paused
+        self._between = self._step
+        self._read_client_by(self._recv_to_boundary)
+        self._look()
+
+    def ask(self, frame: bytes, take: Callable[[bytes], None], client_id: str) -> bool:
+        """Send a request of kproxy's own, while paused; `take` gets its answer. False: the connection is ending."""
+        broker = self._peers[BROKER]
+        if self.closed or broker.stops or broker.ended:
+            return False
+        pieces = self.session.ask(frame, take, client_id, self._now_ns())
+        for to, piece in pieces:
+            sent = 0
+            if broker.unsent is None:
+                try:
+                    sent = broker.send(piece)
+                except (BlockingIOError, InterruptedError):
+                    pass
+                except OSError:
+                    self._unwritable(to)
+                    return False
+            if sent < len(piece):
+                self._keep(CLIENT, to, piece[sent:], monotonic_ns())
+        return bool(pieces)
+
+    def go_on(self) -> None:
+        """Read the client again."""
+        self._pause = None
+        if self.closed:
+            return
+        if self._draining and not self._finishing:
+            self._drain_on()
+            return
+        self._between = self._step if self._draining else None
+        self._read_client_by(self._peers[CLIENT].sock.recv_into)
+        self._resume(CLIENT)
+
+    def _step(self) -> None:
+        """What `_between` is: both, since a drain may begin during a pause."""
+        self._look()
+        if self._draining:
+            self._drain_on()
+
+    def _look(self) -> None:
+        if self._pause is not None and not self.closed and self.session.at_boundary(CLIENT):
+            self._unread(CLIENT)
+            on_paused, self._pause = self._pause, _is_paused
+            on_paused()
+
+    def _read_client_by(self, recv_into: Callable[[memoryview], int]) -> None:
+        client = self._peers[CLIENT]
+        was_reading = client.reading
+        self._unread(CLIENT)
+        client.readable = self._reader(CLIENT, recv_into)
+        if was_reading:
+            self._resume(CLIENT)
+
+    # --- of the relay ------------------------------------------------------------------------------------------------
+
+    def _reader(self, side: int, recv_into: Callable[[memoryview], int]) -> Callable[[], None]:
+        raise NotImplementedError
+
+    def _recv_to_boundary(self, buffer: memoryview) -> int:
+        raise NotImplementedError
+
+    def _keep(self, side: int, to: int, rest: Any, since: int) -> None:
+        raise NotImplementedError
+
+    def _unread(self, side: int, counted: bool = False) -> None:
+        raise NotImplementedError
+
+    def _resume(self, side: int) -> None:
+        raise NotImplementedError
+
+    def _unwritable(self, to: int) -> None:
+        raise NotImplementedError
+
+    def _drain_on(self) -> None:
+        raise NotImplementedError
+
+    def _now_ns(self) -> int:
+        raise NotImplementedError
+
+
+def _is_paused() -> None:
+    """Replaces what was to be called when the client's request in transit is whole."""
