@@ -17,7 +17,7 @@ LAYERS = (
     {"errors"},
     {"protocol", "zookeeper"},
     {"wire"},
-    {"metrics", "tables", "capture"},
+    {"insight", "metrics", "tables", "capture"},
     {"convert", "proxy"},
     {"analysis", "spark"},
     {"views"},
@@ -31,7 +31,7 @@ JOINS_SIBLINGS = {"kproxy.proxy.control.server"}  # the composition root
 # What bytes-to-events code must never touch, so that it stays pure: clocks, sockets, loggers, threads, Arrow, metrics.
 IMPURE = {"aiohttp", "asyncio", "logging", "os", "prometheus_client", "pyarrow", "random", "rich", "select", "socket"}
 IMPURE |= {"ssl", "subprocess", "sys", "threading", "time", "uvloop"}
-PURE_UNITS = {"protocol", "wire", "zookeeper"}
+PURE_UNITS = {"insight", "protocol", "wire", "zookeeper"}
 
 # Tests of no single module: of the whole, with real brokers, of the bench and the tools.
 BEYOND_MODULES = {
