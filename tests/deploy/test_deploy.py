@@ -9,6 +9,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import kubernetes_validate
+import pytest
 import yaml
 
 from kproxy import __version__
@@ -116,3 +118,36 @@ def test_the_container_has_all_that_kproxy_is_made_of(tmp_path):
     for path in (TOP / "kproxy").rglob("*.*"):
         assert path.suffix == ".pyc" or str(path.relative_to(TOP)) in names
     assert run.name in text.partition("CMD")[2]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd")
+def test_systemd_accepts_the_units(tmp_path):
+    """All of them together, with programs that are there; it also says how much the service is confined."""
+    units = [*DEPLOY.glob("*.service"), *DEPLOY.glob("*.socket")]
+    for unit in units:
+        text = re.sub(r"^(Exec\w+=\S*?)/opt/kproxy/bin/kproxy", r"\1/bin/true", unit.read_text(), flags=re.MULTILINE)
+        (tmp_path / unit.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / unit.name) for unit in units)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # What the system itself has wrong is none of ours.
+    assert not [line for line in done.stderr.splitlines() if "kproxy" in line], done.stderr
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=30", str(tmp_path / "kproxy.service")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_kubernetes_patch_is_valid_beside_a_broker():
+    patch = yaml.safe_load((DEPLOY / "kubernetes-sidecar.yaml").read_text())
+    patch["spec"]["template"]["metadata"]["labels"] = {"app": "kafka"}
+    patch["spec"]["template"]["spec"]["containers"] = [{"name": "kafka", "image": "apache/kafka:4.1.0"}]
+    whole = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "kafka"}, **patch}
+    whole["spec"] |= {"serviceName": "kafka", "selector": {"matchLabels": {"app": "kafka"}}}
+    kubernetes_validate.validate(whole, "1.31", strict=True)

@@ -1,0 +1,79 @@
+{{- define "kproxy.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kproxy.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "kproxy.labels" -}}
+{{ include "kproxy.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* The port of kproxy that stands for a broker: (dict "root" $ "id" 3). */}}
+{{- define "kproxy.brokerPort" -}}
+{{- add1 (int .root.Values.expose.port) | add (sub (int .id) (int .root.Values.expose.brokers.first)) -}}
+{{- end -}}
+
+{{/* What clients are told for a broker. */}}
+{{- define "kproxy.advertise" -}}
+{{- $name := include "kproxy.fullname" . -}}
+{{- if eq .Values.expose.by "services" -}}
+{{- printf "%s-{id}.%s.svc:%d" $name .Release.Namespace (int .Values.expose.port) -}}
+{{- else -}}
+{{- printf "%s.%s.svc:{port}" $name .Release.Namespace -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A map as TOML below a table's name: (list "cluster" $map). Values first, then tables and arrays of tables. */}}
+{{- define "kproxy.toml" -}}
+{{- $path := index . 0 -}}
+{{- $map := index . 1 -}}
+{{- range $key := keys $map | sortAlpha -}}
+{{- $value := index $map $key -}}
+{{- if not (or (kindIs "map" $value) (kindIs "invalid" $value) (and (kindIs "slice" $value) $value (kindIs "map" (first $value)))) }}
+{{ $key }} = {{ $value | toJson }}
+{{- end -}}
+{{- end -}}
+{{- range $key := keys $map | sortAlpha -}}
+{{- $value := index $map $key -}}
+{{- $inner := printf "%s.%s" $path $key | trimPrefix "." -}}
+{{- if kindIs "map" $value }}
+
+[{{ $inner }}]
+{{- include "kproxy.toml" (list $inner $value) -}}
+{{- else if and (kindIs "slice" $value) $value (kindIs "map" (first $value)) -}}
+{{- range $value }}
+
+[[{{ $inner }}]]
+{{- include "kproxy.toml" (list $inner .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* kproxy.toml, whole. */}}
+{{- define "kproxy.config" -}}
+{{- $settings := merge (dict "admin" (printf ":%d" (int .Values.admin.port))) .Values.settings -}}
+{{- $cluster := merge (dict "listen" (printf ":%d" (int .Values.expose.port))) .Values.cluster -}}
+{{- if eq .Values.expose.by "sni" -}}
+{{- $_ := set $cluster "route" "sni" -}}
+{{- else -}}
+{{- $ids := printf "%d-%d" (int .Values.expose.brokers.first) (sub (add (int .Values.expose.brokers.first) (int .Values.expose.brokers.count)) 1) -}}
+{{- $_ := set $cluster "brokers" (list (dict "ids" $ids "port" (add1 (int .Values.expose.port)))) -}}
+{{- if not (hasKey $cluster "advertise") -}}
+{{- $_ := set $cluster "advertise" (include "kproxy.advertise" .) -}}
+{{- end -}}
+{{- end -}}
+{{- include "kproxy.toml" (list "" (merge (dict "cluster" (list $cluster)) $settings)) | trim -}}
+{{- end -}}

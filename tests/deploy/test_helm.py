@@ -1,0 +1,205 @@
+"""The Helm chart: linted, rendered for every example, valid Kubernetes, and its kproxy.toml is what kproxy loads."""
+
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from kproxy import __version__
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.load import load
+from kproxy.proxy.control import descriptors
+from kproxy.proxy.upstream.routing import Routes
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "helm/kproxy"
+EXAMPLES = sorted((DEPLOY / "helm/examples").glob("*.yaml"))
+OWN = Path(__file__).parents[2] / ".cache/bin/helm"  # as ./dev test builds it
+HELM = str(OWN) if OWN.exists() else shutil.which("helm")
+KUBERNETES = "1.31"
+
+pytestmark = pytest.mark.skipif(HELM is None, reason="needs helm: ./dev test builds it where there is Go")
+
+
+def helm(*arguments: str | Path, check: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nowhere"}
+    done = subprocess.run(
+        [str(HELM), *map(str, arguments)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def rendered(*arguments: str | Path, check: bool = True) -> dict[str, list[dict]]:
+    """What the chart makes of these values, by kind; the release is kp in the namespace gw."""
+    template = ("template", "kp", CHART, "--namespace", "gw", "--kube-version", KUBERNETES)
+    documents = [one for one in yaml.safe_load_all(helm(*template, *arguments).stdout) if one]
+    kinds: dict[str, list[dict]] = {}
+    for one in documents:
+        kinds.setdefault(one["kind"], []).append(one)
+    return kinds
+
+
+def config_of(kinds, tmp_path):
+    (configmap,) = kinds["ConfigMap"]
+    file = tmp_path / "kproxy.toml"
+    file.write_text(configmap["data"]["kproxy.toml"])
+    return load(file)
+
+
+@pytest.fixture(params=EXAMPLES, ids=lambda path: path.stem)
+def example(request):
+    return request.param
+
+
+def test_it_has_nothing_for_lint_to_say(example):
+    helm("lint", "--strict", CHART, "-f", example)
+
+
+def test_what_it_renders_is_valid(example):
+    kinds = rendered("-f", example)
+    assert {"ConfigMap", "Deployment", "PodDisruptionBudget", "Service"} <= set(kinds)
+    for kind, documents in kinds.items():
+        for document in documents:
+            if kind != "PodMonitor":  # no part of Kubernetes
+                kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+def test_ports_probes_and_time_to_drain_fit_the_configuration(example, tmp_path):
+    kinds = rendered("-f", example)
+    config = config_of(kinds, tmp_path)
+    (cluster,) = config.clusters
+    (deployment,) = kinds["Deployment"]
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    routes = Routes(cluster, cluster.listen.port)
+
+    assert ports["admin"] == config.admin.port
+    assert ports["bootstrap"] == cluster.listen.port
+    declared = {f"broker-{node_id}": routes.port_of(node_id).bind for node_id in routes.declared()}
+    assert {name: port for name, port in ports.items() if name.startswith("broker-")} == declared
+    assert bool(declared) == (cluster.route == "ports")
+    for probe, path in (("startupProbe", "/health"), ("livenessProbe", "/health"), ("readinessProbe", "/ready")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "admin"}
+    drain_s = math.ceil(config.drain_delay_s) + math.ceil(config.drain_timeout_s)
+    assert drain_s < pod["spec"]["terminationGracePeriodSeconds"] <= drain_s + 15
+    assert config.drain_delay_s > 0
+    assert descriptors.shares(1 << 20, config.max_connections).connections == config.max_connections
+    assert container["image"] == f"kproxy:{__version__}"
+    assert container["securityContext"] == {
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert f"USER {pod['spec']['securityContext']['runAsUser']}:" in (DEPLOY / "Containerfile").read_text()
+    assert not pod["spec"]["automountServiceAccountToken"]
+
+
+def test_what_clients_are_told_is_a_service_that_leads_there(example, tmp_path):
+    kinds = rendered("-f", example)
+    (cluster,) = config_of(kinds, tmp_path).clusters
+    (deployment,) = kinds["Deployment"]
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    targets = {port["name"]: port["containerPort"] for port in container["ports"]}
+    reached = {}  # (service, its port) -> kproxy's port
+    for service in kinds["Service"]:
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        for port in service["spec"]["ports"]:
+            reached[service["metadata"]["name"], port["port"]] = targets[port["targetPort"]]
+            assert port["targetPort"] != "admin"
+    assert reached["kp-kproxy", cluster.listen.port] == cluster.listen.port
+    routes = Routes(cluster, cluster.listen.port)
+    for node_id in routes.declared():
+        told = routes.advertised(node_id, "kafka")
+        service = "kp-kproxy" if example.stem == "ports" else f"kp-kproxy-{node_id}"
+        assert reached[service, told.port] == routes.port_of(node_id).bind
+        if example.stem == "ports":
+            assert told.host == "kp-kproxy.gw.svc"
+
+
+def test_each_broker_has_a_service_of_its_own_inside_the_cluster_too():
+    kinds = rendered(
+        "--set", "cluster.bootstrap={b:9092},expose.by=services,expose.brokers.first=7,expose.brokers.count=2"
+    )
+    assert [one["metadata"]["name"] for one in kinds["Service"]] == ["kp-kproxy", "kp-kproxy-7", "kp-kproxy-8"]
+    assert 'advertise = "kp-kproxy-{id}.gw.svc:9092"' in kinds["ConfigMap"][0]["data"]["kproxy.toml"]
+
+
+def test_network_policy_and_monitor(tmp_path):
+    kinds = rendered("-f", DEPLOY / "helm/examples/ports.yaml")
+    config = config_of(kinds, tmp_path)
+    (policy,) = kinds["NetworkPolicy"]
+    clients, metrics = policy["spec"]["ingress"]
+    (cluster,) = config.clusters
+    routes = Routes(cluster, cluster.listen.port)
+    (ports,) = clients["ports"]
+    needed = {cluster.listen.port, *(routes.port_of(node_id).bind for node_id in routes.declared())}
+    assert needed == set(range(ports["port"], ports["endPort"] + 1))
+    assert metrics["ports"] == [{"protocol": "TCP", "port": config.admin.port}]
+    _, brokers = policy["spec"]["egress"]
+    assert {port["port"] for port in brokers["ports"]} == {address.port for address in cluster.bootstrap}
+    (monitor,) = kinds["PodMonitor"]
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "admin", "path": "/metrics", "interval": "15s"}]
+    labels = kinds["Deployment"][0]["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_tables_of_the_configuration_keep_their_shape(tmp_path):
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        yaml.safe_dump(
+            {
+                "cluster": {
+                    "bootstrap": ["kafka:9092"],
+                    "limits": {"idle_timeout_s": 600},
+                    "login": {"mechanism": "PLAIN", "username": 'quo"te', "password_env": "PASSWORD"},
+                },
+                "settings": {"log_format": "json", "max_connections": 100},
+            }
+        )
+    )
+    config = config_of(rendered("-f", values), tmp_path)
+    (cluster,) = config.clusters
+    assert config.log_format == "json"
+    assert config.max_connections == 100
+    assert cluster.login.username == 'quo"te'
+    assert cluster.bootstrap == (Address("kafka", 9092),)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("replicas=2", "cluster.bootstrap"),
+        ("cluster.bootstrap={b}", "cluster.bootstrap.0"),
+        ("cluster.bootstrap={b:9092},expose.by=port", "expose.by"),
+        ("cluster.bootstrap={b:9092},exposed.by=ports", "exposed"),
+        ("cluster.bootstrap={b:9092},cluster.listen=:9092", "cluster.listen"),
+        ("cluster.bootstrap={b:9092},admin.port=80", "admin.port"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(wrong, said):
+    done = helm("template", "kp", CHART, "--kube-version", KUBERNETES, "--set", wrong, check=False)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_the_commands_of_the_page():
+    page = (DEPLOY.parent / "docs/kubernetes.md").read_text()
+    commands = re.findall(r"^helm install (.*)$", page, re.MULTILINE)
+    assert len(commands) > 1
+    for command in commands:
+        name, chart, *rest = shlex.split(command)
+        assert helm(
+            "template", name, DEPLOY.parent / chart, "--kube-version", KUBERNETES, *rest, cwd=DEPLOY.parent
+        ).stdout
+    for name in re.findall(r"deploy/[\w./-]+\w", page):
+        assert (DEPLOY.parent / name).exists(), name
