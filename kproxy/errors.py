@@ -17,8 +17,9 @@ import sys
 from collections.abc import Sequence
 
 # Why a broker cannot be reached: its name is not known, it refused, it did not answer in time, the network has no way
-# to it, the address leads back to kproxy, no file descriptor is left, nothing has named an address yet.
-DIAL_CAUSES = ("name", "refused", "timeout", "unreachable", "loop", "no_descriptor", "no_address", "other")
+# to it, the address leads back to kproxy, no file descriptor is left, nothing has named an address yet,
+# TLS did not come about.
+DIAL_CAUSES = ("name", "refused", "timeout", "unreachable", "loop", "no_descriptor", "no_address", "tls", "other")
 
 # Why kproxy's own login at a broker fails: wrong credentials, a mechanism that the broker does not offer, a listener
 # without SASL, an answer that is none, a password or a token that cannot be had, a client for whom there is no login.
@@ -79,10 +80,14 @@ class UpstreamError(KproxyError):
 
 
 class RefusedClient(KproxyError):
-    """A client that is closed before it has a relay. `cause` is a label of metrics: one of few."""
+    """A client that is closed before it has a relay. `cause` is a label of metrics: one of few.
 
-    def __init__(self, cause: str, text: str) -> None:
+    kind: lines of one kind are limited together; finer than the cause where that has several.
+    """
+
+    def __init__(self, cause: str, text: str, kind: str = "") -> None:
         self.cause = cause
+        self.kind = kind or cause
         super().__init__(text)
 
 

@@ -15,9 +15,9 @@ import click
 @click.option("--admin", metavar="HOST:PORT", help="Address of the HTTP server: /metrics, /health, /ready.")
 @click.option(
     "--route",
-    metavar="ports|sidecar|transparent",
-    help="One port per broker (default), a single port for the broker beside kproxy, or one to which the kernel "
-    "redirects clients (docs/transparent.md).",
+    metavar="ports|sidecar|sni|transparent",
+    help="One port per broker (default), a single port for the broker beside kproxy, one over TLS for "
+    "all brokers (sni: docs/tls.md), or one to which the kernel redirects clients (docs/transparent.md).",
 )
 @click.option(
     "--advertise",

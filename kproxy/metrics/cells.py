@@ -44,6 +44,7 @@ from kproxy.metrics.known import (
 )
 from kproxy.metrics.lag import Fetching, Lags
 from kproxy.metrics.named import ClientCells, Clients, Topics
+from kproxy.metrics.tls import TlsSide
 from kproxy.metrics.upstream import ClusterState, UpstreamCells
 from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.wire.connection import ConnectionInfo
@@ -175,6 +176,7 @@ class ClusterCells:
         self.rewritten = dict.fromkeys(ADDRESS_APIS, 0)  # by api
         self.neutralised = dict.fromkeys(HIDING_APIS, 0)
         self.upstream: UpstreamCells | None = None  # of a proxy
+        self.tls: dict[str, TlsSide] = {}  # by side, where kproxy speaks TLS
         self.own_answers = dict.fromkeys(OWN_APIS, 0)
         self.leaks = dict.fromkeys(ADDRESS_APIS, 0)  # by api
         self.limits = dict.fromkeys(LIMITS, 0)  # by the setting: times that it was reached

@@ -66,6 +66,7 @@ class CellCollector(Collector):
         yield from _connections(brokers)
         yield from _clusters(clusters)
         yield from _upstreams(clusters, metrics.connection_limit)
+        yield from _tls(clusters)
         yield from _topics(clusters, now_ns)
         yield from _lags(clusters, now_ns, time_ns())
         yield from _clients(clusters, now_ns)
@@ -288,6 +289,42 @@ def _upstreams(clusters: list[ClusterCells], connection_limit: int) -> Iterator[
             for cause, count in cells.failures.copy().items():
                 failures.add_metric((*name, broker, cause), count)
     yield from (ready, accepting, limit, listeners, dials.family(), failures, loops)
+
+
+def _tls(clusters: list[ClusterCells]) -> Iterator[Metric]:
+    """TLS with clients and brokers: handshakes, and the certificates in use."""
+    labels = ("cluster", "side")
+    handshakes = CounterMetricFamily(
+        "kproxy_tls_handshakes", "TLS handshakes that ended, by result.", labels=(*labels, "result")
+    )
+    durations = _Histogram(
+        "kproxy_tls_handshake_seconds",
+        "Time of TLS handshakes that succeeded, the peer's included.",
+        labels,
+        DURATION_NS,
+    )
+    expiries = GaugeMetricFamily(
+        "kproxy_certificate_expiry_timestamp_seconds",
+        "When the first certificate of a file in use expires, in seconds since the epoch.",
+        labels=(*labels, "file"),
+    )
+    reloads = CounterMetricFamily(
+        "kproxy_certificate_reloads",
+        "Changed certificates that were read: used, or not sound.",
+        labels=(*labels, "result"),
+    )
+    for cluster in clusters:
+        for side, cells in cluster.tls.copy().items():
+            of = (cluster.cluster, side)
+            for result, count in cells.results.items():
+                handshakes.add_metric((*of, result), count)
+            if any(cells.duration):
+                durations.add(of, cells.duration, cells.duration_ns)
+            for file, expiry in cells.expiries().items():
+                expiries.add_metric((*of, file), expiry)
+            for result, count in cells.reloads.items():
+                reloads.add_metric((*of, result), count)
+    yield from (handshakes, durations.family(), expiries, reloads)
 
 
 def _topics(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:

@@ -31,6 +31,7 @@ DISCONNECT_CAUSES = (
     "max_age",
     "not_redirected",
     "proxy_header",
+    "tls",
     "unreachable",
     "untrusted_proxy",
 )

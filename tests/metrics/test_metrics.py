@@ -14,6 +14,7 @@ from kproxy.metrics import Metrics, bounds
 from kproxy.metrics.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
+from kproxy.metrics.tls import CLIENT_RESULTS, TlsSide
 from kproxy.metrics.upstream import ClusterState
 from kproxy.wire.bodies import BLANK, Found, Sums
 from kproxy.wire.connection import ConnectionInfo
@@ -134,6 +135,10 @@ def busy_metrics():
     upstream = metrics.upstream("default", DIAL_CAUSES, lambda: ClusterState(True, True, 4))
     upstream.dialled("1", 3 * MS)
     upstream.dial_failed("1", "refused")
+    tls = metrics.cluster("default").tls["client"] = TlsSide(CLIENT_RESULTS, lambda: {"tls.crt": 1_900_000_000})
+    tls.ended("ok", 2 * MS)
+    tls.ended("plaintext", MS)
+    tls.reloads["failed"] += 1
     bodies = metrics.connection(info("bodies"), "main", "2", topics=True)
     bodies.events([*consumed(metrics.now_ns(), written_ms)])
     return metrics
@@ -220,6 +225,13 @@ def test_each_event_is_counted_where_it_belongs():
         "kproxy_dial_seconds_count": {labels(**broker): 1},
         "kproxy_dial_seconds_sum": {labels(**broker): 0.003},
         "kproxy_dial_failures_total": {labels(**broker, cause="refused"): 1},
+        "kproxy_tls_handshakes_total": {
+            labels(**of, side="client", result="ok"): 1,
+            labels(**of, side="client", result="plaintext"): 1,
+        },
+        "kproxy_tls_handshake_seconds_sum": {labels(**of, side="client"): 0.002},
+        "kproxy_certificate_expiry_timestamp_seconds": {labels(**of, side="client", file="tls.crt"): 1_900_000_000},
+        "kproxy_certificate_reloads_total": {labels(**of, side="client", result="failed"): 1},
         "kproxy_client_info": {
             labels(**of, client_id="shop", software_name="a-client", software_version="1.2"): 1,
         },

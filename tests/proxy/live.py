@@ -5,18 +5,24 @@ The broker does what a real one cannot be made to do; its bytes come from the co
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from kproxy.metrics.cells import ClusterCells
 from kproxy.proxy.config.load import load
+from kproxy.proxy.config.tls import ClientTls, UpstreamTls
 from kproxy.proxy.control.server import Server
+from kproxy.proxy.relay.streams import readable, writable
 from kproxy.wire.connection import Sink
+from tests.certificates import Authority
 from tests.ports import free_ports
 from tests.wire.playbook import request, response
 
@@ -90,6 +96,103 @@ class Wire:
         self.sock.close()
 
 
+class TlsWire(Wire):
+    """The same over TLS, by Python's own socket: it does things another way than kproxy's."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._ahead = b""
+
+    @property
+    def tls(self) -> ssl.SSLSocket:
+        assert isinstance(self.sock, ssl.SSLSocket)
+        return self.sock
+
+    async def begin(self, context: ssl.SSLContext, *, server_side: bool, name: str | None = None) -> "TlsWire":
+        """Shake hands. Raises what ssl raises."""
+        name = name if server_side or name else "localhost"
+        self.sock = context.wrap_socket(
+            self.sock,
+            server_side=server_side,
+            server_hostname=name or None,
+            do_handshake_on_connect=False,
+            suppress_ragged_eofs=False,
+        )
+        await self._when_ready(self.tls.do_handshake)
+        return self
+
+    async def _when_ready(self, call: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return call()
+            except ssl.SSLWantReadError:
+                await readable(self.sock)
+            except ssl.SSLWantWriteError:
+                await writable(self.sock)
+            except ssl.SSLEOFError as fault:  # an end of which TLS says nothing; ssl calls a reset one too
+                raise ConnectionResetError("reset, or an end without close_notify") from fault
+
+    async def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            part = view[: 1 << 16]
+            view = view[await self._when_ready(lambda part=part: self.sock.send(part)) :]
+
+    async def read(self, count: int) -> bytes:
+        data = bytearray(self._ahead[:count])
+        self._ahead = self._ahead[count:]
+        while len(data) < count:
+            at_most = min(count - len(data), 1 << 20)
+            try:
+                part = await self._when_ready(lambda at_most=at_most: self.sock.recv(at_most))
+            except ssl.SSLZeroReturnError:  # an end, after one of ours
+                break
+            if not part:
+                break
+            data += part
+        return bytes(data)
+
+    async def is_silent(self, seconds: float = 0.1) -> bool:
+        await asyncio.sleep(seconds)
+        try:
+            self._ahead += self.sock.recv(1)
+        except ssl.SSLWantReadError:
+            return True
+        return False
+
+    def end(self) -> None:
+        with suppress(ssl.SSLError):  # the peer's own end is not here yet
+            self.tls.unwrap()
+        socket.socket.shutdown(self.sock, socket.SHUT_WR)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            while self.sock.recv(1 << 16):  # what TLS itself sent, like session tickets: unread, it makes this a reset
+                pass
+        self.sock.close()
+
+
+@dataclass
+class Secured:
+    """TLS for all that goes through a test's kproxy: its settings, and the contexts of both ends."""
+
+    tables: dict[str, Any]
+    of_client: ssl.SSLContext
+    of_broker: ssl.SSLContext
+
+    @classmethod
+    def make(cls, folder: Path) -> "Secured":
+        authority = Authority(folder)
+        certificate = authority.server()
+        tables = {"tls": ClientTls(**certificate.settings()), "upstream_tls": UpstreamTls(ca=authority.bundle)}
+        of_broker = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        of_broker.load_cert_chain(certificate.certificate, certificate.key)
+        return cls(tables, ssl.create_default_context(cafile=str(authority.bundle)), of_broker)
+
+
+secured: Secured | None = None  # where tests run over TLS
+
+
 class Broker:
     """Accepts, and answers what kproxy itself asks at start; the rest is the test's."""
 
@@ -105,6 +208,8 @@ class Broker:
 
     async def accept(self) -> Wire:
         sock, _ = await asyncio.get_running_loop().sock_accept(self.sock)
+        if secured is not None:
+            return await TlsWire(sock).begin(secured.of_broker, server_side=True)
         return Wire(sock)
 
     def brokers(self) -> list[dict[str, Any]]:
@@ -170,8 +275,15 @@ class Live:
 
     async def connect(self) -> tuple[Wire, Wire]:
         """(a client's end, the broker's end) of one connection through kproxy"""
-        client = await Wire.dial(self.port)
+        client = await self.dial()
         return client, await self.broker.accept()
+
+    async def dial(self) -> Wire:
+        """A client's end."""
+        client = await Wire.dial(self.port)
+        if secured is not None:
+            return await TlsWire(client.sock).begin(secured.of_client, server_side=False)
+        return client
 
     async def until(self, condition: Any) -> None:
         while not condition():  # noqa: ASYNC110 - of the proxy, which has no event for it
@@ -195,6 +307,7 @@ async def kproxy(
     port = flags.pop("port", None) or free_ports(6)
     flags = {"listen": f"{HOST}:{port}", "bootstrap": f"{HOST}:{broker.port}", "drain_timeout_s": 0.2} | flags
     config = load(flags=flags)
+    cluster = (secured.tables if secured is not None else {}) | (cluster or {})
     if cluster:
         config = config.model_copy(update={"clusters": (config.clusters[0].model_copy(update=cluster),)})
     server = Server(config, sinks)

@@ -56,7 +56,7 @@ def test_two_flags_are_enough():
 
 def test_every_fault_at_once_with_its_place(tmp_path):
     assert faults() == ["listen", "bootstrap"]
-    flags = {"listen": "9092", "bootstrap": "a:1,b", "route": "sni", "advertise": "{name}:1"}
+    flags = {"listen": "9092", "bootstrap": "a:1,b", "route": "smi", "advertise": "{name}:1"}
     assert faults(None, {"KPROXY_ADMIN": "nowhere", "KPROXY_DRAIN_TIMEOUT_S": "soon"}, flags) == [
         "--listen",
         "--bootstrap[1]",

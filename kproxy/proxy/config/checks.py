@@ -15,9 +15,10 @@ from kproxy.proxy.config.settings import Cluster
 def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """What is wrong with a cluster whose every single value is right."""
     yield from _proxy_protocol_faults(cluster)
+    yield from _sni_faults(cluster)
     template = cluster.advertised
     if cluster.login is not None:
-        yield from login_faults(cluster.login, knows_clients=cluster.authentication is not None)
+        yield from login_faults(cluster.login, knows_clients=_knows_clients(cluster))
     if cluster.authentication is not None:
         yield from authentication_faults(cluster.authentication)
     if cluster.route == "sidecar":
@@ -33,6 +34,8 @@ def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
             if getattr(cluster, name):
                 yield name, "route transparent rewrites nothing: clients keep dialling brokers; leave it out"
         return
+    if cluster.route == "sni":
+        return
     if cluster.advertise is None and cluster.listen.host in WILDCARDS:
         yield (
             "listen",
@@ -47,7 +50,9 @@ def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
     declared: set[int] = set()
     for number, entry in enumerate(cluster.brokers):
         path = f"brokers[{number}]"
-        for name, first in (("port", entry.port), ("advertise_port", entry.advertise_port or 1)):
+        if entry.port is None:
+            yield f"{path}.port", "is missing: the port that stands for the first of these brokers"
+        for name, first in (("port", entry.port or 1), ("advertise_port", entry.advertise_port or 1)):
             if len(entry.ids) > MAX_PORT - first + 1:
                 yield f"{path}.{name}", f"{len(entry.ids)} ids from port {first} on go beyond port {MAX_PORT}"
                 break
@@ -65,6 +70,31 @@ def _proxy_protocol_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
         )
     if cluster.trusted_proxies and not cluster.accept_proxy_protocol:
         yield "trusted_proxies", "means something only with accept_proxy_protocol = true"
+
+
+def _knows_clients(cluster: Cluster) -> bool:
+    """Whether clients have principals: by a login, or by a certificate."""
+    return cluster.authentication is not None or (cluster.tls is not None and cluster.tls.client_certificates != "none")
+
+
+def _sni_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    if cluster.route != "sni":
+        for name in ("sni", "sni_bootstrap"):
+            if getattr(cluster, name):
+                yield name, "says nothing without route = 'sni'"
+        return
+    if cluster.tls is None:
+        yield "route", "route sni reads from TLS which broker a client means: add [cluster.tls]"
+    if cluster.sni is None:
+        yield "sni", "is missing: the names of the brokers, like broker-{id}.kafka.example"
+    elif cluster.advertise is not None and cluster.advertise.rpartition(":")[0].lower() != cluster.sni:
+        yield "advertise", f"clients ask for the host that they dial: write {cluster.sni}:PORT, or leave it out"
+    if cluster.broker_port_base is not None:
+        yield "broker_port_base", "route sni has one port for all brokers; leave it out or use route ports"
+    for number, entry in enumerate(cluster.brokers):
+        for name in ("port", "advertise_port"):
+            if getattr(entry, name) is not None:
+                yield f"brokers[{number}].{name}", "route sni has one port for all brokers; leave it out"
 
 
 def shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[tuple[str, str]]:
@@ -91,7 +121,7 @@ def shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[tu
         if cluster.listen.port:
             yield from take(*cluster.listen, f"{cluster.name}: listen")
         for entry in cluster.brokers:
-            for port in range(entry.port, entry.port + len(entry.ids)):
+            for port in range(entry.port, entry.port + len(entry.ids)) if entry.port is not None else ():
                 yield from take(cluster.listen.host, port, f"{cluster.name}: brokers")
     for cluster in clusters:
         for upstream in cluster.bootstrap:

@@ -17,6 +17,7 @@ from kproxy.proxy.config.authentication import Authentication
 from kproxy.proxy.config.limits import Limits, Networks
 from kproxy.proxy.config.login import Login
 from kproxy.proxy.config.model import Frozen, model_in
+from kproxy.proxy.config.tls import ClientTls, UpstreamTls
 
 MAX_REQUEST_BYTES = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
 MAX_HELD_BYTES = 64 * 1024 * 1024
@@ -72,11 +73,27 @@ def _upstream_template(value: Any) -> str:
     return text
 
 
+def _server_name(value: Any) -> str:
+    """A host name in which {id} stands once: its text shows which broker is meant."""
+    text = str(value).lower().rstrip(".")
+    fields = [(name, form) for _, name, form, _ in string.Formatter().parse(text) if name is not None]
+    if [name for name, _ in fields] != ["id"] or (fields[0][1] and not re.fullmatch("0[1-9]", fields[0][1])):
+        raise ValueError(f"{value!r}: {{id}} stands once in it, like broker-{{id}}.kafka.example")
+    if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+", text.format(id=1)):
+        raise ValueError(f"{value!r} is no host name with a domain, like broker-{{id}}.kafka.example")
+    return text
+
+
+def _names(value: Any) -> Any:
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(str(name).strip().lower().rstrip(".") for name in names)
+
+
 class BrokerPorts(Frozen):
     """`[[cluster.brokers]]`: declared node ids and the ports that stand for them, counting up from the first id's."""
 
     ids: Annotated[range, BeforeValidator(_ids)]
-    port: Annotated[int, Field(ge=1, le=MAX_PORT)]
+    port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None  # of route ports
     advertise_port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None  # {port} of `advertise`; default: `port`
     upstream: Annotated[str, BeforeValidator(_upstream_template)] | None = None  # until the cluster says otherwise
 
@@ -89,7 +106,9 @@ class Cluster(Frozen):
     bootstrap: Annotated[
         tuple[Annotated[Address, BeforeValidator(_upstream)], ...], Field(min_length=1), BeforeValidator(_upstreams)
     ]
-    route: Literal["ports", "sidecar", "transparent"] = "ports"
+    route: Literal["ports", "sidecar", "sni", "transparent"] = "ports"
+    sni: Annotated[str, BeforeValidator(_server_name)] | None = None  # route sni: the name of each broker
+    sni_bootstrap: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()  # default: bootstrap.DOMAIN of `sni`
     advertise: Annotated[str, BeforeValidator(_template)] | None = None
     broker_port_base: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
     detail: Literal["headers", "topics", "batches"] = "headers"
@@ -102,6 +121,8 @@ class Cluster(Frozen):
     accept_proxy_protocol: bool = False  # a client's connection begins with a PROXY header
     trusted_proxies: Networks = ()  # who may send one
     proxy_protocol: Literal["v1", "v2"] | None = None  # a connection to a broker begins with one
+    tls: ClientTls | None = None
+    upstream_tls: UpstreamTls | None = None
 
     @property
     def advertised(self) -> str:
@@ -110,6 +131,8 @@ class Cluster(Frozen):
             return self.advertise
         if self.route == "sidecar":
             return "{host}:{port}"
+        if self.route == "sni" and self.sni is not None:
+            return f"{self.sni}:{{port}}"
         return f"[{self.listen.host}]:{{port}}" if ":" in self.listen.host else f"{self.listen.host}:{{port}}"
 
 

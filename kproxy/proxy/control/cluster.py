@@ -21,6 +21,7 @@ from kproxy.proxy.control.logins import broker_login
 from kproxy.proxy.control.proxy_protocol import ReadProxyHeader
 from kproxy.proxy.control.renewals import Renewals
 from kproxy.proxy.control.tasks import Tasks
+from kproxy.proxy.control.tls import ClusterTls
 from kproxy.proxy.control.transparent import Transparent
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
@@ -30,21 +31,25 @@ from kproxy.proxy.upstream.door import Door, Step
 from kproxy.proxy.upstream.leaks import KnownAddresses
 from kproxy.proxy.upstream.proxy_protocol import SendProxyHeader
 from kproxy.proxy.upstream.question import ask_brokers
-from kproxy.proxy.upstream.routing import Routes
+from kproxy.proxy.upstream.routing import Routes, ServerNames
 
 log = logging.getLogger("kproxy.cluster")
 
 
-def _welcome_steps(cluster: Cluster) -> Iterator[Welcome]:
+def _welcome_steps(cluster: Cluster, tls: ClusterTls) -> Iterator[Welcome]:
     """What a client's connection begins with, in the order of its bytes."""
     if cluster.accept_proxy_protocol:
         yield ReadProxyHeader(cluster.trusted_proxies)
+    if tls.welcome is not None:
+        yield tls.welcome
 
 
-def _door_steps(cluster: Cluster, login: Step | None) -> Iterator[Step]:
+def _door_steps(cluster: Cluster, tls: ClusterTls, login: Step | None) -> Iterator[Step]:
     """What a connection to a broker begins with, in the order of its bytes."""
     if cluster.proxy_protocol is not None:
         yield SendProxyHeader(cluster.proxy_protocol)
+    if tls.door is not None:
+        yield tls.door
     if login is not None:
         yield login
 
@@ -60,7 +65,9 @@ class ClusterProxy:
         self._metrics = worker.metrics.upstream(cluster.name, causes, self._state)
         self._cells = worker.metrics.cluster(cluster.name)
         self._login = broker_login(cluster, worker.loops, self._cells)
-        self._door = Door(worker.dialler, _door_steps(cluster, self._login))
+        names = ServerNames(cluster.sni, cluster.sni_bootstrap) if cluster.sni is not None else None
+        self._tls = ClusterTls(cluster, self._cells, worker.handshakes, names)
+        self._door = Door(worker.dialler, _door_steps(cluster, self._tls, self._login))
         self._redirected: Transparent | None = None
         if cluster.route == transparent.ROUTE:
             self._redirected = Transparent(
@@ -79,7 +86,7 @@ class ClusterProxy:
             self._find_leak,
             self._broker_lost,
             self._door,
-            _welcome_steps(cluster),
+            _welcome_steps(cluster, self._tls),
             redirected=self._redirected,
             renewals=Renewals(cluster.name, self._login) if self._login is not None else None,
         )
@@ -148,6 +155,7 @@ class ClusterProxy:
                 log.info("cluster=%s: nftables REDIRECT works, TPROXY does not: CAP_NET_ADMIN is missing", cluster.name)
             self._tasks.spawn(self._redirected.destinations.run())
         self._tasks.spawn(self._discovery.run())
+        self._tasks.spawn(self._tls.watch())
 
     def _accepted(self, node_id: int | None) -> Accepted:
         """What takes the connections of a broker's port; None: of the bootstrap port."""

@@ -149,7 +149,6 @@ class Connector:
         worker = self._worker
         broker = None
         relayed = False
-        listener = listener_name(client.node_id, self._cluster.route)
         try:
             if self.entrance.steps:
                 await self.entrance.welcome(client)
@@ -159,12 +158,15 @@ class Connector:
                 source = Address(*broker.getsockname()[:2])
                 whom = label(info.broker_id)
                 log.debug("connected client=%s broker=%s to %s from %s", client.peer, whom, upstream, source)
-            self._relay(client, broker, info, listener)
+            self._relay(client, broker, info, listener_name(client.node_id, self._cluster.route))
             relayed = True
         except RefusedClient as fault:
+            listener = listener_name(client.node_id, self._cluster.route)
             self._refused(self._info(client, Address("", 0)), listener, fault)
         except UpstreamError as fault:
-            self._unreachable(self._info(client, Address("", 0)), listener, fault)
+            self._unreachable(
+                self._info(client, Address("", 0)), listener_name(client.node_id, self._cluster.route), fault
+            )
         except OSError:
             pass  # one of the two has gone already
         finally:
@@ -182,7 +184,7 @@ class Connector:
         self._worker.metrics.connection(info, listener, label(info.broker_id)).closed(fault.cause)
         self._limiter.log(
             logging.WARNING,
-            ("refused", fault.cause),
+            ("refused", fault.kind),
             "refused=%s cluster=%s client=%s: %s",
             fault.cause,
             info.cluster,

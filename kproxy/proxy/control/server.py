@@ -207,6 +207,7 @@ class Server:
             self._worker.gate.close()
             self._worker.ageing.stop()
             self._worker.poller.close()
+            self._worker.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         if self._admin is not None:

@@ -8,6 +8,7 @@ from time import monotonic_ns
 from kproxy.metrics import Metrics
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.ageing import Ageing
+from kproxy.proxy.relay.handshakes import Handshakes
 from kproxy.proxy.relay.listeners import Gate
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.relay import Relay
@@ -37,12 +38,24 @@ class Worker:
     dialler: Dialler = field(init=False)
     ageing: Ageing = field(init=False)
     _connections: int = 0
+    _handshakes: Handshakes | None = None
 
     def __post_init__(self) -> None:
         self.loops = LoopGuard(self.gate.is_ours)
         self.held = HeldBudget(self.config.max_held_bytes)
         self.ageing = Ageing(self.relays)
         self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s, mark=self.config.upstream_mark)
+
+    def handshakes(self) -> Handshakes:
+        """Those of TLS; made with the first call, since most need none."""
+        if self._handshakes is None:
+            self._handshakes = Handshakes()
+        return self._handshakes
+
+    def close(self) -> None:
+        """When no connection is left."""
+        if self._handshakes is not None:
+            self._handshakes.close()
 
     def now_ns(self) -> int:
         return monotonic_ns() + self.clock_offset_ns

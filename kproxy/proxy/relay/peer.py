@@ -10,6 +10,8 @@ from asyncio import TimerHandle
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from kproxy.proxy.relay.tls_socket import TlsSocket
+
 
 class Durations(Protocol):
     """A histogram that the relay fills itself, since a call per event would cost more than the counting."""
@@ -56,11 +58,13 @@ class Peer:
         "since",
         "sock",
         "stops",
+        "tls",
         "unsent",
     )
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.tls = sock if isinstance(sock, TlsSocket) else None
         self.fd = sock.fileno()
         self.send: Callable[[Any], int] = sock.send
         self.readable: Callable[[], None]

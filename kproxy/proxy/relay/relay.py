@@ -23,6 +23,8 @@ import struct
 from asyncio import AbstractEventLoop, TimerHandle
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 
@@ -97,6 +99,8 @@ class Relay(Pausing):
         """Read both sides. `admits` gets a copy of the client's first bytes before they are read; False: close."""
         for side, peer in enumerate(self._peers):
             peer.readable = self._reader(side, peer.sock.recv_into)
+            if peer.tls is not None:
+                peer.tls.on_blocked = partial(self._wait_for_room, side)
         if admits is not None:
             client = self._peers[CLIENT]
             client.readable = self._first_read(admits, client.readable)
@@ -248,15 +252,21 @@ class Relay(Pausing):
         """Bytes that `to` did not take yet: copy them, and do not read the side that they came from."""
         peer = self._peers[to]
         if peer.unsent is None:
-            peer.unsent = bytearray(rest)
             peer.since = since
-            peer.patience = self._loop.call_later(STALLED_S[to], self.close, f"{SIDES[to]}_stalled")
-            self._poller.add_writer(peer.fd, self._writable, to)
-        else:
-            peer.unsent += rest
+            self._wait_for_room(to)
+        assert peer.unsent is not None
+        peer.unsent += rest
         if side not in peer.feeders:
             peer.feeders += (side,)
         self._unread(side, counted=True)
+
+    def _wait_for_room(self, to: int) -> None:
+        """Call `_writable` when a side takes bytes again: of ours, or of its TLS itself."""
+        peer = self._peers[to]
+        if peer.unsent is None and not self.closed:
+            peer.unsent = bytearray()
+            peer.patience = self._loop.call_later(STALLED_S[to], self.close, f"{SIDES[to]}_stalled")
+            self._poller.add_writer(peer.fd, self._writable, to)
 
     def _writable(self, to: int) -> None:
         peer = self._peers[to]
@@ -355,6 +365,7 @@ class Relay(Pausing):
         if not self._waits(side):
             self._poller.now_ns = monotonic_ns()
             peer.readable()
+            self._resume(side)
 
     def _unread(self, side: int, counted: bool = False) -> None:
         peer = self._peers[side]
@@ -375,6 +386,13 @@ class Relay(Pausing):
             return
         peer.reading = True
         self._poller.add_reader(peer.fd, peer.readable)
+        self._read_leftover(peer, side)
+
+    def _read_leftover(self, peer: Peer, side: int) -> None:
+        """Read what TLS has taken from the kernel already, of which epoll tells nothing, in a later turn."""
+        if peer.tls is not None and peer.tls.leftover and not peer.resuming:
+            peer.resuming = True
+            self._poller.later(self._go_on, side)
 
     def _waits(self, side: int) -> bool:
         """Whether nothing is to be read of a side for now."""
@@ -424,6 +442,9 @@ class Relay(Pausing):
             return
         try:
             self._peers[to].sock.shutdown(socket.SHUT_WR)
+        except BlockingIOError:  # of TLS, which has an end of its own to send; then it is tried again
+            self._wait_for_room(to)
+            return
         except OSError:
             self._unwritable(to)
             return
@@ -475,8 +496,13 @@ class Relay(Pausing):
             if peer.unsent is not None:
                 self._poller.remove_writer(peer.fd)
                 peer.unsent = None
+            if peer.tls is not None:
+                peer.tls.on_blocked = None
             if reset:
                 peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            elif peer.tls is not None:
+                with suppress(OSError):
+                    peer.tls.shutdown(socket.SHUT_WR)
             peer.sock.close()
             peer.send = discard_bytes  # for pieces of the read that is being handled
             peer.readable = (
@@ -526,6 +552,8 @@ class Relay(Pausing):
             return
         if not client.ended:
             if not session.at_boundary(CLIENT):
+                if client.reading:
+                    self._read_leftover(client, CLIENT)
                 return
             self._unread(CLIENT)
         elif self._unheard is None:  # a client that has gone looks like one that still listens: no answer may ever come
@@ -549,6 +577,8 @@ class Relay(Pausing):
         try:
             client.sock.shutdown(socket.SHUT_WR)
             broker.sock.shutdown(socket.SHUT_WR)
+        except BlockingIOError:  # of TLS; without its end a client sees ours when the time is over
+            pass
         except OSError:
             self.close(self._drained_as)
             return

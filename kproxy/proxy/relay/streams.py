@@ -1,4 +1,4 @@
-"""Reading and writing a non-blocking socket in asyncio's style, plain and TLS alike.
+"""Reading and writing a non-blocking socket in asyncio's style, plain (socket.socket) and TLS (TlsSocket) alike.
 
 For the few bytes that are said before a relay starts, and for kproxy's own questions; a relay reads by callbacks of its
 own. Bounded by what the caller asks for; a caller that must not wait for ever sets a timeout. Refuses to know what the
@@ -7,8 +7,7 @@ bytes mean.
 
 import asyncio
 import socket
-import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,10 +17,7 @@ _PART = 64 * 1024  # bytes of one read
 
 async def receive(sock: socket.socket, at_most: int) -> bytes:
     """At least one byte and at most so many; nothing: the peer has ended. Raises OSError."""
-    try:
-        return await _when_ready(sock, lambda: sock.recv(at_most), writes=False)
-    except ssl.SSLEOFError:  # its end without a close_notify
-        return b""
+    return await _when_ready(lambda: sock.recv(at_most), lambda: readable(sock))
 
 
 async def receive_exactly(sock: socket.socket, count: int) -> bytes:
@@ -39,28 +35,28 @@ async def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
     """Send all of it. Raises OSError."""
     view = memoryview(data)
     while view:
-        part = view[:_PART]  # after WantWrite, TLS wants the same bytes again
-        sent = await _when_ready(sock, lambda part=part: sock.send(part), writes=True)  # type: ignore[misc]
+        part = view[:_PART]
+        sent = await _when_ready(lambda part=part: sock.send(part), lambda: writable(sock))  # type: ignore[misc]
         view = view[sent:]
 
 
-async def handshake(sock: ssl.SSLSocket) -> None:
-    """The TLS handshake, whichever side begins it. Raises OSError; ssl.SSLError and its kinds are some."""
-    await _when_ready(sock, sock.do_handshake, writes=False)
+async def readable(sock: socket.socket) -> None:
+    """Wait until the kernel has bytes of the peer, its end, or its reset."""
+    await _ready(sock, False)
 
 
-async def _when_ready(sock: socket.socket, call: Callable[[], T], *, writes: bool) -> T:
-    """What `call` returns once it need not wait for bytes or for room. writes: a plain socket waits for room."""
+async def writable(sock: socket.socket) -> None:
+    """Wait until the kernel has room for more bytes, or knows that the peer takes none."""
+    await _ready(sock, True)
+
+
+async def _when_ready(call: Callable[[], T], wait: Callable[[], Awaitable[None]]) -> T:
+    """What `call` returns once it need not wait."""
     while True:
         try:
             return call()
-        except ssl.SSLWantReadError:
-            for_room = False
-        except ssl.SSLWantWriteError:
-            for_room = True
         except (BlockingIOError, InterruptedError):
-            for_room = writes
-        await _ready(sock, for_room)
+            await wait()
 
 
 async def _ready(sock: socket.socket, for_room: bool) -> None:

@@ -5,13 +5,15 @@ and a restart changes nothing. Only the upstream addresses are learnt, keyed by 
 go there, and a broker that has gone keeps its port. Refuses to know sockets, names and frames.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from kproxy.proxy.config.addresses import MAX_PORT, Address
 from kproxy.proxy.config.settings import Cluster
 
 NO_PORT = 0  # advertised where kproxy has no port for a node id: nothing listens there, anywhere
+MAX_NODE_ID = (1 << 31) - 1
 MAX_HOST = 255  # bytes of a host name (RFC 1035)
 
 
@@ -20,6 +22,29 @@ class BrokerPort(NamedTuple):
 
     bind: int
     advertise: int  # what {port} becomes
+
+
+class ServerNames:
+    """Which broker is meant by a server name (SNI), where all share one port."""
+
+    def __init__(self, template: str, bootstrap: Collection[str] = ()) -> None:
+        self._template = template
+        before, _, rest = template.partition("{")
+        after = rest.partition("}")[2]
+        self._pattern = re.compile(rf"{re.escape(before)}([0-9]{{1,10}}){re.escape(after)}", re.ASCII)
+        self._bootstrap = frozenset(bootstrap) or {f"bootstrap.{template.partition('.')[2]}"}
+
+    def serves(self, server_name: str) -> bool:
+        """Whether it is the name of a broker, or one to bootstrap at."""
+        return server_name.lower() in self._bootstrap or self.node_id(server_name) is not None
+
+    def node_id(self, server_name: str) -> int | None:
+        """The broker's node id; None: clients bootstrap there, or it is no name of ours."""
+        match = self._pattern.fullmatch(server_name.lower())
+        if match is None or int(match[1]) > MAX_NODE_ID:
+            return None
+        node_id = int(match[1])
+        return node_id if self._template.format(id=node_id) == match[0] else None
 
 
 class Routes:
@@ -51,11 +76,13 @@ class Routes:
             return BrokerPort(self._listen_port, self._listen_port)
         if node_id < 0:
             return None
+        if self._route == "sni":
+            return BrokerPort(self._listen_port, self._listen_port)
         if not self._declared:
             port = self._base + node_id
             return BrokerPort(port, port) if port <= MAX_PORT else None
         for entry in self._declared:
-            if node_id in entry.ids:
+            if node_id in entry.ids and entry.port is not None:
                 offset = node_id - entry.ids.start
                 return BrokerPort(entry.port + offset, (entry.advertise_port or entry.port) + offset)
         return None

@@ -6,7 +6,9 @@ import ssl
 
 import pytest
 
-from kproxy.proxy.relay.streams import handshake, receive, receive_exactly, send_all
+from kproxy.proxy.relay.handshakes import Handshakes
+from kproxy.proxy.relay.streams import receive, receive_exactly, send_all
+from kproxy.proxy.relay.tls_socket import TlsSocket
 from tests.certificates import Authority
 from tests.proxy.live import live
 
@@ -24,9 +26,11 @@ async def pair(tmp_path, tls):
     of_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     of_server.load_cert_chain(certificate.certificate, certificate.key)
     of_client = ssl.create_default_context(cafile=str(authority.bundle))
-    client = of_client.wrap_socket(ends[0], server_hostname="localhost", do_handshake_on_connect=False)
-    server = of_server.wrap_socket(ends[1], server_side=True, do_handshake_on_connect=False)
-    await asyncio.gather(handshake(client), handshake(server))
+    handshakes = Handshakes()
+    client = TlsSocket(ends[0], of_client, handshakes.buffer, server_side=False, server_name="localhost")
+    server = TlsSocket(ends[1], of_server, handshakes.buffer, server_side=True)
+    await asyncio.gather(handshakes.run(client), handshakes.run(server))
+    handshakes.close()
     return client, server
 
 

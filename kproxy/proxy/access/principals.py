@@ -1,0 +1,68 @@
+"""From a client certificate's subject to its principal, by the rules of Kafka's `ssl.principal.mapping.rules`.
+
+Rules are tried in order, separated by commas: DEFAULT takes the subject as it is, RULE:PATTERN/REPLACEMENT/ takes those
+that PATTERN matches as a whole, and /L or /U at its end makes the result lower or upper case. A subject that no rule
+takes is nobody. Refuses to know certificates.
+"""
+
+import re
+from collections.abc import Callable
+
+# Kafka's own (SslPrincipalMapper): a slash in a pattern or a replacement is escaped.
+_RULE = re.compile(r"\s*(?:(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?))\s*(?:,\s*|$)")
+_GROUP = re.compile(r"\\(.)|\$(\d)", re.DOTALL)
+
+Rule = Callable[[str], str | None]
+
+
+class PrincipalRules:
+    """Rules, parsed. Raises ValueError for text that is none, with what stands where."""
+
+    def __init__(self, text: str) -> None:
+        self._rules: list[Rule] = []
+        at = 0
+        while at < len(text.rstrip()):
+            match = _RULE.match(text, at)
+            if match is None:
+                raise ValueError(f"{text[at : at + 60]!r} is neither DEFAULT nor RULE:PATTERN/REPLACEMENT/[LU]")
+            default, pattern, replacement, case = match.groups()
+            self._rules.append(_itself if default else _rule(pattern, replacement, case))
+            at = match.end()
+        if not self._rules:
+            raise ValueError("no rule")
+
+    def principal(self, subject: str) -> str | None:
+        """ "User:" and what the first rule that takes the subject makes of it; None: no rule does."""
+        for rule in self._rules:
+            name = rule(subject)
+            if name is not None:
+                return f"User:{name}"
+        return None
+
+
+def _itself(subject: str) -> str:
+    return subject
+
+
+def _rule(pattern: str, replacement: str, case: str) -> Rule:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as fault:
+        raise ValueError(f"the pattern {pattern!r} of a rule is none: {fault}") from None
+
+    def filled(match: re.Match[str]) -> str:
+        def one(found: re.Match[str]) -> str:
+            if found[1] is not None:
+                return found[1]
+            number = int(found[2])
+            return (match[number] or "") if number <= compiled.groups else found[0]
+
+        return _GROUP.sub(one, replacement)
+
+    def rule(subject: str) -> str | None:
+        if compiled.fullmatch(subject) is None:
+            return None
+        name = compiled.sub(filled, subject)
+        return name.lower() if case == "L" else name.upper() if case == "U" else name
+
+    return rule

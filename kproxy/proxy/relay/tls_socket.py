@@ -1,0 +1,275 @@
+"""A connected socket that speaks TLS, with the methods of a plain non-blocking one.
+
+Whoever reads and writes it need not know: `recv_into`, `recvmsg_into` with the kernel's time of receipt, `recv` with
+MSG_PEEK, `send`, `shutdown` of one direction. Where nothing can be done for now each raises BlockingIOError, whichever
+way TLS itself wants to go; a fault of TLS is an ssl.SSLError, which is an OSError.
+
+TLS works on memory (ssl.MemoryBIO), not on the file descriptor, so that 512 KiB take one system call each way instead
+of two per record of 16 KiB, and a handshake can run on a thread. What follows from that:
+
+- Of what the kernel gave, all is decrypted in the same call: nothing waits where epoll does not see it. Only a read of
+  few bytes, and a handshake, can leave some: then `leftover` is true, and the next read needs no event.
+- What is encrypted cannot be taken back. If the kernel does not take all of it, `send` keeps the rest and returns one
+  byte less than it was given: the caller sends that byte again, as it would after any partial send, and it is reported
+  as taken once everything before it has left.
+- TLS has bytes of its own to send: an alert, a key update. `on_blocked` is called for those that the kernel does not
+  take; then call `send`, of nothing if there is nothing, when there is room.
+
+Bounded: encrypted and unsent is what one `send` was given; the two BIOs keep up to 2 * 45 KiB of a busy connection, and
+few hundred bytes of an idle one. Refuses to know certificates, names and what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+_PIECE = 32 * 1024  # into or out of a BIO at once: a BIO keeps the memory of the largest
+_RECORD = 17 * 1024  # a whole record of TLS, which may be incomplete in a BIO
+_PARTS = 512  # of one sendmsg; the system takes 1024
+
+_recv_into = socket.socket.recv_into
+_recvmsg_into = socket.socket.recvmsg_into
+_send = socket.socket.send
+_sendmsg = socket.socket.sendmsg
+
+
+class TlsSocket(socket.socket):
+    """Takes over the file descriptor of `raw`, a connected non-blocking socket.
+
+    buffer: what the kernel fills, read only within a call; all TLS sockets of a thread can share it.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_buffer",
+        "_ended",
+        "_incoming",
+        "_outgoing",
+        "_owed",
+        "_said_end",
+        "_tls",
+        "_unsent",
+        "leftover",
+        "on_blocked",
+    )
+
+    def __init__(
+        self,
+        raw: socket.socket,
+        context: ssl.SSLContext,
+        buffer: memoryview,
+        *,
+        server_side: bool,
+        server_name: str | None = None,
+    ) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side, server_name)
+        super().__init__(raw.family, raw.type, raw.proto, raw.detach())
+        self.setblocking(False)
+        self._buffer = buffer
+        self._ahead = b""  # decrypted, and only looked at so far
+        self._unsent: list[Any] = []  # encrypted
+        self._owed = False  # the first byte of the next send is encrypted already
+        self._ended = False  # the peer said so
+        self._said_end = False
+        self.leftover = False  # a read need not wait for the kernel
+        self.on_blocked: Callable[[], None] | None = None
+
+    # --- the handshake -----------------------------------------------------------------------------------------------
+
+    @property
+    def tls(self) -> ssl.SSLObject:
+        """What is known of the peer once the handshake is done: certificate, version, cipher."""
+        return self._tls
+
+    def step(self) -> bool:
+        """Do what the handshake can do with the bytes at hand; whether it is done. Raises ssl.SSLError.
+
+        Touches no file descriptor, and holds the interpreter's lock for hardly any of its time: for a thread.
+        """
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        self.leftover = self._incoming.pending > 0 or self._tls.pending() > 0
+        return True
+
+    def fetch(self) -> bool:
+        """Take in what the peer has sent of the handshake; False: it has ended. Raises BlockingIOError."""
+        count = _recv_into(self, self._buffer, _RECORD)
+        self._incoming.write(self._buffer[:count])
+        return count > 0
+
+    def flush(self) -> None:
+        """Send what is encrypted. Raises BlockingIOError while the kernel does not take all of it."""
+        if self._outgoing.pending:
+            self._unsent.append(self._outgoing.read())
+        if self._unsent and not self._push():
+            raise BlockingIOError
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        view = memoryview(buffer)
+        if nbytes:
+            view = view[:nbytes]
+        if self.leftover or self._ahead:
+            count = self._rest(view)
+            if count or self._ended:
+                return count
+        got = _recv_into(self, self._buffer, max(len(view) - _RECORD, _RECORD))
+        if not got or self._ended:
+            return 0
+        count = self._decrypt(view, got)
+        if not count and not self._ended:
+            raise BlockingIOError
+        return count
+
+    def recvmsg_into(self, buffers: Any, ancbufsize: int = 0, flags: int = 0) -> tuple[int, list[Any], int, Any]:
+        """As `recv_into`, of one buffer; the ancillary data is the kernel's, of the bytes that it gave."""
+        (view,) = buffers
+        if self.leftover or self._ahead:
+            count = self._rest(view)
+            if count or self._ended:
+                return count, [], 0, None
+        limit = max(len(view) - _RECORD, _RECORD)
+        got, ancillary, flags, address = _recvmsg_into(self, [self._buffer[:limit]], ancbufsize, flags)
+        if not got or self._ended:
+            return 0, ancillary, flags, address
+        count = self._decrypt(view, got)
+        if not count and not self._ended:
+            raise BlockingIOError
+        return count, ancillary, flags, address
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        """As of a plain socket; of the flags MSG_PEEK, of so many bytes as a first such read gave."""
+        if flags & socket.MSG_PEEK and self._ahead:
+            return self._ahead[:bufsize]
+        view = memoryview(bytearray(bufsize))
+        data = bytes(view[: self.recv_into(view)])
+        if flags & socket.MSG_PEEK:
+            self._ahead = data
+        return data
+
+    def _rest(self, view: memoryview) -> int:
+        """What is here without asking the kernel."""
+        count = min(len(view), len(self._ahead))
+        if count:
+            view[:count] = self._ahead[:count]
+            self._ahead = self._ahead[count:]
+        if self.leftover and count < len(view):
+            count += self._decrypt(view[count:], 0)
+        return count
+
+    def _decrypt(self, view: memoryview, got: int) -> int:
+        """Decrypt the first bytes of the shared buffer into `view`, behind what had come before them."""
+        incoming = self._incoming
+        buffer = self._buffer
+        read = self._tls.read
+        room = len(view)
+        count = at = 0
+        self.leftover = False
+        try:
+            while True:
+                if at < got:
+                    incoming.write(buffer[at : min(at + _PIECE, got)])
+                    at += _PIECE
+                try:
+                    while incoming.pending or count == 0:
+                        n = read(room - count, view[count:])
+                        if not n:
+                            self._ended = True
+                            return count
+                        count += n  # type: ignore[operator]
+                        if count == room:
+                            self.leftover = True
+                            if at < got:
+                                incoming.write(buffer[at:got])
+                            return count
+                except ssl.SSLWantReadError:
+                    pass
+                except ssl.SSLZeroReturnError:  # an end, after our own
+                    self._ended = True
+                    return count
+                if at >= got:
+                    return count
+        finally:
+            if self._outgoing.pending:
+                self._unsent.append(self._outgoing.read())
+                self._push_own()
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        if self._unsent and not self._push():
+            raise BlockingIOError
+        size = len(data)
+        at = 0
+        if self._owed and size:
+            self._owed = False
+            at = 1
+        if at == size:
+            return size
+        write = self._tls.write
+        outgoing = self._outgoing
+        if size - at <= _PIECE:
+            write(data[at:] if at else data)
+            encrypted = outgoing.read()
+            try:
+                sent = _send(self, encrypted)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            if sent == len(encrypted):
+                return size
+            self._unsent.append(memoryview(encrypted)[sent:])
+        else:
+            view = memoryview(data)
+            unsent = self._unsent
+            for start in range(at, size, _PIECE):
+                write(view[start : start + _PIECE])
+                unsent.append(outgoing.read())
+            if self._push():
+                return size
+        self._owed = True
+        if size == 1:
+            raise BlockingIOError
+        return size - 1
+
+    def shutdown(self, how: int) -> None:
+        """End the writing direction, and say so to the peer. Raises BlockingIOError until it can: call again then."""
+        if how != socket.SHUT_RD and not self._said_end:
+            self._said_end = True
+            with suppress(ssl.SSLError, ValueError):  # WantRead, since the peer has not ended; or nobody is left
+                self._tls.unwrap()
+        self.flush()
+        super().shutdown(how)
+
+    def _push(self) -> bool:
+        """Send what is encrypted; whether all of it has gone. Raises OSError."""
+        unsent = self._unsent
+        while unsent:
+            try:
+                sent = _sendmsg(self, unsent[:_PARTS])
+            except (BlockingIOError, InterruptedError):
+                return False
+            gone = 0
+            while gone < len(unsent) and sent >= len(unsent[gone]):
+                sent -= len(unsent[gone])
+                gone += 1
+            del unsent[:gone]
+            if sent:
+                unsent[0] = memoryview(unsent[0])[sent:]
+        return True
+
+    def _push_own(self) -> None:
+        """Send what TLS itself has to say: who reads is not to fail for it."""
+        try:
+            if not self._push() and self.on_blocked is not None:
+                self.on_blocked()
+        except OSError:
+            self._unsent.clear()  # the next read, or send, meets the cause

@@ -1,0 +1,83 @@
+"""TLS with brokers: a step of the door.
+
+What fails is an UpstreamError of the cause "tls", whose text names what happened and the mend. Bounded in time by the
+door, in number by `Handshakes`. Refuses to know how files are read, and who the connection is for.
+"""
+
+import ssl
+from collections.abc import Callable
+from time import monotonic_ns
+
+from kproxy.errors import UpstreamError
+from kproxy.metrics.tls import TlsSide
+from kproxy.proxy.config.tls import UpstreamTls
+from kproxy.proxy.relay.ends import Outgoing
+from kproxy.proxy.relay.handshakes import Handshakes
+from kproxy.proxy.relay.tls_socket import TlsSocket
+
+CAUSE = "tls"
+_NAME_MISMATCHES = frozenset((62, 64))  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_UNKNOWN_ISSUERS = frozenset((2, 18, 19, 20, 21))  # no issuer's certificate, self-signed ones
+
+
+class BrokerHandshakes:
+    """Shakes hands with the brokers of one cluster. `context()`: that of the next handshake."""
+
+    def __init__(
+        self,
+        settings: UpstreamTls,
+        context: Callable[[], ssl.SSLContext],
+        handshakes: Handshakes,
+        cells: TlsSide,
+    ) -> None:
+        self._settings = settings
+        self._context = context
+        self._handshakes = handshakes
+        self._cells = cells
+
+    async def __call__(self, outgoing: Outgoing) -> None:
+        """The step: replaces the socket. Raises UpstreamError."""
+        name = self._settings.server_name or outgoing.address.host.rstrip(".")
+        start = monotonic_ns()
+        result = "timeout"  # the door gives up, or what it is for
+        try:
+            tls = TlsSocket(
+                outgoing.sock, self._context(), self._handshakes.buffer, server_side=False, server_name=name
+            )
+            outgoing.sock = tls
+            await self._handshakes.run(tls)
+            result = "ok"
+        except (OSError, EOFError, ValueError) as fault:
+            result, text = self._why(fault, name)
+            raise UpstreamError(f"{outgoing.address}: {text}", CAUSE) from None
+        finally:
+            self._cells.ended(result, monotonic_ns() - start)
+
+    def _why(self, fault: Exception, name: str) -> tuple[str, str]:
+        """(the result by which it is counted, what happened and what to do about it)"""
+        reason = (getattr(fault, "reason", None) or "").upper()
+        said = reason.lower().replace("_", " ")
+        if isinstance(fault, ssl.SSLCertVerificationError):
+            if fault.verify_code in _NAME_MISMATCHES:
+                return "name", (
+                    f"its certificate is not for {name!r}: dial the name that it holds, or give that as server_name "
+                    "in [cluster.upstream_tls]"
+                )
+            if fault.verify_code in _UNKNOWN_ISSUERS:
+                whose = "`ca`" if self._settings.ca is not None else "the system's CAs (no `ca` is given)"
+                return "certificate", f"its certificate is not vouched for by {whose}: {fault.verify_message}"
+            return "certificate", f"its certificate is not accepted: {fault.verify_message}"
+        if "WRONG_VERSION_NUMBER" in reason or "HTTP_REQUEST" in reason:
+            return "plaintext", "no TLS is spoken at that port: take [cluster.upstream_tls] away, or give the TLS port"
+        if "VERSION" in reason or "PROTOCOL" in reason or "HANDSHAKE_FAILURE" in reason or "CIPHER" in reason:
+            return "version", f"no version or cipher of TLS in common ({said}), or it wants a certificate of kproxy"
+        if "ALERT" in reason:
+            return "rejected", f"the broker rejected the TLS handshake ({said}): does it want a certificate of kproxy?"
+        if isinstance(fault, EOFError):
+            return "closed", (
+                "the broker closed the connection in the TLS handshake: a plaintext port does so, and one that wants "
+                "another certificate"
+            )
+        if isinstance(fault, ValueError):
+            return "other", f"{name!r} is no server name: {fault}"
+        return "other", f"the TLS handshake failed: {said or fault}"
