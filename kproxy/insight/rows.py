@@ -1,0 +1,62 @@
+"""What insight says, as rows: each field is a column of the table of that name. Times are nanoseconds since the epoch.
+
+Refuses to know how a row comes about.
+"""
+
+from typing import NamedTuple
+
+
+class GroupEvent(NamedTuple):
+    """One thing that happened in a group, at the end of the message that says so."""
+
+    time_ns: int
+    cluster: str
+    group_id: str
+    protocol: str  # classic, consumer, share, streams
+    event: str
+    member_id: str | None = None
+    group_instance_id: str | None = None
+    client_id: str | None = None
+    client_address: str | None = None
+    generation: int | None = None  # the epoch, for the newer protocols
+    coordinator_id: int | None = None
+    error: str | None = None
+    reason: str | None = None
+    connection: int | None = None
+    number: int | None = None
+
+
+class Rebalance(NamedTuple):
+    """A generation of a group, from what set it off to its last member's assignment."""
+
+    cluster: str
+    group_id: str
+    protocol: str
+    strategy: str | None
+    generation: int
+    cause: str
+    cause_member: str | None
+    reason: str
+    started_ns: int  # what set it off was said, or the first member joined
+    joined_ns: int  # the coordinator answered: all had joined, or it waited no longer
+    ended_ns: int | None  # the last member got its assignment; None: not all did
+    members_before: int
+    members_after: int
+    rejoined: int  # members of before that had to join again: the herd
+    last_to_join: str | None
+    coordinator_id: int | None
+
+
+class Assignment(NamedTuple):
+    """A partition that a member was given."""
+
+    time_ns: int
+    cluster: str
+    group_id: str
+    generation: int
+    member_id: str
+    client_id: str | None
+    topic: str
+    partition: int
+    strategy: str | None
+    agrees: bool | None  # with what the strategy computes; None: it cannot be computed

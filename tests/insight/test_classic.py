@@ -1,0 +1,123 @@
+"""Classic groups: every generation that the coordinators logged is a rebalance with its cause, members and times."""
+
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from kproxy.insight.classic import APIS, STATES, ClassicGroup
+from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
+from kproxy.insight.spoken import Spoken
+from tests.insight.truth import CAPTURE, METADATA, departures, generations, spoken
+
+# How the coordinator's reasons begin, and what they are called here.
+REASONS = {
+    "Adding new member (\\S+) ": "member_joined",
+    "explicit `LeaveGroup` request for \\((\\S+)\\)": "member_left",
+    "removing member (\\S+) on heartbeat expiration": "session_expired",
+    "Leader (\\S+) re-joining group": "leader_rejoined",
+    "Updating metadata for member (\\S+) ": "subscription_changed",
+}
+NEAR_S = 0.15  # between the wire and the coordinator's log, on the machine that was captured
+
+
+@cache
+def rows():
+    """The groups of the capture at its end, and all rows of them."""
+    groups, found, partitions = {}, [], {}
+    for each in spoken(CAPTURE, (9092,), APIS | {METADATA}):
+        if each.api_key == METADATA:
+            topics = each.response["topics"] if each.response is not None else ()
+            partitions |= {topic["name"]: len(topic["partitions"]) for topic in topics}
+            continue
+        name = each.request["groupId"]
+        group = groups.setdefault(name, ClassicGroup("default", name))
+        found += group.feed(each, partitions)
+    for group in groups.values():
+        found += group.finish()
+    return groups, found
+
+
+def of(kind):
+    return [row for row in rows()[1] if isinstance(row, kind)]
+
+
+def test_every_generation_that_was_logged_is_a_rebalance_with_its_cause_and_times():
+    found = {(row.group_id, row.generation): row for row in of(Rebalance)}
+    assert found.keys() == generations().keys()
+    assert len(found) == 19
+    seen = Counter()
+    for key, logged in generations().items():
+        row = found[key]
+        pattern, cause = next(each for each in REASONS.items() if re.match(each[0], logged.reason))
+        assert (row.cause, row.cause_member) == (cause, re.match(pattern, logged.reason)[1])
+        assert row.members_after == logged.members
+        assert row.started_ns / 1e9 == pytest.approx(logged.prepared, abs=NEAR_S)
+        assert row.joined_ns / 1e9 == pytest.approx(logged.stabilised, abs=NEAR_S)
+        assert row.ended_ns / 1e9 == pytest.approx(logged.assigned, abs=NEAR_S)
+        assert row.started_ns <= row.joined_ns <= row.ended_ns
+        seen[cause] += 1
+    assert seen == {"member_joined": 12, "member_left": 4, "session_expired": 2, "leader_rejoined": 1}
+
+
+def test_how_many_were_there_before_and_had_to_join_again():
+    found = {(row.group_id, row.generation): row for row in of(Rebalance)}
+    for (group, number), row in found.items():
+        before = found.get((group, number - 1))
+        assert row.members_before == (before.members_after if before else 0)
+        assert row.rejoined <= min(row.members_before, row.members_after)
+    assert found["range-g", 3].rejoined == 2
+    assert found["range-g", 8].rejoined == 0  # both had been away for longer than their session
+
+
+def test_a_leaders_assignment_is_checked_and_a_cooperative_one_is_not():
+    agreeing = Counter((row.strategy, row.agrees) for row in of(Assignment))
+    assert set(agreeing) == {("range", True), ("roundrobin", True), ("cooperative-sticky", None)}
+    last = {}
+    for row in of(Assignment):
+        last.setdefault((row.group_id, row.generation), set()).add((row.topic, row.partition))
+    assert len(last["range-g", 9]) == 7 + 6  # one topic had grown
+
+
+def test_groups_end_as_their_members_left_them():
+    groups, _ = rows()
+    assert {name: group.state for name, group in groups.items() if name != "new-g"} == {
+        "range-g": "Empty",
+        "rr-g": "Empty",
+        "coop-g": "Empty",
+        "static-g": "Stable",  # static members that close do not leave
+    }
+
+
+def test_what_happened_is_in_events():
+    events = of(GroupEvent)
+    assert {row.member_id for row in events if row.event == "leave"} == departures()
+    failed = Counter(row.error for row in events if row.event == "heartbeat_failed")
+    assert set(failed) >= {"REBALANCE_IN_PROGRESS", "UNKNOWN_MEMBER_ID"}
+    refused = Counter(row.error for row in events if row.event == "join_answered" and row.error)
+    assert refused["MEMBER_ID_REQUIRED"] >= 12
+
+
+def test_states_are_those_of_the_coordinator():
+    names = {"Empty", "PreparingRebalance", "CompletingRebalance", "Stable"}
+    assert {state for state, _ in STATES} | set(STATES.values()) == names
+
+
+def test_another_kind_of_group_has_no_assignments_and_breaks_nothing():
+    """Kafka Connect's members carry their own bytes; and what is never answered says nothing."""
+    group = ClassicGroup("default", "connect")
+    metadata = b"\0\2" + b"\xff" * 9
+    protocols = [{"name": "sessioned", "metadata": metadata}]
+    request = {"groupId": "connect", "memberId": "m", "protocolType": "connect", "protocols": protocols}
+    members = [{"memberId": "m", "metadata": metadata}]
+    answer = {"errorCode": 0, "generationId": 1, "protocolName": "sessioned", "leader": "m", "memberId": "m"}
+    joined = Spoken(11, 2, request, answer | {"members": members}, 1, 2)
+    synced = {"groupId": "connect", "memberId": "m", "generationId": 1}
+    assigned = synced | {"assignments": [{"memberId": "m", "assignment": b"\xff" * 5}]}
+    found = [row for each in (joined, Spoken(14, 2, assigned, {"errorCode": 0}, 3, 4)) for row in group.feed(each, {})]
+    assert not [row for row in found if isinstance(row, Assignment)]
+    (row,) = [row for row in found if isinstance(row, Rebalance)]
+    assert (row.strategy, row.ended_ns, row.cause) == ("sessioned", 4, "member_joined")
+    assert group.state == "Stable"
+    assert not list(group.feed(Spoken(11, 2, request, None, 5, 0), {}))
