@@ -35,6 +35,7 @@ from kproxy.metrics.known import (
     ADDRESS_APIS,
     DISCONNECT_CAUSES,
     EVERYDAY_APIS,
+    EVERYDAY_REASONS,
     FAULTS,
     HIDING_APIS,
     LIMITS,
@@ -182,6 +183,7 @@ class ClusterCells:
         self.limits = dict.fromkeys(LIMITS, 0)  # by the setting: times that it was reached
         self.unbound = 0  # brokers in answers for which no port is open
         self.authentications: dict[tuple[str, str, str], int] = {}  # by side, mechanism and outcome: all are known
+        self.refusals: dict[tuple[str, str], int] = {}  # by api and reason; of a cluster without a policy empty
         self._apis = set(EVERYDAY_APIS)
         self._unknown_apis: set[int] = set()
         self._errors: set[tuple[str, int]] = set()
@@ -199,6 +201,16 @@ class ClusterCells:
         """Expose a broker before its first connection; beyond MAX_BORN of them it begins with that."""
         if len(self.brokers) < MAX_BORN or broker in self.brokers:
             self.broker(broker, listener)
+
+    def has_policy(self, reasons: Iterable[str]) -> None:
+        """Requests can be refused for these reasons: the series of everyday APIs begin, at 0."""
+        for reason in reasons:
+            for api in EVERYDAY_APIS if reason in EVERYDAY_REASONS else (OTHER_API,):
+                self.refusals.setdefault((api, reason), 0)
+
+    def refused(self, api: str, reason: str) -> None:
+        """A request was refused by the policy."""
+        _add(self.refusals, (OTHER_API if api.startswith("unknown_") else api, reason), 1)
 
     def leaked(self, api: str) -> str:
         """An answer of that API has a broker's own address in it; returns the label under which it is counted."""
@@ -453,6 +465,7 @@ class Metrics:
         self.loop_lag = DurationCells()  # from the arrival of bytes to the read of them
         self.connection_limit = 0
         self.log_lines_dropped: Callable[[], int] = int  # since the start; a program's own logging drops none
+        self.audit_lines: Callable[[], tuple[int, int]] = lambda: (0, 0)  # written and dropped since the start
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
 
     def upstream(self, cluster: str, causes: Sequence[str], state: Callable[[], ClusterState]) -> UpstreamCells:

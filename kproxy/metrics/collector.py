@@ -214,7 +214,8 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
         ),
         (
             "own_answers",
-            "Requests that kproxy answered itself, so that no broker saw them: ApiVersions newer than it reads.",
+            "Requests that kproxy answered itself, so that no broker saw them: what the policy refused, and "
+            "ApiVersions newer than it reads.",
             ("api",),
             lambda cluster: cluster.own_answers,
         ),
@@ -229,6 +230,12 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
             "Connections that a limit of their listener kept out, ended or slowed down, by the limit.",
             ("limit",),
             lambda cluster: cluster.limits,
+        ),
+        (
+            "policy_refusals",
+            "Requests that the policy refused, with an error or by closing the connection.",
+            ("api", "reason"),
+            lambda cluster: cluster.refusals,
         ),
         (
             "unbound_brokers",
@@ -405,6 +412,9 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     yield lag.family()
     dropped = sum(metrics.recorder_dropped.copy().values())
     yield CounterMetricFamily("kproxy_recorder_dropped", "Events that --record could not write.", value=dropped)
+    written, lost = metrics.audit_lines()
+    yield CounterMetricFamily("kproxy_audit_lines", "Lines written to the audit.", value=written)
+    yield CounterMetricFamily("kproxy_audit_lines_dropped", "Lines of the audit that could not be written.", value=lost)
     unread = metrics.log_lines_dropped()
     yield CounterMetricFamily("kproxy_log_lines_dropped", "Log lines left out since nobody read the log.", value=unread)
     build = InfoMetricFamily("kproxy_build", "The version of kproxy.")

@@ -60,6 +60,7 @@ FAULTS = (
     ("client", "http"),
     ("client", "malformed_request"),
     ("client", "proxy_protocol"),
+    ("client", "refused"),
     ("client", "sasl_token"),
     ("client", "tls"),
     ("client", "unreadable_carrier"),
@@ -85,6 +86,9 @@ ADDRESS_APIS = (
     "ShareAcknowledge",
     "ShareFetch",
 )
+
+# Why a policy refuses what clients and administrators send every day; other reasons begin with one series each.
+EVERYDAY_REASONS = ("default", "read_only", "rule")
 
 # What clients and administrators send every day: these always have series of their own.
 EVERYDAY_APIS = frozenset(

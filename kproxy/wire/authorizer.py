@@ -29,10 +29,9 @@ class Replace(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Nothing of the request leaves, and the connection is closed: a fatal Desync with this kind and text."""
+    """Nothing of the request leaves, and the connection is closed: a fatal Desync of the kind "refused"."""
 
-    kind: str
-    text: str
+    text: str  # why, in one line
 
 
 class Hold:
@@ -45,7 +44,7 @@ Decision = Answer | Replace | Close | None  # None: the request is forwarded as 
 
 
 class Authorizer(Protocol):
-    """Decides about the requests of one connection, in order. Raises nothing; a session calls it at most twice each."""
+    """Decides about the requests of one connection, in order. Only `edit` raises."""
 
     def at_header(self, exchange: Exchange) -> Hold | Close | None:
         """Decide a request of which only the header is certainly here; HOLD: decide it when it is whole."""
@@ -54,7 +53,14 @@ class Authorizer(Protocol):
     def decide(self, exchange: Exchange, frame: Any) -> Decision:
         """Decide a whole request. `frame` begins with its 4-byte size and lives for this call only.
 
-        If the answer must be held too, for the session's transform, set `exchange.plan` to `Interest.held_plan` of it.
+        If the answer is to be edited, set `exchange.plan` to `Interest.held_plan` of it.
+        """
+        ...
+
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
+        """Change the answer of such a request, before addresses are replaced; None: it stays.
+
+        `frame` begins with its 4-byte size. Raises ProtocolError, which closes the connection.
         """
         ...
 

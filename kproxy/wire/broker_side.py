@@ -14,6 +14,7 @@ from kproxy.wire.client_side import ClientSide
 from kproxy.wire.events import (
     BROKER,
     CLIENT,
+    FAILED,
     FULL,
     NONE,
     OPAQUE,
@@ -270,6 +271,19 @@ class BrokerSide(ClientSide):
 
         Nothing, b"", is sent instead of the answer to the owner's own request.
         """
+        if not exchange.plan.is_edited or self._authorizer is None:
+            return self._read_unedited(exchange, frame, now)
+        try:
+            edited = self._authorizer.edit(exchange, frame)
+        except ProtocolError as fault:
+            exchange.decoded = FAILED
+            text = f"{exchange.plan.title} answer does not decode ({fault}); it may list what its client may not see"
+            self._fatal(BROKER, "malformed_answer", text, exchange.plan, now)
+            return None
+        replacement = self._read_unedited(exchange, frame if edited is None else memoryview(edited), now)
+        return edited if replacement is None else replacement
+
+    def _read_unedited(self, exchange: Exchange, frame: Any, now: int) -> bytes | None:
         plan = exchange.plan
         if plan.scan is None:
             if self._asked is not None and self._asked[0] is exchange:

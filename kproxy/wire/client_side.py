@@ -285,7 +285,7 @@ class ClientSide(RawSaslSides):
         if isinstance(decision, Answer):
             self._swallow(exchange, decision)
         else:
-            self._fatal(CLIENT, decision.kind, decision.text, exchange.plan, now)
+            self._fatal(CLIENT, "refused", decision.text, exchange.plan, now)
         return b""
 
     # --- requests in parts -------------------------------------------------------------------------------------------

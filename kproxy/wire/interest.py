@@ -75,6 +75,7 @@ class ApiPlan:
         "api_version",
         "carries_addresses",
         "held",
+        "is_edited",
         "known",
         "max_held_bytes",
         "prefix",
@@ -106,6 +107,7 @@ class ApiPlan:
         self.response_reader: Reader | None = None
         self.response_detail = bodies.ERRORS  # how closely a large answer is walked
         self.max_held_bytes = MAX_HELD  # of an answer that is held
+        self.is_edited = False  # the authorizer may change its answers
         self.held: ApiPlan | None = None  # the same, with answers that are held whole; made at first use
         self.carries_addresses = False  # its answers can contain addresses of brokers
         self.splits = False  # only the head of a large answer is held (`bodies.head_array`)
@@ -197,7 +199,7 @@ class Interest:
         return plan
 
     def held_plan(self, plan: ApiPlan) -> ApiPlan:
-        """The plan of exchanges whose answer is held whole and given to the transform, whatever it is."""
+        """The plan of exchanges whose answer is held whole and given to the authorizer before all else."""
         if plan.held is None:
             held = ApiPlan(plan.api_key, plan.api_version, plan.api, plan.known)
             for name in ApiPlan.__slots__:
@@ -205,7 +207,7 @@ class Interest:
             held.response = HOLD
             held.quick_scan = None
             held.splits = False
-            held.transforms_always = True
+            held.is_edited = True
             held.max_held_bytes = MAX_HELD_LIST
             plan.held = held
         return plan.held

@@ -393,8 +393,8 @@ class SessionState:
         return self._change(side, view, pos, sent, pieces)
 
     def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
-        """A rewriting session closes, a transparent one forwards unread."""
-        if self._interest.rewrite:
+        """A session that rewrites or authorizes closes, a transparent one forwards unread."""
+        if self._interest.rewrite or self._authorizer is not None:
             self._fatal(side, kind, text, None, now)
             return
         if kind == "tls":

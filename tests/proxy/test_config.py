@@ -10,6 +10,7 @@ from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import Address, parse_address
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.load import load
+from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.config.settings import BrokerPorts, Cluster, Config
 from kproxy.proxy.control.descriptors import DEFAULT_CONNECTIONS
 from kproxy.proxy.upstream.routing import Routes
@@ -281,13 +282,17 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     whole = above + mark + re.sub(r"^# (?=\[|\w+ = )", "", below, flags=re.MULTILINE)
     document = tomllib.loads(whole)
     assert len(load(written(tmp_path, whole)).clusters) == len(document["cluster"])
-    left_out = {"clusters", "record", "max_connections", "upstream_mark"}
+    left_out = {"clusters", "record", "max_connections", "upstream_mark", "audit"}
     assert document.keys() - {"cluster"} == Config.model_fields.keys() - left_out
     assert "\n# upstream_mark = " in file.read_text()
+    assert "\n# audit = " in file.read_text()
     assert "\n# record = " in file.read_text()  # it fills a disk: nobody should copy it unawares
     assert f"\n# max_connections = {DEFAULT_CONNECTIONS} " in file.read_text()  # less where open files are few
     assert set().union(*document["cluster"]) == set(Cluster.model_fields)
     assert set().union(*document["cluster"][1]["brokers"]) == set(BrokerPorts.model_fields)
+    assert set().union(*(rule for table in document["cluster"] for rule in table.get("policy", ()))) == set(
+        Rule.model_fields
+    )
     assert set().union(*(table.get("limits", ()) for table in document["cluster"])) == set(Limits.model_fields)
     for name, field in Config.model_fields.items():
         if name not in ("clusters", "admin"):

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kproxy.errors import Malformed, ProtocolError
 from kproxy.wire.authorizer import HOLD, MAX_HELD_REQUEST, Answer, Close, Decision, Hold, Replace
 from kproxy.wire.events import ANSWERED, ANSWERED_BY_PROXY, BROKER, CLIENT, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
@@ -22,7 +24,9 @@ class Scripted:
         self.by_header: set[int] = set()  # those that are forwarded without being held
         self.frames: list[bytes] = []
         self.too_large_ids: list[int] = []
-        self.held: Interest | None = None  # answers are held too
+        self.held: Interest | None = None  # answers are edited too
+        self.edited: list[bytes] = []
+        self.edits: bytes | ProtocolError | None = None
 
     def at_header(self, exchange: Exchange) -> Hold | Close | None:
         return None if exchange.correlation_id in self.by_header else HOLD
@@ -32,6 +36,12 @@ class Scripted:
         if self.held is not None:
             exchange.plan = self.held.held_plan(exchange.plan)
         return self.decisions.get(exchange.correlation_id)
+
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
+        self.edited.append(bytes(frame))
+        if isinstance(self.edits, ProtocolError):
+            raise self.edits
+        return self.edits
 
     def too_large(self, exchange: Exchange) -> None:
         self.too_large_ids.append(exchange.correlation_id)
@@ -144,7 +154,7 @@ def test_a_client_that_goes_in_the_middle_gives_back_what_was_held():
 
 
 def test_a_refusal_by_closing():
-    talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted(_2=Close("refused", "no")))
+    talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted(_2=Close("no")))
     talk.client(heartbeat(1) + heartbeat(2) + heartbeat(3), [30])
     (fault,) = talk.faults
     assert (fault.kind, fault.text, fault.fatal) == ("refused", "no", True)
@@ -153,28 +163,50 @@ def test_a_refusal_by_closing():
 
 
 def test_an_unknown_api_is_decided_too():
-    talk = Dialogue(interest(9999), authorizer=Scripted(_1=Close("refused", "no")))
+    talk = Dialogue(interest(9999), authorizer=Scripted(_1=Close("no")))
     talk.client(foreign_request(9999, 3, 1, b"abc"))
     assert talk.sent[BROKER] == b"" and talk.faults[0].kind == "refused"
 
 
-def test_the_answer_of_a_decided_request_can_be_held():
-    of = interest(METADATA)
+@pytest.mark.parametrize("topics", [3, 9000])  # 9000: larger than any answer that is kept to be read
+@pytest.mark.parametrize("rewrites", [True, False])
+def test_the_answer_of_a_decided_request_can_be_edited_before_addresses_are_replaced(topics, rewrites):
+    of = Interest(rewrite=rewrites, authorizes=lambda key, version: key == METADATA)
     authorizer = Scripted()
     authorizer.held = of
-    seen = []
+    authorizer.edits = response(METADATA, 12, 1, {"brokers": [{"nodeId": 1, "host": "h", "port": 1}]})
+    transformed = []
 
     def transform(exchange: Exchange, frame: memoryview) -> bytes:
-        seen.append(bytes(frame))
-        return response(METADATA, 12, 1, {"controllerId": 5})
+        transformed.append(bytes(frame))
+        return b"transformed"
 
-    topics = [{"name": f"topic-{number}", "partitions": []} for number in range(9000)]
-    large = response(METADATA, 12, 1, {"topics": topics})
-    assert len(large) > 128 * 1024  # larger than any answer that is kept to be read
-    talk = Dialogue(of, authorizer=authorizer, transform=transform)
-    talk.client(request(METADATA, 12, 1, {"topics": None})).broker(large, [100_000])
-    assert seen == [large]
-    assert talk.sent[CLIENT] == response(METADATA, 12, 1, {"controllerId": 5})
+    names = [{"name": f"topic-{number}", "partitions": []} for number in range(topics)]
+    answer = response(METADATA, 12, 1, {"topics": names})
+    for cuts in ([], [100], [len(answer) // 2, len(answer) - 1]):
+        authorizer.edited.clear()
+        talk = Dialogue(of, authorizer=authorizer, transform=transform if rewrites else None)
+        talk.client(request(METADATA, 12, 1, {"topics": None})).broker(answer, cuts)
+        assert authorizer.edited == [answer]
+        assert talk.sent[CLIENT] == (b"transformed" if rewrites else authorizer.edits)
+        assert transformed == [authorizer.edits] * rewrites
+        transformed.clear()
+
+
+def test_an_answer_that_cannot_be_edited_does_not_leave():
+    of = Interest(authorizes=lambda key, version: key == METADATA)  # not even where nothing is rewritten
+    authorizer = Scripted()
+    authorizer.held = of
+    authorizer.edits = Malformed("cut short")
+    talk = Dialogue(of, authorizer=authorizer)
+    talk.client(request(METADATA, 12, 1, {"topics": None})).broker(response(METADATA, 12, 1, {"topics": []}))
+    assert talk.faults[0].fatal and talk.sent[CLIENT] == b""
+
+
+def test_a_session_that_authorizes_never_forwards_unread():
+    talk = Dialogue(Interest(authorizes=lambda key, version: key == HEARTBEAT), authorizer=Scripted())
+    talk.client(b"GET / HTTP/1.1").client(heartbeat(1))
+    assert talk.faults[0].fatal and talk.sent[BROKER] == b""
 
 
 def test_logins_without_a_certain_end_are_refused():

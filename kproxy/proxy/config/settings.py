@@ -17,6 +17,7 @@ from kproxy.proxy.config.authentication import Authentication
 from kproxy.proxy.config.limits import Limits, Networks
 from kproxy.proxy.config.login import Login
 from kproxy.proxy.config.model import Frozen, model_in
+from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.config.tls import ClientTls, UpstreamTls
 
 MAX_REQUEST_BYTES = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
@@ -121,6 +122,10 @@ class Cluster(Frozen):
     accept_proxy_protocol: bool = False  # a client's connection begins with a PROXY header
     trusted_proxies: Networks = ()  # who may send one
     proxy_protocol: Literal["v1", "v2"] | None = None  # a connection to a broker begins with one
+    policy: tuple[Rule, ...] = ()
+    policy_default: Literal["allow", "deny"] | None = None
+    read_only: bool = False
+    filter_lists: bool = True
     tls: ClientTls | None = None
     upstream_tls: UpstreamTls | None = None
 
@@ -149,6 +154,7 @@ class Config(Frozen):
     discovery_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     upstream_mark: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None  # of connections to brokers (SO_MARK)
     record: Path | None = None
+    audit: str | None = None  # "stderr", or a file
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_connections: bool = False  # a line when a connection ends
@@ -164,6 +170,7 @@ CLUSTER_SETTINGS = (
     "detail",
     "max_request_bytes",
     "on_address_leak",
+    "read_only",
 )
 
 PROCESS_SETTINGS = tuple(name for name, field in Config.model_fields.items() if model_in(field.annotation) is None)

@@ -14,6 +14,9 @@ from time import monotonic_ns
 
 from kproxy.errors import RefusedClient, UpstreamError
 from kproxy.metrics.upstream import UpstreamCells
+from kproxy.proxy.access.policy import Policy
+from kproxy.proxy.access.policy_authorizer import Peer, PolicyAuthorizer
+from kproxy.proxy.access.topic_names import TopicNames
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control import transparent
@@ -97,12 +100,20 @@ class Connector:
         self.entrance = Entrance(cluster, steps, worker.metrics.cluster(cluster.name).limits, self._kept_out)
         self._renewals = renewals
         self._renewing: dict[int, asyncio.Task[None]] = {}  # by the number of the connection
+        policy = Policy(cluster, audits=worker.audit is not None)
+        self._policy = None if policy.is_empty else policy
+        self._names = TopicNames()
+        self._caps = policy.caps()
+        if policy.is_active:
+            worker.metrics.cluster(cluster.name).has_policy(policy.reasons)
         self._interest = Interest(
             rewrite=redirected is None,
             brokers=redirected is not None,
             details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only what carries records
             detail=DETAILS[cluster.detail],
             held=worker.held,
+            authorizes=None if self._policy is None else self._policy.authorizes,
+            names=self._policy is not None and self._policy.needs_names,
         )
         self._to: dict[Address, int] = {}  # upstream -> open connections
         self._tasks = Tasks(f"cluster={cluster.name}")
@@ -204,12 +215,14 @@ class Connector:
 
     def _relay(self, client: Incoming, broker: socket.socket, info: ConnectionInfo, listener: str) -> None:
         worker = self._worker
-        rewriter = None if self._redirected is not None else Rewriter(self._advertise, self._find_leak)
+        rewriter = None if self._redirected is not None else Rewriter(self._advertise, self._find_leak, self._caps)
+        authorizer = self._authorizer(client)
         session = Session(
             self._interest,
             transform=rewriter,
             max_request_bytes=self._cluster.max_request_bytes,
             max_in_flight=min(LIMIT, self._cluster.limits.max_requests_in_flight or LIMIT),
+            authorizer=authorizer,
         )
         counting = worker.metrics.connection(
             info,
@@ -234,6 +247,7 @@ class Connector:
                 counting.events,
                 *(sink.connected(info) for sink in worker.sinks),
                 *((self._redirected.look_for_brokers,) if self._redirected is not None else ()),
+                *((authorizer.events,) if authorizer is not None else ()),
             ],
             self._fault,
             partial(self._closed, worker.loops.own_end(broker), client.ticket),
@@ -246,6 +260,15 @@ class Connector:
         if client.login is not None and self._renewals is not None:
             keep = self._renewals.keep(relay, client.principal, client.login)
             self._renewing[relay.number] = self._tasks.spawn(keep)
+
+    def _authorizer(self, client: Incoming) -> PolicyAuthorizer | None:
+        """What decides a client's requests; None: the listener has no policy."""
+        if self._policy is None:
+            return None
+        worker, name = self._worker, self._cluster.name
+        peer = Peer(name, str(client.peer), client.peer.host, client.principal)
+        refused = worker.metrics.cluster(name).refused
+        return PolicyAuthorizer(self._policy, peer, self._interest, self._names, refused, worker.audit)
 
     def _closed(self, own: Address, ticket: Ticket, relay: Relay, cause: str) -> None:
         """A relay ended, whose connection to its broker had the own end `own`."""

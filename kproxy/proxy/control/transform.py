@@ -3,7 +3,8 @@
 Refuses to know sockets, and which port stands for which broker.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from kproxy.errors import Malformed
 from kproxy.metrics.cells import ConnectionMetrics
@@ -16,23 +17,26 @@ from kproxy.wire.interest import ApiPlan
 Advertise = Callable[[int, str, int], tuple[Address, bool]]
 # (api, version, the answer as it would leave) -> why the connection must be closed instead, or nothing
 FindLeak = Callable[[str, int, bytes | memoryview], str]
+NO_CAPS: Mapping[int, int] = MappingProxyType({})
 
 
 class Rewriter:
     """Rewrites held answers; counts what it rewrote on the connection's metrics, once those are there."""
 
-    __slots__ = ("_advertise", "_find_leak", "counting")
+    __slots__ = ("_advertise", "_caps", "_find_leak", "counting")
 
-    def __init__(self, advertise: Advertise, find_leak: FindLeak) -> None:
+    def __init__(self, advertise: Advertise, find_leak: FindLeak, caps: Mapping[int, int] = NO_CAPS) -> None:
+        """caps: the highest version to offer, by API key, of those that the policy must be able to read."""
         self._advertise = advertise
         self._find_leak = find_leak
+        self._caps = caps
         self.counting: ConnectionMetrics | None = None
 
     def __call__(self, exchange: Exchange, frame: memoryview) -> bytes | None:
         """The answer with our addresses, or the versions that we can read; None: as it came. Raises Malformed."""
         plan = exchange.plan
         if plan.api_key == API_VERSIONS:
-            return cap_versions(plan.api_version, frame)
+            return cap_versions(plan.api_version, frame, self._caps)
         if not plan.known:
             self._look(plan, frame)
             return None

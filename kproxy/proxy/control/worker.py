@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 
 from kproxy.metrics import Metrics
+from kproxy.proxy.access.audit import Audit
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.ageing import Ageing
 from kproxy.proxy.relay.handshakes import Handshakes
@@ -37,6 +38,7 @@ class Worker:
     loops: LoopGuard = field(init=False)
     dialler: Dialler = field(init=False)
     ageing: Ageing = field(init=False)
+    audit: Audit | None = field(init=False)  # of all clusters; its thread is this process's
     _connections: int = 0
     _handshakes: Handshakes | None = None
 
@@ -45,6 +47,9 @@ class Worker:
         self.held = HeldBudget(self.config.max_held_bytes)
         self.ageing = Ageing(self.relays)
         self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s, mark=self.config.upstream_mark)
+        self.audit = Audit(self.config.audit) if self.config.audit else None
+        if self.audit is not None:
+            self.metrics.audit_lines = self.audit.counts
 
     def handshakes(self) -> Handshakes:
         """Those of TLS; made with the first call, since most need none."""

@@ -11,6 +11,7 @@ A frame here begins with its 4-byte size; the correlation id follows.
 from collections.abc import Callable, Mapping
 from functools import cache
 from struct import Struct
+from types import MappingProxyType
 
 from kproxy.errors import Malformed
 from kproxy.protocol.codec import TAG_SIZE, Span, locate
@@ -67,11 +68,11 @@ def rewrite_addresses(api_key: int, version: int, frame: memoryview, advertise: 
     return _patched(frame, edits, tag_sizes) if edits else None
 
 
-def cap_versions(version: int, frame: memoryview) -> bytes | None:
+def cap_versions(version: int, frame: memoryview, further: Mapping[int, int] = MappingProxyType({})) -> bytes | None:
     """An ApiVersions answer that offers no version of an address carrier, or of itself, which we could not read.
 
     All other APIs and the tagged features stay as they are. An entry goes only if the broker's lowest version is above
-    our highest. None if there was nothing to change.
+    our highest. None if there was nothing to change. further: the highest version of other APIs, by key.
     """
     if int.from_bytes(frame[_BODY : _BODY + 2], "big") == _UNSUPPORTED_VERSION:
         version = 0  # KIP-511: whatever was asked, the error comes in version 0
@@ -90,7 +91,7 @@ def cap_versions(version: int, frame: memoryview) -> bytes | None:
             offers.append((api_key, lowest, highest, at, start, end))
         else:
             count_at = start
-    caps = version_caps({api_key: (lowest, highest) for api_key, lowest, highest, *_ in offers})
+    caps = {**further, **version_caps({api_key: (lowest, highest) for api_key, lowest, highest, *_ in offers})}
     edits: list[Edit] = []
     removed = 0
     for api_key, lowest, highest, at, start, end in offers:

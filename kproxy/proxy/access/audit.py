@@ -1,0 +1,125 @@
+"""The audit: a line of JSON for every administrative request and every refusal, to a file or to standard error.
+
+Lines wait for a thread that writes them, at most MAX_WAITING: a full disk or a pipe that nobody reads never blocks the
+event loop. What does not fit is counted, and the next line that is written says how many are missing. A file is opened
+to append, and opened again when another stands in its place, so that logrotate works with and without `copytruncate`
+and several processes can share it. Lines hold names of resources and no values, so no secrets. Refuses to know rules.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+STDERR = "stderr"
+MAX_WAITING = 10_000
+MAX_NAMES = 100  # of one kind in one line; more are counted
+MAX_NAME = 256  # characters
+_FLUSH_S = 1.0
+_RETRY_S = 1.0  # after a write that failed
+
+
+class Audit:
+    """Writes lines. `target`: "stderr" or a file's path. `lines` and `dropped` count since the start."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._file = 2 if target == STDERR else -1
+        self._identity: tuple[int, int] | None = None
+        self._waiting: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
+        self._missing = 0  # since the last line that was written
+        self._lock = threading.Lock()
+        self.lines = 0
+        self.dropped = 0
+        self._stopped = False
+        threading.Thread(target=self._write, name="audit", daemon=True).start()
+
+    def counts(self) -> tuple[int, int]:
+        """(lines written, lines dropped) since the start."""
+        return self.lines, self.dropped
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Write a line, soon. Never blocks, and raises nothing."""
+        try:
+            self._waiting.put_nowait(json.dumps(line, ensure_ascii=True, separators=(",", ":"), default=str))
+        except queue.Full:
+            self._lose(1)
+
+    def _lose(self, count: int) -> None:
+        with self._lock:
+            self.dropped += count
+            self._missing += count
+
+    def flush(self, timeout_s: float = _FLUSH_S) -> None:
+        """Wait a moment for what is not written yet."""
+        end = time.monotonic() + timeout_s
+        while self._waiting.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Write what waits, then end the thread."""
+        self.flush()
+        self._stopped = True
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+
+    def _write(self) -> None:
+        while True:
+            text = self._waiting.get()
+            if text is None or self._stopped:
+                self._waiting.task_done()
+                break
+            with self._lock:
+                missing, self._missing = self._missing, 0
+            if missing:
+                text = json.dumps({"time": timestamp(time.time_ns()), "missing_lines": missing}) + "\n" + text
+            try:
+                self._reopen()
+                data = memoryview((text + "\n").encode())
+                while data:
+                    data = data[os.write(self._file, data) :]
+                self.lines += 1
+            except OSError:
+                with self._lock:
+                    self._missing += missing
+                self._lose(1)
+                if not self._stopped:
+                    time.sleep(_RETRY_S if self._waiting.empty() else 0.01)
+            self._waiting.task_done()
+        if self._file > 2:
+            os.close(self._file)
+
+    def _reopen(self) -> None:
+        """Open the file if it is not open, or another has taken its place."""
+        if self._target == STDERR:
+            return
+        try:
+            found = Path(self._target).stat()
+            identity = found.st_dev, found.st_ino
+        except FileNotFoundError:
+            identity = None
+        if self._file >= 0 and identity is not None and identity == self._identity:
+            return
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self._file = os.open(self._target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        status = os.fstat(self._file)
+        self._identity = status.st_dev, status.st_ino
+
+
+def timestamp(now_ns: int) -> str:
+    """UTC in milliseconds, as RFC 3339 writes it."""
+    return datetime.fromtimestamp(now_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def shown(names: list[str]) -> list[str]:
+    """Names for a line: distinct, at most MAX_NAMES, the last element saying how many more there are."""
+    distinct = list(dict.fromkeys(names))
+    few = [name[:MAX_NAME] for name in distinct[:MAX_NAMES]]
+    return few if len(distinct) <= MAX_NAMES else [*few, f"... and {len(distinct) - MAX_NAMES} more"]

@@ -1,0 +1,350 @@
+"""Decides the requests of one connection by the policy of its cluster, and keeps the audit of them.
+
+Reads what a request names, asks the rules about each, and forwards, refuses or edits. Between a request and its answer
+it keeps what is to be done with the answer: edits, and lines of the audit that wait for the outcome. Bound: the pending
+requests of the connection. Raises nothing on a client's bytes. Refuses to know sockets.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from kproxy.errors import Malformed, ProtocolError
+from kproxy.protocol.codec import decode_request
+from kproxy.protocol.error_codes import error_name
+from kproxy.proxy.access.audit import Audit, shown, timestamp
+from kproxy.proxy.access.policy import (
+    LISTS,
+    MALFORMED,
+    TOO_LARGE,
+    UNKNOWN_TOPIC_ID,
+    ApiRules,
+    Clearance,
+    Policy,
+    Verdict,
+)
+from kproxy.proxy.access.policy_lists import filter_list, kind_of_list, metadata_answer, metadata_request
+from kproxy.proxy.access.policy_refusals import CODES, refusal
+from kproxy.proxy.access.policy_refusals import UNKNOWN_TOPIC_ID as UNKNOWN_TOPIC_ID_CODE
+from kproxy.proxy.access.policy_resources import CLUSTER, GROUP, METADATA, TOPIC, TRANSACTIONAL_ID, Names, reader
+from kproxy.proxy.access.topic_names import TopicNames
+from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, Replace
+from kproxy.wire.events import ANSWERED, ClientNamed, Event, Exchange, Unanswered
+from kproxy.wire.frames import REQUEST_HEAD_BYTES
+from kproxy.wire.interest import Interest
+
+_CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
+_NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
+
+# What changes the answer of a request that was forwarded: frame -> what is sent instead, or None.
+Edits = dict[int, Callable[[memoryview], bytes | None]]
+
+
+class Peer(NamedTuple):
+    """Whose requests these are, for rules and for the audit."""
+
+    cluster: str
+    client: str  # HOST:PORT
+    host: str
+    principal: str
+
+
+class PolicyAuthorizer:
+    """The authorizer of one connection's session, and a sink of its events.
+
+    refused(api, reason) counts refusals.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        peer: Peer,
+        interest: Interest,
+        names: TopicNames,
+        refused: Callable[[str, str], None],
+        audit: Audit | None,
+    ) -> None:
+        self._edits: Edits = {}  # by the exchange's number
+        self._policy = policy
+        self._peer = peer
+        self._interest = interest
+        self._names = names
+        self._refused = refused
+        self._audit = audit
+        self._clearance_of = policy.identity(peer.principal, peer.host)
+        self._clearance: Clearance = self._clearance_of(None)
+        self._client_id: bytes | None = None  # of the last request, in bytes: nearly always that of this one too
+        self._client_name: str | None = None
+        self._software: tuple[str, str] | None = None
+        self._lines: dict[int, dict[str, Any]] = {}  # by number: audited requests that are not answered yet
+
+    # --- decisions ---------------------------------------------------------------------------------------------------
+
+    def at_header(self, exchange: Exchange) -> Hold | Close | None:
+        plan = exchange.plan
+        policy = self._policy
+        if policy.has_client_ids or policy.is_audited(plan.api_key):
+            return HOLD
+        if not plan.known:
+            return self._unknown(exchange)
+        constant = self._clearance.api(plan.api_key, plan.api_version).constant
+        if constant is None or not constant.allowed or policy.clears_auto_creation(plan.api_key, plan.api_version):
+            return HOLD
+        return None
+
+    def decide(self, exchange: Exchange, frame: Any) -> Decision:
+        plan = exchange.plan
+        self._read_client_id(exchange, frame)
+        if not plan.known:
+            return self._unknown(exchange)
+        key, version = plan.api_key, plan.api_version
+        policy = self._policy
+        rules = self._clearance.api(key, version)
+        constant = rules.constant
+        is_audited = policy.is_audited(key)
+        clears = policy.clears_auto_creation(key, version)
+        if constant is not None and constant.allowed and not (is_audited or clears):
+            return None
+        try:
+            names = reader(key, version)(frame, REQUEST_HEAD_BYTES, len(frame))
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault))
+        denied, verdict = self._judge(rules, names, plan.api)
+        if denied:
+            if key == METADATA and names.all_of is None and not names.is_empty():
+                return self._ask_for_the_rest(exchange, frame, names, denied, verdict)
+            return self._refuse(exchange, frame, names, denied, verdict)
+        if is_audited and self._audit is not None:
+            self._lines[exchange.number] = self._line(exchange, names, verdict)
+        if names.all_of is not None and constant is None and policy.filters_lists and plan.api in LISTS:
+            self._filter(exchange, rules)
+        if clears:
+            try:
+                patched = metadata_request(version, frame, None, clear_auto_creation=True)
+            except Malformed as fault:
+                return self._close(exchange, MALFORMED, str(fault))
+            return None if patched is None else Replace(patched)
+        return None
+
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
+        edit = self._edits.pop(exchange.number, None)
+        return None if edit is None else edit(frame)
+
+    def too_large(self, exchange: Exchange) -> None:
+        self._tell(exchange, None, TOO_LARGE)
+
+    def _judge(self, rules: ApiRules, names: Names, api: str) -> tuple[dict[tuple[str, str | UUID], int], Verdict]:
+        """(what is denied and with which error, the verdict that the audit names: of the first denied, else any)"""
+        denied: dict[tuple[str, str | UUID], int] = {}
+        first: Verdict | None = None
+        verdict: Verdict | None = None
+
+        for kind in (TOPIC, GROUP, TRANSACTIONAL_ID):
+            for name in getattr(names, kind):
+                verdict = rules.named(kind, name)
+                if not verdict.allowed:
+                    first = first or verdict
+                    denied[kind, name] = CODES[kind]
+        for topic_id in names.topic_id:
+            verdict = self._by_id(rules, topic_id)
+            if not verdict.allowed:
+                first = first or verdict
+                denied[TOPIC, topic_id] = UNKNOWN_TOPIC_ID_CODE if verdict is UNKNOWN_TOPIC_ID else CODES[TOPIC]
+        if names.all_of is not None:
+            verdict = rules.nothing((names.all_of,)) if api in LISTS else rules.all_of(names.all_of)
+            if not verdict.allowed:
+                first = first or verdict
+                denied[CLUSTER, ""] = CODES[CLUSTER]
+        if names.cluster:
+            verdict = rules.cluster()
+            if not verdict.allowed:
+                first = first or verdict
+                denied[CLUSTER, ""] = CODES[CLUSTER]
+        if verdict is None:
+            verdict = rules.nothing()
+            if not verdict.allowed:
+                first = verdict
+                denied[CLUSTER, ""] = CODES[CLUSTER]
+        return denied, first or verdict
+
+    def _by_id(self, rules: ApiRules, topic_id: UUID) -> Verdict:
+        if not rules.depends_on(TOPIC):
+            return rules.named(TOPIC, "")
+        name = self._names.get(topic_id)
+        return UNKNOWN_TOPIC_ID if name is None else rules.named(TOPIC, name)
+
+    def _read_client_id(self, exchange: Exchange, frame: Any) -> None:
+        """Set the exchange's client id, and the clearance that goes with it."""
+        plan = exchange.plan
+        text: bytes | None = None
+        if (plan.api, plan.api_version) != _NO_CLIENT_ID and len(frame) >= _CLIENT_ID_AT:
+            length = int.from_bytes(frame[REQUEST_HEAD_BYTES:_CLIENT_ID_AT], "big", signed=True)
+            if length >= 0:
+                text = bytes(frame[_CLIENT_ID_AT : _CLIENT_ID_AT + length])
+        if text != self._client_id:
+            self._client_id = text
+            self._client_name = None if text is None else str(text, "utf-8", "replace")
+            self._clearance = self._clearance_of(self._client_name)
+        exchange.client_id = self._client_name
+
+    # --- refusals ----------------------------------------------------------------------------------------------------
+
+    def _unknown(self, exchange: Exchange) -> Close | None:
+        """Decide a request that cannot be read."""
+        verdict = self._clearance.unknown(exchange.plan.api_key, exchange.plan.api_version)
+        return None if verdict.allowed else self._close(exchange, verdict)
+
+    def _refuse(
+        self,
+        exchange: Exchange,
+        frame: Any,
+        names: Names,
+        denied: dict[tuple[str, str | UUID], int],
+        verdict: Verdict,
+    ) -> Answer | Close:
+        plan = exchange.plan
+        text = f"{plan.api} was refused by kproxy: {verdict.why}"
+        try:
+            _, body = decode_request(frame[4:])
+            if plan.api_key == 0 and body["acks"] == 0:
+                return self._close(exchange, verdict, "a producer with acks=0 gets no answer", names)
+            answer = refusal(plan.api_key, plan.api_version, exchange.correlation_id, body, denied, text)
+        except ProtocolError as fault:
+            return self._close(exchange, MALFORMED, str(fault), names)
+        if answer is None:
+            return self._close(exchange, verdict, "the answer has no place for an error", names)
+        self._tell(exchange, names, verdict)
+        return Answer(*answer)
+
+    def _close(self, exchange: Exchange, verdict: Verdict, more: str = "", names: Names | None = None) -> Close:
+        self._tell(exchange, names, verdict)
+        text = f"{exchange.plan.title} is refused: {verdict.why}{f' ({more})' if more else ''}"
+        return Close(text)
+
+    def _tell(self, exchange: Exchange, names: Names | None, verdict: Verdict) -> None:
+        """Count a refusal, and put it into the audit."""
+        self._refused(exchange.plan.api, verdict.reason)
+        if self._audit is not None:
+            self._audit.add(self._line(exchange, names, verdict))
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _ask_for_the_rest(
+        self,
+        exchange: Exchange,
+        frame: Any,
+        names: Names,
+        denied: dict[tuple[str, str | UUID], int],
+        verdict: Verdict,
+    ) -> Replace | Close | None:
+        """Ask a Metadata for the topics that are not denied, and put an error for each other into the answer."""
+        plan = exchange.plan
+        version = plan.api_version
+        # The name behind an id that is not known yet decides when the answer names it.
+        unknown = {what for (_, what), code in denied.items() if code == UNKNOWN_TOPIC_ID_CODE}
+        errors = {what: code for (_, what), code in denied.items() if what not in unknown}
+        rules = self._clearance.api(METADATA, version)
+        allowed = {name for name in names.topic if (TOPIC, name) not in denied}
+        by_id = bool(names.topic_id)
+
+        def keep_asked(found: list[str | UUID]) -> bool:
+            return not any(what in errors for what in found)
+
+        def edit(answer: memoryview) -> bytes | None:
+            late: list[tuple[str | UUID, int]] = []
+
+            def keep(found: list[str | UUID]) -> bool:
+                name = next((what for what in found if isinstance(what, str)), None)
+                if name is None or name in allowed:
+                    return True
+                if by_id and rules.named(TOPIC, name).allowed:
+                    return True
+                late.extend((what, CODES[TOPIC]) for what in found if isinstance(what, UUID) and what in unknown)
+                return False
+
+            # Twice where an id proved to be of a denied topic: its error is known only then.
+            edited = metadata_answer(version, answer, keep, list(errors.items()))
+            return metadata_answer(version, answer, keep, [*errors.items(), *late]) if late else edited
+
+        clears = self._policy.clears_auto_creation(plan.api_key, version)
+        try:
+            patched = metadata_request(version, frame, keep_asked, clear_auto_creation=clears)
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault), names)
+        if errors:
+            self._tell(exchange, names, verdict)
+        self._edits[exchange.number] = edit
+        exchange.plan = self._interest.held_plan(plan)
+        return None if patched is None else Replace(patched)
+
+    def _filter(self, exchange: Exchange, rules: ApiRules) -> None:
+        """Take what the client may not see out of the answer to a list."""
+        plan = exchange.plan
+        kind = kind_of_list(plan.api_key)
+        if not rules.depends_on(kind):
+            return
+
+        def keep(found: list[str | UUID]) -> bool:
+            for what in found:
+                if isinstance(what, str):
+                    return rules.named(kind, what).allowed
+            return all(isinstance(what, UUID) and self._by_id(rules, what).allowed for what in found)
+
+        self._edits[exchange.number] = partial(filter_list, plan.api_key, plan.api_version, keep=keep)
+        exchange.plan = self._interest.held_plan(plan)
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def events(self, events: list[Event]) -> None:
+        """Learn from answers, and finish the audit of administrative requests."""
+        for event in events:
+            if event.__class__ is Exchange:
+                body = event.response_body
+                if body is not None and body.names:
+                    self._names.learn(body.names)
+                if self._lines and event.number in self._lines:
+                    self._finish(self._lines.pop(event.number), event)
+            elif event.__class__ is ClientNamed:
+                self._software = event.name, event.version
+            elif event.__class__ is Unanswered:
+                self._edits.pop(event.exchange.number, None)
+                line = self._lines.pop(event.exchange.number, None)
+                if line is not None:
+                    self._finish(line, event.exchange)
+
+    def _finish(self, line: dict[str, Any], exchange: Exchange) -> None:
+        assert self._audit is not None
+        line["outcome"] = exchange.outcome
+        if exchange.outcome is ANSWERED:
+            line["errors"] = shown([error_name(code) for code in exchange.errors])
+        self._audit.add(line)
+
+    def _line(self, exchange: Exchange, names: Names | None, verdict: Verdict) -> dict[str, Any]:
+        """A line of the audit, as far as it is known when the request is decided."""
+        peer, plan = self._peer, exchange.plan
+        line: dict[str, Any] = {
+            "time": timestamp(exchange.request_start),
+            "cluster": peer.cluster,
+            "client": peer.client,
+            "principal": peer.principal,
+            "client_id": exchange.client_id,
+            "software": " ".join(self._software) if self._software else None,
+            "api": plan.api,
+            "version": plan.api_version,
+            "decision": "allow" if verdict.allowed else "deny",
+            "rule": verdict.rule,
+            "reason": verdict.reason,
+        }
+        if names is not None:
+            of_ids = [self._names.names.get(topic_id, str(topic_id)) for topic_id in names.topic_id]
+            for kind, found in (
+                ("topics", names.topic + of_ids),
+                ("groups", names.group),
+                ("transactional_ids", names.transactional_id),
+            ):
+                if found:
+                    line[kind] = shown(found)
+            if names.all_of is not None:
+                line["all"] = names.all_of
+        return line

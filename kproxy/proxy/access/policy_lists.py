@@ -1,0 +1,189 @@
+"""What a client may not see is taken out of lists; and a Metadata is asked only for the topics that it may.
+
+Patches, as in `upstream/rewrite.py`: only elements of one array go, or come, and the array's count and the frame's
+size change; all else stays as the peer wrote it. A Metadata that names topics which are denied is the one request that
+is answered in part, as every broker does: clients ask for many topics at once, and need the brokers in any case. The
+broker is asked for the rest, and the answer gets an error for each topic that is denied.
+
+A frame here begins with its 4-byte size. Raises Malformed. Refuses to know rules, and connections.
+"""
+
+from collections.abc import Callable, Collection
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from kproxy.protocol.codec import Span, encode_response, locate
+from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
+from kproxy.protocol.schema import api_name, schema
+from kproxy.proxy.access.policy_resources import GROUP, METADATA, TOPIC, TRANSACTIONAL_ID
+
+# By API: the array of the answer, the field of its elements that names one, and the kind.
+LISTED: dict[str, tuple[tuple[str, str], str]] = {
+    "Metadata": (("topics", "name"), TOPIC),
+    "ListGroups": (("groups", "groupId"), GROUP),
+    "ListTransactions": (("transactionStates", "transactionalId"), TRANSACTIONAL_ID),
+    "DescribeTopicPartitions": (("topics", "name"), TOPIC),
+    "DescribeLogDirs": (("results.topics", "name"), TOPIC),
+    "ListPartitionReassignments": (("topics", "name"), TOPIC),
+    "OffsetFetch": (("topics", "name"), TOPIC),
+    "DescribeShareGroupOffsets": (("groups.topics", "topicName"), TOPIC),
+}
+_OFFSET_FETCH, _FIRST_OF_GROUPS, _FIRST_BY_ID = 9, 8, 10
+
+_REQUEST, _RESPONSE = 12, 8  # where bodies begin: behind the size and, of a request, key, version and correlation id
+
+Edit = tuple[int, int, bytes]
+Keep = Callable[[list[str | UUID]], bool]  # whether to keep the element that these name
+
+
+@cache
+def _places(api_key: int, version: int) -> tuple[str, tuple[str, ...], bool]:
+    """(the array, the fields that name its elements, whether counts are compact) of a list's answer."""
+    (array, name), _ = LISTED[api_name(api_key)]
+    names: tuple[str, ...] = (f"{array}.{name}",)
+    if api_key == _OFFSET_FETCH and version >= _FIRST_OF_GROUPS:
+        array = "groups.topics"
+        names = (f"{array}.topicId" if version >= _FIRST_BY_ID else f"{array}.name",)
+    elif api_key == METADATA:
+        names = (f"{array}.name", f"{array}.topicId")
+    return array, names, version in schema().apis[api_key].response.flexible_versions
+
+
+def kind_of_list(api_key: int) -> str:
+    """What a list names."""
+    return LISTED[api_name(api_key)][1]
+
+
+def filter_list(api_key: int, version: int, frame: memoryview, keep: Keep) -> bytes | None:
+    """The answer without the elements that `keep` does not want, each asked by its name or id; None: all stay."""
+    array, names, compact = _places(api_key, version)
+    edits, _ = _removed(_located(api_key, version, "response", array, names), frame, _RESPONSE, names, compact, keep)
+    return _patched(frame, edits) if edits else None
+
+
+def metadata_request(version: int, frame: memoryview, keep: Keep | None, *, clear_auto_creation: bool) -> bytes | None:
+    """The request without the topics that `keep` does not want, and with the flag cleared; None: as it came."""
+    compact = version in schema().apis[METADATA].request.flexible_versions
+    edits: list[Edit] = []
+    if keep is not None:
+        names = ("topics.name", "topics.topicId")
+        spans_of = _located(METADATA, version, "request", "topics", names)
+        edits, _ = _removed(spans_of, frame, _REQUEST, names, compact, keep)
+    if clear_auto_creation:
+        for _, start, end in locate(METADATA, version, "request", ("allowAutoTopicCreation",))(
+            frame, _REQUEST, len(frame)
+        ):
+            if frame[start]:
+                edits.append((start, end, b"\0"))
+    return _patched(frame, edits) if edits else None
+
+
+def metadata_answer(
+    version: int, frame: memoryview, keep: Keep, errors: Collection[tuple[str | UUID, int]]
+) -> bytes | None:
+    """The answer without the topics that `keep` does not want, and with an error for each (name or id, code)."""
+    array, names, compact = _places(METADATA, version)
+    spans_of = _located(METADATA, version, "response", array, names)
+    edits, (start, end, left) = _removed(spans_of, frame, _RESPONSE, names, compact, keep, count=False)
+    if not edits and not errors:
+        return None
+    added = _error_entries(version, errors, spans_of)
+    if added:
+        edits.append((end, end, added))
+    edits.append(_count(frame, start, left + len(errors), compact))
+    return _patched(frame, edits)
+
+
+def _error_entries(
+    version: int, errors: Collection[tuple[str | UUID, int]], spans_of: Callable[[Buffer, int, int], list[Span]]
+) -> bytes:
+    """Elements of Metadata's topics, in their bytes."""
+    if not errors:
+        return b""
+    topics = []
+    for topic, code in errors:
+        entry: dict[str, Any] = {"errorCode": code, "partitions": []}
+        if isinstance(topic, str):
+            entry["name"] = topic
+        else:
+            entry["topicId"] = topic
+            entry["name"] = None if version >= 12 else ""
+        topics.append(entry)
+    made = encode_response(METADATA, version, {"correlationId": 0}, {"topics": topics, "brokers": []})
+    frame = b"\0\0\0\0" + made
+    spans = [span for span in spans_of(frame, _RESPONSE, len(frame)) if span[0] == 1]
+    return bytes(frame[spans[0][1] : spans[-1][2]])
+
+
+@cache
+def _located(
+    api_key: int, version: int, side: str, array: str, names: tuple[str, ...]
+) -> Callable[[Buffer, int, int], list[Span]]:
+    return locate(api_key, version, side, (array, f"{array}[]", *names))
+
+
+def _removed(
+    spans_of: Callable[[Buffer, int, int], list[Span]],
+    frame: memoryview,
+    begin: int,
+    names: tuple[str, ...],
+    compact: bool,
+    keep: Keep,
+    *,
+    count: bool = True,
+) -> tuple[list[Edit], tuple[int, int, int]]:
+    """The edits that take unwanted elements out, and counts if wanted; (start, end, elements left) of the array."""
+    edits: list[Edit] = []
+    last = (begin, begin, 0)
+    left = gone = 0
+    found: list[str | UUID] = []
+    for index, start, end in spans_of(frame, begin, len(frame)):
+        if index == 0:
+            if gone and count:
+                edits.append(_count(frame, start, left, compact))
+            last = start, end, left
+            left = gone = 0
+        elif index == 1:
+            if keep(found):
+                left += 1
+            else:
+                gone += 1
+                edits.append((start, end, b""))
+            found = []
+        else:
+            value = _read_name(frame, start, end, compact, is_id=names[index - 2].endswith("topicId"))
+            if value is not None:
+                found.append(value)
+    return edits, last
+
+
+def _read_name(frame: memoryview, start: int, end: int, compact: bool, *, is_id: bool) -> str | UUID | None:
+    if is_id:
+        topic_id = UUID(bytes=bytes(frame[start:end]))
+        return topic_id if topic_id.int else None
+    if compact:
+        length, start = read_uvarint(frame, start)
+        is_null = length == 0
+    else:
+        is_null = frame[start] > 127
+        start += 2
+    return None if is_null else str(frame[start:end], "utf-8", "replace")
+
+
+def _count(frame: memoryview, start: int, count: int, compact: bool) -> Edit:
+    if compact:
+        return start, read_uvarint(frame, start)[1], write_uvarint(count + 1)
+    return start, start + 4, count.to_bytes(4, "big")
+
+
+def _patched(frame: memoryview, edits: list[Edit]) -> bytes:
+    edits.sort(key=lambda edit: edit[:2])
+    parts: list[bytes | memoryview] = [b""]
+    at = 4
+    for start, end, new in edits:
+        parts += (frame[at:start], new)
+        at = end
+    parts.append(frame[at:])
+    parts[0] = sum(map(len, parts)).to_bytes(4, "big")
+    return b"".join(parts)

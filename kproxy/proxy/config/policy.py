@@ -1,0 +1,106 @@
+"""The settings of a policy: `[[cluster.policy]]`, one table a rule. What they mean: `access/policy.py`.
+
+Refuses to know requests, and which API names which resources.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from kproxy.proxy.config.api_groups import api_keys
+from kproxy.proxy.config.model import Frozen
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+MAX_PATTERN = 1024  # characters; a topic's name has 249 at most
+
+
+def _several(value: Any) -> list[Any]:
+    """One value, or a list of them."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _apis(value: Any) -> tuple[str, ...]:
+    names = tuple(str(part) for part in _several(value) if not isinstance(part, bool))
+    for name in names:
+        api_keys(name)
+    if not names:
+        raise ValueError("is empty: leave it out if the rule is for every API")
+    return names
+
+
+def _versions(value: Any) -> tuple[range, ...]:
+    ranges = []
+    for part in _several(value):
+        match = re.fullmatch(r"\s*([0-9]{1,5})\s*(-\s*([0-9]{1,5})?\s*)?", str(part))
+        if match is None or isinstance(part, bool):
+            raise ValueError(f"{part!r} is neither a version nor a range of them, like 0-8 or 9-")
+        first = int(match[1])
+        last = first if match[2] is None else int(match[3] or (1 << 15) - 1)
+        if last < first:
+            raise ValueError(f"{part!r} is no range of versions: the first must not exceed the last")
+        ranges.append(range(first, last + 1))
+    if not ranges:
+        raise ValueError("is empty: leave it out if the rule is for every version")
+    return tuple(ranges)
+
+
+def _patterns(value: Any) -> tuple[str, ...]:
+    patterns = tuple(_several(value))
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ValueError(f"{pattern!r} is no text: quote it")
+        if len(pattern) > MAX_PATTERN:
+            raise ValueError(f"{pattern[:20]!r}... has more than {MAX_PATTERN} characters")
+        if re.search(r"(?<!\\)(?:\\\\)*\\$", pattern):
+            raise ValueError(f"{pattern!r} ends in a backslash, which makes the next character literal")
+    if not patterns:
+        raise ValueError("is empty: leave it out if the rule is for all")
+    return patterns
+
+
+def _networks(value: Any) -> tuple[Network, ...]:
+    networks = []
+    for part in _several(value):
+        try:
+            networks.append(ipaddress.ip_network(str(part)))
+        except ValueError as fault:
+            raise ValueError(f"{part!r} is no address and no network, like 10.0.0.0/8: {fault}") from None
+    if not networks:
+        raise ValueError("is empty: leave it out if the rule is for every address")
+    return tuple(networks)
+
+
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
+
+
+class Rule(Frozen):
+    """`[[cluster.policy]]`: who, with what, on what. What is left out matches everything."""
+
+    action: Literal["allow", "deny"]
+    api: Annotated[tuple[str, ...], BeforeValidator(_apis)] = ("*",)
+    version: Annotated[tuple[range, ...], BeforeValidator(_versions)] | None = None
+    topic: Patterns | None = None
+    group: Patterns | None = None
+    transactional_id: Patterns | None = None
+    client_id: Patterns | None = None
+    principal: Patterns | None = None
+    address: Annotated[tuple[Network, ...], BeforeValidator(_networks)] | None = None
+
+    @property
+    def keys(self) -> frozenset[int] | None:
+        """The API keys that it is about; None: all."""
+        sets = [api_keys(name) for name in self.api]
+        return None if None in sets else frozenset().union(*(keys for keys in sets if keys is not None))
+
+
+def default_of(rules: Iterable[Rule], chosen: str | None) -> str:
+    """What becomes of a request that no rule matches: as `policy_default` says.
+
+    Without it, "deny" if some rule allows something, since whoever lists what is allowed means nothing else; else
+    "allow", since whoever lists what is denied means everything else.
+    """
+    return chosen or ("deny" if any(rule.action == "allow" for rule in rules) else "allow")

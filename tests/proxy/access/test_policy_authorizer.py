@@ -1,0 +1,359 @@
+"""What passes a policy, what is refused and how, over any split of the bytes."""
+
+from uuid import UUID
+
+import pytest
+
+from kproxy.protocol import codec
+from kproxy.wire.authorizer import MAX_HELD_REQUEST
+from kproxy.wire.events import BROKER, CLIENT
+from tests.proxy.access.policies import Decided
+from tests.wire.playbook import foreign_request, request, response
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 0, 1, 2, 3, 8, 10
+HEARTBEAT, LIST_GROUPS, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS = 12, 16, 18, 19, 20
+INIT_PRODUCER_ID, ALTER_CONFIGS, DELETE_GROUPS, ELECT_LEADERS, UNREGISTER_BROKER = 22, 44, 42, 43, 64
+TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 29, 30, 31, 53
+
+NO_SECRETS = {"action": "deny", "topic": "secret-*"}
+A_TOPIC_ID = UUID(int=0xABCDEF)
+
+
+def produce(correlation_id, *topics, acks=1, version=9):
+    data = [{"name": topic, "partitionData": [{"index": 0, "records": b"r" * 100}]} for topic in topics]
+    return request(PRODUCE, version, correlation_id, {"acks": acks, "timeoutMs": 1, "topicData": data})
+
+
+def fetch_by_id(correlation_id, topic_id):
+    topics = [{"topicId": topic_id, "partitions": [{"partition": 0}]}]
+    return request(FETCH, 13, correlation_id, {"topics": topics})
+
+
+def codes(body, items, inner):
+    return [(item["name"], [one["errorCode"] for one in item[inner]]) for item in body[items]]
+
+
+@pytest.mark.parametrize("cuts", [[], [3], [11], [30], [30, 31, 90], range(1, 120, 7)])
+def test_a_refused_produce_gets_an_error_for_each_partition_and_nothing_of_it_leaves(cuts):
+    talk = Decided(NO_SECRETS)
+    talk.client(produce(1, "orders", "secret-1"), cuts)
+    assert talk.sent[BROKER] == b""
+    # What was not denied was not done either: clients send it again.
+    assert codes(talk.answer(PRODUCE, 9), "responses", "partitionResponses") == [("orders", [6]), ("secret-1", [TOPIC])]
+    message = talk.answer(PRODUCE, 9)["responses"][1]["partitionResponses"][0]["errorMessage"]
+    assert message == "Produce was refused by kproxy: rule 1 denies it"
+    assert talk.refusals == {("Produce", "rule"): 1}
+    assert not talk.faults
+    again = produce(2, "orders")
+    talk.client(again)  # the connection lives on
+    assert talk.sent[BROKER] == again
+
+
+def test_a_refused_produce_without_acks_closes_the_connection_as_a_broker_does():
+    talk = Decided(NO_SECRETS)
+    talk.client(produce(1, "orders", acks=0) + produce(2, "secret-1", acks=0))
+    assert talk.sent[BROKER] == produce(1, "orders", acks=0)
+    (fault,) = talk.faults
+    assert fault.fatal and fault.kind == "refused" and "acks=0" in fault.text
+    assert talk.refusals == {("Produce", "rule"): 1}
+
+
+def test_refusals_leave_in_the_order_of_the_requests():
+    talk = Decided(NO_SECRETS)
+    talk.client(produce(1, "a") + produce(2, "secret-1") + produce(3, "b") + produce(4, "secret-1"))
+    assert talk.requests() == [produce(1, "a")[4:], produce(3, "b")[4:]]
+    assert talk.sent[CLIENT] == b""
+    answers = [response(PRODUCE, 9, number, {"responses": []}) for number in (1, 3)]
+    talk.broker(answers[0])
+    assert [frame[:4] for frame in talk.answers()] == [b"\0\0\0\1", b"\0\0\0\2"]
+    talk.broker(answers[1])
+    assert [frame[3] for frame in talk.answers()] == [1, 2, 3, 4]
+
+
+def test_each_kind_has_its_error():
+    by_group = {"action": "deny", "group": "secret-*"}
+    talk = Decided(by_group)
+    talk.client(request(HEARTBEAT, 4, 1, {"groupId": "secret-1"}))
+    assert talk.answer(HEARTBEAT, 4)["errorCode"] == GROUP
+    talk = Decided(by_group)
+    topics = [{"name": "t", "partitions": [{"partitionIndex": 0}]}]
+    talk.client(request(OFFSET_COMMIT, 8, 1, {"groupId": "secret-1", "topics": topics}))
+    assert codes(talk.answer(OFFSET_COMMIT, 8), "topics", "partitions") == [("t", [GROUP])]
+    talk = Decided({"action": "deny", "transactional_id": "secret-*"})
+    talk.client(request(INIT_PRODUCER_ID, 4, 1, {"transactionalId": "secret-1"}))
+    assert talk.answer(INIT_PRODUCER_ID, 4)["errorCode"] == TRANSACTIONAL_ID
+    talk = Decided({"action": "deny", "api": "UnregisterBroker"})
+    talk.client(request(UNREGISTER_BROKER, 0, 1, {"brokerId": 1}))
+    assert talk.answer(UNREGISTER_BROKER, 0)["errorCode"] == CLUSTER
+    talk = Decided(by_group)
+    talk.client(request(FIND_COORDINATOR, 4, 1, {"keyType": 0, "coordinatorKeys": ["secret-1", "g"]}))
+    found = talk.answer(FIND_COORDINATOR, 4)["coordinators"]
+    assert [(one["key"], one["errorCode"]) for one in found] == [("secret-1", GROUP), ("g", 15)]
+    assert [one["nodeId"] for one in found] == [-1, -1]
+
+
+def test_settings_of_brokers_are_the_clusters_and_no_rule_about_topics_allows_them():
+    talk = Decided({"action": "allow", "topic": "orders"})
+    topic = {"resourceType": 2, "resourceName": "orders", "configs": []}
+    broker = {"resourceType": 4, "resourceName": "1", "configs": []}
+    talk.client(request(ALTER_CONFIGS, 1, 1, {"resources": [topic]}))
+    assert len(talk.requests()) == 1
+    talk.client(request(ALTER_CONFIGS, 1, 2, {"resources": [topic, broker]})).broker(
+        response(ALTER_CONFIGS, 1, 1, {"responses": []})
+    )
+    assert len(talk.requests()) == 1
+    body = codec.decode_response(talk.answers()[1], ALTER_CONFIGS, 1)[1]
+    assert [(one["resourceName"], one["errorCode"]) for one in body["responses"]] == [("orders", 55), ("1", CLUSTER)]
+
+
+def test_a_session_of_fetches_goes_on_and_everything_on_all_topics_is_judged_by_every_rule():
+    only_orders = {"action": "allow", "topic": "orders"}
+    talk = Decided(only_orders)
+    talk.client(request(FETCH, 12, 1, {"sessionId": 5, "sessionEpoch": 7}))  # names nothing: as before
+    assert len(talk.requests()) == 1
+    for rules in ([only_orders], [NO_SECRETS]):
+        talk = Decided(*rules)
+        talk.client(request(ELECT_LEADERS, 2, 1, {"topicPartitions": None}))
+        assert talk.answer(ELECT_LEADERS, 2)["errorCode"] == CLUSTER
+    talk = Decided({"action": "allow", "topic": "*"})
+    talk.client(request(ELECT_LEADERS, 2, 1, {"topicPartitions": None}))
+    assert len(talk.requests()) == 1
+
+
+def test_who_asks_decides_too():
+    rules = (
+        {"action": "allow", "principal": "User:alice", "topic": "a"},
+        {"action": "allow", "address": ["192.168.0.0/16", "::1"], "topic": "b"},
+        {"action": "allow", "client_id": "app-*", "topic": "c"},
+        {"action": "allow", "version": "0-8", "topic": "d"},
+    )
+
+    def passes(topic, version=9, client="c", **identity):
+        talk = Decided(*rules, **identity)
+        data = [{"name": topic, "partitionData": [{"index": 0, "records": None}]}]
+        frame = request(PRODUCE, version, 1, {"acks": 1, "topicData": data}, client=client)
+        talk.client(frame, [20])
+        assert bool(talk.requests()) != bool(talk.refusals)
+        return bool(talk.requests())
+
+    assert passes("a") and not passes("a", principal="User:bob")
+    assert passes("b", address="192.168.7.7") and passes("b", address="::1") and not passes("b")
+    assert passes("b", address="::ffff:192.168.1.1")
+    assert passes("c", client="app-1") and not passes("c") and not passes("c", client=None)
+    assert passes("d", version=8) and not passes("d", version=9)
+
+
+def test_one_connection_with_several_client_ids():
+    talk = Decided({"action": "deny", "client_id": "bad"})
+    frames = [request(HEARTBEAT, 4, number, {"groupId": "g"}, client=client) for number, client in enumerate("xyx")]
+    bad = request(HEARTBEAT, 4, 9, {"groupId": "g"}, client="bad")
+    talk.client(frames[0] + bad + frames[1] + bad + frames[2])
+    assert talk.requests() == [frame[4:] for frame in frames]
+
+
+# --- topics by id -----------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_id_that_is_not_known_yet_is_refused_with_an_error_that_clients_retry_after_metadata():
+    talk = Decided(NO_SECRETS)
+    talk.client(fetch_by_id(1, A_TOPIC_ID))
+    (topic,) = talk.answer(FETCH, 13)["responses"]
+    assert topic["topicId"] == A_TOPIC_ID
+    assert [one["errorCode"] for one in topic["partitions"]] == [100]
+    assert talk.refusals == {("Fetch", "unknown_topic_id"): 1}
+    assert talk.names.unknown() == [A_TOPIC_ID]
+    # The client asks Metadata, and kproxy learns from the answer.
+    topics = [{"name": "orders", "topicId": A_TOPIC_ID, "partitions": []}]
+    talk.client(request(METADATA, 12, 2, {"topics": [{"name": "orders"}]}))
+    talk.broker(response(METADATA, 12, 2, {"topics": topics}), [20])
+    talk.client(fetch_by_id(3, A_TOPIC_ID))
+    assert talk.requests()[-1] == fetch_by_id(3, A_TOPIC_ID)[4:]
+
+
+def test_a_topic_id_is_judged_by_the_name_that_it_means():
+    talk = Decided(NO_SECRETS)
+    talk.names.learn({A_TOPIC_ID: "secret-1"})
+    talk.client(fetch_by_id(1, A_TOPIC_ID))
+    assert talk.answer(FETCH, 13)["responses"][0]["partitions"][0]["errorCode"] == TOPIC
+    talk = Decided({"action": "deny", "group": "g"})  # no rule is about topics: the id does not matter
+    talk.client(fetch_by_id(1, A_TOPIC_ID))
+    assert len(talk.requests()) == 1
+
+
+# --- Metadata and lists -----------------------------------------------------------------------------------------------
+
+
+def metadata_of(*names, version=12):
+    topics = [{"name": name, "partitions": [{"partitionIndex": 0, "leaderId": 1}]} for name in names]
+    return response(METADATA, version, 1, {"brokers": [{"nodeId": 1, "host": "h", "port": 1}], "topics": topics})
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_metadata_by_name_is_answered_as_a_broker_with_an_authorizer_does(version):
+    talk = Decided(NO_SECRETS)
+    asked = request(METADATA, version, 1, {"topics": [{"name": "orders"}, {"name": "secret-1"}]})
+    talk.client(asked, [20])
+    (frame,) = talk.requests()
+    assert [topic["name"] for topic in codec.decode_request(frame)[1]["topics"]] == ["orders"]
+    talk.broker(metadata_of("orders", version=version), [30])
+    body = talk.answer(METADATA, version)
+    assert [(topic["name"], topic["errorCode"]) for topic in body["topics"]] == [("orders", 0), ("secret-1", TOPIC)]
+    assert len(body["brokers"]) == 1
+    assert talk.refusals == {("Metadata", "rule"): 1}
+
+
+@pytest.mark.parametrize("version", [0, 1, 12])
+def test_metadata_of_denied_topics_alone_still_names_the_brokers(version):
+    talk = Decided(NO_SECRETS)
+    talk.client(request(METADATA, version, 1, {"topics": [{"name": "secret-1"}]}))
+    names = ("orders", "secret-1") if version == 0 else ()  # there an empty list asks for all
+    talk.broker(metadata_of(*names, version=version))
+    body = talk.answer(METADATA, version)
+    assert [(topic["name"], topic["errorCode"]) for topic in body["topics"]] == [("secret-1", TOPIC)]
+    assert len(body["brokers"]) == 1
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_a_list_of_all_topics_leaves_out_what_the_client_may_not_see(version):
+    everything = {"topics": None if version else []}
+    talk = Decided(NO_SECRETS)
+    talk.client(request(METADATA, version, 1, everything))
+    talk.broker(metadata_of("a", "secret-1", "b", "secret-2", version=version), [50])
+    assert [topic["name"] for topic in talk.answer(METADATA, version)["topics"]] == ["a", "b"]
+    talk = Decided(NO_SECRETS, filter_lists=False)
+    talk.client(request(METADATA, version, 1, everything)).broker(metadata_of("secret-1", version=version))
+    assert talk.sent[CLIENT] == metadata_of("secret-1", version=version)
+    assert not talk.refusals
+
+
+def test_groups_are_listed_as_far_as_they_may_be_seen():
+    talk = Decided({"action": "allow", "group": "app-*"}, rewrite=False)
+    talk.client(request(LIST_GROUPS, 4, 1, {}))
+    talk.broker(response(LIST_GROUPS, 4, 1, {"groups": [{"groupId": "app-1"}, {"groupId": "other"}]}))
+    assert [group["groupId"] for group in talk.answer(LIST_GROUPS, 4)["groups"]] == ["app-1"]
+    talk = Decided({"action": "allow", "topic": "*"})
+    talk.client(request(LIST_GROUPS, 4, 1, {}))
+    assert talk.answer(LIST_GROUPS, 4)["errorCode"] == CLUSTER
+
+
+# --- read-only, unknown keys and versions -----------------------------------------------------------------------------
+
+
+def test_a_read_only_listener_passes_consumers_and_no_producer():
+    for frame in (
+        request(FETCH, 12, 1, {"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}),
+        request(HEARTBEAT, 4, 1, {"groupId": "g"}),
+        request(OFFSET_COMMIT, 8, 1, {"groupId": "g"}),
+        request(LIST_GROUPS, 4, 1, {}),
+        request(API_VERSIONS, 3, 1, {}),
+    ):
+        talk = Decided(read_only=True).client(frame, [15])
+        assert talk.sent[BROKER] == frame
+    for frame, api in (
+        (produce(1, "t"), "Produce"),
+        (request(INIT_PRODUCER_ID, 4, 1, {"transactionalId": None}), "InitProducerId"),
+        (request(CREATE_TOPICS, 7, 1, {"topics": [{"name": "t"}]}), "CreateTopics"),
+        (request(DELETE_GROUPS, 2, 1, {"groupsNames": ["g"]}), "DeleteGroups"),
+    ):
+        talk = Decided(read_only=True)
+        talk.client(frame, [15])
+        assert talk.requests() == [] and talk.refusals == {(api, "read_only"): 1} and not talk.faults
+    talk = Decided(read_only=True).client(request(INIT_PRODUCER_ID, 4, 1, {"transactionalId": None}))
+    assert talk.answer(INIT_PRODUCER_ID, 4)["errorCode"] == CLUSTER
+
+
+@pytest.mark.parametrize("version", [4, 9, 12, 13])
+def test_brokers_create_no_topic_for_a_consumer_of_a_read_only_listener(version):
+    body = {"topics": [{"name": "t"}], "allowAutoTopicCreation": True}
+    talk = Decided(read_only=True).client(request(METADATA, version, 1, body), [20])
+    (frame,) = talk.requests()
+    assert codec.decode_request(frame)[1]["allowAutoTopicCreation"] is False
+    assert frame[:8] == request(METADATA, version, 1, body)[4:12]
+
+
+def test_an_api_that_is_unknown_needs_a_rule_that_names_its_number():
+    frame = foreign_request(9999, 0, 1, b"\0\1c\0")
+    # What a rule denies could be in it.
+    for rule, reason in ((NO_SECRETS, "rule"), ({"action": "allow"}, "unknown_api")):
+        talk = Decided(rule).client(frame)
+        assert talk.sent[BROKER] == b"" and talk.faults[0].fatal
+        assert talk.refusals == {("unknown_9999", reason): 1}
+    assert Decided({"action": "allow", "api": 9999}).client(frame).sent[BROKER] == frame
+    assert not Decided({"action": "allow", "api": 9999}, read_only=True).client(frame).sent[BROKER]
+    assert Decided().client(frame).sent[BROKER] == frame  # without a policy
+
+
+def test_a_version_that_is_unknown_passes_only_if_no_rule_would_have_to_read_it():
+    frame = foreign_request(PRODUCE, 99, 1, b"\0\1c\0")
+    talk = Decided(NO_SECRETS).client(frame)
+    assert talk.faults[0].fatal and talk.refusals == {("Produce", "unknown_version"): 1}
+    assert Decided({"action": "deny", "group": "g"}).client(frame).sent[BROKER] == frame
+    assert not Decided({"action": "deny", "api": "Produce"}).client(frame).sent[BROKER]
+    frame = foreign_request(HEARTBEAT, 99, 1, b"\0\1c\0")
+    assert Decided(NO_SECRETS).client(frame).sent[BROKER] == frame
+
+
+def test_logins_and_versions_always_pass():
+    frame = request(API_VERSIONS, 3, 1, {"clientSoftwareName": "x", "clientSoftwareVersion": "1"})
+    assert Decided({"action": "deny"}).client(frame).sent[BROKER] == frame
+
+
+def test_what_does_not_decode_or_is_too_large_is_refused():
+    cut_short = produce(1, "orders")
+    talk = Decided(NO_SECRETS)
+    talk.client((len(cut_short) - 4 - 30).to_bytes(4, "big") + cut_short[4:-30])
+    assert talk.faults[0].fatal and talk.refusals == {("Produce", "malformed"): 1}
+    talk = Decided(NO_SECRETS)
+    names = ["t"] * 70_000
+    talk.client(request(DELETE_TOPICS, 5, 1, {"topicNames": names}))
+    assert talk.refusals == {("DeleteTopics", "malformed"): 1}
+    talk = Decided(NO_SECRETS)
+    talk.client((MAX_HELD_REQUEST + 1).to_bytes(4, "big") + produce(1, "orders")[4:])
+    assert talk.refusals == {("Produce", "too_large"): 1} and talk.faults[0].kind == "held_too_large"
+
+
+def test_what_no_rule_restricts_is_not_even_looked_at():
+    talk = Decided(NO_SECRETS, {"action": "deny", "api": "DeleteGroups"})
+    assert not talk.policy.authorizes(HEARTBEAT, 4)
+    assert talk.policy.authorizes(PRODUCE, 9) and talk.policy.authorizes(DELETE_GROUPS, 2)
+    talk.client(request(HEARTBEAT, 4, 1, {"groupId": "g"})[:14])
+    assert len(talk.sent[BROKER]) == 14  # it passes as it arrives
+
+
+# --- the audit --------------------------------------------------------------------------------------------------------
+
+
+def test_every_administrative_request_is_audited_with_its_outcome():
+    talk = Decided(audits=True)
+    talk.client(request(API_VERSIONS, 3, 0, {"clientSoftwareName": "kafka", "clientSoftwareVersion": "4.1"}))
+    talk.broker(response(API_VERSIONS, 3, 0, {}))
+    talk.client(request(DELETE_TOPICS, 5, 1, {"topicNames": ["a", "b"]}, client="tool"), [15])
+    assert talk.audit.lines == []
+    body = {"responses": [{"name": "a", "errorCode": 0}, {"name": "b", "errorCode": 3}]}
+    talk.broker(response(DELETE_TOPICS, 5, 1, body))
+    (line,) = talk.audit.lines
+    assert line | {"time": ""} == {
+        "time": "",
+        "cluster": "default",
+        "client": "10.1.2.3:5000",
+        "principal": "User:alice",
+        "client_id": "tool",
+        "software": "kafka 4.1",
+        "api": "DeleteTopics",
+        "version": 5,
+        "decision": "allow",
+        "rule": None,
+        "reason": "default",
+        "topics": ["a", "b"],
+        "outcome": "answered",
+        "errors": ["UNKNOWN_TOPIC_OR_PARTITION"],
+    }
+
+
+def test_refusals_are_audited_and_requests_without_an_answer_too():
+    talk = Decided(NO_SECRETS, audits=True)
+    talk.client(produce(1, "orders", "secret-1") + request(DELETE_GROUPS, 2, 2, {"groupsNames": ["g"]}))
+    talk.close(CLIENT).close(BROKER)
+    refused, lost = talk.audit.lines
+    assert (refused["decision"], refused["rule"], refused["topics"]) == ("deny", 1, ["orders", "secret-1"])
+    assert (lost["decision"], lost["groups"], lost["outcome"]) == ("allow", ["g"], "unanswered")
