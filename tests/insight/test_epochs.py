@@ -1,0 +1,119 @@
+"""Groups with epochs: joins, leaves, epochs and owned partitions are those of the coordinator's log and tools."""
+
+import re
+from datetime import UTC, datetime
+from functools import cache
+
+import pytest
+
+from kproxy.insight.epochs import PROTOCOLS, EpochGroup
+from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
+from kproxy.insight.spoken import Spoken
+from tests import captures
+from tests.insight.truth import CAPTURE, METADATA, log, spoken
+
+NEAR_S = 0.6  # an epoch is bumped, its assignment computed, then it is told: on a busy machine
+
+
+def fed(path, ports):
+    """The groups of a capture at its end, and all rows of them."""
+    groups, found, names = {}, [], {}
+    for each in spoken(path, ports, PROTOCOLS.keys() | {METADATA}):
+        if each.api_key == METADATA:
+            topics = each.response["topics"] if each.response is not None else ()
+            names |= {topic["topicId"]: topic["name"] for topic in topics}
+            continue
+        name = each.request["groupId"]
+        group = groups.setdefault(name, EpochGroup("default", name, PROTOCOLS[each.api_key]))
+        found += group.feed(each, names)
+    for group in groups.values():
+        found += group.finish()
+    return groups, found
+
+
+@cache
+def rows():
+    return fed(CAPTURE, (9092,))
+
+
+def of(kind, group="new-g"):
+    return [row for row in rows()[1] if isinstance(row, kind) and row.group_id == group]
+
+
+def logged(pattern):
+    """(seconds, what the pattern finds) of the coordinator's lines on new-g."""
+    found = re.finditer(rf"b\d (\S+ \S+) \w+ .*\[GroupId new-g\] {pattern}", log())
+    return [
+        (datetime.strptime(one[1], "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC).timestamp(), one[2]) for one in found
+    ]
+
+
+def test_every_epoch_that_a_member_was_told_is_a_rebalance_at_its_time():
+    bumped = {int(epoch): at for at, epoch in logged(r"Bumped group epoch to (\d+) with")}
+    found = {row.generation: row for row in of(Rebalance)}
+    assert bumped.keys() - found.keys() == {6, 7}  # the members that were left had left before they were told
+    assert found.keys() <= bumped.keys()
+    for epoch, row in found.items():
+        assert row.joined_ns / 1e9 == pytest.approx(bumped[epoch], abs=NEAR_S)
+    causes = {epoch: (row.cause, row.members_before, row.members_after) for epoch, row in found.items()}
+    assert causes == {
+        1: ("member_joined", 0, 1),
+        2: ("member_joined", 1, 2),
+        3: ("member_joined", 2, 3),
+        4: ("metadata_changed", 3, 3),  # the topic grew
+        5: ("member_left", 3, 2),
+    }
+
+
+def test_joins_and_leaves_are_those_of_the_log():
+    events = of(GroupEvent)
+    for event, pattern in (("join", r"Member (\S+) joins the"), ("leave", r"Member (\S+) left the")):
+        found = [(row.time_ns / 1e9, row.member_id) for row in events if row.event == event]
+        told = logged(pattern)
+        assert [member for _, member in found] == [member for _, member in told]
+        for (ours, _), (theirs, _) in zip(found, told, strict=True):
+            assert ours == pytest.approx(theirs, abs=NEAR_S)
+    assert rows()[0]["new-g"].state == "Empty"
+
+
+def test_members_own_each_partition_once():
+    owned = {}
+    for row in of(Assignment):
+        owned.setdefault((row.member_id, row.generation), set()).add((row.topic, row.partition))
+    fifth = [parts for (_, epoch), parts in owned.items() if epoch == 5]
+    assert sorted(part for parts in fifth for part in parts) == [("clicks-21e2", index) for index in range(6)]
+    revoked = [row.reason for row in of(GroupEvent) if row.event == "revoked"]
+    assert revoked[0] == "clicks-21e2-2, clicks-21e2-3"
+
+
+def test_share_groups_are_groups_too():
+    groups, found = fed(captures.capture("k41_kip848_share"), range(9091, 9094))
+    protocols = {group.protocol for group in groups.values()}
+    assert protocols == {"consumer", "share"}
+    causes = {(row.protocol, row.cause) for row in found if isinstance(row, Rebalance)}
+    assert causes >= {("share", "member_joined"), ("consumer", "member_joined"), ("consumer", "member_left")}
+
+
+def beat(member, epoch, told, at, **more):
+    request = {"groupId": "g", "memberId": member, "memberEpoch": epoch, "subscribedTopicNames": more.get("topics")}
+    answer = {"errorCode": more.get("error", 0), "memberId": member, "memberEpoch": told, "heartbeatIntervalMs": 5000}
+    return Spoken(68, 1, request, answer | {"assignment": None}, at, at + 1)
+
+
+def test_silence_and_other_topics_are_causes():
+    second = 10**9
+    group = EpochGroup("default", "g", "consumer")
+    talk = [beat("a", 0, 1, 1, topics=["x"]), beat("b", 0, 2, 2, topics=["x"]), beat("a", 1, 2, 3)]
+    talk += [beat("a", 2, 3, 30 * second), beat("a", 3, 4, 31 * second, topics=["x", "y"])]
+    talk += [beat("a", 4, 4, 32 * second, error=110), beat("a", -1, -1, 33 * second)]
+    found = [row for each in talk for row in group.feed(each, {})]
+    causes = [(row.generation, row.cause, row.cause_member) for row in found if isinstance(row, Rebalance)]
+    assert causes == [
+        (1, "member_joined", "a"),
+        (2, "member_joined", "b"),
+        (3, "session_expired", "b"),
+        (4, "subscription_changed", "a"),
+    ]
+    failed = [row for row in found if isinstance(row, GroupEvent) and row.event == "heartbeat_failed"]
+    assert [row.error for row in failed] == ["FENCED_MEMBER_EPOCH"]
+    assert group.state == "Empty"
