@@ -60,3 +60,24 @@ class Assignment(NamedTuple):
     partition: int
     strategy: str | None
     agrees: bool | None  # with what the strategy computes; None: it cannot be computed
+
+
+class RegistryRow(NamedTuple):
+    """One operation on ZooKeeper's tree, or a watch that fired; of a transaction one for each of its parts."""
+
+    time_ns: int  # the answer's last byte
+    cluster: str
+    session: str  # in hexadecimal, as ZooKeeper's log writes it
+    client_address: str | None
+    client_port: int | None
+    xid: int
+    op: str
+    path: str | None
+    version: int | None  # that was asked for, or that the node has now
+    zxid: int | None
+    ephemeral: bool | None  # of a create
+    error: str | None
+    latency_ns: int | None
+    value: str | None  # that was written, or read
+    kind: str
+    watch: bool | None  # set by a read

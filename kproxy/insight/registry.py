@@ -1,0 +1,115 @@
+"""Kafka's registry in ZooKeeper: operations on its tree as rows, each with what its node is to Kafka.
+
+Duty: paths to kinds, as the table KINDS says (`kafka.zk.ZkData` of Kafka 0.8 to 3.9; a chroot may stand before them),
+and values to text. Bounded: a value has MAX_VALUE characters. Passwords and tokens are not in what it is fed. Refuses
+to know connections and what follows from a change.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from kproxy.insight.rows import RegistryRow
+from kproxy.zookeeper.operations import NOTIFICATION, is_ephemeral
+from kproxy.zookeeper.records import Values, names_of
+from kproxy.zookeeper.session import Event, Notification, Operation
+
+MAX_VALUE = 16 * 1024  # a topic of thousands of partitions has its assignment in one node
+
+# What the end of a path says of its node. The first that fits counts.
+KINDS = (
+    (r"/brokers/ids(/\d+)?", "broker"),
+    (r"/brokers/topics/[^/]+/partitions/\d+/state", "partition_state"),
+    (r"/brokers/topics(/[^/]+(/partitions(/\d+)?)?)?", "topic"),
+    (r"/controller", "controller"),
+    (r"/controller_epoch", "controller_epoch"),
+    (r"/isr_change_notification(/[^/]+)?", "isr_change"),
+    (r"/consumers/[^/]+/ids(/[^/]+)?", "consumer_id"),
+    (r"/consumers/[^/]+/owners(/[^/]+(/\d+)?)?", "consumer_owner"),
+    (r"/consumers/[^/]+/offsets(/[^/]+(/\d+)?)?", "consumer_offset"),
+    (r"/config(/.*)?", "config"),
+    (r"/admin(/.*)?", "admin"),
+    (r"/kafka-acl[^/]*(/.*)?", "acl"),
+)
+_KIND = re.compile("(?:/.*)?(?:" + "|".join(f"(?P<k{number}>{path})" for number, (path, _) in enumerate(KINDS)) + ")")
+# Operations whose reads may leave a watch: by the field of the request that says so.
+_WATCH = "watch"
+_CREATED = ("create", "create2", "createTTL", "createContainer")
+
+
+def kind_of(path: str | None) -> str:
+    """What a node is to Kafka; "other" for all else."""
+    found = _KIND.fullmatch(path or "")
+    return KINDS[int(str(found.lastgroup)[1:])][1] if found is not None else "other"
+
+
+def rows(
+    event: Event, cluster: str, client_address: str | None = None, client_port: int | None = None
+) -> Iterator[RegistryRow]:
+    """The rows of what a ZooKeeper session said; none for bytes that are no frame."""
+    if isinstance(event, Notification):
+        what = event.type
+        yield RegistryRow(
+            event.time,
+            cluster,
+            _session(event.session),
+            client_address,
+            client_port,
+            NOTIFICATION,
+            "notification",
+            event.path or None,
+            None,
+            event.zxid if event.zxid >= 0 else None,
+            None,
+            None,
+            None,
+            what,
+            kind_of(event.path),
+            None,
+        )
+    elif isinstance(event, Operation):
+        for op, asked, answered, error in _parts(event):
+            path = answered.get("path") if op in _CREATED else None  # of a sequential node, with its number
+            path = path or asked.get("path")
+            yield RegistryRow(
+                event.response_end or event.request_end,
+                cluster,
+                _session(event.session),
+                client_address,
+                client_port,
+                event.xid,
+                op,
+                path,
+                (answered.get("stat") or asked).get("version"),
+                event.zxid or None,
+                is_ephemeral(asked),
+                None if error is None else names_of("errors").get(error, str(error)) if error else None,
+                event.response_start - event.request_end if event.response_start else None,
+                _text(op, asked, answered),
+                kind_of(path),
+                asked.get(_WATCH),
+            )
+
+
+def _parts(event: Operation) -> Iterator[tuple[str, Values, Values, int | None]]:
+    """(operation, request, answer, error) of each part; of what is no transaction, of the whole."""
+    parts = event.request.get("operations")
+    if parts is None:
+        yield event.op, event.request, event.response, event.error
+        return
+    answers: list[Values] = event.response.get("operations") or [{}] * len(parts)
+    for part, answered in zip(parts, answers, strict=False):
+        yield part["op"], part, answered, answered.get("err", event.error)
+
+
+def _text(op: str, asked: Values, answered: Values) -> str | None:
+    """The value that was written, or read, or the names of children."""
+    value: Any = asked.get("data") if asked.get("data") is not None else answered.get("data")
+    if value is not None:
+        return bytes(value[:MAX_VALUE]).decode(errors="replace")
+    children = answered.get("children")
+    return ",".join(sorted(children))[:MAX_VALUE] if children else None
+
+
+def _session(number: int) -> str:
+    return f"0x{number & (1 << 64) - 1:x}"
