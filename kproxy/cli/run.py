@@ -1,9 +1,13 @@
 """`kproxy run`: the options of the proxy. Its settings are read and checked by `kproxy.proxy.config.load`."""
 
 import os
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from kproxy.proxy.config.settings import Config
 
 
 @click.command(
@@ -76,10 +80,17 @@ def run(file: str | None, **flags: Any) -> None:
     """
     from kproxy.proxy import log_lines
     from kproxy.proxy.config.load import load
+    from kproxy.proxy.control.process import Inheritance, Process
 
-    settings = load(file, os.environ, flags)
+    inheritance = Inheritance.of(os.environ)
+
+    def read() -> "Config":
+        return load(file, os.environ, flags)
+
+    settings = read()
     log_lines.begin(settings.log_level, settings.log_format)
 
     from kproxy.proxy.control.server import Server
 
-    Server(settings).run()
+    path = file or os.environ.get("KPROXY_CONFIG")
+    Process(Server(settings), inheritance, os.environ, read if path else None, Path(path) if path else None).run()

@@ -451,6 +451,21 @@ class ConnectionMetrics:
             _add(cells.disconnects, (self._listener, cause), 1)
 
 
+class ReloadCells:
+    """Reloads of the configuration: what became of them."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.outcomes = dict.fromkeys(("applied", "unchanged", "refused"), 0)
+        self.last_successful = True  # the start is one
+        self.loaded_ns = now_ns  # when the settings that run were loaded
+
+    def count(self, outcome: str, now_ns: int) -> None:
+        self.outcomes[outcome] += 1
+        self.last_successful = outcome != "refused"
+        if self.last_successful:
+            self.loaded_ns = now_ns
+
+
 class Metrics:
     """All cells of one process, and the clock of its events."""
 
@@ -466,12 +481,18 @@ class Metrics:
         self.connection_limit = 0
         self.log_lines_dropped: Callable[[], int] = int  # since the start; a program's own logging drops none
         self.audit_lines: Callable[[], tuple[int, int]] = lambda: (0, 0)  # written and dropped since the start
+        self.reloads = ReloadCells(self.started_ns)
+        self.upgrades = {"failed": 0}  # attempts to have another process take over; one that succeeds ends this one
+        self.predecessor_connections = 0  # that the process before this one still has
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
 
     def upstream(self, cluster: str, causes: Sequence[str], state: Callable[[], ClusterState]) -> UpstreamCells:
-        """The cells of a cluster's upstream, from now on: why dials may fail, and a function that returns its state."""
-        cells = self.cluster(cluster).upstream = UpstreamCells(causes, state)
-        return cells
+        """The cells of a cluster's upstream: why dials may fail, and from now on a function that returns its state."""
+        of_cluster = self.cluster(cluster)
+        if of_cluster.upstream is None:
+            of_cluster.upstream = UpstreamCells(causes, state)
+        of_cluster.upstream.state = state
+        return of_cluster.upstream
 
     def now_ns(self) -> int:
         """The clock of the events, in nanoseconds: the time of day at the start, monotonic from then on."""

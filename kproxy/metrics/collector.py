@@ -71,6 +71,7 @@ class CellCollector(Collector):
         yield from _lags(clusters, now_ns, time_ns())
         yield from _clients(clusters, now_ns)
         yield from _process(metrics)
+        yield from _changes(metrics)
 
 
 _Cells = list[tuple[tuple[str, str, str], str, ApiCells]]  # (cluster, api, broker), version, cells
@@ -423,6 +424,35 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     start = GaugeMetricFamily("kproxy_start_time_seconds", "When counting began, in seconds since the epoch.")
     start.add_metric((), metrics.started_ns / 1e9)
     yield start
+
+
+def _changes(metrics: Metrics) -> Iterator[Metric]:
+    reloads = CounterMetricFamily(
+        "kproxy_config_reloads", "Reloads of the configuration, by what became of them.", labels=("outcome",)
+    )
+    for outcome, count in metrics.reloads.outcomes.items():
+        reloads.add_metric((outcome,), count)
+    yield reloads
+    yield GaugeMetricFamily(
+        "kproxy_config_last_reload_successful",
+        "1 if the last reload was not refused; else the settings that run are not those of the file.",
+        value=metrics.reloads.last_successful,
+    )
+    yield GaugeMetricFamily(
+        "kproxy_config_last_reload_success_timestamp_seconds",
+        "When the settings that run were loaded or confirmed, in seconds since the epoch.",
+        value=metrics.reloads.loaded_ns / 1e9,
+    )
+    yield CounterMetricFamily(
+        "kproxy_failed_upgrades",
+        "Upgrades in place that failed and left this process serving.",
+        value=metrics.upgrades["failed"],
+    )
+    yield GaugeMetricFamily(
+        "kproxy_predecessor_connections",
+        "Connections that the process before this one still has after an upgrade in place: it counts them, and drains.",
+        value=metrics.predecessor_connections,
+    )
 
 
 def _codec(codecs: int) -> str:

@@ -135,4 +135,9 @@ def test_the_dashboard_shows_every_metric(scraped):
         "kproxy_neutralised_addresses",
         "kproxy_start_time_seconds",
         "kproxy_address_leaks",  # the log names each once per API
+        "kproxy_config_reloads",
+        "kproxy_config_last_reload_successful",  # an alert
+        "kproxy_config_last_reload_success_timestamp_seconds",
+        "kproxy_failed_upgrades",
+        "kproxy_predecessor_connections",
     }

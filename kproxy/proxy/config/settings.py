@@ -155,6 +155,7 @@ class Config(Frozen):
     upstream_mark: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None  # of connections to brokers (SO_MARK)
     record: Path | None = None
     audit: str | None = None  # "stderr", or a file
+    watch_config: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_connections: bool = False  # a line when a connection ends

@@ -9,7 +9,7 @@ last one that fits replaces the one that has been silent for longest. If none is
 connection closes after its current answer, which its client takes within FULL_S. So neither silent nor busy
 connections lock others out for longer than the requests that are under way take.
 
-Invariants: nothing here changes anything; every answer is made anew (no cache, here or on the way); one scrape is
+Invariants: a GET changes nothing; every answer is made anew (no cache, here or on the way); one scrape is
 rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables.
 """
 
@@ -46,6 +46,7 @@ _SHUTDOWN_S = 1.0  # answers under way when the process ends
 _COMMON_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 Query = Mapping[str, str]
+Action = Callable[[Query], Awaitable[tuple[int, Any]]]  # returns (HTTP status, what is sent as JSON)
 Slices = AsyncIterator[Sequence[Any]]
 
 log = logging.getLogger("kproxy.admin")
@@ -74,6 +75,7 @@ class Admin:
     not_ready() -> why traffic should not be sent here yet; nothing: ready.
     api: name -> callable that gets the query's parameters and returns what is sent as JSON from /api/<name>: a value,
     or slices of a list, between which the loop has its turn. Called on the loop, so quick. ValueError: a bad query.
+    actions: name -> what POST /api/<name> does; the only requests that change something.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Admin:
         scrape: Callable[[str], tuple[bytes, str]],
         not_ready: Callable[[], Sequence[str]],
         api: Mapping[str, Callable[[Query], Any]],
+        actions: Mapping[str, Action] | None = None,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._host = host
@@ -91,10 +94,11 @@ class Admin:
         self._scrape = scrape
         self._not_ready = not_ready
         self._api = api
+        self._actions = actions or {}
         self._renderer = ThreadPoolExecutor(1, thread_name_prefix="scrape")
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
-        self._gate = Gate(max_connections, name=f"admin {Address(host, port)}")
+        self.gate = Gate(max_connections, name=f"admin {Address(host, port)}")
         self._idle: dict[_Connection, None] = {}  # those without a request under way, silent for longest first
         self._tasks = Tasks("admin")
 
@@ -108,19 +112,20 @@ class Admin:
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/api", self._api_names)
         app.router.add_get("/api/{name}", self._api_value)
+        app.router.add_post("/api/{name}", self._api_action)
         sys.setswitchinterval(min(_TURN_S, sys.getswitchinterval()))
         self._runner = web.AppRunner(
             app, access_log=None, logger=log, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
         )
         await self._runner.setup()
         try:
-            self._listener = Listener(self._gate, resolve(self._host), self._port, _BACKLOG, self._accepted)
+            self._listener = Listener(self.gate, resolve(self._host), self._port, _BACKLOG, self._accepted, "admin")
         except OSError:
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        self._gate.close()
+        self.gate.close()
         await self._tasks.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -140,16 +145,14 @@ class Admin:
     # --- connections -------------------------------------------------------------------------------------------------
 
     def _accepted(self, client: socket.socket, _: Address) -> None:
-        self._gate.enter()
+        self.gate.enter()
         self._tasks.spawn(self._serve(client))
 
     async def _serve(self, client: socket.socket) -> None:
         assert self._runner is not None and self._runner.server is not None
         loop = asyncio.get_running_loop()
-        connection = _Connection(
-            self._runner.server, loop, self._idle, lambda: not self._gate.is_open, self._gate.leave
-        )
-        if not self._gate.is_open:  # so that the next one can come in: the one that was silent for longest goes
+        connection = _Connection(self._runner.server, loop, self._idle, lambda: not self.gate.is_open, self.gate.leave)
+        if not self.gate.is_open:  # so that the next one can come in: the one that was silent for longest goes
             longest = next((other for other in self._idle if other is not connection), None)
             if longest is not None:
                 longest.give_up()
@@ -184,6 +187,8 @@ class Admin:
 
     async def _api_value(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
+        if name in self._actions and name not in self._api:
+            raise web.HTTPMethodNotAllowed("GET", ["POST"])
         if name not in self._api:
             raise web.HTTPNotFound(text=f"no such value: /api names them all ({', '.join(self._api)})\n")
         try:
@@ -193,6 +198,15 @@ class Admin:
         text = await _json_of_slices(value) if isinstance(value, AsyncIterator) else json.dumps(value)
         headers = {"Content-Type": "application/json; charset=utf-8"}
         return _compressed(request, web.Response(body=text.encode(), headers=headers, zlib_executor_size=_THREAD_BYTES))
+
+    async def _api_action(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name in self._api and name not in self._actions:
+            raise web.HTTPMethodNotAllowed("POST", ["GET"])
+        if name not in self._actions:
+            raise web.HTTPNotFound(text=f"no such action; there are: {', '.join(self._actions)}\n")
+        status, value = await self._actions[name](request.query)
+        return web.json_response(value, status=status)
 
     async def _index(self, _: web.Request) -> web.Response:
         links = {

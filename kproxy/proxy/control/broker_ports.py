@@ -38,11 +38,11 @@ class BrokerPorts:
     ) -> None:
         self.open: dict[int, Listener] = {}  # by node id
         self._unbound: dict[int, str] = {}  # node id -> why its port is not bound
+        self.backlog = backlog  # of ports that are bound from now on
         self._gate = gate
         self._cluster = cluster
         self._routes = routes
         self._hosts = hosts
-        self._backlog = backlog
         self._accepted = accepted
         self._retry: asyncio.TimerHandle | None = None
         self._report: asyncio.Handle | None = None
@@ -86,7 +86,9 @@ class BrokerPorts:
             )
             return self._not_bound(node_id, reason)
         try:
-            self.open[node_id] = Listener(self._gate, self._hosts, port_of.bind, self._backlog, self._accepted(node_id))
+            self.open[node_id] = Listener(
+                self._gate, self._hosts, port_of.bind, self.backlog, self._accepted(node_id), f"{name}/{node_id}"
+            )
         except OSError as fault:
             reason = f"{where}, the port of broker {node_id}, cannot be bound: {why_unbound(fault)}"
             return self._not_bound(node_id, reason)

@@ -6,7 +6,7 @@ never the broker's own address: it is logged, counted and tried again. Refuses t
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError
 from kproxy.metrics.upstream import ClusterState
@@ -95,6 +95,7 @@ class ClusterProxy:
         self._bootstrap: Listener | None = None
         self._ports: BrokerPorts | None = None
         self._stopped = False
+        self._successor: ClusterProxy | None = None  # by other settings: what open connections learn is for that one
         self._tasks = Tasks(f"cluster={cluster.name}")
         self._limiter = LogLimiter(log)
 
@@ -113,6 +114,11 @@ class ClusterProxy:
     def brokers(self) -> dict[int, Listener]:
         """The open ports of brokers, by node id."""
         return self._ports.open if self._ports is not None else {}
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """All its open ports."""
+        return [*([self._bootstrap] if self._bootstrap is not None else []), *self.brokers.values()]
 
     def not_ready(self) -> Iterator[str]:
         """Why clients of this cluster should not be sent here."""
@@ -133,7 +139,7 @@ class ClusterProxy:
         backlog = worker.config.accept_backlog
         try:
             hosts = resolve(listen.host)
-            self._bootstrap = Listener(worker.gate, hosts, listen.port, backlog, self._accepted(None))
+            self._bootstrap = Listener(worker.gate, hosts, listen.port, backlog, self._accepted(None), cluster.name)
         except OSError as fault:
             text = f"{listen} cannot be bound: {why_unbound(fault)}"
             raise ConfigError([(f"{cluster.name}: listen", text)]) from None
@@ -162,7 +168,7 @@ class ClusterProxy:
         return self._connector.accepted(node_id)
 
     def _broker_lost(self) -> None:
-        self._discovery.broker_lost()
+        self._latest._discovery.broker_lost()
 
     def close(self) -> None:
         """Close every port, for good: whatever answers are still in flight, none opens again."""
@@ -171,6 +177,59 @@ class ClusterProxy:
             self._bootstrap.close()
         if self._ports is not None:
             self._ports.close()
+
+    # --- other settings ----------------------------------------------------------------------------------------------
+
+    def learn_all(self, upstreams: Mapping[int, Address]) -> None:
+        """Take in where brokers are, as somebody knew who was here before, and bind their ports."""
+        for node_id, address in upstreams.items():
+            self._learn_broker(node_id, *address)
+
+    @property
+    def _latest(self) -> "ClusterProxy":
+        """The one that has this one's place now."""
+        latest = self
+        while latest._successor is not None:
+            latest = latest._successor
+        if latest is not self:
+            self._successor = latest  # those between are kept no longer
+        return latest
+
+    def follow(self, former: "ClusterProxy", *, same_upstream: bool, ends: bool) -> None:
+        """Take the place of a cluster that was run by other settings.
+
+        same_upstream: what was learnt of its brokers is still true, and it is as ready as it was.
+        ends: connections that it is making are closed as soon as all that their clients have asked is answered.
+        """
+        if same_upstream:
+            self.learn_all(former.routes.upstreams)
+            self._discovery.not_ready = former._discovery.not_ready
+        self.show_state()
+        former.retire(self, ends=ends)
+
+    def retire(self, successor: "ClusterProxy | None", *, ends: bool) -> None:
+        """Close every port and ask no more; open connections go on, and unless `ends` those being made."""
+        self._successor = successor
+        self._connector.ends = ends
+        self.close()
+        self._tasks.stop()
+
+    @property
+    def making(self) -> int:
+        """How many clients' connections are being made."""
+        return self._connector.making
+
+    def show_state(self) -> None:
+        """From now on metrics show how this one stands."""
+        self._worker.metrics.upstream(self.cluster.name, DIAL_CAUSES, self._state)
+
+    def set_pace(self, discovery_interval_s: float, accept_backlog: int) -> None:
+        """How often the cluster is asked from now on, and how many clients may wait to be accepted."""
+        self._discovery.interval_s = discovery_interval_s
+        if self._ports is not None:
+            self._ports.backlog = accept_backlog
+        for listener in self.listeners:
+            listener.set_backlog(accept_backlog)
 
     async def stop(self) -> None:
         """Accept no more; connections that are still being made are given up."""
@@ -247,6 +306,9 @@ class ClusterProxy:
 
     def _advertise(self, node_id: int, host: str, port: int) -> tuple[Address, bool]:
         """(the address that clients get for a broker that says it is at host:port, whether that port is open)"""
+        latest = self._latest
+        if latest is not self:
+            return latest._advertise(node_id, host, port)
         is_bound = self._learn_broker(node_id, host, port)
         return self.routes.advertised(node_id, host), is_bound
 

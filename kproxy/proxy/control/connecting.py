@@ -47,6 +47,8 @@ BOOTSTRAP = "bootstrap"
 # each doubling, kproxy asks there: its question comes back if it is one.
 PROBED_AT = 64
 
+FIRST_REQUEST_S = 0.3  # for the first request of a client that came just before its port closed
+
 log = logging.getLogger("kproxy.cluster")
 
 
@@ -119,6 +121,8 @@ class Connector:
         self._tasks = Tasks(f"cluster={cluster.name}")
         self._limiter = LogLimiter(log)
         self._source = f"live:{cluster.name}"
+        self.making = 0  # connections
+        self.ends = False  # what is being made ends soon: kproxy drains, or the cluster is run by other settings
 
     async def stop(self) -> None:
         """Give up the connections that are still being made."""
@@ -160,6 +164,8 @@ class Connector:
         worker = self._worker
         broker = None
         relayed = False
+        self.making += 1
+        listener = listener_name(client.node_id, self._cluster.route)
         try:
             if self.entrance.steps:
                 await self.entrance.welcome(client)
@@ -181,6 +187,7 @@ class Connector:
         except OSError:
             pass  # one of the two has gone already
         finally:
+            self.making -= 1
             if not relayed:
                 client.sock.close()
                 if broker is not None:
@@ -260,6 +267,8 @@ class Connector:
         if client.login is not None and self._renewals is not None:
             keep = self._renewals.keep(relay, client.principal, client.login)
             self._renewing[relay.number] = self._tasks.spawn(keep)
+        if self.ends:
+            asyncio.get_running_loop().call_later(FIRST_REQUEST_S, relay.finish)
 
     def _authorizer(self, client: Incoming) -> PolicyAuthorizer | None:
         """What decides a client's requests; None: the listener has no policy."""

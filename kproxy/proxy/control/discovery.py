@@ -47,7 +47,7 @@ class Discovery:
         self._addresses = addresses
         self._ask = ask
         self._learn = learn
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._ports = ports
         self._lost = asyncio.Event()
         self._limiter = LogLimiter(log)
@@ -70,7 +70,7 @@ class Discovery:
                 continue
             retry_s = FIRST_RETRY_S
             try:
-                async with asyncio.timeout(self._interval_s * random.uniform(0.9, 1.1)):
+                async with asyncio.timeout(self.interval_s * random.uniform(0.9, 1.1)):
                     await self._lost.wait()
             except TimeoutError:
                 continue

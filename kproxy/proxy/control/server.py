@@ -6,10 +6,9 @@ and the recorder's thread, if there is one.
 
 import asyncio
 import logging
-import signal
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -22,11 +21,14 @@ from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control import descriptors
+from kproxy.proxy.control.changes import Changes, same_upstream
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.draining import drain
-from kproxy.proxy.control.garbage import FullCollections
+from kproxy.proxy.control.reload import Reloader
+from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.worker import Worker
-from kproxy.proxy.relay.listeners import Gate, why_unbound
+from kproxy.proxy.relay.given import GivenSockets
+from kproxy.proxy.relay.listeners import Gate, Listener, why_unbound
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.redirected import can_mark
 from kproxy.proxy.relay.relay import READ_BYTES, Relay
@@ -39,22 +41,32 @@ if TYPE_CHECKING:
 MAX_ROWS = 10_000  # of /api/connections in one answer
 _DEFAULT_ROWS = 1000
 _ROWS_PER_SLICE = 50  # of about 3 us each
+_ADMIN_RETIRES_S = 1.0
+_MAKING_S = 0.02
 
 log = logging.getLogger("kproxy.server")
 
 
 class Server:
-    """A kproxy: `start` and `stop` inside a running loop, or `run` with a loop of its own."""
+    """A kproxy: `start` and `stop` inside a running loop. As a process of its own: see `process`.
+
+    given: listening sockets that it takes in place of its own.
+    """
 
     def __init__(self, config: Config, sinks: Sequence[Sink] = ()) -> None:
         self.config = config
         self.metrics = Metrics()
         self.clusters: list[ClusterProxy] = []
+        self.given = GivenSockets()
+        self.reloader = Reloader(self)
+        self._is_held = False
         self._sinks = tuple(sinks)
         self._worker: Worker | None = None
         self._admin: Admin | None = None
+        self._at_once = asyncio.Event()  # nothing is waited for any more
         self._recorder: Recorder | None = None
         self._draining = False
+        self._tasks = Tasks("server")
 
     @property
     def addresses(self) -> dict[str, Address]:
@@ -64,43 +76,6 @@ class Server:
     @property
     def admin_address(self) -> Address | None:
         return Address(*self._admin.address) if self._admin else None
-
-    def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or SIGHUP (unless nohup has us ignore it); the second ends the drain at once.
-
-        For a process that ends with it: the signals stay ignored, so that one that comes late cannot change its status.
-        """
-        import uvloop
-
-        uvloop.run(self._run())
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        asked = asyncio.Event()
-        again = asyncio.Event()
-
-        def stop(number: int) -> None:
-            if asked.is_set():
-                again.set()
-            log.info("%s: %s", signal.Signals(number).name, "closing at once" if asked.is_set() else "draining")
-            asked.set()
-
-        # Not loop.add_signal_handler: a loop that ends restores the default, and that would kill the process.
-        numbers = [number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if _is_heard(number)]
-        for number in numbers:
-            signal.signal(number, lambda number, _: loop.call_soon_threadsafe(stop, number))
-        collections = FullCollections(lambda: self._running.objects)
-        try:
-            await self.start()
-            collections.start()
-            await asked.wait()
-        finally:
-            try:
-                await self.stop(again)
-            finally:
-                collections.stop()
-                for number in numbers:
-                    signal.signal(number, signal.SIG_IGN)
 
     async def start(self) -> None:
         """Bind, listen and serve. Raises ConfigError where the configuration cannot be."""
@@ -114,7 +89,15 @@ class Server:
             proxy = self._cluster(self._running, cluster)
             self.clusters.append(proxy)
             proxy.start()
-        await self._start_admin(shares)
+        await self._start_admin(self.config.admin, shares)
+
+    def objects(self) -> int:
+        """About how many objects the garbage collector walks."""
+        return self._running.objects
+
+    async def until(self, asked: asyncio.Event) -> None:
+        """Return when kproxy is asked to stop, or cannot go on."""
+        await asked.wait()
 
     # What a kproxy of several processes does otherwise; see `parent` and `worker_process`.
 
@@ -138,6 +121,8 @@ class Server:
             self.metrics,
             self._sinks,
         )
+        self._worker.gate.given = self.given
+        self._worker.gate.is_held = self._is_held
 
     def _cluster(self, worker: Worker, cluster: Cluster) -> ClusterProxy:
         return ClusterProxy(worker, cluster)
@@ -147,14 +132,14 @@ class Server:
         assert self._worker is not None
         return self._worker
 
-    async def _start_admin(self, shares: descriptors.Shares) -> None:
-        if self.config.admin is None:
+    async def _start_admin(self, address: Address | None, shares: descriptors.Shares) -> None:
+        if address is None:
             return
         # HTTP and the text formats take 11 MB: a kproxy without an admin port goes without.
         from kproxy.proxy.control.admin import Admin
 
         admin = Admin(
-            *self.config.admin,
+            *address,
             scrape=self._scraper(),
             not_ready=self.not_ready,
             api={
@@ -162,12 +147,15 @@ class Server:
                 "connections": self._api_connections,
                 "traffic": self._api_traffic,
             },
+            actions={"reload": self._api_reload},
             max_connections=shares.admin,
         )
+        admin.gate.given = self.given
+        admin.gate.is_held = self._is_held
         try:
             await admin.start()
         except OSError as fault:
-            text = f"{self.config.admin} cannot be bound: {why_unbound(fault)}"
+            text = f"{address} cannot be bound: {why_unbound(fault)}"
             raise ConfigError([("admin", text)]) from None
         self._admin = admin
         log.info("admin at %s: /metrics /health /ready", admin.url)
@@ -186,28 +174,150 @@ class Server:
             return ["draining"]
         return list(chain.from_iterable(cluster.not_ready() for cluster in self.clusters))
 
+    # --- another process ---------------------------------------------------------------------------------------------
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """All open ports, that of the admin server too."""
+        gates = [*([self._worker.gate] if self._worker else []), *([self._admin.gate] if self._admin else [])]
+        return [listener for gate in gates for listener in gate.listeners]
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return self._worker.gate.connections if self._worker else 0
+
+    def hold(self, held: bool) -> None:
+        """Accept nobody, or go on: clients wait in the backlog meanwhile, of sockets that another process may have."""
+        self._is_held = held
+        for gate in {listener.gate for listener in self.listeners}:
+            gate.hold(held)
+
+    def learn_all(self, bootstraps: Mapping[str, Sequence[str]], learnt: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take in what another kproxy knew of the brokers of its clusters, where these are the same."""
+        for proxy in self.clusters:
+            name = proxy.cluster.name
+            if {str(address) for address in proxy.cluster.bootstrap} & set(bootstraps.get(name, ())):
+                proxy.learn_all({int(node_id): Address(*at) for node_id, at in learnt.get(name, {}).items()})
+
+    # --- other settings ----------------------------------------------------------------------------------------------
+
+    async def reconfigure(self, new: Config, differing: Changes) -> None:
+        """Run by other settings from now on. Raises ConfigError, and then nothing has changed.
+
+        What `differing` does not name is not touched. A cluster that it names is built anew, on the sockets that it
+        has; its open connections go on, or end one by one.
+        """
+        former = self._admin
+        if "admin" in differing.process:
+            self._admin = None
+            try:
+                await self._start_admin(new.admin, descriptors.reserve(new.max_connections))
+            except ConfigError:
+                self._admin = former
+                raise
+        try:
+            self._replace_clusters(new, differing)
+        except ConfigError:
+            if self._admin is not former and self._admin is not None:
+                await self._admin.stop()
+                self._admin = former
+            raise
+        self.config = new
+        self._set_limits(new, differing)
+        for name in differing.drained:
+            self._tasks.spawn(self._drain_cluster(name))
+        if former is not None and self._admin is not former:
+            self._tasks.spawn(self._retire_admin(former))
+
+    def _replace_clusters(self, new: Config, differing: Changes) -> None:
+        worker = self._running
+        former = {proxy.cluster.name: proxy for proxy in self.clusters}
+        before, worker.config = worker.config, new
+        built: dict[str, ClusterProxy] = {}
+        try:
+            for cluster in new.clusters:
+                if cluster.name in (*differing.added, *differing.changed):
+                    built[cluster.name] = self._cluster(worker, cluster)
+            for name in (*differing.changed, *differing.removed):
+                for listener in former[name].listeners:
+                    for sock in listener.sockets:
+                        worker.gate.given.put(listener.name, sock.dup())
+            for proxy in built.values():
+                proxy.start()
+        except (ConfigError, OSError) as fault:
+            worker.gate.given.close()
+            worker.config = before
+            for name, proxy in built.items():
+                proxy.retire(None, ends=True)
+                if name in former:
+                    former[name].show_state()
+                else:
+                    self.metrics.clusters.pop(name, None)
+            if isinstance(fault, OSError):
+                raise ConfigError([("", f"no sockets for what is new: {fault.strerror or fault}")]) from None
+            raise
+        for name, proxy in built.items():
+            if name in former:
+                same = same_upstream(former[name].cluster, proxy.cluster)
+                proxy.follow(former[name], same_upstream=same, ends=name in differing.drained)
+        for name in differing.removed:
+            former[name].retire(None, ends=True)
+        worker.gate.given.close()
+        self.clusters[:] = [built.get(cluster.name) or former[cluster.name] for cluster in new.clusters]
+
+    def _set_limits(self, new: Config, differing: Changes) -> None:
+        """What takes effect at once and belongs to no single cluster."""
+        worker = self._running
+        worker.dialler.timeout_s = new.connect_timeout_s
+        for proxy in self.clusters:
+            proxy.set_pace(new.discovery_interval_s, new.accept_backlog)
+        if "max_connections" in differing.process:
+            shares = descriptors.reserve(new.max_connections)
+            worker.gate.max_sockets = shares.listening
+            worker.gate.limit(shares.connections)
+            self.metrics.connection_limit = shares.connections
+        if "log_level" in differing.process:
+            log_lines.set_level(new.log_level)
+
+    async def _drain_cluster(self, name: str) -> None:
+        """Bring the open connections of a cluster to their ends, those that came before this moment."""
+        worker = self._running
+        relays = [relay for relay in worker.relays.values() if relay.info.cluster == name]
+        drained = await drain(relays, self.config.drain_timeout_s, self._at_once, f"cluster {name}")
+        log.info("cluster=%s: %d connections drained, %d closed before their requests were answered", name, *drained)
+        if all(proxy.cluster.name != name for proxy in self.clusters):
+            self.metrics.clusters.pop(name, None)  # its series end with its last connection
+
+    async def _retire_admin(self, admin: "Admin") -> None:
+        """Close an admin port that another has replaced: once the answer under way has left."""
+        await asyncio.sleep(_ADMIN_RETIRES_S)
+        await admin.stop()
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
     async def stop(self, at_once: asyncio.Event | None = None) -> None:
         """Stop accepting after `drain_delay_s`, let connections finish what is under way, close.
 
         From the start of it `not_ready` says so. `at_once` ends the waiting.
         """
         start = time.monotonic()
-        at_once = at_once or asyncio.Event()
+        self._at_once = at_once = at_once or asyncio.Event()
         self._draining = True
         if self.config.drain_delay_s and self._worker is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(at_once.wait(), self.config.drain_delay_s)
         for cluster in self.clusters:
-            cluster.close()
-        for cluster in self.clusters:
-            await cluster.stop()
+            cluster.retire(None, ends=True)
         if self._worker is not None:
-            relays = tuple(self._worker.relays.values())
-            drained = await drain(relays, self.config.drain_timeout_s, at_once, "drain")
+            drained = await self._drain(self._worker, at_once)
+            for cluster in self.clusters:
+                await cluster.stop()
             self._worker.gate.close()
             self._worker.ageing.stop()
             self._worker.poller.close()
             self._worker.close()
+        await self._tasks.cancel()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
         if self._admin is not None:
@@ -215,6 +325,21 @@ class Server:
         if self._worker is not None:
             text = "stopped in %.1f s: %d connections drained, %d closed before their requests were answered"
             log.info(text, time.monotonic() - start, *drained)
+
+    async def _drain(self, worker: Worker, at_once: asyncio.Event) -> tuple[int, int]:
+        """Let connections finish; returns how many did, and how many were closed at the end of the time."""
+        timeout_s = self.config.drain_timeout_s
+        end = time.monotonic() + timeout_s
+        finished, closed = await drain(tuple(worker.relays.values()), timeout_s, at_once, "drain")
+        while any(cluster.making for cluster in self.clusters) and time.monotonic() < end and not at_once.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(_MAKING_S)
+        left_s = max(0.0, end - time.monotonic())
+        further = await drain(tuple(worker.relays.values()), left_s, at_once, "drain")
+        return finished + further.finished, closed + further.closed
+
+    async def _api_reload(self, _: "Query") -> tuple[int, Any]:
+        outcome = await self.reloader.reload("POST /api/reload")
+        return (409 if outcome.outcome == "refused" else 200), outcome.as_json()
 
     def _api_traffic(self, _: "Query") -> Any:
         return summarise(self.metrics, time.time_ns()).as_json()
@@ -267,10 +392,6 @@ def _number(query: "Query", name: str, default: int, highest: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= highest):
         raise ValueError(f"{name}={text[:40]!r} is not a number from 0 to {highest}")
     return int(text)
-
-
-def _is_heard(number: signal.Signals) -> bool:
-    return signal.getsignal(number) is not signal.SIG_IGN
 
 
 def _recorder(config: Config) -> "Recorder":

@@ -37,6 +37,11 @@ class Tasks:
             text = "%s: a defect of kproxy ended what it was doing (%s); the rest goes on. Please report these lines"
             self._limiter.log(logging.ERROR, type(fault), text, self._owner, fault, exc_info=fault)
 
+    def stop(self) -> None:
+        """Cancel all of them, without waiting for their ends."""
+        for task in tuple(self._running):
+            task.cancel()
+
     async def cancel(self) -> None:
         """Cancel all of them and wait for their ends."""
         running = tuple(self._running)

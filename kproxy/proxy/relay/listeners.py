@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterable
 
 from kproxy.proxy.config.addresses import Address, numeric
 from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.relay.given import GivenSockets, takes_both_families
 from kproxy.proxy.relay.redirected import take_any_destination
 from kproxy.proxy.relay.sockets import prepare
 
 ACCEPTS_PER_TURN = 16  # each starts a dial, some 0.1 ms of work
 OUT_OF_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_PAUSE_S = 1.0
+_MAPPED = "::ffff:"  # an IPv4 client of an IPv6 socket
 
 Accepted = Callable[[socket.socket, Address], None]
 
@@ -42,13 +44,15 @@ class Gate:
         self.connections = 0
         self.sockets = 0  # listening
         self.listeners: set[Listener] = set()
+        self.given = GivenSockets()  # a listener takes its socket from here, where there is one
+        self.is_held = False  # clients wait in the backlog
         self._exhausted: asyncio.TimerHandle | None = None
         self._accepts_left = ACCEPTS_PER_TURN
         self._limiter = LogLimiter(log)
 
     @property
     def is_open(self) -> bool:
-        return self.connections < self.max_connections and self._exhausted is None
+        return self.connections < self.max_connections and self._exhausted is None and not self.is_held
 
     def enter(self) -> None:
         self.connections += 1
@@ -61,6 +65,16 @@ class Gate:
         self.connections -= 1
         if self.connections == self.max_connections - 1:
             self._apply()
+
+    def limit(self, max_connections: int) -> None:
+        """From now on so many connections may be open; those that are open stay."""
+        self.max_connections = max_connections
+        self._apply()
+
+    def hold(self, held: bool) -> None:
+        """Stop accepting, or begin again: clients wait in the listen backlog meanwhile."""
+        self.is_held = held
+        self._apply()
 
     def check(self, fault: OSError) -> bool:
         """Whether the system gives no more sockets; if so, accepting pauses for a second."""
@@ -75,7 +89,7 @@ class Gate:
 
     def has_room(self, sockets: int) -> bool:
         """Whether file descriptors are set aside for so many more listening sockets."""
-        return self.max_sockets is None or self.sockets + sockets <= self.max_sockets
+        return self.max_sockets is None or len(self.given) > 0 or self.sockets + sockets <= self.max_sockets
 
     def take_turn(self) -> bool:
         """Whether one more connection may be accepted in this turn of the loop."""
@@ -108,14 +122,20 @@ class Gate:
 
 
 class Listener:
-    """One port, on every address of its host; it accepts from the start. Raises OSError where it cannot be bound."""
+    """One port, on every address of its host; it accepts from the start. Raises OSError where it cannot be bound.
 
-    def __init__(self, gate: Gate, hosts: Iterable[str], port: int, backlog: int, accepted: Accepted) -> None:
+    name: what its sockets are called when another process gets them.
+    """
+
+    def __init__(
+        self, gate: Gate, hosts: Iterable[str], port: int, backlog: int, accepted: Accepted, name: str = ""
+    ) -> None:
+        self.name = name
+        self.gate = gate
         self._loop = asyncio.get_running_loop()
-        self._gate = gate
         self._accepted = accepted
         self._accepting = False
-        self._sockets = listening(hosts, port, backlog)
+        self._sockets = listening(hosts, port, backlog, gate.given, name)
         self.port: int = self._sockets[0].getsockname()[1]
         self._addresses = [numeric(sock.getsockname()[0]) for sock in self._sockets]
         gate.listeners.add(self)
@@ -126,6 +146,16 @@ class Listener:
     def address(self) -> Address:
         """Where it listens, the port it was given included."""
         return Address(*self._sockets[0].getsockname()[:2])
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """One for each of its addresses."""
+        return tuple(self._sockets)
+
+    def set_backlog(self, backlog: int) -> None:
+        """How many clients may wait to be accepted, from now on."""
+        for sock in self._sockets:
+            sock.listen(backlog)
 
     def accept(self, wanted: bool) -> None:
         if wanted != self._accepting:
@@ -146,7 +176,8 @@ class Listener:
         same_family = [own for own in self._addresses if own is not None and own.version == address.version]
         if address in same_family:
             return True
-        return any(own.is_unspecified for own in same_family) and is_local(str(address))
+        everywhere = any(own.is_unspecified for own in same_family) or any(map(takes_both_families, self._sockets))
+        return everywhere and is_local(str(address))
 
     def take_any_destination(self) -> bool:
         """Take connections to any address, as TPROXY hands them over; False: that is not permitted here."""
@@ -156,18 +187,18 @@ class Listener:
         self.accept(False)
         for sock in self._sockets:
             sock.close()
-        if self in self._gate.listeners:
-            self._gate.listeners.discard(self)
-            self._gate.sockets -= len(self._sockets)
+        if self in self.gate.listeners:
+            self.gate.listeners.discard(self)
+            self.gate.sockets -= len(self._sockets)
 
     def _ready(self, sock: socket.socket) -> None:
-        while self._accepting and self._gate.take_turn():
+        while self._accepting and self.gate.take_turn():
             try:
                 client, peer = sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as fault:
-                if self._gate.check(fault):
+                if self.gate.check(fault):
                     return
                 continue  # that client has gone already
             try:
@@ -175,7 +206,8 @@ class Listener:
             except OSError:
                 client.close()
                 continue
-            self._accepted(client, Address(peer[0], peer[1]))
+            host = peer[0].removeprefix(_MAPPED) if peer[0].startswith(_MAPPED) and "." in peer[0] else peer[0]
+            self._accepted(client, Address(host, peer[1]))
 
 
 def normal(address: Address) -> Address:
@@ -217,12 +249,20 @@ def why_unbound(fault: OSError) -> str:
     return fault.strerror or str(fault)
 
 
-def listening(hosts: Iterable[str], port: int, backlog: int) -> list[socket.socket]:
-    """A socket on each of these addresses, all on one port (0: any that is free). OSError: then on none."""
+def listening(
+    hosts: Iterable[str], port: int, backlog: int, given: GivenSockets | None = None, name: str = ""
+) -> list[socket.socket]:
+    """A socket on each of these addresses, all on one port (0: any that is free). OSError: then on none.
+
+    Those that are given are taken; a given IPv6 socket that accepts IPv4 too stands for all addresses of the machine.
+    """
     sockets: list[socket.socket] = []
     try:
         for host in hosts:
-            sock = _bound(host, port)
+            if host == "0.0.0.0" and any(map(takes_both_families, sockets)):
+                continue
+            sock = given.take(host, port, name) if given else None
+            sock = sock or _bound(host, port)
             sockets.append(sock)
             port = sock.getsockname()[1]
             sock.listen(backlog)

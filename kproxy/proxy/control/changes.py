@@ -1,0 +1,115 @@
+"""What differs between the settings that run and new ones, and what becomes of each difference: pure.
+
+Settings are compared as they take effect, whatever the text that they came from. Each setting of the process has one of
+the treatments below. A setting of a cluster takes effect for new connections; those that are open keep what they began
+with, but where that would be wrong: the cluster's connections are then drained, and come back under the new settings.
+Refuses to know sockets and how a treatment is done.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster, Config
+
+AT_ONCE = "at once"
+RESTART = "needs a restart"
+
+# What is not named here needs a restart: it is safe to say so of a setting that nobody has thought about.
+PROCESS = {
+    "log_level": AT_ONCE,
+    "discovery_interval_s": AT_ONCE,
+    "connect_timeout_s": AT_ONCE,
+    "drain_delay_s": AT_ONCE,
+    "drain_timeout_s": AT_ONCE,
+    "max_connections": AT_ONCE,
+    "accept_backlog": AT_ONCE,
+    "watch_config": AT_ONCE,
+    "admin": AT_ONCE,  # the new port opens before the old one closes
+}
+
+# Settings of a cluster after whose change its open connections are drained: what a client may do, or who it is, is no
+# longer what its connection was let in for; or its broker is no longer the one it should have.
+DRAINS = frozenset(("policy", "policies", "authentication", "route"))
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The differences. Clusters are known by their names."""
+
+    process: tuple[str, ...] = ()  # settings that change at once
+    restart: tuple[str, ...] = ()  # what would need a restart: `record (None -> tables)`
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # cluster -> its settings that differ
+    drained: tuple[str, ...] = ()  # clusters whose open connections end: removed ones are some
+
+    def __bool__(self) -> bool:
+        return bool(self.process or self.restart or self.added or self.removed or self.changed)
+
+    def lines(self) -> list[str]:
+        """Each change, as the log and the API name it."""
+        return [
+            *self.process,
+            *(f"cluster {name} added" for name in self.added),
+            *(f"cluster {name} removed" for name in self.removed),
+            *(f"cluster {name}: {', '.join(settings)}" for name, settings in self.changed.items()),
+        ]
+
+
+def changes(now: Config, new: Config) -> Changes:
+    """What has to happen so that a kproxy that runs by `now` runs by `new`."""
+    process, restart = [], []
+    for name in type(now).model_fields:
+        before, after = getattr(now, name), getattr(new, name)
+        if name == "clusters" or before == after:
+            continue
+        if PROCESS.get(name, RESTART) == AT_ONCE and not _needs_restart(name, before, after):
+            process.append(name)
+        else:
+            restart.append(f"{name} ({_shown(name, before)} -> {_shown(name, after)})")
+    old = {cluster.name: cluster for cluster in now.clusters}
+    wanted = {cluster.name: cluster for cluster in new.clusters}
+    changed = {
+        name: differing
+        for name, cluster in wanted.items()
+        if name in old and (differing := _differing(old[name], cluster))
+    }
+    removed = tuple(name for name in old if name not in wanted)
+    drained = tuple(name for name, settings in changed.items() if _drains(old[name], wanted[name], settings))
+    return Changes(
+        tuple(process),
+        tuple(restart),
+        tuple(name for name in wanted if name not in old),
+        removed,
+        changed,
+        (*removed, *drained),
+    )
+
+
+def _needs_restart(name: str, before: Any, after: Any) -> bool:
+    """An admin port that opens or closes for good changes what is imported and counted."""
+    return name == "admin" and (before is None or after is None)
+
+
+def _differing(old: Cluster, new: Cluster) -> tuple[str, ...]:
+    return tuple(name for name in type(old).model_fields if getattr(old, name) != getattr(new, name))
+
+
+def _drains(old: Cluster, new: Cluster, settings: tuple[str, ...]) -> bool:
+    if DRAINS.intersection(settings):
+        return True
+    # Another list of the same cluster's brokers, as long as one is in both; else it may well be another cluster.
+    return "bootstrap" in settings and not set(old.bootstrap) & set(new.bootstrap)
+
+
+def same_upstream(old: Cluster, new: Cluster) -> bool:
+    """Whether what was learnt of the brokers of one is true of the other."""
+    return old.route == new.route and bool(set(old.bootstrap) & set(new.bootstrap))
+
+
+def _shown(name: str, value: Any) -> str:
+    """A value in a message; never that of a table, which may hold a secret."""
+    return str(value) if isinstance(value, (str, int, float, Address, Path)) or value is None else f"another {name}"

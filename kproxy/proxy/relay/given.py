@@ -1,0 +1,62 @@
+"""Listening sockets that somebody else has bound: systemd, the kproxy that this one follows, or former settings.
+
+A listener takes the socket of its address from here before it binds one of its own. So nobody is refused while kproxy
+is replaced, and clients that wait in a socket's backlog stay there. Bounded by whoever hands the sockets over. Refuses
+to know clusters and how the sockets came.
+"""
+
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.proxy.config.addresses import Address, numeric
+
+
+class Given(NamedTuple):
+    """A listening socket, and what its giver calls it: a cluster, `CLUSTER/NODE_ID`, `admin`, or nothing."""
+
+    name: str
+    sock: socket.socket
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return Address(*self.sock.getsockname()[:2])
+
+
+class GivenSockets:
+    """The given sockets that no listener has taken yet."""
+
+    def __init__(self) -> None:
+        self._left: list[Given] = []
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def __iter__(self) -> Iterator[Given]:
+        return iter(tuple(self._left))
+
+    def put(self, name: str, sock: socket.socket) -> None:
+        """Add a bound and listening TCP socket; it belongs to the pool until it is taken."""
+        sock.setblocking(False)
+        self._left.append(Given(name, sock))
+
+    def take(self, host: str, port: int, name: str) -> socket.socket | None:
+        """The socket that listens there, or None. Port 0 means any: then the one of that name and host."""
+        for given in self._left:
+            at = given.address
+            if numeric(at.host) == numeric(host) and (at.port == port if port else given.name == name):
+                self._left.remove(given)
+                return given.sock
+        return None
+
+    def close(self) -> None:
+        """Close what nobody has taken."""
+        for given in self._left:
+            given.sock.close()
+        self._left.clear()
+
+
+def takes_both_families(sock: socket.socket) -> bool:
+    """Whether an IPv6 socket also accepts IPv4: one that systemd binds to a bare port does."""
+    return sock.family == socket.AF_INET6 and not sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)

@@ -1,0 +1,302 @@
+"""A kproxy that is changed while clients ask it all the time: nobody is refused, nothing is unanswered."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tests.ports import free_ports
+from tests.proxy.live import HOST, Wire
+from tests.proxy.load import Brokers, Load, command_line, descendants, exists, kproxy_process, open_files, until
+
+TIMEOUT_S = 120
+
+
+def live(test):
+    async def limited():
+        async with asyncio.timeout(TIMEOUT_S):
+            await test
+
+    uvloop.run(limited())
+
+
+class Settings:
+    """A file with two clusters of one kproxy."""
+
+    def __init__(self, folder: Path, first: Brokers, second: Brokers) -> None:
+        self.file = folder / "kproxy.toml"
+        self.admin, self.one, self.two, self.spare = (free := free_ports(60)), free + 10, free + 20, free + 30
+        self.process = {"admin": f"{HOST}:{self.admin}", "drain_timeout_s": 3, "discovery_interval_s": 60}
+        self.clusters = [
+            {"name": "one", "listen": f"{HOST}:{self.one}", "bootstrap": [first.address]},
+            {"name": "two", "listen": f"{HOST}:{self.two}", "bootstrap": [second.address]},
+        ]
+        self.write()
+
+    def write(self) -> None:
+        """As an editor does: the new file takes the place of the old one."""
+        tables = [self.process, *self.clusters]
+        text = "".join(
+            "[[cluster]]\n" * (number > 0) + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items())
+            for number, table in enumerate(tables)
+        )
+        new = self.file.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self.file)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    def make(first, second):
+        return Settings(tmp_path, first, second)
+
+    return make
+
+
+def test_upgrade_under_load(settings):
+    async def test():
+        first, second = Brokers(1, 2), Brokers(1)
+        config = settings(first, second)
+        async with kproxy_process(config.file, config.admin) as kproxy:
+            async with Load(config.one) as load, Load(config.one + 2) as broker_load:
+                before = open_files(kproxy.pid)
+                pids = {kproxy.pid}
+                for generation in range(2, 7):
+                    since = len(kproxy.lines)
+                    kproxy.signal(signal.SIGUSR2)
+                    await kproxy.says(f"generation {generation}", since)
+                    await kproxy.ready()
+                    await kproxy.says("stopped in", since)
+                    await load.more()
+                    (current,) = descendants(kproxy.pid)[-1:]
+                    pids.add(current)
+            load.assert_lossless()
+            broker_load.assert_lossless()
+            assert len(pids) == 6
+            assert load.reconnects >= 5 * 4
+            assert open_files(current) <= before + 4
+            assert await kproxy.end() == 0
+
+    live(test())
+
+
+def test_reload_under_load(settings):
+    """Each kind of change, one after the other; the other cluster's connections never notice."""
+
+    async def test():
+        first, second, third = Brokers(1, 2), Brokers(1), Brokers(1)
+        config = settings(first, second)
+        one = config.clusters[0]
+        async with kproxy_process(config.file, config.admin) as kproxy:
+
+            async def reload(expected: str) -> None:
+                since = len(kproxy.lines)
+                config.write()
+                kproxy.signal(signal.SIGHUP)
+                line = await kproxy.says("reload by SIGHUP", since)
+                assert expected in line, line
+                await load.more()
+                await other.more()
+
+            async with Load(config.one) as load, Load(config.two) as other:
+                await reload("the settings are those that run")
+                config.process |= {"log_level": "debug", "discovery_interval_s": 50, "max_connections": 500}
+                config.process |= {"accept_backlog": 512, "connect_timeout_s": 3}
+                await reload("log_level")
+                assert await kproxy.metric('kproxy_connection_limit{cluster="one"}') == 500
+                one["detail"] = "topics"
+                one["max_request_bytes"] = 100_000
+                await reload("cluster one: detail, max_request_bytes")
+                one["advertise"] = "127.0.0.1:{port}"
+                await reload("cluster one: advertise")
+                one["bootstrap"] = [first.address, third.address]
+                await reload("cluster one: bootstrap")
+                load.assert_same_connections()  # so far nothing gave a reason to end them
+                files = open_files(kproxy.pid)
+                one["broker_port_base"] = config.spare
+                await reload("cluster one: broker_port_base")
+                async with Load(config.spare + 2, clients=1) as moved:
+                    await moved.more()
+                moved.assert_lossless()
+                with pytest.raises(ConnectionRefusedError):
+                    await Wire.dial(config.one + 2)
+                config.clusters.append({"name": "three", "listen": f"{HOST}:{config.spare + 10}"})
+                config.clusters[2]["bootstrap"] = [third.address]
+                await reload("cluster three added")
+                await kproxy.ready()
+                three = Load(config.spare + 10, clients=3)
+                await three.more()
+                del config.clusters[2]
+                await reload("cluster three removed")
+                await kproxy.says("cluster=three: 3 connections drained, 0 closed")
+                assert three.unanswered == 0 and three.reconnects == 3
+                three._stopping = True
+                assert 'cluster="three"' not in (await kproxy.get("/metrics"))[1]
+                load.assert_same_connections()
+                one["bootstrap"] = [third.address]  # another cluster, as far as kproxy can tell
+                one["bootstrap"], before = [second.address], one["bootstrap"]
+                await reload("cluster one: bootstrap")
+                await kproxy.says("cluster=one: 4 connections drained, 0 closed")
+                assert load.reconnects == 4
+                one["bootstrap"] = before
+                await reload("cluster one: bootstrap")
+                config.process["admin"] = f"{HOST}:{config.admin + 1}"
+                await reload("admin")
+                kproxy.admin += 1
+                await kproxy.ready()
+                assert await kproxy.metric('kproxy_config_reloads_total{outcome="applied"}') == 10
+                assert await kproxy.metric('kproxy_config_reloads_total{outcome="unchanged"}') == 1
+                await until(lambda: open_files(kproxy.pid) <= files + 4)
+            load.assert_lossless()
+            other.assert_lossless()
+            other.assert_same_connections()
+
+    live(test())
+
+
+def test_what_is_wrong_is_told_and_changes_nothing(settings):
+    async def test():
+        first, second = Brokers(1), Brokers(1)
+        config = settings(first, second)
+        busy = socket.create_server((HOST, 0))
+        taken = f"{HOST}:{busy.getsockname()[1]}"
+        async with kproxy_process(config.file, config.admin) as kproxy, Load(config.one) as load:
+
+            async def refused(*expected: str) -> None:
+                config.write()
+                status, body = await kproxy.get("/api/reload", post=True)
+                answer = json.loads(body)
+                assert (status, answer["outcome"]) == (409, "refused")
+                text = "\n".join(f"{fault['place']}: {fault['text']}" for fault in answer["faults"])
+                assert all(each in text for each in expected), text
+                await kproxy.says("refused, nothing has changed")
+                assert await kproxy.metric("kproxy_config_last_reload_successful") == 0
+
+            config.clusters[0] |= {"detail": "everything", "lisen": "x"}
+            config.clusters[1]["bootstrap"] = ["nowhere"]
+            await refused("detail", "lisen", "did you mean listen?", "'nowhere' is not HOST:PORT")
+            del config.clusters[0]["lisen"], config.clusters[1]["bootstrap"]
+            config.clusters[1]["bootstrap"] = [second.address]
+            config.clusters[0]["detail"] = "topics"
+            config.clusters[1]["listen"] = taken  # by another program: only binding shows it
+            await refused("two: listen", "another program listens there")
+            config.clusters[1]["listen"] = f"{HOST}:{config.two}"
+            config.process["record"] = str(config.file.parent / "tables")
+            await refused("record (None -> ", "needs a restart")
+            del config.process["record"]
+            config.process["admin"] = taken
+            await refused("admin", "another program listens there")
+            config.process["admin"] = f"{HOST}:{config.admin}"
+            await load.more()
+            load.assert_same_connections()
+            clusters = {each["name"]: each for each in await kproxy.json("/api/clusters")}
+            assert clusters["two"]["listen"] == f"{HOST}:{config.two}"
+            config.write()
+            assert (await kproxy.json("/api/reload", post=True))["changes"] == ["cluster one: detail"]
+            assert await kproxy.metric("kproxy_config_last_reload_successful") == 1
+            assert await kproxy.metric('kproxy_config_reloads_total{outcome="refused"}') == 4
+            assert (await kproxy.get("/api/reload"))[0] == 405  # asking changes nothing
+        load.assert_lossless()
+        busy.close()
+
+    live(test())
+
+
+def test_a_file_that_changes_is_reloaded_if_the_settings_say_so(settings):
+    """However it is replaced: written in place, or behind a link that moves as those of a ConfigMap do."""
+
+    async def test():
+        first, second = Brokers(1), Brokers(1)
+        config = settings(first, second)
+        config.process["watch_config"] = True
+        config.write()
+        folder = config.file.parent
+        for name in ("v1", "v2"):
+            (folder / name).mkdir()
+        (folder / "v1" / "kproxy.toml").write_text(config.file.read_text())
+        (folder / "..data").symlink_to("v1")
+        mounted = folder / "mounted.toml"
+        mounted.symlink_to("..data/kproxy.toml")
+        async with kproxy_process(mounted, config.admin) as kproxy:
+            (folder / "v2" / "kproxy.toml").write_text(config.file.read_text() + 'detail = "topics"\n')
+            (folder / "..tmp").symlink_to("v2")
+            (folder / "..tmp").replace(folder / "..data")
+            await kproxy.says("reload by a change of the file: cluster two: detail")
+            with (folder / "v2" / "kproxy.toml").open("a") as file:
+                file.write("max_request_bytes = 1\n")
+            assert "refused" in await kproxy.says("cluster[1].max_request_bytes")
+
+    live(test())
+
+
+def test_a_new_version_that_fails_leaves_the_old_one_serving(settings):
+    async def test():
+        first, second = Brokers(1), Brokers(1)
+        config = settings(first, second)
+        busy = socket.create_server((HOST, 0))
+        async with kproxy_process(config.file, config.admin) as kproxy, Load(config.one) as load:
+            good = config.file.read_text()
+            for bad, reason in (
+                ("nonsense", "not valid TOML"),
+                (good.replace(f":{config.two}", f":{busy.getsockname()[1]}"), "it ended before it was ready"),
+                # It never gets ready: its brokers do not answer.
+                (good.replace(first.address, f"{HOST}:1"), "it was ended before"),
+            ):
+                since = len(kproxy.lines)
+                config.file.write_text(bad)
+                kproxy.signal(signal.SIGUSR2)
+                if "before" in reason and "ended before it was" not in reason:
+                    await asyncio.sleep(2)
+                    (child,) = descendants(kproxy.pid)
+                    os.kill(child, signal.SIGTERM)
+                await kproxy.says("has not taken over, this one goes on", since)
+                await load.more()
+                assert not descendants(kproxy.pid)
+            assert await kproxy.metric("kproxy_failed_upgrades_total") == 3
+            load.assert_same_connections()
+            busy.close()
+            config.file.write_text(good)
+            kproxy.signal(signal.SIGUSR2)
+            await kproxy.says("generation 2")
+            await load.more()
+        load.assert_lossless()
+
+    live(test())
+
+
+def test_who_stands_in_passes_signals_on(settings):
+    """The process that the test has started is the kproxy of the moment, for whoever watches it: by each signal."""
+
+    async def test():
+        first, second = Brokers(1), Brokers(1)
+        config = settings(first, second)
+        async with kproxy_process(config.file, config.admin) as kproxy:
+            for generation in (2, 3):
+                since = len(kproxy.lines)
+                kproxy.signal(signal.SIGUSR2)
+                await kproxy.says(f"generation {generation}", since)
+                await kproxy.says("stopped in", since)
+                await asyncio.sleep(0.3)
+            since = len(kproxy.lines)
+            kproxy.signal(signal.SIGHUP)
+            await kproxy.says("reload by SIGHUP", since)
+            assert "stand_in" in command_line(kproxy.pid)
+            (current,) = descendants(kproxy.pid)
+            os.kill(current, signal.SIGKILL)
+            async with asyncio.timeout(10):
+                assert await kproxy.process.wait() == 128 + signal.SIGKILL
+        async with kproxy_process(config.file, config.admin) as kproxy:
+            kproxy.signal(signal.SIGUSR2)
+            await kproxy.says("generation 2")
+            await kproxy.says("stopped in")
+            await asyncio.sleep(0.3)
+            (current,) = descendants(kproxy.pid)
+            os.kill(kproxy.pid, signal.SIGKILL)  # then nobody is left to end it
+            await until(lambda: not exists(current))
+
+    live(test())
