@@ -165,7 +165,6 @@ class Connector:
         broker = None
         relayed = False
         self.making += 1
-        listener = listener_name(client.node_id, self._cluster.route)
         try:
             if self.entrance.steps:
                 await self.entrance.welcome(client)

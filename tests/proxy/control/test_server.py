@@ -145,7 +145,7 @@ def test_the_log_says_when_it_is_done_and_a_late_signal_changes_no_status():
     live(test())
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_the_end_writes_what_was_recorded(end, tmp_path):
     async def test():
         broker = Broker()
