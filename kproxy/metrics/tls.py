@@ -13,6 +13,7 @@ from kproxy.metrics.bounds import DURATION_NS, cell
 CLIENT_RESULTS = (
     "ok",
     "plaintext",
+    "http",
     "closed",
     "timeout",
     "version",

@@ -110,7 +110,7 @@ class TlsWire(Wire):
 
     async def begin(self, context: ssl.SSLContext, *, server_side: bool, name: str | None = None) -> "TlsWire":
         """Shake hands. Raises what ssl raises."""
-        name = name if server_side or name else "localhost"
+        name = "localhost" if name is None and not server_side else name
         self.sock = context.wrap_socket(
             self.sock,
             server_side=server_side,

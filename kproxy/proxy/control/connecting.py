@@ -258,6 +258,7 @@ class Connector:
             self._fault,
             partial(self._closed, worker.loops.own_end(broker), client.ticket),
         )
+        relay.principal = sys.intern(client.principal)
         worker.add(relay, client.number)
         self._count(Address(info.broker_address, info.broker_port), 1)
         relay.start(self._admits)

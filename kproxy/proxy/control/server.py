@@ -380,6 +380,7 @@ def _connection_row(relay: Relay) -> dict[str, Any]:
         "number": relay.number,
         "cluster": info.cluster,
         "client": str(Address(info.client_address, info.client_port)),
+        "principal": relay.principal,
         "broker": info.broker_id,
         "upstream": str(Address(info.broker_address, info.broker_port)),
         "opened_ns": info.opened_ns,

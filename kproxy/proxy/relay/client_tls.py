@@ -153,12 +153,11 @@ async def _begins(sock: socket.socket) -> None:
     if first[0] == _HANDSHAKE:
         return
     if _HTTP.match(first):
-        text = "HTTP on a port for Kafka over TLS: the admin port is another one"
-    else:
-        text = (
-            "it speaks no TLS, and this listener does: set security.protocol=SSL (or SASL_SSL) in the client, or point "
-            "it at a plaintext listener"
-        )
+        raise RefusedClient("tls", "HTTP on a port for Kafka over TLS: the admin port is another one", "http")
+    text = (
+        "it speaks no TLS, and this listener does: set security.protocol=SSL (or SASL_SSL) in the client, or point it "
+        "at a plaintext listener"
+    )
     raise RefusedClient("tls", text, "plaintext")
 
 

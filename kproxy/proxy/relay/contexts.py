@@ -123,13 +123,14 @@ def for_clients(settings: ClientTls, serves: Callable[[str], bool] | None = None
     """
     files = _Files(place)
     choices: list[tuple[list[Certificate], ssl.SSLContext]] = []
+    trusted = _trusted(settings.ca, files) if settings.ca is not None else ""
     for number, pair in enumerate((settings, *settings.certificates)):
         context = _context(ssl.PROTOCOL_TLS_SERVER, settings.min_version, settings.ciphers, files)
         context.sslobject_class = Asked
         prefix = f"certificates[{number - 1}]." if number else ""
         choices.append((_load_pair(context, pair, files, prefix), context))
         if settings.ca is not None:
-            _trust(context, settings.ca, files)
+            _trust(context, settings.ca, trusted, files)
         elif settings.client_certificates != "none":
             if number == 0:
                 files.fault(
@@ -150,7 +151,7 @@ def for_brokers(settings: UpstreamTls, place: str = "upstream_tls") -> Built:
     context = _context(ssl.PROTOCOL_TLS_CLIENT, settings.min_version, settings.ciphers, files)
     context.check_hostname = settings.verify_hostname
     if settings.ca is not None:
-        _trust(context, settings.ca, files)
+        _trust(context, settings.ca, _trusted(settings.ca, files), files)
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     if settings.pair is not None:
@@ -174,15 +175,19 @@ def _context(protocol: Any, version: str, ciphers: str | None, files: _Files) ->
     return context
 
 
-def _trust(context: ssl.SSLContext, ca: Path, files: _Files) -> None:
-    certificates = files.certificates("ca", ca) if ca not in files.contents else []
-    data = files.contents.get(ca)
-    if data is None or (not certificates and str(ca) not in files.expiries):
-        return
-    if certificates:
-        files.note_expiry(ca, certificates)
+def _trusted(ca: Path, files: _Files) -> str:
+    """The PEM text of a bundle; "": a fault says why not."""
+    certificates = files.certificates("ca", ca)
+    if not certificates:
+        return ""
+    files.note_expiry(ca, certificates)
+    return files.contents[ca].decode("ascii", "ignore")
+
+
+def _trust(context: ssl.SSLContext, ca: Path, bundle: str, files: _Files) -> None:
     try:
-        context.load_verify_locations(cadata=data.decode("ascii", "ignore"))
+        if bundle:
+            context.load_verify_locations(cadata=bundle)
     except ssl.SSLError as fault:
         files.fault("ca", f"{ca} is not what OpenSSL takes: {fault.reason or fault}")
 
@@ -227,7 +232,7 @@ def _why_not(fault: ssl.SSLError, pair: KeyPair, key_path: Path, of_key: str, pr
             f"{key_path} is not the key of {pair.certificate}, whose first certificate must be the server's own: "
             "put the chain behind it"
         )
-    if pair.key_password_file is not None and ("DECRYPT" in reason or "PASSWORD" in reason or "PEM_LIB" in str(fault)):
+    if pair.key_password_file is not None and ("DECRYPT" in reason or "PASSWORD" in reason or "PEM_LIB" in reason):
         return f"{prefix}key_password_file", f"{pair.key_password_file} does not open {key_path}"
     return of_key, f"{pair.certificate} and {key_path} are not what OpenSSL takes: {fault.reason or fault}"
 

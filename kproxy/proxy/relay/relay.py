@@ -28,6 +28,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
+from kproxy.proxy.relay.ends import ANONYMOUS
 from kproxy.proxy.relay.pausing import Pausing
 from kproxy.proxy.relay.peer import Counting, Durations, Peer, discard_bytes, ignore_readiness
 from kproxy.proxy.relay.poller import LATE_NS, Poller
@@ -71,6 +72,7 @@ class Relay(Pausing):
     ) -> None:
         self.info = info
         self.number = 0  # among the connections of its owner
+        self.principal = ANONYMOUS  # who the client is
         self.session = session
         self._loop = loop
         self._poller = poller

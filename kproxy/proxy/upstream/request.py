@@ -4,6 +4,7 @@ Bounded: an answer of at most MAX_ANSWER bytes; the caller sets a timeout. Refus
 """
 
 import socket
+import ssl
 from struct import Struct
 
 from kproxy.errors import UpstreamError
@@ -16,6 +17,7 @@ from kproxy.proxy.relay.streams import receive_exactly, send_all
 MAX_ANSWER = 64 * 1024 * 1024
 
 _SIZE = Struct(">i")
+_TLS_ALERT = 0x1503  # where a size should stand: a Java broker's answer to what is no TLS
 
 
 class ClosedByBroker(UpstreamError):
@@ -37,9 +39,16 @@ async def ask(sock: socket.socket, address: Address, api_key: int, version: int,
     try:
         await send_all(sock, _SIZE.pack(len(request)) + request)
         (size,) = _SIZE.unpack(await receive_exactly(sock, 4))
+        if size >> 16 == _TLS_ALERT:
+            text = f"{address} speaks TLS: it answers a request in plaintext with an alert; give [cluster.upstream_tls]"
+            raise UpstreamError(text, "tls")
         if not 4 <= size <= MAX_ANSWER:
             raise UpstreamError(f"{address} does not speak the Kafka protocol here: an answer of {size} bytes")
         answer = await receive_exactly(sock, size)
+    except ssl.SSLError as fault:  # in TLS 1.3 what a broker thinks of our certificate comes after the handshake
+        said = (fault.reason or str(fault)).lower().replace("_", " ")
+        text = f"{address} ended TLS on {schema().apis[api_key].name} ({said}): does it want a certificate of kproxy?"
+        raise UpstreamError(text, "tls") from fault
     except (OSError, EOFError) as fault:
         text = f"{address} closed the connection on {schema().apis[api_key].name} ({fault})"
         raise ClosedByBroker(text) from fault
