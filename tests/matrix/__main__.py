@@ -30,11 +30,17 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _chosen(found: list[str], names: tuple[str, ...], what: str) -> list[str]:
-    """Those that begin with one of the names, all without names."""
+    """Those that are one of the names, or begin with one that none is; all without names."""
     for name in names:
         if not any(one.lower().startswith(name.lower()) for one in found):
             raise click.UsageError(f"no {what} begins with {name!r}; there are: {', '.join(found)}")
-    return [one for one in found if not names or one.lower().startswith(tuple(name.lower() for name in names))]
+    whole = {one.lower() for one in found}
+    wanted = [name.lower() for name in names]
+    return [
+        one
+        for one in found
+        if not names or any(one.lower() == name if name in whole else one.lower().startswith(name) for name in wanted)
+    ]
 
 
 def _install(wanted: list[Client]) -> list[Client]:

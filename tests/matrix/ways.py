@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kproxy.proxy.access.sasl import users
 from tests.broker.kproxy import KPROXY, Kproxy
 from tests.broker.security import AUDIENCE, ISSUER, LISTENERS, STORE_PASSWORD, USERS, Security
 from tests.matrix.brokers import Brokers
@@ -46,8 +47,8 @@ class Way:
         return found
 
 
-WAYS = (Way("plaintext", "CLIENT"),)
-LATER = (
+WAYS = (
+    Way("plaintext", "CLIENT"),
     Way("TLS", "SSL"),
     Way("mTLS", "MTLS"),
     Way("PLAIN", "SASL_SSL", "PLAIN"),
@@ -87,7 +88,7 @@ class Proxy(Kproxy):
         }
         tables: dict[str, dict[str, Any]] = {}
         if way.listener != "CLIENT":
-            server = security.server
+            server = security.authority.server(file="kproxy-server")  # for localhost and 127.0.0.1
             tables["tls"] = {"certificate": str(server.certificate), "key": str(server.key)}
             tables["upstream_tls"] = {"ca": str(security.authority.bundle)}
         if way.listener == "MTLS":
@@ -129,7 +130,10 @@ class Proxy(Kproxy):
 
 def users_file(folder: Path) -> Path:
     """The file of those whom kproxy lets in, as `kproxy users add` writes it."""
-    raise NotImplementedError
+    path = folder / "users"
+    if not path.exists():
+        users.change(path, USER, USERS[USER])
+    return path
 
 
 def _assignments(table: dict[str, Any]) -> list[str]:
