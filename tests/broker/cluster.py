@@ -242,10 +242,10 @@ SETTINGS = {
 class Cluster:
     """Three brokers that are also the controllers, and those that join later."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, listeners: Mapping[str, str] = LISTENERS) -> None:
         self.folder = folder
         self.id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        self.brokers = [Broker(number, folder, controls=True) for number in (1, 2, 3)]
+        self.brokers = [Broker(number, folder, controls=True, listeners=listeners) for number in (1, 2, 3)]
         self.voters = ",".join(
             f"{broker.node_id}@{broker.host}:{broker.ports['CONTROLLER']}" for broker in self.brokers
         )

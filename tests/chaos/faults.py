@@ -8,6 +8,7 @@ be in sync bear no more.
 import json
 import random
 import signal
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -106,6 +107,21 @@ def refused_behind(stage: Stage, chance: random.Random) -> None:
     stage.behind.do(do="refuse", seconds=chance.uniform(1, 3))
 
 
+def certificate_rotated(stage: Stage, chance: random.Random) -> None:
+    """The files of kproxy's certificate change; it shows the new one soon, and keeps its connections."""
+    del chance
+    certificate = stage.kproxy.rotate().certificate.read_text().strip()
+    host, port = stage.kproxy.tls_bootstrap.split(":")
+    first = ssl.PEM_cert_to_DER_cert(certificate[: certificate.index("-----END") + 25])
+
+    def shown() -> bool:
+        with suppress(OSError):
+            return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)), timeout=5)) == first
+        return False
+
+    wait_for("kproxy to show its new certificate", shown, 60)
+
+
 def worker_killed(stage: Stage, chance: random.Random) -> None:
     """One of several workers dies; the parent starts another."""
     workers = [one for one in stage.kproxy.processes()[1:] if one.status() != psutil.STATUS_ZOMBIE]
@@ -149,6 +165,7 @@ FAULTS: dict[str, Fault] = {
     "clients' links slow": slow_before,
     "brokers' links slow": slow_behind,
     "brokers refuse": refused_behind,
+    "certificate rotated": certificate_rotated,
 }
 WITH_WORKERS: dict[str, Fault] = {"worker killed": worker_killed}
 

@@ -50,7 +50,7 @@ def run(folder: Path, *, seconds: float, seed: int, workers: int = 1, say: Calla
     with Stage(folder, workers=workers) as stage:
         say(f"three brokers and kproxy run after {time.monotonic() - start:.0f} s")
         stage.create_topics("idempotent", "retried", "transactions")
-        loads, groups = _loads(stage.kproxy.bootstrap, seed)
+        loads, groups = _loads(stage, seed)
         for one in loads:
             one.start()
         sampling = _Sampling(stage)
@@ -67,8 +67,14 @@ def run(folder: Path, *, seconds: float, seed: int, workers: int = 1, say: Calla
     return tally
 
 
-def _loads(bootstrap: str, seed: int) -> tuple[list[Load], dict[str, tuple[str, Counter[int]]]]:
-    settings = {"bootstrap.servers": bootstrap}
+def _loads(stage: Stage, seed: int) -> tuple[list[Load], dict[str, tuple[str, Counter[int]]]]:
+    """All clients, and of each group its topic and what it received. Half of each kind speaks TLS."""
+    plain = {"bootstrap.servers": stage.kproxy.bootstrap}
+    tls = {
+        "bootstrap.servers": stage.kproxy.tls_bootstrap,
+        "security.protocol": "ssl",
+        "ssl.ca.location": str(stage.security.authority.bundle),
+    }
     groups: dict[str, tuple[str, Counter[int]]] = {
         "classic": ("idempotent", Counter()),
         "consumer": ("retried", Counter()),
@@ -79,11 +85,12 @@ def _loads(bootstrap: str, seed: int) -> tuple[list[Load], dict[str, tuple[str, 
         protocol = {"group.protocol": "consumer"} if name == "consumer" else {"session.timeout.ms": 6000}
         for number in (1, 2):
             own = {"group.id": name, **protocol}
-            members.append(Group(settings, topic, received, name=f"member {number} of {name}", **own))
+            way = plain if number == 1 else tls
+            members.append(Group(way, topic, received, name=f"member {number} of {name}", **own))
     return [
-        Producing(settings, "idempotent", idempotent=True, per_s=100),
-        Producing(settings, "retried", idempotent=False, per_s=100),
-        Transactions(settings, "transactions", seed),
+        Producing(tls, "idempotent", idempotent=True, per_s=100),
+        Producing(plain, "retried", idempotent=False, per_s=100),
+        Transactions(tls, "transactions", seed),
         *members,
     ], groups
 

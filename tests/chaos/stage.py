@@ -9,9 +9,10 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.broker.cluster import SETTINGS, Cluster, wait_for
 from tests.broker.kproxy import KPROXY, Kproxy
+from tests.broker.security import Security
+from tests.certificates import Certificate
 from tests.chaos.links import Links
 from tests.chaos.load import PARTITIONS
 from tests.ports import free_ports
 
 FRONT = "127.0.5.1"
 _KPROXY_HOST = "127.0.4.1"
+_LISTENERS = {"CLIENT": "PLAINTEXT", "SSL": "SSL"}
+_PORTS = 5  # of kproxy for each listener: to bootstrap, what would be broker 0, and each broker
 _BEHIND = "127.0.6"  # and the node id: what brokers advertise to kproxy
 _SETTINGS = {
     **SETTINGS,
@@ -38,20 +43,28 @@ _SETTINGS = {
     "unclean.leader.election.enable": "false",
     "group.min.session.timeout.ms": "3000",
 }
-del _SETTINGS["connections.max.reauth.ms"]
+for _name in [name for name in _SETTINGS if "sasl" in name or "reauth" in name]:
+    del _SETTINGS[_name]
 
 
 class ChaosProxy(Kproxy):
-    """`kproxy run` with a configuration file, at addresses that links lead to. Samples what it uses."""
+    """`kproxy run` with a configuration file, at addresses that links lead to. Samples what it uses.
 
-    def __init__(self, cluster: Cluster, brokers: Sequence[str], folder: Path, workers: int) -> None:
-        self.first_port = free_ports(8, _KPROXY_HOST)
-        self.bootstrap = f"{FRONT}:{self.first_port}"
-        self.admin = f"{_KPROXY_HOST}:{self.first_port + 7}"
+    It has two clusters, which are one: `plaintext`, and `tls` towards clients and brokers alike.
+    """
+
+    def __init__(self, brokers: Mapping[str, Sequence[str]], security: Security, folder: Path, workers: int) -> None:
+        """brokers: by listener, where they are for kproxy."""
+        self.first_port = free_ports(1 + _PORTS * len(brokers), _KPROXY_HOST)
+        self.admin = f"{_KPROXY_HOST}:{self.first_port}"
+        self._listens = {name: self.first_port + 1 + _PORTS * place for place, name in enumerate(brokers)}
+        self.bootstrap, self.tls_bootstrap = (f"{FRONT}:{port}" for port in self._listens.values())
         self.log = folder / "kproxy.log"
         self.file = folder / "kproxy.toml"
         self.workers = workers
         self._brokers = brokers
+        self._security = security
+        self.rotate()
         self.configure()
         self.command = [str(KPROXY), "run", "--config", str(self.file)]
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,21 +74,35 @@ class ChaosProxy(Kproxy):
 
     @property
     def ports(self) -> range:
-        """The bootstrap port, and those of brokers 0 to 4."""
-        return range(self.first_port, self.first_port + 6)
+        """Those that clients dial."""
+        return range(self.first_port + 1, self.first_port + 1 + _PORTS * len(self._brokers))
+
+    def rotate(self) -> Certificate:
+        """Another certificate and key, under the names of the last."""
+        fresh = self._security.authority.server(FRONT, file="fresh")
+        self.certificate = replace(fresh, certificate=self.file.with_suffix(".pem"), key=self.file.with_suffix(".key"))
+        fresh.key.replace(self.certificate.key)
+        fresh.certificate.replace(self.certificate.certificate)
+        return self.certificate
 
     def configure(self, **changed: Any) -> None:
         """Writes the file; `changed`: settings of the process."""
         settings: dict[str, Any] = {"admin": self.admin, "log_level": "info", "drain_timeout_s": 5} | changed
         if self.workers > 1:
             settings["workers"] = self.workers
-        cluster = {
-            "listen": f"{_KPROXY_HOST}:{self.first_port}",
-            "advertise": f"{FRONT}:{{port}}",
-            "bootstrap": list(self._brokers),
-        }
         lines = [f"{name} = {_toml(value)}" for name, value in settings.items()]
-        lines += ["[[cluster]]", *(f"{name} = {_toml(value)}" for name, value in cluster.items())]
+        for name, brokers in self._brokers.items():
+            cluster = {
+                "name": "tls" if name == "SSL" else "plaintext",
+                "listen": f"{_KPROXY_HOST}:{self._listens[name]}",
+                "advertise": f"{FRONT}:{{port}}",
+                "bootstrap": list(brokers),
+            }
+            lines += ["[[cluster]]", *(f"{key} = {_toml(value)}" for key, value in cluster.items())]
+            if name == "SSL":
+                shown = {"certificate": str(self.certificate.certificate), "key": str(self.certificate.key)}
+                lines += ["[cluster.tls]", *(f"{key} = {_toml(value)}" for key, value in shown.items())]
+                lines += ["[cluster.upstream_tls]", f"ca = {_toml(str(self._security.authority.bundle))}"]
         new = self.file.with_suffix(".new")
         new.write_text("\n".join(lines) + "\n")
         new.replace(self.file)
@@ -116,11 +143,20 @@ class Stage:
     def __init__(self, folder: Path, *, workers: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.cluster = Cluster(folder)
-        fronts = {broker.node_id: f"{_BEHIND}.{broker.node_id}:{broker.port}" for broker in self.cluster.brokers}
-        self.behind = Links({fronts[broker.node_id]: broker.address for broker in self.cluster.brokers})
-        self.fronts = fronts
-        self.kproxy = ChaosProxy(self.cluster, list(fronts.values()), folder, workers)
+        self.cluster = Cluster(folder, listeners=_LISTENERS)
+        brokers = self.cluster.brokers
+        self.fronts = {
+            broker.node_id: {name: f"{_BEHIND}.{broker.node_id}:{broker.ports[name]}" for name in _LISTENERS}
+            for broker in brokers
+        }
+        hosts = [f"{_BEHIND}.{broker.node_id}" for broker in brokers]
+        self.security = Security.create(folder / "security", *hosts)
+        links = {
+            self.fronts[broker.node_id][name]: broker.address_of(name) for broker in brokers for name in _LISTENERS
+        }
+        self.behind = Links(links)
+        fronts = {name: [self.fronts[broker.node_id][name] for broker in brokers] for name in _LISTENERS}
+        self.kproxy = ChaosProxy(fronts, self.security, folder, workers)
         self.before = Links({f"{FRONT}:{port}": f"{_KPROXY_HOST}:{port}" for port in self.kproxy.ports})
         # past kproxy and all links: for verdicts and for faults, never for clients
         self.direct = ",".join(broker.address_of("INTERNAL") for broker in self.cluster.brokers)
@@ -152,9 +188,10 @@ class Stage:
 
     def _format(self, broker: Any) -> None:
         advertised = {name: broker.address_of(name) for name in broker.protocols if name != "CONTROLLER"}
-        advertised["CLIENT"] = self.fronts[broker.node_id]
+        advertised |= self.fronts[broker.node_id]
         listeners = ",".join(f"{name}://{address}" for name, address in advertised.items())
-        broker.format(self.cluster.id, self.cluster.voters, {**_SETTINGS, "advertised.listeners": listeners})
+        settings = {**_SETTINGS, **self.security.stores(self.security.server), "advertised.listeners": listeners}
+        broker.format(self.cluster.id, self.cluster.voters, settings)
 
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.direct, "log_level": 0})
