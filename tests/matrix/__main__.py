@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from tests.matrix import brokers, clients, report, setup, ways
-from tests.matrix.cases import Leak, Outcome, run_release
+from tests.matrix.cases import Case, Leak, Outcome, Results, run_release
 from tests.matrix.clients import Client
 
 PAGE = Path(__file__).parents[2] / "docs/matrix.md"
@@ -59,6 +59,12 @@ def _versions() -> list[str]:
     return [f"Python {platform.python_version()}", (java or ["no Java"])[0].replace('"', "")]
 
 
+def _say(outcome: Outcome) -> None:
+    case = outcome.case
+    text = f"{case.release.name}: {case.client.name}, {case.way.name}: {outcome.state} ({outcome.seconds:.1f} s)"
+    click.echo(f"{text} {outcome.reason}".rstrip())
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--client", multiple=True, help="Only clients whose names begin so; can be given several times.")
 @click.option("--broker", multiple=True, help="Only releases that begin so.")
@@ -68,6 +74,11 @@ def _versions() -> list[str]:
 @click.option(
     "--page", type=click.Path(path_type=Path), help="Write the page there. Default: docs/matrix.md of a whole run."
 )
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    help="A file of outcomes: those that it has are not run again, further ones are added.",
+)
 @click.option("--keep", type=click.Path(path_type=Path), help="A folder for jobs, outputs and logs, which is kept.")
 def main(
     client: tuple[str, ...],
@@ -76,6 +87,7 @@ def main(
     jobs: int,
     lock: Path | None,
     page: Path | None,
+    results: Path | None,
     keep: Path | None,
 ) -> None:
     """Every client with every broker and every kind of security, through kproxy."""
@@ -86,24 +98,27 @@ def main(
     names = _chosen([one.name for one in ways.WAYS], security, "kind of security")
     columns = [one for one in ways.WAYS if one.name in names]
     whole = not (client or broker or security)
+    known = Results(results)
     outcomes: list[Outcome] = []
-    leaks = []
+    leaks: list[str] = []
     with tempfile.TemporaryDirectory(prefix="matrix-") as temporary:
-        for number, release in enumerate(releases):
-            folder = (keep or Path(temporary)) / f"release-{number}"
-            folder.mkdir(parents=True)
-            setup.jars(release.version)
-            with _locked(lock) if lock else nullcontext(), brokers.running(release, folder / "brokers") as cluster:
-                here = []
-                try:
-                    for outcome in run_release(cluster, wanted, columns, folder, jobs):
-                        here.append(outcome)
-                        case = outcome.case
-                        text = f"{case.client.name}, {case.way.name}: {outcome.state} ({outcome.seconds:.1f} s)"
-                        click.echo(f"{release.name}: {text}" + (f" {outcome.reason}" if outcome.reason else ""))
-                except Leak as fault:
-                    leaks.append(f"Kafka {release.name}: {fault}")
-                    click.echo(leaks[-1], err=True)
+        for release in releases:
+            cases = [Case(one, release, way) for one in wanted for way in columns]
+            here = [outcome for case in cases if (outcome := known.of(case)) is not None]
+            done = {outcome.case for outcome in here}
+            if left := [case for case in cases if case not in done]:
+                folder = (keep or Path(temporary)) / release.name.replace(" ", "-")
+                folder.mkdir(parents=True)
+                setup.jars(release.version)
+                with _locked(lock) if lock else nullcontext(), brokers.running(release, folder / "brokers") as cluster:
+                    try:
+                        for outcome in run_release(cluster, left, folder, jobs):
+                            here.append(outcome)
+                            known.add(outcome)
+                            _say(outcome)
+                    except Leak as fault:
+                        leaks.append(f"Kafka {release.name}: {fault}")
+                        click.echo(leaks[-1], err=True)
             outcomes += here
             report.show(release, here, wanted, columns)
     if page or whole:

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,6 +50,31 @@ class Outcome:
     reason: str = ""
     records: int = 0
     seconds: float = 0.0
+
+
+class Results:
+    """A file with a line for each outcome, so that a run that was broken off goes on where it was."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[tuple[str, str, str], dict[str, Any]] = {}
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                found = json.loads(line)
+                self._known[found["client"], found["broker"], found["way"]] = found
+
+    def of(self, case: Case) -> Outcome | None:
+        """What is known of a case."""
+        found = self._known.get((case.client.name, case.release.name, case.way.name))
+        return found and Outcome(case, found["state"], found["reason"], found["records"], found["seconds"])
+
+    def add(self, outcome: Outcome) -> None:
+        case = outcome.case
+        line = {"client": case.client.name, "broker": case.release.name, "way": case.way.name}
+        line |= {"state": outcome.state, "reason": outcome.reason, "records": outcome.records}  # type: ignore[dict-item]
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(line | {"seconds": round(outcome.seconds, 1)}) + "\n")
 
 
 class Leak(AssertionError):
@@ -172,14 +197,11 @@ def _reason(text: str, status: int | None) -> str:
     return found.removeprefix("Caused by: ")[:_REASON_CHARACTERS]
 
 
-def run_release(
-    brokers: Brokers, clients: Iterable[Client], ways: Iterable[Way], folder: Path, jobs: int
-) -> Iterator[Outcome]:
-    """All cases of one release; then whether anybody reached a broker past kproxy. Raises Leak if so."""
-    ways = list(ways)
+def run_release(brokers: Brokers, cases: Sequence[Case], folder: Path, jobs: int) -> Iterator[Outcome]:
+    """These cases of one release; then whether anybody reached a broker past kproxy. Raises Leak if so."""
+    ways = list(dict.fromkeys(case.way for case in cases))
     with Proxy(brokers, ways, folder / "kproxy") as proxy:
         before = brokers.client_peers()
-        cases = [Case(client, brokers.release, way) for client in clients for way in ways]
         failed = []
         with ThreadPoolExecutor(jobs) as pool:
             possible = [case for case in cases if case.way in proxy.listens]

@@ -29,7 +29,8 @@ def test_the_short_matrix(tmp_path: Path) -> None:
     ]
     assert {client.family for client in chosen} >= {"python3", "java", "kcat"} and (JARS / "stamp").exists()
     with brokers.running(release, tmp_path / "brokers") as cluster:
-        outcomes = list(cases.run_release(cluster, chosen, ways.WAYS, tmp_path, jobs=2))
+        wanted = [cases.Case(client, release, way) for client in chosen for way in ways.WAYS]
+        outcomes = list(cases.run_release(cluster, wanted, tmp_path, jobs=2))
     assert len(outcomes) == len(chosen) * len(ways.WAYS)
     report.write(tmp_path / "page.md", outcomes, [release], chosen, ways.WAYS)
     failed = {(one.case.client.name, one.case.way.name): one.reason for one in outcomes if one.state != "works"}
@@ -45,7 +46,7 @@ def test_what_a_release_lacks_is_told_by_a_run_without_kproxy(tmp_path: Path) ->
     (release,) = (release for release in brokers.RELEASES if release.name == "4.1")
     (client,) = (one for one in clients.CLIENTS if one.mode == "share")
     with brokers.running(release, tmp_path / "brokers", share=False) as cluster:
-        (outcome,) = cases.run_release(cluster, [client], ways.WAYS[:1], tmp_path, jobs=1)
+        (outcome,) = cases.run_release(cluster, [cases.Case(client, release, ways.WAYS[0])], tmp_path, jobs=1)
     assert outcome.state == "cannot" and "nsupported" in outcome.reason
 
 
