@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +25,8 @@ from tests.chaos.run import run
 )
 def main(minutes: float, seed: int | None, workers: int, output: Path | None, keep: Path | None) -> None:
     """Kill, cut, stall and move all there is, then look for anything lost, doubled, torn or stuck."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a shell's background, too: brokers are ended in any case
+        signal.signal(number, signal.default_int_handler)
     chosen = random.randrange(1 << 30) if seed is None else seed
     folder = keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     start = time.monotonic()

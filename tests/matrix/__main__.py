@@ -6,6 +6,7 @@ options, only what they name, and no page.
 
 import fcntl
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,6 +92,8 @@ def main(
     keep: Path | None,
 ) -> None:
     """Every client with every broker and every kind of security, through kproxy."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a shell's background, too: brokers are ended in any case
+        signal.signal(number, signal.default_int_handler)
     names = _chosen([one.name for one in clients.CLIENTS], client, "client")
     wanted = _install([one for one in clients.CLIENTS if one.name in names])
     names = _chosen([one.name for one in brokers.RELEASES], broker, "release")
