@@ -1,0 +1,65 @@
+"""`kproxy doctor` and `kproxy compat` before a real broker: nothing to say where all is right, and what is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from kproxy.proxy.config.load import load
+from kproxy.proxy.control.compat import compatibility
+from kproxy.proxy.control.doctor import examine
+from kproxy.proxy.control.findings import Report
+from kproxy.views.compat import lines
+from tests.broker.cluster import Cluster
+from tests.broker.secured import SecuredBroker
+from tests.broker.security import MECHANISMS
+from tests.broker.test_login import login
+from tests.ports import free_ports
+
+
+def examined(folder: Path, bootstrap: str, tables: str = "") -> Report:
+    file = folder / "kproxy.toml"
+    listen = f"127.0.0.1:{free_ports(12)}"
+    file.write_text(f'max_connections = 1000\n[[cluster]]\nlisten = "{listen}"\nbootstrap = "{bootstrap}"\n{tables}')
+    return examine(str(file), {}, {})
+
+
+def errors(report: Report) -> list[tuple[str, str]]:
+    return [(one.check, f"{one.found} {one.mend}") for one in report.findings if one.level == "error"]
+
+
+def test_a_healthy_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    report = examined(tmp_path, cluster.bootstrap)
+    assert report.findings == []
+    assert "kproxy reads all that 3 broker(s) serve" in [one.text for one in report.passed]
+    config = load(flags={"listen": "127.0.0.1:0", "bootstrap": cluster.bootstrap})
+    (found,) = compatibility(config)
+    shown = list(lines(found))
+    assert shown[0] == "Nothing is lost: clients get every API and version that the brokers serve."
+    assert "3 broker(s), which serve what Kafka 4.1 serves" in shown[1]
+    assert all(len(line) <= 80 for line in shown)
+    treatments = {one.name: one.treatment for one in found.apis}
+    assert treatments["ShareFetch"] == treatments["Metadata"] == "rewritten"
+    assert treatments["JoinGroup"] == "passed"
+
+
+def test_a_broker_that_wants_a_login(secured: SecuredBroker, tmp_path: Path) -> None:
+    ((check, text),) = errors(examined(tmp_path, secured.address_of("SASL")))
+    assert check == "login"
+    assert "only after a login" in text
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_login(secured: SecuredBroker, tmp_path: Path, mechanism: str) -> None:
+    tables = f"[cluster.login]\n{login(secured, mechanism, tmp_path)}"
+    report = examined(tmp_path, secured.address_of("SASL"), tables)
+    assert errors(report) == []
+    assert f"logged in by {mechanism}" in [one.text for one in report.passed]
+    (tmp_path / ("password" if (tmp_path / "password").exists() else "token")).write_text("guessed")
+    ((check, text),) = errors(examined(tmp_path, secured.address_of("SASL"), tables))
+    assert check == "login"
+    assert "[cluster.login]" in text
+
+
+def test_tls_where_it_is_not_configured(secured: SecuredBroker, tmp_path: Path) -> None:
+    ((_, text),) = errors(examined(tmp_path, secured.address_of("SSL")))
+    assert "TLS" in text
