@@ -13,6 +13,7 @@ from tests.broker.cluster import Cluster
 from tests.broker.secured import SecuredBroker
 from tests.broker.security import MECHANISMS
 from tests.broker.test_login import login
+from tests.certificates import Authority
 from tests.ports import free_ports
 
 
@@ -63,3 +64,28 @@ def test_a_login(secured: SecuredBroker, tmp_path: Path, mechanism: str) -> None
 def test_tls_where_it_is_not_configured(secured: SecuredBroker, tmp_path: Path) -> None:
     ((_, text),) = errors(examined(tmp_path, secured.address_of("SSL")))
     assert "TLS" in text
+
+
+def test_tls(secured: SecuredBroker, tmp_path: Path) -> None:
+    other = Authority(tmp_path, "other")
+    ours = secured.security.authority.bundle
+    report = examined(tmp_path, secured.address_of("SSL"), f'[cluster.upstream_tls]\nca = "{ours}"')
+    assert errors(report) == []
+    assert [one.text for one in report.passed if one.check == "tls" and "broker 7" in one.subject]
+    for settings, said in (
+        (f'ca = "{other.bundle}"', "not vouched for by `ca`"),
+        (f'ca = "{ours}"\nserver_name = "other.example"', "not for 'other.example'"),
+    ):
+        ((check, text),) = errors(examined(tmp_path, secured.address_of("SSL"), f"[cluster.upstream_tls]\n{settings}"))
+        assert check == "tls"
+        assert said in text
+    ((check, _),) = errors(examined(tmp_path, secured.address_of("CLIENT"), f'[cluster.upstream_tls]\nca = "{ours}"'))
+    assert check == "tls"
+
+
+def test_a_certificate_of_kproxy_that_the_broker_wants(secured: SecuredBroker, tmp_path: Path) -> None:
+    tables = f'[cluster.upstream_tls]\nca = "{secured.security.authority.bundle}"\n'
+    assert "tls" in [check for check, _ in errors(examined(tmp_path, secured.address_of("MTLS"), tables))]
+    mine = secured.security.client("kproxy").settings()
+    tables += "".join(f'{name} = "{value}"\n' for name, value in mine.items())
+    assert errors(examined(tmp_path, secured.address_of("MTLS"), tables)) == []

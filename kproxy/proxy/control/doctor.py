@@ -63,7 +63,13 @@ async def _examine(config: Config, report: Report, timeout_s: float, say: Say) -
     worker = Worker(config, gate, poller, memoryview(bytearray(1)), 0, Metrics(), ())
     try:
         _admin_port(config, gate, report)
-        examinations = [ClusterExamination(worker, cluster, report, say) for cluster in config.clusters]
+        examinations = []
+        for cluster in config.clusters:
+            try:
+                examinations.append(ClusterExamination(worker, cluster, report, say))
+            except ConfigError as fault:  # files that the settings name
+                for path, text in fault.faults:
+                    report.error("configuration", path, text, "correct it; this cluster was not examined")
         for examination in examinations:
             examination.listen()
         async with asyncio.timeout(timeout_s):

@@ -16,9 +16,11 @@ from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import MAX_PORT, Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control.cluster import ClusterProxy
+from kproxy.proxy.control.doctor_tls import examine_files, examine_shown
 from kproxy.proxy.control.findings import Report
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.relay.listeners import Listener, resolve, why_unbound
+from kproxy.proxy.relay.tls_socket import TlsSocket
 from kproxy.proxy.upstream.offers import capped, missing, title
 from kproxy.proxy.upstream.question import ask_brokers, ask_versions
 from kproxy.proxy.upstream.routing import Routes
@@ -105,6 +107,7 @@ class ClusterExamination:
     async def run(self) -> None:
         cluster = self._cluster
         self._say(f"{self._name}: bootstrap {', '.join(map(str, cluster.bootstrap))}")
+        examine_files(cluster, self._report)
         answers = await asyncio.gather(*(self._reach("bootstrap", address) for address in cluster.bootstrap))
         reached = [address for address, is_reached in zip(cluster.bootstrap, answers, strict=True) if is_reached]
         brokers = await self._discover(reached)
@@ -212,10 +215,13 @@ class ClusterExamination:
         reached = await asyncio.gather(*(self._reach("broker", address) for address in bare))
         usable = {address for address, is_reached in zip(bare, reached, strict=True) if is_reached}
         usable |= {address for address in examined.values() if address in self._cluster.bootstrap}
-        await self._versions({node_id: at for node_id, at in examined.items() if at in usable})
-        if self._cluster.route == "ports" and self._port is not None:
+        present = {node_id: at for node_id, at in examined.items() if at in usable}
+        await self._versions(present)
+        if self._cluster.upstream_tls is not None:
+            await asyncio.gather(*(self._certificate(node_id, at) for node_id, at in present.items()))
+        if self._cluster.route in ("ports", "sni") and self._port is not None:
             routes = Routes(self._cluster, self._port)
-            opened = self._broker_ports(routes, brokers)
+            opened = self._broker_ports(routes, brokers) if self._cluster.route == "ports" else set(brokers)
             await self._advertised(routes, {node_id: at for node_id, at in examined.items() if node_id in opened})
 
     async def _versions(self, brokers: dict[int, Address]) -> None:
@@ -258,6 +264,17 @@ class ClusterExamination:
             self._report.note("versions", self._name, f"brokers are newer than this kproxy: {_listed(parts)}", mend)
         else:
             self._report.ok("versions", self._name, f"kproxy reads all that {len(offers)} broker(s) serve")
+
+    async def _certificate(self, node_id: int, address: Address) -> None:
+        async with self._limit:
+            try:
+                sock, _ = await self._door.open(address, asking=True)
+            except UpstreamError:
+                return  # said already, when its versions were asked
+            shown = sock.tls.getpeercert(binary_form=True) if isinstance(sock, TlsSocket) else None
+            self._door.close(sock)
+        if shown:
+            examine_shown(shown, f"{self._name}: broker {node_id} at {address}", self._report)
 
     def _broker_ports(self, routes: Routes, brokers: dict[int, Address]) -> set[int]:
         """Open the port of every broker that was found, beside the bootstrap port; the node ids that have one."""

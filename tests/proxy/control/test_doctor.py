@@ -1,6 +1,7 @@
 """Each finding of `kproxy doctor`, provoked on a miniature cluster, on sockets and on this host; and a healthy one."""
 
 import asyncio
+import datetime
 import json
 import socket
 import threading
@@ -15,6 +16,7 @@ from kproxy.demo.cluster import API_VERSIONS, METADATA, Cluster
 from kproxy.proxy.control import doctor as examining
 from kproxy.proxy.control.doctor import examine
 from kproxy.views.doctor import lines
+from tests.certificates import Authority
 from tests.ports import free_ports
 
 HOST = "127.0.0.1"
@@ -241,3 +243,33 @@ def test_all_of_it_ends_in_time():
         flags = {"listen": f"{HOST}:{free_ports(3)}", "bootstrap": f"{HOST}:{silent.getsockname()[1]}"}
         report = examine(None, {}, flags | {"connect_timeout_s": "60"}, timeout_s=0.5)
     assert "not all was checked within 0.5 s" in str(found(report, "time"))
+
+
+def test_certificates_of_the_settings(cluster, tmp_path):
+    authority = Authority(tmp_path)
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=3)
+    sound = authority.server("kafka.example", file="sound")
+
+    def report(certificate, **more):
+        file = tmp_path / "kproxy.toml"
+        settings = {key: value for key, value in flags(cluster, **more).items() if key not in QUICK}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+        tls = [f"{key} = {json.dumps(value)}" for key, value in certificate.items()]
+        quick = [f"{key} = {value}" for key, value in QUICK.items()]
+        file.write_text("\n".join([*quick, "[[cluster]]", *lines, "[cluster.tls]", *tls]))
+        return examine(str(file), {}, {})
+
+    expired = authority.expired("kafka.example").settings()
+    only(report(expired), "tls", "error", "the certificate of ")
+    about_to = authority.server("kafka.example", file="soon", not_after=soon).settings()
+    only(report(about_to), "tls", "warning", "in 3.0 days")
+    named = report(sound.settings(), advertise="elsewhere.example:{port}")
+    only(
+        named,
+        "tls",
+        "error",
+        "no certificate is for elsewhere.example, which clients are told; there are: kafka.example",
+    )
+    assert found(report(sound.settings(), advertise="kafka.example:{port}"), "tls") == []
+    missing = report(sound.settings() | {"key": "/no/such/key"})
+    only(missing, "configuration", "error", "/no/such/key")
