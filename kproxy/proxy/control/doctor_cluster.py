@@ -23,6 +23,7 @@ from kproxy.proxy.relay.listeners import Listener, resolve, why_unbound
 from kproxy.proxy.relay.tls_socket import TlsSocket
 from kproxy.proxy.upstream.offers import capped, missing, title
 from kproxy.proxy.upstream.question import ask_brokers, ask_versions
+from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.proxy.upstream.routing import Routes
 
 MAX_BROKERS = 512
@@ -41,6 +42,7 @@ _MENDS = {
 }
 _LOGIN_MEND = "check [cluster.login]: mechanism, user name, password or token, and the broker's listener"
 _TLS_MEND = "check [cluster.upstream_tls]: ca, certificate, server_name; does the broker's listener speak TLS?"
+_CLOSED_MEND = "it may want a certificate of kproxy ([cluster.upstream_tls] certificate), or a login ([cluster.login])"
 _OTHER_MEND = "is it a Kafka broker's listener, and of the protocol that is configured (plaintext, TLS, SASL)?"
 
 PORT_MEND = "see what holds it: ss -ltnp (a kproxy that runs already holds its own ports)"
@@ -187,7 +189,7 @@ class ClusterExamination:
             async with asyncio.timeout(2 * self._worker.dialler.timeout_s):
                 brokers = await ask_brokers(address, self._door)
         except UpstreamError as fault:
-            self._report.error(_check(fault), subject, str(fault), _mend(fault))
+            self._failed(subject, fault)
             return None
         except TimeoutError:
             self._report.error("bootstrap", subject, "it does not answer Metadata in time", _MENDS["timeout"])
@@ -202,6 +204,14 @@ class ClusterExamination:
         elif self._cluster.login is not None:
             self._report.ok("login", subject, f"logged in by {self._cluster.login.mechanism}")
         return brokers
+
+    def _failed(self, subject: str, fault: UpstreamError) -> None:
+        """A connection that was made came to nothing."""
+        if isinstance(fault, ClosedByBroker) and self._cluster.upstream_tls is not None and _check(fault) != "login":
+            # With TLS 1.3 a broker that wants a certificate closes only after the handshake.
+            self._report.error("tls", subject, str(fault), _CLOSED_MEND)
+        else:
+            self._report.error(_check(fault), subject, str(fault), _mend(fault))
 
     # --- brokers -----------------------------------------------------------------------------------------------------
 
@@ -231,7 +241,7 @@ class ClusterExamination:
                     return node_id, await ask_versions(address, self._door)
                 except UpstreamError as fault:
                     subject = f"{self._name}: broker {node_id} at {address}"
-                    self._report.error(_check(fault), subject, str(fault), _mend(fault))
+                    self._failed(subject, fault)
                     return node_id, None
 
         self._say(f"{self._name}: versions of {len(brokers)} brokers")
