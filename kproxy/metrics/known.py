@@ -13,6 +13,7 @@ MAX_BORN = 256  # brokers with series before their first connection: an answer c
 
 # Why a connection ended, as the relay and the cluster report it.
 DISCONNECT_CAUSES = (
+    "authentication",
     "broker_closed",
     "broker_reset",
     "broker_stalled",

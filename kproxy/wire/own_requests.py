@@ -11,8 +11,8 @@ from functools import cache
 from kproxy.protocol import schema
 from kproxy.wire import frames
 from kproxy.wire.events import BROKER, CLIENT, FULL, Exchange
-from kproxy.wire.interest import HOLD, ApiPlan
-from kproxy.wire.state import Piece, SessionState
+from kproxy.wire.interest import HOLD, ApiPlan, Interest
+from kproxy.wire.state import NOTHING_USUAL, Piece, SessionState
 
 MAX_OWN_ANSWER = 512 * 1024
 
@@ -41,6 +41,16 @@ class OwnRequests(SessionState):
         self.pending.append(exchange)
         self._asked = exchange, take
         return [(BROKER, memoryview(frame))]
+
+    @property
+    def interest(self) -> Interest:
+        """What decides about frames."""
+        return self._interest
+
+    def use(self, interest: Interest) -> None:
+        """From the next request on, that decides. Not within a call of the session; both share a HeldBudget."""
+        self._interest = interest
+        self._usual = NOTHING_USUAL
 
     def _take_own(self, exchange: Exchange, frame: bytes) -> bytes:
         """The answer to the owner's request is whole; nothing of it leaves."""

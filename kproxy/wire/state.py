@@ -59,7 +59,7 @@ Usual = tuple[Callable[[Any, int], tuple[Any, ...]], int, int, bytes, ApiPlan, t
 _NO_LOGIN = sasl.RawSasl("")  # before a login; nobody asks it anything
 
 UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
-_NOTHING_USUAL: Usual = (*frames.request_head_and(0), NONE, b"", UNSEEN, ())
+NOTHING_USUAL: Usual = (*frames.request_head_and(0), NONE, b"", UNSEEN, ())
 
 
 class SessionState:
@@ -167,7 +167,7 @@ class SessionState:
         self._client_walker: BodyWalker | None = None  # or what walks it, if it is large
         self._client_swallow = False  # the broker does not get it
         self._client_held: bytearray | None = None  # all of it, until the authorizer can decide
-        self._usual: Usual = _NOTHING_USUAL
+        self._usual: Usual = NOTHING_USUAL
         self._named = 0  # topic-partitions and batches that pending requests name, those that name few left out
 
         self._broker_head = b""

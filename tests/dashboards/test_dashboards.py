@@ -140,4 +140,5 @@ def test_the_dashboard_shows_every_metric(scraped):
         "kproxy_config_last_reload_success_timestamp_seconds",
         "kproxy_failed_upgrades",
         "kproxy_predecessor_connections",
+        "kproxy_authentications",  # there where kproxy logs in, or checks logins
     }

@@ -41,7 +41,6 @@ class Authentication(Frozen):
     clock_skew_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 30.0
     session_lifetime_s: _Seconds | None = None  # a broker's connections.max.reauth.ms; a token's expiry counts besides
     failure_delay_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.1
-    timeout_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 10.0  # of a whole login
 
 
 def authentication_faults(authentication: Authentication) -> Iterator[tuple[str, str]]:

@@ -13,18 +13,19 @@ from kproxy.metrics.upstream import ClusterState
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control import transparent
+from kproxy.proxy.control.authentication import Authentication, BrokerVersions
 from kproxy.proxy.control.broker_ports import BrokerPorts
 from kproxy.proxy.control.connecting import BOOTSTRAP, Connector, label, listener_name
 from kproxy.proxy.control.discovery import Brokers, Discovery
 from kproxy.proxy.control.entrance import Welcome
-from kproxy.proxy.control.logins import broker_login
+from kproxy.proxy.control.logins import Logins
 from kproxy.proxy.control.proxy_protocol import ReadProxyHeader
-from kproxy.proxy.control.renewals import Renewals
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.tls import ClusterTls
 from kproxy.proxy.control.transparent import Transparent
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.relay.listeners import Accepted, Listener, is_local, resolve, why_unbound
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
 from kproxy.proxy.upstream.door import Door, Step
@@ -36,12 +37,14 @@ from kproxy.proxy.upstream.routing import Routes, ServerNames
 log = logging.getLogger("kproxy.cluster")
 
 
-def _welcome_steps(cluster: Cluster, tls: ClusterTls) -> Iterator[Welcome]:
+def _welcome_steps(cluster: Cluster, tls: ClusterTls, authenticate: Welcome) -> Iterator[Welcome]:
     """What a client's connection begins with, in the order of its bytes."""
     if cluster.accept_proxy_protocol:
         yield ReadProxyHeader(cluster.trusted_proxies)
     if tls.welcome is not None:
         yield tls.welcome
+    if cluster.authentication is not None:
+        yield authenticate
 
 
 def _door_steps(cluster: Cluster, tls: ClusterTls, login: Step | None) -> Iterator[Step]:
@@ -64,10 +67,10 @@ class ClusterProxy:
         causes = DIAL_CAUSES if cluster.login is None else (*DIAL_CAUSES, *LOGIN_CAUSES)
         self._metrics = worker.metrics.upstream(cluster.name, causes, self._state)
         self._cells = worker.metrics.cluster(cluster.name)
-        self._login = broker_login(cluster, worker.loops, self._cells)
+        self._logins = Logins(cluster, worker.loops, self._cells)
         names = ServerNames(cluster.sni, cluster.sni_bootstrap) if cluster.sni is not None else None
         self._tls = ClusterTls(cluster, self._cells, worker.handshakes, names)
-        self._door = Door(worker.dialler, _door_steps(cluster, self._tls, self._login))
+        self._door = Door(worker.dialler, _door_steps(cluster, self._tls, self._logins.of_broker))
         self._redirected: Transparent | None = None
         if cluster.route == transparent.ROUTE:
             self._redirected = Transparent(
@@ -86,10 +89,16 @@ class ClusterProxy:
             self._find_leak,
             self._broker_lost,
             self._door,
-            _welcome_steps(cluster, self._tls),
+            _welcome_steps(cluster, self._tls, self._authenticate),
             redirected=self._redirected,
-            renewals=Renewals(cluster.name, self._login) if self._login is not None else None,
+            logins=self._logins,
         )
+        self._authentication: Authentication | None = None
+        if self._logins.of_clients is not None:
+            bare = Door(worker.dialler, _door_steps(cluster, self._tls, None))
+            self._authentication = Authentication(
+                self._logins.of_clients, BrokerVersions(bare), self._connector.upstreams, self._connector.admits
+            )
         self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
         self._leaking: set[str] = set()  # APIs, as their labels, whose leak is in the log
         self._bootstrap: Listener | None = None
@@ -242,6 +251,10 @@ class ClusterProxy:
         if self._stopped:
             return ClusterState(ready=False, accepting=False, listeners=0)
         return ClusterState(not any(self.not_ready()), self._worker.gate.is_open, listeners)
+
+    async def _authenticate(self, client: Incoming) -> None:
+        assert self._authentication is not None
+        await self._authentication(client)
 
     # --- the cluster's brokers ---------------------------------------------------------------------------------------
 

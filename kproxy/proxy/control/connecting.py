@@ -21,7 +21,7 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control import transparent
 from kproxy.proxy.control.entrance import Entrance, Ticket, Welcome
-from kproxy.proxy.control.renewals import Renewals
+from kproxy.proxy.control.logins import Logins, and_logins
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transform import Advertise, FindLeak, Rewriter
 from kproxy.proxy.control.transparent import Transparent
@@ -35,6 +35,7 @@ from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.loops import loop_through
 from kproxy.proxy.upstream.question import probe
 from kproxy.proxy.upstream.routing import Routes
+from kproxy.wire.authorizer import Authorizer
 from kproxy.wire.bodies import DETAILS
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import SIDES, Desync
@@ -70,7 +71,7 @@ class Connector:
     advertise: what rewrites a broker's address; find_leak: what looks at answers before they leave;
     broker_lost(): a broker could not be dialled, or reset a connection; welcome: the steps that a client's connection
     begins with, in order, each raising RefusedClient for one that is to be closed; redirected: with route transparent,
-    what knows where clients were going; renewals: of logins at brokers.
+    what knows where clients were going; logins: of kproxy and of clients.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Connector:
         door: Door,
         welcome: Iterable[Welcome] = (),
         redirected: Transparent | None = None,
-        renewals: Renewals | None = None,
+        logins: Logins | None = None,
     ) -> None:
         self.routes: Routes  # set by the owner once the bootstrap port is bound
         self.beside: int | None = None  # route sidecar: the node id of the upstream, once known
@@ -100,23 +101,25 @@ class Connector:
         self._redirected = redirected
         steps = (*((redirected.find_destination,) if redirected is not None else ()), *welcome)
         self.entrance = Entrance(cluster, steps, worker.metrics.cluster(cluster.name).limits, self._kept_out)
-        self._renewals = renewals
-        self._renewing: dict[int, asyncio.Task[None]] = {}  # by the number of the connection
+        self._logins = logins if logins is not None and logins.answers_clients else None
         policy = Policy(cluster, audits=worker.audit is not None)
         self._policy = None if policy.is_empty else policy
         self._names = TopicNames()
         self._caps = policy.caps()
         if policy.is_active:
             worker.metrics.cluster(cluster.name).has_policy(policy.reasons)
-        self._interest = Interest(
+        interest = partial(
+            Interest,
             rewrite=redirected is None,
             brokers=redirected is not None,
             details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only what carries records
             detail=DETAILS[cluster.detail],
             held=worker.held,
-            authorizes=None if self._policy is None else self._policy.authorizes,
             names=self._policy is not None and self._policy.needs_names,
         )
+        authorizes = None if self._policy is None else self._policy.authorizes
+        self._interest = interest(authorizes=authorizes if self._logins is None else and_logins(authorizes))
+        self._interest_expired = interest(authorizes=lambda api_key, version: True)
         self._to: dict[Address, int] = {}  # upstream -> open connections
         self._tasks = Tasks(f"cluster={cluster.name}")
         self._limiter = LogLimiter(log)
@@ -222,7 +225,10 @@ class Connector:
     def _relay(self, client: Incoming, broker: socket.socket, info: ConnectionInfo, listener: str) -> None:
         worker = self._worker
         rewriter = None if self._redirected is not None else Rewriter(self._advertise, self._find_leak, self._caps)
-        authorizer = self._authorizer(client)
+        of_policy = self._authorizer(client)
+        authorizer: Authorizer | None = of_policy
+        if self._logins is not None:
+            authorizer = self._logins.authorizer(client, of_policy)
         session = Session(
             self._interest,
             transform=rewriter,
@@ -253,7 +259,7 @@ class Connector:
                 counting.events,
                 *(sink.connected(info) for sink in worker.sinks),
                 *((self._redirected.look_for_brokers,) if self._redirected is not None else ()),
-                *((authorizer.events,) if authorizer is not None else ()),
+                *((of_policy.events,) if of_policy is not None else ()),
             ],
             self._fault,
             partial(self._closed, worker.loops.own_end(broker), client.ticket),
@@ -261,12 +267,12 @@ class Connector:
         relay.principal = sys.intern(client.principal)
         worker.add(relay, client.number)
         self._count(Address(info.broker_address, info.broker_port), 1)
-        relay.start(self._admits)
+        relay.start(self.admits)
         if self._cluster.limits.ends_some:
             worker.ageing.watch(relay, self._cluster.limits, self.entrance.reached)
-        if client.login is not None and self._renewals is not None:
-            keep = self._renewals.keep(relay, client.principal, client.login)
-            self._renewing[relay.number] = self._tasks.spawn(keep)
+        if self._logins is not None:
+            self._logins.named(session, client, worker.now_ns())
+            self._logins.begin(relay, client, authorizer, self._interest_expired)
         if self.ends:
             asyncio.get_running_loop().call_later(FIRST_REQUEST_S, relay.finish)
 
@@ -286,9 +292,8 @@ class Connector:
         self._count(Address(relay.info.broker_address, relay.info.broker_port), -1)
         worker.remove(relay)
         self.entrance.left(ticket)
-        renewing = self._renewing.pop(relay.number, None)
-        if renewing is not None:
-            renewing.cancel()
+        if self._logins is not None:
+            self._logins.ended(relay)
         if cause == "broker_reset":
             self._broker_lost()
 
@@ -314,7 +319,7 @@ class Connector:
 
     # --- loops -------------------------------------------------------------------------------------------------------
 
-    def _admits(self, first_bytes: bytes) -> bool:
+    def admits(self, first_bytes: bytes) -> bool:
         """Whether a client is somebody else: by the first bytes that it sent."""
         upstream = self._worker.loops.came_back(first_bytes)
         if upstream is None:
@@ -347,6 +352,15 @@ class Connector:
             relay.close("loop", reset=True)
 
     # --- dialling ----------------------------------------------------------------------------------------------------
+
+    def upstreams(self, client: Incoming) -> list[Address]:
+        """The addresses of a client's broker, as far as one is known: that of the first which answers."""
+        if client.destination is not None:
+            return [client.destination]
+        if client.node_id is None:
+            return list(self._addresses.in_order())
+        address = self.routes.upstreams.get(client.node_id)
+        return [address] if address is not None else []
 
     async def _open(self, client: Incoming) -> tuple[socket.socket, Address]:
         """The connection to a client's broker, and the numeric address that it leads to."""

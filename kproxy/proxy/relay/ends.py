@@ -7,6 +7,7 @@ whoever runs the steps closes the socket that stands there when one of them fail
 import socket
 from dataclasses import dataclass, field
 
+from kproxy.proxy.access.sasl.clients import Session
 from kproxy.proxy.access.sasl.login import LoggedIn
 from kproxy.proxy.config.addresses import Address
 
@@ -23,6 +24,7 @@ class Incoming:
     opened_ns: int  # nanoseconds since the epoch
     principal: str = ANONYMOUS
     server_name: str | None = None  # SNI, as the client wrote it
+    session: Session | None = None  # of a client whose login kproxy has checked
     login: LoggedIn | None = None  # of kproxy at the broker for this client, where it has to be renewed
     number: int = 0  # of the connection, where another process has given it one
     destination: Address | None = None  # numeric, what it dialled before the kernel redirected it; None: our port

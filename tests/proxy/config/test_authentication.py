@@ -22,7 +22,7 @@ TOKENS = 'mechanisms = ["OAUTHBEARER"]\njwks_file = "keys"\nissuer = "i"\naudien
         (TOKENS.replace('issuer = "i"\n', ""), "issuer and audience"),
         (TOKENS.replace('audience = "kafka"\n', ""), "issuer and audience"),
         ('mechanisms = ["PLAIN"]\nusers_file = "users"\njwks_file = "keys"\n', "no mechanism uses it"),
-        ('mechanisms = ["PLAIN"]\nusers_file = "users"\ntimeout_s = 0\n', "timeout_s"),
+        ('mechanisms = ["PLAIN"]\nusers_file = "users"\nsession_lifetime_s = 0\n', "session_lifetime_s"),
     ],
 )
 def test_what_is_missing_or_too_much(tmp_path: Path, settings: str, said: str) -> None:

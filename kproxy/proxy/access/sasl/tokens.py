@@ -46,6 +46,7 @@ class TokenChecker:
         self._audience = audience
         self._claim = claim
         self._skew_s = skew_s
+        self._required = ["exp", *(["iss"] if issuer is not None else []), *(["aud"] if audience else [])]
         self._keys: list[tuple[str | None, Any]] = []  # (key id, key)
 
     def use(self, jwks: bytes) -> None:
@@ -107,7 +108,7 @@ class TokenChecker:
             issuer=self._issuer,
             audience=list(self._audience) or None,
             leeway=self._skew_s,
-            options={"require": ["exp"], "verify_aud": bool(self._audience)},
+            options={"require": self._required, "verify_aud": bool(self._audience)},
         )
         return claims
 

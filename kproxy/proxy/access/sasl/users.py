@@ -156,7 +156,7 @@ class UsersFile:
 
     def __init__(self, path: Path) -> None:
         """Raises UsersError."""
-        self._path = path
+        self.path = path
         self._pepper = secrets.token_bytes(32)
         self._version = self._stat()
         self.users: Users = read(path)
@@ -164,7 +164,7 @@ class UsersFile:
 
     def _stat(self) -> tuple[int, ...]:
         try:
-            stat = self._path.stat()
+            stat = self.path.stat()
         except OSError:
             return ()
         return stat.st_mtime_ns, stat.st_size, stat.st_ino
@@ -176,7 +176,7 @@ class UsersFile:
             return False
         self._version = version
         try:
-            self.users, self.fault = read(self._path), ""
+            self.users, self.fault = read(self.path), ""
         except UsersError as fault:
             self.fault = str(fault)
         return True

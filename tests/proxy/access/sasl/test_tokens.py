@@ -57,6 +57,7 @@ def test_tokens_of_known_keys_name_the_user() -> None:
         (token(exp=time.time() - 10), "expired"),
         (token(exp=None), "does not say when it expires"),
         (token(iss="https://else"), "issuer"),
+        (token(iss=None), "who issued it"),
         (token(aud="mine"), "audience"),
         (token(aud=None), "whom"),
         (token(nbf=time.time() + 600), "not valid yet"),
