@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     metavar="headers|topics|batches",
     help="What is read of each frame: headers and errors (default), also topics and lag, or also every batch.",
 )
+@click.option(
+    "--read-only", is_flag=True, default=None, help="Pass consumers, and nothing that writes, creates or changes."
+)
+@click.option(
+    "--audit",
+    metavar="stderr|FILE",
+    help="Write a line of JSON for every administrative request and every refusal.",
+)
 @click.option("--config", "file", metavar="FILE.toml", help="File of settings; there can be several [[cluster]] in it.")
 @click.option("--record", metavar="DIR", help="Record the traffic as the tables that kproxy convert writes.")
 @click.option(

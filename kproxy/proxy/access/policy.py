@@ -196,8 +196,11 @@ class ApiRules:
         return verdict
 
     def depends_on(self, kind: str) -> bool:
-        """Whether names of that kind can have different verdicts."""
-        return any(kind in rule.named for rule in self._rules)
+        """Whether some names of that kind may pass and others not."""
+        outcomes = {rule.allows for rule in self._rules if not rule.named or kind in rule.named}
+        if not self._rules or self._rules[-1].named:
+            outcomes.add(self._default.allowed)
+        return len(outcomes) > 1
 
     def cluster(self) -> Verdict:
         """About what is none of the kinds."""

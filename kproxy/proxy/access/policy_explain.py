@@ -1,0 +1,81 @@
+"""What a given request would meet at a listener, and which rule decides: for `kproxy check FILE --request Produce ...`.
+
+The same rules as for requests that come (`policy.py`), asked about names that are given instead of read. Refuses to
+know bytes and the command line.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kproxy.errors import ConfigError
+from kproxy.protocol.schema import schema
+from kproxy.proxy.access.policy import LISTS, Policy, Verdict
+from kproxy.proxy.access.policy_resources import ALL_OF, GROUP, TOPIC, TRANSACTIONAL_ID, kinds_of
+from kproxy.proxy.config.api_groups import keys_of_names
+from kproxy.proxy.config.settings import Cluster
+
+ANONYMOUS = "User:ANONYMOUS"
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What becomes of one thing that the request names."""
+
+    what: str  # "topic orders", or "the request" where it names nothing
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return f"{self.what}: {'allowed' if self.verdict.allowed else 'denied'}, {self.verdict.why}"
+
+
+def explain(
+    cluster: Cluster,
+    *,
+    api: str,
+    version: int | None = None,
+    topics: Iterable[str] = (),
+    groups: Iterable[str] = (),
+    transactional_ids: Iterable[str] = (),
+    principal: str = ANONYMOUS,
+    client_id: str | None = None,
+    address: str = "127.0.0.1",
+) -> list[Explained]:
+    """One entry for each thing that the request names, in that order; it passes if all are allowed.
+
+    version: of the API; the newest that kproxy reads if it is None. Raises ConfigError for an API that does not exist,
+    or that names nothing of a kind that is given.
+    """
+    key = _key(api)
+    known = schema().apis.get(key)
+    if version is None:
+        version = known.request.versions[-1] if known is not None else 0
+    policy = Policy(cluster)
+    clearance = policy.identity(principal, address)(client_id)
+    named = {TOPIC: [*topics], GROUP: [*groups], TRANSACTIONAL_ID: [*transactional_ids]}
+    if known is None or version not in known.request.versions:
+        return [Explained("the request, which kproxy cannot read", clearance.unknown(key, version))]
+    kinds = kinds_of(key, version)
+    wrong = [kind for kind, names in named.items() if names and (kind not in kinds or known.name in ALL_OF)]
+    if wrong:
+        raise ConfigError([(f"--{kind.replace('_', '-')}", f"{api} v{version} names none") for kind in wrong])
+    rules = clearance.api(key, version)
+    found = [Explained(f"{kind} {name}", rules.named(kind, name)) for kind, names in named.items() for name in names]
+    if found:
+        return found
+    text = "the request, which names nothing"
+    if known.name in LISTS:
+        text = "the request for a list" + (", which leaves out what is denied" if policy.filters_lists else "")
+    return [Explained(text, rules.nothing())]
+
+
+def _key(api: str) -> int:
+    names = keys_of_names()
+    if api in names:
+        return names[api]
+    if api.removeprefix("-").isdigit() and -(1 << 15) <= int(api) < 1 << 15:
+        return int(api)
+    folded = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(api.lower(), folded, 1)
+    hint = f"did you mean {folded[near[0]]}?" if near else "write it as Kafka does, like Produce"
+    raise ConfigError([("--request", f"{api!r} is no API; {hint}")])

@@ -1,0 +1,62 @@
+"""The examples of docs/policy.md load, and its tables are those of the code."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kproxy.proxy.access.policy import LISTS, Policy
+from kproxy.proxy.access.policy_explain import explain
+from kproxy.proxy.config.api_groups import GROUPS, api_keys
+from kproxy.proxy.config.load import load
+from kproxy.proxy.config.policy import Rule
+
+PAGE = (Path(__file__).parents[3] / "docs" / "policy.md").read_text()
+EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["read-only", "shared", "guarded"])
+def test_an_example_loads(example, tmp_path):
+    file = tmp_path / "kproxy.toml"
+    file.write_text(example)
+    (cluster,) = load(file).clusters
+    assert not Policy(cluster).is_empty
+
+
+def test_the_example_of_two_applications_does_what_it_says(tmp_path):
+    file = tmp_path / "kproxy.toml"
+    file.write_text(EXAMPLES[1])
+    (cluster,) = load(file).clusters
+
+    def may(api, principal, address="10.1.1.1", **names):
+        return all(
+            one.verdict.allowed for one in explain(cluster, api=api, principal=principal, address=address, **names)
+        )
+
+    assert may("Produce", "User:billing", topics=["invoices"])
+    assert may("InitProducerId", "User:billing") and may("Fetch", "User:search")
+    assert not may("Produce", "User:billing", topics=["products"])
+    assert may("Fetch", "User:search", topics=["products"]) and not may("Produce", "User:search", topics=["products"])
+    assert may("OffsetCommit", "User:search", topics=["products"], groups=["search"])
+    assert not may("OffsetCommit", "User:search", topics=["products"], groups=["billing-1"])
+    assert may("Metadata", "User:search") and may("DescribeCluster", "User:search")
+    assert may("CreateTopics", "User:ops", "10.9.1.1", topics=["new"]) and not may(
+        "CreateTopics", "User:ops", topics=["n"]
+    )
+
+
+def test_the_page_has_every_group_every_list_and_every_setting():
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([A-Z]\w+(?:, \w+)*) \|$", PAGE, re.MULTILINE))
+    assert {group: tuple(names.split(", ")) for group, names in rows.items()} == {
+        group: names for group, names in GROUPS.items() if group != "always"
+    }
+    assert all(name in PAGE for name in (*GROUPS["always"], *LISTS))
+    assert all(f"`{name}`" in PAGE for name in Rule.model_fields)
+
+
+def test_apis_of_a_rule():
+    assert api_keys("*") is None
+    assert api_keys("Produce") == {0} and api_keys("9999") == {9999} == api_keys("unknown_9999")
+    assert api_keys("read") == frozenset().union(*map(api_keys, GROUPS["read"]))
+    with pytest.raises(ValueError, match="did you mean DeleteTopics"):
+        api_keys("deletetopic")
