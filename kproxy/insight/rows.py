@@ -81,3 +81,20 @@ class RegistryRow(NamedTuple):
     value: str | None  # that was written, or read
     kind: str
     watch: bool | None  # set by a read
+
+
+class Leadership(NamedTuple):
+    """A partition whose leader or replicas are others than were known, and what said so."""
+
+    time_ns: int
+    cluster: str
+    api: str
+    controller_id: int | None  # who decided; None: it is not in that message
+    controller_epoch: int | None
+    topic: str
+    partition: int
+    leader: int | None  # None: it has none, or the partition is gone
+    leader_epoch: int | None
+    isr: tuple[int, ...] | None
+    replicas: tuple[int, ...] | None
+    change: str  # created, elected, isr_shrunk, isr_grown, offline, moved, deleted

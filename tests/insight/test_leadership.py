@@ -1,0 +1,134 @@
+"""Leadership: what is said of partitions on the wire is what ZooKeeper, and the brokers' logs, have of them."""
+
+import json
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from kproxy.insight import leadership
+from kproxy.insight.leadership import APIS, Partitions
+from kproxy.insight.registry import rows as registry_rows
+from kproxy.insight.spoken import Spoken
+from kproxy.zookeeper.session import Session
+from tests import captures
+from tests.insight.truth import CAPTURE, log, spoken
+from tests.zookeeper.traffic import DATA as ZOOKEEPER
+from tests.zookeeper.traffic import talks
+
+CHANGES = {"created", "elected", "isr_shrunk", "isr_grown", "offline", "moved", "deleted"}
+
+
+@cache
+def fed(path, ports=range(9091, 9200)):
+    """The partitions of a capture at its end, and the rows on the way."""
+    partitions, found, names = Partitions("c"), [], {}
+    for each in spoken(path, ports, APIS):
+        if each.api_key == leadership.METADATA and each.response is not None:
+            names |= {topic.get("topicId"): topic["name"] for topic in each.response["topics"]}
+        found += partitions.feed(each, names)
+    return partitions, found
+
+
+def test_every_state_that_a_controller_told_stands_in_zookeeper():
+    written = set()
+    for talk in talks():
+        session = Session()
+        for side, data, now in talk.parts:
+            session.receive(side, data, now)
+        for event in session.events:
+            for row in registry_rows(event, "c"):
+                if row.kind == "partition_state" and row.value and row.error is None:
+                    state, parts = json.loads(row.value), row.path.split("/")
+                    isr = tuple(sorted(state["isr"]))
+                    written.add((parts[-4], int(parts[-2]), state["leader"], state["leader_epoch"], isr))
+    _, found = fed(ZOOKEEPER / "k0102_zkgroup_a.pcap.zst", range(9092, 9093))
+    told = [row for row in found if row.controller_id is not None and row.leader is not None]
+    assert {(row.topic, row.partition, row.leader, row.leader_epoch, row.isr) for row in told} <= written
+    assert len(told) > 20
+    assert {row.change for row in told} >= {"created", "elected", "isr_shrunk", "isr_grown"}
+
+
+def test_every_leader_that_clients_were_told_took_over_in_its_brokers_log():
+    began = {
+        (found[2], int(found[3]), int(found[1]), int(found[4]))
+        for found in re.finditer(
+            r"\[Broker id=(\d)\] Leader (\S+)-(\d+) with topic .*? starts at leader epoch (\d+)", log()
+        )
+    }
+    partitions, found = fed(CAPTURE)
+    told = {(row.topic, row.partition, row.leader, row.leader_epoch) for row in found if row.leader is not None}
+    assert told <= began
+    assert Counter(row.change for row in found if row.change == "elected")["elected"] == 6  # the broker that died led 6
+    last = {}
+    for topic, index, leader, _ in sorted(began, key=lambda each: each[3]):
+        last[topic, index] = leader
+    client_topics = {key: leader for key, leader in last.items() if not key[0].startswith("__")}
+    assert {key: partitions.leader_of(*key) for key in client_topics} == client_topics
+
+
+@pytest.mark.parametrize("name", ["k0822_java_cluster", "k0102_java_cluster", "k111_java_cluster", "k39_zk_cluster"])
+def test_a_stopped_broker_leads_nothing_until_it_is_back(name):
+    """In each of these captures broker 2 stops and starts again, and a topic is deleted."""
+    _, found = fed(captures.capture(name))
+    assert {row.change for row in found} <= CHANGES
+    assert {row.change for row in found} >= {"created", "elected", "isr_shrunk", "isr_grown", "deleted"}
+    leads = {}
+    for row in found:
+        leads.setdefault((row.topic, row.partition), []).append((row.leader_epoch, row.leader))
+    for history in leads.values():  # an epoch has one leader, and epochs go up until the partition is deleted
+        of_epoch = {}
+        for epoch, leader in history:
+            if leader is None:
+                of_epoch.clear()
+            elif epoch is not None:
+                assert of_epoch.setdefault(epoch, leader) == leader
+    assert any(row.change == "isr_shrunk" and 2 not in row.isr for row in found)
+    assert any(row.change == "isr_grown" and 2 in row.isr for row in found)
+
+
+def told(*states, api=4):
+    fields = ("topicName", "partitionIndex", "leader", "leaderEpoch", "partitionEpoch", "isr", "replicas")
+    parts = [dict(zip(fields, ("t", 0, *state), strict=True)) for state in states]
+    return Spoken(api, 0, {"controllerId": 1, "controllerEpoch": 7, "ungroupedPartitionStates": parts}, {}, 1, 2)
+
+
+def described(leader, epoch, isr, replicas):
+    part = {"partitionIndex": 0, "leaderId": leader, "leaderEpoch": epoch, "isrNodes": isr, "replicaNodes": replicas}
+    return Spoken(3, 7, {}, {"topics": [{"name": "t", "errorCode": 0, "partitions": [part]}]}, 3, 4)
+
+
+def changes(*said):
+    partitions = Partitions("c")
+    return [row.change for each in said for row in partitions.feed(each, {})]
+
+
+def test_what_is_late_says_nothing():
+    new, old = (1, 5, 9, [1, 2], [1, 2]), (2, 4, 8, [2], [1, 2])
+    assert changes(told(new), told(old)) == ["created"]
+    assert changes(told(new), told((1, 5, 8, [1], [1, 2]))) == ["created"]  # an older state of the same leader
+    assert changes(told(new), described(2, -1, [2], [2])) == ["created"]  # of a broker that knows no epochs
+    assert changes(described(2, -1, [2], [2]), described(1, -1, [2], [2])) == ["created", "elected"]
+
+
+def test_each_change_has_its_name():
+    assert changes(
+        told((1, 0, 0, [1, 2], [1, 2])),
+        told((1, 0, 1, [1], [1, 2])),
+        told((-1, 1, 2, [1], [1, 2])),
+        told((2, 2, 3, [2], [1, 2])),
+        told((2, 3, 4, [2], [1, 2])),
+        told((2, 3, 5, [2], [2, 3])),
+        told((2, 3, 6, [2, 3], [2, 3])),
+        told((-2, 4, 7, [2, 3], [2, 3])),
+    ) == ["created", "isr_shrunk", "offline", "elected", "elected", "moved", "isr_grown", "deleted"]
+
+
+def test_partitions_are_bounded(monkeypatch):
+    monkeypatch.setattr(leadership, "MAX_PARTITIONS", 1)
+    partitions = Partitions("c")
+    many = told((1, 0, 0, [1], [1]), (1, 0, 0, [1], [1]))
+    many.request["ungroupedPartitionStates"][1]["partitionIndex"] = 1
+    assert [row.partition for row in partitions.feed(many, {})] == [0]
+    assert partitions.left_out == 1
