@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 )
 @click.option("--listen", metavar="HOST:PORT", help="Address that clients bootstrap at.")
 @click.option("--bootstrap", metavar="HOST:PORT[,...]", help="Brokers of the cluster; one that answers is enough.")
-@click.option("--admin", metavar="HOST:PORT", help="Address of the HTTP server: /metrics, /health, /ready.")
+@click.option(
+    "--admin",
+    metavar="[HOST:]PORT",
+    help="Address of the HTTP server: /metrics, /health, /ready, kproxy ctl. Without a host: this machine alone.",
+)
+@click.option(
+    "--admin-token-file",
+    metavar="FILE",
+    help="Who asks the admin server needs the token in this file, but for /health and /ready.",
+)
 @click.option(
     "--route",
     metavar="ports|sidecar|sni|transparent",

@@ -303,6 +303,7 @@ class ConnectionMetrics:
         "_listener",
         "_open",
         "_topics",
+        "errors",
         "inside",
         "lag",
         "pending",
@@ -327,6 +328,7 @@ class ConnectionMetrics:
         self._fetching = Fetching(lags) if lags is not None else None
         self._client: ClientCells | None = None
         self._open = True
+        self.errors = 0  # codes in its answers, all levels
         self.lag = loop_lag
         self.inside = inside  # one pair for all connections
         self.pending = pending
@@ -385,6 +387,7 @@ class ConnectionMetrics:
                 cells.throttle_ns += throttle
                 cells.throttle[bisect_left(THROTTLE_NS, throttle)] += 1
             if event.errors:
+                self.errors += len(event.errors)
                 self._cluster.count_errors(cells, event.errors)
 
     def _unusual(self, event: Event) -> None:

@@ -31,6 +31,7 @@ DISCONNECT_CAUSES = (
     "loop",
     "max_age",
     "not_redirected",
+    "operator",
     "proxy_header",
     "tls",
     "unreachable",

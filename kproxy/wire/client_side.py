@@ -447,7 +447,7 @@ class ClientSide(RawSaslSides):
         software_name: str | None = None,
         software_version: str | None = None,
     ) -> None:
-        exchange.client_id = client_id
+        exchange.client_id = self.client_id = client_id
         exchange.transactional_id = transactional_id
         if acks is not None:
             exchange.acks = acks

@@ -108,6 +108,7 @@ class SessionState:
         "_usual",
         "_waiting",
         "backlog",
+        "client_id",
         "completed",
         "events",
         "faults",
@@ -139,6 +140,7 @@ class SessionState:
         self.faults = 0  # Desync events so far
         self.sasl_mechanism: str | None = None
         self.sasl_tokens = 0  # raw ones; they give no events
+        self.client_id: str | None = None  # of the last request that was read as far
         self.software: tuple[str, str] | None = None  # name and version, from ApiVersions (KIP-511)
 
         self._interest = interest

@@ -195,6 +195,7 @@ class Kproxy:
 
         def ask() -> tuple[int, str]:
             asked = urllib.request.Request(f"http://{HOST}:{self.admin}{path}", method="POST" if post else "GET")
+            asked.add_header("X-Kproxy", "yes")
             try:
                 with urllib.request.urlopen(asked, timeout=10) as answer:
                     return answer.status, answer.read().decode()

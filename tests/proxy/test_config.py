@@ -282,10 +282,11 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     whole = above + mark + re.sub(r"^# (?=\[|\w+ = )", "", below, flags=re.MULTILINE)
     document = tomllib.loads(whole)
     assert len(load(written(tmp_path, whole)).clusters) == len(document["cluster"])
-    left_out = {"clusters", "record", "max_connections", "upstream_mark", "audit"}
+    left_out = {"clusters", "record", "max_connections", "upstream_mark", "audit", "admin_token_file"}
     assert document.keys() - {"cluster"} == Config.model_fields.keys() - left_out
     assert "\n# upstream_mark = " in file.read_text()
     assert "\n# audit = " in file.read_text()
+    assert "\n# admin_token_file = " in file.read_text()
     assert "\n# record = " in file.read_text()  # it fills a disk: nobody should copy it unawares
     assert f"\n# max_connections = {DEFAULT_CONNECTIONS} " in file.read_text()  # less where open files are few
     assert set().union(*document["cluster"]) == set(Cluster.model_fields)

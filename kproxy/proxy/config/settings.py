@@ -36,6 +36,12 @@ def _bound(value: Any) -> Address:
     return value if isinstance(value, Address) else parse_address(str(value), lowest_port=0)
 
 
+def _admin(value: Any) -> Address:
+    """HOST:PORT, or a port alone."""
+    text = str(value).strip()
+    return _bound(f":{text}" if text.isascii() and text.isdigit() else value)
+
+
 def _upstreams(value: Any) -> Any:
     return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
@@ -145,7 +151,9 @@ class Config(Frozen):
     """All settings of one kproxy."""
 
     clusters: Annotated[tuple[Cluster, ...], Field(validation_alias="cluster")]  # as the file calls them, and only so
-    admin: Annotated[Address, BeforeValidator(_bound)] | None = None
+    admin: Annotated[Address, BeforeValidator(_admin)] | None = None  # no host: this machine alone
+    admin_token_file: Path | None = None  # who asks the admin port needs what is in it, but for /health and /ready
+    admin_open_metrics: bool = False  # /metrics needs it not
     max_connections: Annotated[int, Field(ge=1)] | None = None  # 10,000, or as many as open files allow
     accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024
     connect_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0

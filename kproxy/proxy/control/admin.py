@@ -9,8 +9,8 @@ last one that fits replaces the one that has been silent for longest. If none is
 connection closes after its current answer, which its client takes within FULL_S. So neither silent nor busy
 connections lock others out for longer than the requests that are under way take.
 
-Invariants: a GET changes nothing; every answer is made anew (no cache, here or on the way); one scrape is
-rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables.
+Invariants: a GET changes nothing; every answer is made anew (no cache, here or on the way); one scrape is rendered at a
+time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what: `admin_guard.py`.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ import html
 import json
 import logging
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from kproxy import __version__
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.control.admin_guard import Guard
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.relay.listeners import Gate, Listener, resolve
 
@@ -41,6 +43,7 @@ IDLE_S = 30.0  # for an answer to be taken, and the next request to come
 FULL_S = 1.0  # for an answer to be taken while all connections are in use
 MAX_CONNECTIONS = 32
 _THREAD_BYTES = 4096  # answers from this size on are compressed on a thread
+MAX_BODY = 64 * 1024  # of a request
 _BACKLOG = 128
 _SHUTDOWN_S = 1.0  # answers under way when the process ends
 _COMMON_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -48,6 +51,7 @@ _COMMON_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosni
 Query = Mapping[str, str]
 Action = Callable[[Query], Awaitable[tuple[int, Any]]]  # returns (HTTP status, what is sent as JSON)
 Slices = AsyncIterator[Sequence[Any]]
+Lines = AsyncIterator[Mapping[str, Any] | None]  # None: nothing for now
 
 log = logging.getLogger("kproxy.admin")
 # Who speaks bad HTTP gets an answer that says so; a stack for each would let anybody fill the log.
@@ -74,8 +78,12 @@ class Admin:
     scrape(accept) -> (body, content type): the metrics in the format that an Accept header names; called on a thread.
     not_ready() -> why traffic should not be sent here yet; nothing: ready.
     api: name -> callable that gets the query's parameters and returns what is sent as JSON from /api/<name>: a value,
-    or slices of a list, between which the loop has its turn. Called on the loop, so quick. ValueError: a bad query.
-    actions: name -> what POST /api/<name> does; the only requests that change something.
+    one to be awaited, or slices of a list, between which the loop has its turn. Called on the loop, so quick.
+    ValueError: a bad query.
+    actions: name -> what POST /api/<name> does, with the query's parameters and those of a JSON object in the body; the
+    only requests that change something. ValueError: bad parameters.
+    streams: the same, for what is sent as JSON lines until it ends or nobody reads it.
+    guard: who may ask. tls: what gives the context of each new connection; None: plain HTTP.
     """
 
     def __init__(
@@ -87,6 +95,9 @@ class Admin:
         not_ready: Callable[[], Sequence[str]],
         api: Mapping[str, Callable[[Query], Any]],
         actions: Mapping[str, Action] | None = None,
+        streams: Mapping[str, Callable[[Query], Lines]] | None = None,
+        guard: Guard | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._host = host
@@ -95,6 +106,9 @@ class Admin:
         self._not_ready = not_ready
         self._api = api
         self._actions = actions or {}
+        self._streams = streams or {}
+        self._guard = guard or Guard()
+        self._tls = tls
         self._renderer = ThreadPoolExecutor(1, thread_name_prefix="scrape")
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
@@ -104,7 +118,7 @@ class Admin:
 
     async def start(self) -> None:
         """Bind and serve; OSError where the address cannot be bound."""
-        app = web.Application(middlewares=[_timed])
+        app = web.Application(middlewares=[_timed, self._guard.middleware], client_max_size=MAX_BODY)
         app.on_response_prepare.append(_common)
         app.router.add_get("/", self._index)
         app.router.add_get("/metrics", self._metrics)
@@ -140,7 +154,7 @@ class Admin:
 
     @property
     def url(self) -> str:
-        return f"http://{Address(*self.address)}"
+        return f"{'http' if self._tls is None else 'https'}://{Address(*self.address)}"
 
     # --- connections -------------------------------------------------------------------------------------------------
 
@@ -157,8 +171,14 @@ class Admin:
             if longest is not None:
                 longest.give_up()
         try:
-            await loop.connect_accepted_socket(lambda: connection, client)
-        except OSError:  # it has gone already
+            if self._tls is None:
+                await loop.connect_accepted_socket(lambda: connection, client)
+            else:
+                context = self._tls()
+                await loop.connect_accepted_socket(
+                    lambda: connection, client, ssl=context, ssl_handshake_timeout=REQUEST_S
+                )
+        except OSError:  # it has gone already, or speaks no TLS
             client.close()
             connection.left()
 
@@ -193,20 +213,44 @@ class Admin:
             raise web.HTTPNotFound(text=f"no such value: /api names them all ({', '.join(self._api)})\n")
         try:
             value = self._api[name](request.query)
+            if asyncio.iscoroutine(value):
+                value = await value
         except ValueError as fault:
             raise web.HTTPBadRequest(text=f"{fault}\n") from None
         text = await _json_of_slices(value) if isinstance(value, AsyncIterator) else json.dumps(value)
         headers = {"Content-Type": "application/json; charset=utf-8"}
         return _compressed(request, web.Response(body=text.encode(), headers=headers, zlib_executor_size=_THREAD_BYTES))
 
-    async def _api_action(self, request: web.Request) -> web.Response:
+    async def _api_action(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        if name in self._api and name not in self._actions:
-            raise web.HTTPMethodNotAllowed("POST", ["GET"])
-        if name not in self._actions:
-            raise web.HTTPNotFound(text=f"no such action; there are: {', '.join(self._actions)}\n")
-        status, value = await self._actions[name](request.query)
+        if name not in self._actions and name not in self._streams:
+            if name in self._api:
+                raise web.HTTPMethodNotAllowed("POST", ["GET"], text=f"/api/{name} is read with GET\n")
+            names = ", ".join((*self._actions, *self._streams))
+            raise web.HTTPNotFound(text=f"no such action; there are: {names}\n")
+        try:
+            parameters = {**request.query, **await _parameters(request)}
+            if name in self._streams:
+                return await self._stream(request, self._streams[name](parameters))
+            status, value = await self._actions[name](parameters)
+        except ValueError as fault:
+            raise web.HTTPBadRequest(text=f"{fault}\n") from None
         return web.json_response(value, status=status)
+
+    async def _stream(self, request: web.Request, lines: Lines) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        try:
+            first = await anext(lines, None)  # a fault in the parameters comes before the first byte
+            await response.prepare(request)
+            await response.write(_line(first))
+            async for line in lines:
+                await response.write(_line(line))
+            await response.write_eof()
+        except ConnectionError:  # nobody reads it any more
+            pass
+        finally:
+            await lines.aclose()  # type: ignore[attr-defined]  # they are generators
+        return response
 
     async def _index(self, _: web.Request) -> web.Response:
         links = {
@@ -312,6 +356,25 @@ async def _timed(
 def _close_if_full(connection: _Connection, answer: web.StreamResponse) -> None:
     if connection.is_full():
         answer.force_close()  # others wait
+
+
+async def _parameters(request: web.Request) -> dict[str, str]:
+    """The parameters in a body: a JSON object of plain values. Raises ValueError."""
+    body = await request.read()
+    if not body.strip():
+        return {}
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ValueError('the body is not JSON: write parameters as {"name": "value"}, or in the query') from None
+    if not isinstance(values, dict) or not all(isinstance(value, str | int | float) for value in values.values()):
+        raise ValueError('the body is no object of plain values, like {"name": "value"}')
+    return {name: str(value) for name, value in values.items()}
+
+
+def _line(value: Any) -> bytes:
+    """A line of a stream; an empty one shows whether the reader is still there."""
+    return b"\n" if value is None else json.dumps(value).encode() + b"\n"
 
 
 async def _common(_: web.Request, response: web.StreamResponse) -> None:

@@ -22,6 +22,7 @@ from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control import transparent
 from kproxy.proxy.control.entrance import Entrance, Ticket, Welcome
 from kproxy.proxy.control.logins import Logins, and_logins
+from kproxy.proxy.control.operating import END_LINE, end_fields
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transform import Advertise, FindLeak, Rewriter
 from kproxy.proxy.control.transparent import Transparent
@@ -123,6 +124,7 @@ class Connector:
         self._to: dict[Address, int] = {}  # upstream -> open connections
         self._tasks = Tasks(f"cluster={cluster.name}")
         self._limiter = LogLimiter(log)
+        self._logs_ends = worker.config.log_connections
         self._source = f"live:{cluster.name}"
         self.making = 0  # connections
         self.ends = False  # what is being made ends soon: kproxy drains, or the cluster is run by other settings
@@ -265,9 +267,14 @@ class Connector:
             partial(self._closed, worker.loops.own_end(broker), client.ticket),
         )
         relay.principal = sys.intern(client.principal)
+        relay.listener = listener
+        version = getattr(client.sock, "version", None)  # of a socket that speaks TLS
+        relay.tls_version = version() if version is not None else None
         worker.add(relay, client.number)
         self._count(Address(info.broker_address, info.broker_port), 1)
         relay.start(self.admits)
+        if worker.traces:
+            worker.traces.connected(relay)
         if self._cluster.limits.ends_some:
             worker.ageing.watch(relay, self._cluster.limits, self.entrance.reached)
         if self._logins is not None:
@@ -291,6 +298,9 @@ class Connector:
         worker.loops.closed(own)
         self._count(Address(relay.info.broker_address, relay.info.broker_port), -1)
         worker.remove(relay)
+        if self._logs_ends or log.isEnabledFor(logging.DEBUG):
+            level = logging.INFO if self._logs_ends else logging.DEBUG
+            log.log(level, END_LINE, cause, *end_fields(relay, worker.now_ns()))
         self.entrance.left(ticket)
         if self._logins is not None:
             self._logins.ended(relay)

@@ -20,10 +20,11 @@ from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
-from kproxy.proxy.control import descriptors
+from kproxy.proxy.control import descriptors, parameters
 from kproxy.proxy.control.changes import Changes, same_upstream
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.draining import drain
+from kproxy.proxy.control.operating import OPERATIONS, connection_row
 from kproxy.proxy.control.reload import Reloader
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.worker import Worker
@@ -31,7 +32,7 @@ from kproxy.proxy.relay.given import GivenSockets
 from kproxy.proxy.relay.listeners import Gate, Listener, why_unbound
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.redirected import can_mark
-from kproxy.proxy.relay.relay import READ_BYTES, Relay
+from kproxy.proxy.relay.relay import READ_BYTES
 from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 10_000  # of /api/connections in one answer
 _DEFAULT_ROWS = 1000
+LOOPBACK = "localhost"
 _ROWS_PER_SLICE = 50  # of about 3 us each
 _ADMIN_RETIRES_S = 1.0
 _MAKING_S = 0.02
@@ -137,17 +139,26 @@ class Server:
             return
         # HTTP and the text formats take 11 MB: a kproxy without an admin port goes without.
         from kproxy.proxy.control.admin import Admin
+        from kproxy.proxy.control.admin_guard import Guard, Token
+        from kproxy.proxy.control.operator import Operator
 
+        operator = Operator(self)
+        token = Token(self.config.admin_token_file) if self.config.admin_token_file is not None else None
+        host, port = address
         admin = Admin(
-            *address,
+            host or LOOPBACK,
+            port,
             scrape=self._scraper(),
             not_ready=self.not_ready,
             api={
                 "clusters": self._api_clusters,
                 "connections": self._api_connections,
                 "traffic": self._api_traffic,
+                **operator.reads,
             },
-            actions={"reload": self._api_reload},
+            actions={**operator.actions, "reload": self._api_reload},
+            streams=operator.streams,
+            guard=Guard(token, open_metrics=self.config.admin_open_metrics),
             max_connections=shares.admin,
         )
         admin.gate.given = self.given
@@ -159,6 +170,12 @@ class Server:
             raise ConfigError([("admin", text)]) from None
         self._admin = admin
         log.info("admin at %s: /metrics /health /ready", admin.url)
+        if not host:
+            log.info("admin listens on this machine alone; for others: --admin 0.0.0.0:%d", admin.address[1])
+
+    async def operate(self, operation: str, *arguments: Any) -> list[Any]:
+        """Run one of `operating.OPERATIONS` in each process that serves connections; returns what each gave."""
+        return [OPERATIONS[operation](self._running, *arguments)]
 
     def _scraper(self) -> Callable[[str], tuple[bytes, str]]:
         """What renders a scrape, on a thread."""
@@ -167,6 +184,10 @@ class Server:
 
         registry = registry_of(self.metrics)
         return lambda accept: render(registry, accept)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
 
     def not_ready(self) -> list[str]:
         """Why traffic should not be sent here; nothing: it can."""
@@ -362,8 +383,8 @@ class Server:
 
     def _api_connections(self, query: "Query") -> AsyncIterator[list[dict[str, Any]]]:
         """Open connections, the oldest first: at most `limit`, of those whose number is above `after`."""
-        limit = _number(query, "limit", _DEFAULT_ROWS, MAX_ROWS)
-        after = _number(query, "after", 0, 1 << 62)
+        limit = parameters.number(query, "limit", _DEFAULT_ROWS, MAX_ROWS)
+        after = parameters.number(query, "after", 0, 1 << 62)
         return self._connection_slices(after, limit)
 
     async def _connection_slices(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
@@ -371,28 +392,7 @@ class Server:
         first = bisect_right(relays, after, key=lambda relay: relay.number)
         for start in range(first, min(first + limit, len(relays)), _ROWS_PER_SLICE):
             end = min(start + _ROWS_PER_SLICE, first + limit)
-            yield [_connection_row(relay) for relay in relays[start:end] if not relay.closed]
-
-
-def _connection_row(relay: Relay) -> dict[str, Any]:
-    info = relay.info
-    return {
-        "number": relay.number,
-        "cluster": info.cluster,
-        "client": str(Address(info.client_address, info.client_port)),
-        "principal": relay.principal,
-        "broker": info.broker_id,
-        "upstream": str(Address(info.broker_address, info.broker_port)),
-        "opened_ns": info.opened_ns,
-        "requests_pending": len(relay.session.pending),
-    }
-
-
-def _number(query: "Query", name: str, default: int, highest: int) -> int:
-    text = query.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= highest):
-        raise ValueError(f"{name}={text[:40]!r} is not a number from 0 to {highest}")
-    return int(text)
+            yield [connection_row(relay) for relay in relays[start:end] if not relay.closed]
 
 
 def _recorder(config: Config) -> "Recorder":

@@ -9,6 +9,7 @@ from kproxy.metrics import Metrics
 from kproxy.proxy.access.audit import Audit
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.ageing import Ageing
+from kproxy.proxy.control.tracing import Traces
 from kproxy.proxy.relay.handshakes import Handshakes
 from kproxy.proxy.relay.listeners import Gate
 from kproxy.proxy.relay.poller import Poller
@@ -38,6 +39,7 @@ class Worker:
     loops: LoopGuard = field(init=False)
     dialler: Dialler = field(init=False)
     ageing: Ageing = field(init=False)
+    traces: Traces = field(default_factory=Traces)
     audit: Audit | None = field(init=False)  # of all clusters; its thread is this process's
     _connections: int = 0
     _handshakes: Handshakes | None = None

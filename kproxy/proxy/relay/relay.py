@@ -73,6 +73,8 @@ class Relay(Pausing):
         self.info = info
         self.number = 0  # among the connections of its owner
         self.principal = ANONYMOUS  # who the client is
+        self.listener = ""  # the label
+        self.tls_version: str | None = None  # of the client's side; None: it speaks none
         self.session = session
         self._loop = loop
         self._poller = poller

@@ -146,7 +146,7 @@ def test_live_state_is_json_by_name():
             async with client.get("/api/secrets") as answer:
                 assert answer.status == 404
                 assert answer.headers["Cache-Control"] == "no-store"
-            async with client.post("/api/connections") as answer:
+            async with client.post("/api/connections", headers={"X-Kproxy": "yes"}) as answer:
                 assert answer.status == 405
 
     run(main())
@@ -200,7 +200,7 @@ def test_busy_connections_keep_nobody_out(path):
 
     async def ask_on(writer, asked):
         while not writer.is_closing():
-            writer.write(f"GET /{asked} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            writer.write(f"GET /{asked} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             await asyncio.sleep(0.02)
 
     async def main():
@@ -208,11 +208,11 @@ def test_busy_connections_keep_nobody_out(path):
             url = client._base_url
             busy = [await asyncio.open_connection(url.host, url.port) for _ in range(3)]
             for _, writer in busy:
-                writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+                writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await asyncio.sleep(0.2)
             last, its_writer = await asyncio.open_connection(url.host, url.port)
             await asyncio.sleep(0.2)
-            its_writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            its_writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             asking = [asyncio.create_task(ask_on(writer, path)) for _, writer in busy]
             released.set()
             assert (await last.readline()).startswith(b"HTTP/1.1 200")
@@ -254,7 +254,7 @@ def test_a_request_under_way_is_not_cut_and_a_silent_one_after_it_is(monkeypatch
         async with serving(slow) as client:
             url = client._base_url
             reader, writer = await asyncio.open_connection(url.host, url.port)
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = b""
             while not answer.endswith(BODY):
                 answer += await reader.read(1 << 20)

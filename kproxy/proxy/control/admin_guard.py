@@ -1,0 +1,140 @@
+"""Who may ask the admin port what: by a token, or by being on this machine, and never by way of a foreign web page.
+
+- With a token file, everything but /health and /ready (and /metrics, if so configured) takes `Authorization: Bearer`.
+  The file is read again when it changes; one that cannot be read any more leaves the last token in force.
+- Without one, what changes something is for those on this machine alone.
+- A browser on this machine is on this machine. So a POST takes a header that a foreign page cannot send, and whoever
+  comes over loopback must have asked for this machine by name or number: a foreign name that leads here (DNS rebinding)
+  is refused.
+
+Refuses to know what is asked. Bounded: a token of 4096 bytes.
+"""
+
+import hmac
+import ipaddress
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from kproxy.errors import ConfigError
+from kproxy.proxy.config.addresses import numeric
+from kproxy.proxy.log_limiter import LogLimiter
+
+HEADER = "X-Kproxy"  # any value; a page of another origin cannot send it
+MAX_TOKEN = 4096
+_OPEN = frozenset(("/health", "/ready"))
+_READS = frozenset(("GET", "HEAD"))
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger("kproxy.admin")
+
+
+class Token:
+    """The token in a file; ConfigError where there is none at the start."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen: tuple[int, int, int] | None = None
+        self._token = b""
+        self._limiter = LogLimiter(log)
+        try:
+            self._read()
+        except (OSError, ValueError) as fault:
+            reason = getattr(fault, "strerror", None) or fault
+            raise ConfigError([("admin_token_file", f"{file} holds no token: {reason}")]) from None
+
+    def _read(self) -> None:
+        status = self._file.stat()
+        seen = (status.st_mtime_ns, status.st_ino, status.st_size)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        with self._file.open("rb") as file:
+            token = file.read(MAX_TOKEN + 1).strip()
+        if not token or len(token) > MAX_TOKEN or not token.isascii() or len(token.split()) != 1:
+            raise ValueError(f"it should be one word of at most {MAX_TOKEN} ASCII characters")
+        self._token = token
+
+    def accepts(self, authorization: str) -> bool:
+        """Whether that Authorization header has the token, as the file holds it now."""
+        try:
+            self._read()
+        except (OSError, ValueError) as fault:
+            text = "admin_token_file %s: %s; the token that it held before stays in force"
+            self._limiter.log(logging.WARNING, "token", text, self._file, getattr(fault, "strerror", None) or fault)
+        scheme, _, given = authorization.partition(" ")
+        same = hmac.compare_digest(given.strip().encode(errors="replace"), self._token)
+        return same and scheme.lower() == "bearer"
+
+
+class Guard:
+    """token: None where the port has none; open_metrics: /metrics takes no token."""
+
+    def __init__(self, token: Token | None = None, *, open_metrics: bool = False) -> None:
+        self._token = token
+        self._open = _OPEN | {"/metrics"} if open_metrics else _OPEN
+
+    @property
+    def middleware(self) -> Any:
+        """What answers in a handler's place what may not be asked."""
+
+        @web.middleware
+        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            self._check(request)
+            return await handler(request)
+
+        return guarded
+
+    def _check(self, request: web.Request) -> None:
+        """Raises web.HTTPException with what the asker can do about it."""
+        has_token = self._token is not None and self._token.accepts(request.headers.get("Authorization", ""))
+        if has_token:
+            return
+        is_local = _is_loopback(_peer(request))
+        asked = request.headers.get("Host")  # not request.host, which looks a name up where there is none
+        if is_local and asked is not None and not _is_ours(asked):
+            name = asked[:100]
+            raise web.HTTPForbidden(
+                text=f"{name!r} is no name of this machine: ask localhost, or its address (against DNS rebinding)\n"
+            )
+        if self._token is not None and request.path not in self._open:
+            raise web.HTTPUnauthorized(
+                text="send the token of admin_token_file: Authorization: Bearer TOKEN\n",
+                headers={"WWW-Authenticate": 'Bearer realm="kproxy"'},
+            )
+        if request.method in _READS:
+            return
+        if not is_local:
+            raise web.HTTPForbidden(
+                text="without admin_token_file this can only be asked on kproxy's own machine (127.0.0.1)\n"
+            )
+        if HEADER not in request.headers:
+            raise web.HTTPForbidden(text=f"send the header {HEADER}, like {HEADER}: yes: web pages cannot\n")
+
+
+def _peer(request: web.Request) -> str:
+    transport = request.transport
+    peer = transport.get_extra_info("peername") if transport is not None else None
+    return str(peer[0]) if peer else ""
+
+
+def _is_loopback(host: str) -> bool:
+    address = numeric(host)
+    return address is not None and address.is_loopback
+
+
+def _is_ours(host: str) -> bool:
+    """Whether a Host header names this machine in a way that no foreign server of names can make up."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    name = name.strip("[]").rstrip(".").lower()
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+        return True
+    except ValueError:
+        own = socket.gethostname().lower()
+        return name in ("localhost", own, own.partition(".")[0]) or name.endswith(".localhost")

@@ -1,0 +1,391 @@
+"""Traces: the frames of a connection, or of a client's address, decoded and without secrets, while somebody watches.
+
+A connection that is not traced does nothing for it: to trace one, its session becomes a `_TracedSession`, whose
+`receive` also copies what passes. The relay never waits: what a trace does not take up is counted. What the client
+sends and what it gets are cut into frames here. The session's states say where frames begin; whenever a side is not
+framed (a SASL token without a header, bytes that are no Kafka), all bytes of that call are left out and only counted.
+Frames are decoded later, on a thread, when the trace is read.
+
+Never shown: what `protocol/secrets.py` lists, and records (how many and how large they are is). A frame that does not
+decode, or of an unknown API, is named by its size alone.
+
+Bounded: MAX_TRACES of a process, MAX_CONNECTIONS of each; MAX_HELD_BYTES of frames that wait to be read; of a frame
+larger than MAX_FRAME only its header; a trace that nobody reads for FORGOTTEN_S ends. Refuses to know HTTP and logs.
+"""
+
+import ipaddress
+from base64 import b64decode
+from collections import deque
+from collections.abc import Iterable, Iterator
+from time import monotonic
+from typing import Any, NamedTuple
+
+from kproxy.errors import ProtocolError
+from kproxy.protocol import decode
+from kproxy.protocol.compression import codec_name
+from kproxy.protocol.records import iterate_headers
+from kproxy.protocol.schema import Field, api_name
+from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.proxy.relay.relay import Relay
+from kproxy.wire import frames
+from kproxy.wire.events import BROKER, CLIENT, SIDES
+from kproxy.wire.session import Session
+from kproxy.wire.state import Piece
+
+MAX_TRACES = 4
+MAX_CONNECTIONS = 64
+MAX_HELD_BYTES = 4 * 1024 * 1024
+MAX_FRAME = 64 * 1024
+MAX_AWAITED = 4096
+FORGOTTEN_S = 10.0
+_OVERHEAD = 256  # what a frame takes beside its bytes
+_API_VERSIONS = 18
+_FRAMED = "framed"
+
+Json = dict[str, Any]
+_taps: dict[int, "Tap"] = {}  # by the identity of a session, which a tap keeps alive
+
+
+class _TracedSession(Session):
+    """A session whose owner does not notice that it is watched."""
+
+    __slots__ = ()
+
+    def receive(self, side: int, view: Any, now_ns: int) -> list[Piece]:
+        tap = _taps.get(id(self))
+        if tap is None:
+            return super().receive(side, view, now_ns)
+        before = self.states
+        pieces = super().receive(side, view, now_ns)
+        tap.passed(side, view, pieces, before, now_ns)
+        return pieces
+
+
+class Captured(NamedTuple):
+    """What a trace shows of a frame, before it is decoded."""
+
+    now_ns: int
+    connection: int
+    client: str
+    side: int  # whose frame it is
+    size: int  # of the frame, its 4-byte size included; of other bytes, how many
+    frame: bytes | None  # None: left out
+    api: tuple[int, int] | None  # of an answer: key and version of what it answers
+    why: str  # why it is left out
+
+
+class _Cutter:
+    """Cuts the bytes of one side into frames; lost until `sync` says where they begin."""
+
+    __slots__ = ("held", "left", "size", "synced")
+
+    def __init__(self) -> None:
+        self.synced = False
+        self.held = bytearray()  # of the frame at hand, as much as is wanted
+        self.left = 0  # bytes of the frame at hand that are still to come
+        self.size = 0  # of the frame at hand; 0: it is not known, or its beginning was not seen
+
+    def sync(self, skip: int, head: bytes) -> None:
+        self.synced = True
+        self.held = bytearray(head)
+        self.left = skip
+        self.size = 0
+
+    def lose(self) -> None:
+        self.synced = False
+        self.held.clear()
+
+    def feed(self, data: Any) -> Iterator[tuple[int, bytes]]:
+        """(size, as much of it as is wanted) of each frame that ends in `data`."""
+        pos = 0
+        while pos < len(data):
+            if not self.left:
+                take = min(4 - len(self.held), len(data) - pos)
+                self.held += data[pos : pos + take]
+                pos += take
+                if len(self.held) < 4:
+                    return
+                length = frames.SIZE.unpack_from(self.held)[0]
+                if length < frames.MIN_RESPONSE:
+                    self.lose()
+                    return
+                self.size = length + 4
+                self.left = length
+            take = min(self.left, len(data) - pos)
+            if self.size:
+                wanted = (self.size if self.size <= MAX_FRAME else frames.REQUEST_HEAD_BYTES) - len(self.held)
+                self.held += data[pos : pos + max(0, min(take, wanted))]
+            pos += take
+            self.left -= take
+            if not self.left:
+                if self.size:
+                    yield self.size, bytes(self.held)
+                self.held.clear()
+                self.size = 0
+
+
+class Tap:
+    """One connection of a trace."""
+
+    def __init__(self, trace: "Trace", relay: Relay) -> None:
+        info = relay.info
+        self.relay = relay
+        self._trace = trace
+        self._client = str(Address(info.client_address, info.client_port))
+        self._cutters = (_Cutter(), _Cutter())
+        self._awaited = deque(
+            ((one.correlation_id, (one.plan.api_key, one.plan.api_version)) for one in relay.session.pending),
+            maxlen=MAX_AWAITED,
+        )
+        self._sync()
+        _taps[id(relay.session)] = self
+        relay.session.__class__ = _TracedSession
+
+    def end(self) -> None:
+        if _taps.pop(id(self.relay.session), None) is not None:
+            self.relay.session.__class__ = Session
+
+    def _sync(self) -> None:
+        """Find where frames begin, on sides that are framed and where that is not known."""
+        session = self.relay.session
+        states = session.states
+        if not self._cutters[CLIENT].synced and states[CLIENT].startswith(_FRAMED):
+            self._cutters[CLIENT].sync(session._client_left, b"" if session._client_left else session._client_head)
+        if not self._cutters[BROKER].synced and states[BROKER].startswith(_FRAMED):
+            nothing_left = states[BROKER] in ("framed, held", "framed, header")  # nothing of it was sent yet
+            self._cutters[BROKER].sync(0 if nothing_left else session._broker_left, b"")
+
+    def passed(self, side: int, view: Any, pieces: list[Piece], before: tuple[str, str], now_ns: int) -> None:
+        """Take up what a call of the session has read of a side, and what it sends to the client."""
+        session = self.relay.session
+        after = session.states
+        is_framed = all(state.startswith(_FRAMED) for state in (*before, *after))
+        if side == CLIENT:
+            backlog = session.backlog[CLIENT]
+            read = view[: len(view) - len(backlog)] if backlog is not None else view
+            self._take(CLIENT, [read], is_framed, now_ns)
+        to_client = [piece for to, piece in pieces if to == CLIENT]
+        self._take(BROKER, to_client, is_framed, now_ns)
+        self._sync()
+
+    def _take(self, side: int, views: Iterable[Any], is_framed: bool, now_ns: int) -> None:
+        cutter = self._cutters[side]
+        if not is_framed or not cutter.synced:
+            cutter.lose()
+            count = sum(map(len, views))
+            if count:
+                self._keep(now_ns, side, count, None, None, "no frames: a SASL token, or no Kafka")
+            return
+        for view in views:
+            for size, frame in cutter.feed(view):
+                self._frame(side, size, frame, now_ns)
+
+    def _frame(self, side: int, size: int, frame: bytes, now_ns: int) -> None:
+        api = None
+        if side == CLIENT:
+            if len(frame) >= frames.REQUEST_HEAD_BYTES:
+                _, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(frame)
+                api = key_version >> 16, key_version & 0xFFFF
+                self._awaited.append((correlation_id, api))
+        else:
+            correlation_id = frames.RESPONSE_HEAD.unpack_from(frame)[1]
+            found = next((at for at, (awaited, _) in enumerate(self._awaited) if awaited == correlation_id), None)
+            if found is not None:
+                api = self._awaited[found][1]
+                for _ in range(found + 1):  # those before it get no answer: a Produce with acks=0
+                    self._awaited.popleft()
+        is_whole = len(frame) == size
+        self._keep(now_ns, side, size, frame if is_whole else None, api, "" if is_whole else "too large to be shown")
+
+    def _keep(
+        self, now_ns: int, side: int, size: int, frame: bytes | None, api: tuple[int, int] | None, why: str
+    ) -> None:
+        self._trace.keep(Captured(now_ns, self.relay.number, self._client, side, size, frame, api, why))
+
+
+class Trace:
+    """What somebody watches: a connection by its number, or all of an address, also those that come later."""
+
+    def __init__(self, connection: int | None, client: str | None) -> None:
+        self.connection = connection
+        self.client = client
+        self.dropped = 0  # frames that were not shown
+        self.read_at = monotonic()
+        self._taps: dict[int, Tap] = {}
+        self._captured: deque[Captured] = deque()
+        self._held_bytes = 0
+
+    def wants(self, relay: Relay) -> bool:
+        if self.connection is not None:
+            return relay.number == self.connection
+        return self.client in (relay.info.client_address, f"{relay.info.client_address}:{relay.info.client_port}")
+
+    def watch(self, relay: Relay) -> None:
+        for number, tap in list(self._taps.items()):
+            if tap.relay.closed:
+                tap.end()
+                del self._taps[number]
+        if len(self._taps) < MAX_CONNECTIONS and id(relay.session) not in _taps:
+            self._taps[relay.number] = Tap(self, relay)
+
+    def keep(self, captured: Captured) -> None:
+        size = _OVERHEAD + len(captured.frame or b"")
+        if self._held_bytes + size > MAX_HELD_BYTES:
+            self.dropped += 1
+            return
+        self._held_bytes += size
+        self._captured.append(captured)
+
+    def take(self) -> list[Captured]:
+        """What has passed since the last call."""
+        self.read_at = monotonic()
+        taken, self._captured = list(self._captured), deque()
+        self._held_bytes = 0
+        return taken
+
+    @property
+    def watched(self) -> int:
+        """Connections that are open and watched."""
+        return sum(not tap.relay.closed for tap in self._taps.values())
+
+    def end(self) -> None:
+        for tap in self._taps.values():
+            tap.end()
+        self._taps.clear()
+
+
+class Traces:
+    """The traces of a process. `connected` is called for each new connection while there is one."""
+
+    def __init__(self) -> None:
+        self._traces: dict[str, Trace] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._traces)
+
+    def start(self, name: str, relays: Iterable[Relay], connection: int | None, client: str | None) -> int:
+        """Begin a trace; returns how many connections it watches so far. ValueError: there are too many."""
+        self._forget()
+        if len(self._traces) >= MAX_TRACES:
+            raise ValueError(f"{MAX_TRACES} traces are being watched; end one of them")
+        trace = self._traces[name] = Trace(connection, _normal(client))
+        for relay in relays:
+            if not relay.closed and trace.wants(relay):
+                trace.watch(relay)
+        return trace.watched
+
+    def connected(self, relay: Relay) -> None:
+        """A connection has a relay now."""
+        self._forget()
+        for trace in self._traces.values():
+            if trace.wants(relay):
+                trace.watch(relay)
+
+    def take(self, name: str) -> tuple[list[Captured], int, int]:
+        """(what has passed, how much was left out so far, how many connections are watched); ValueError: no such."""
+        trace = self._traces.get(name)
+        if trace is None:
+            raise ValueError("the trace has ended: nobody read it")
+        return trace.take(), trace.dropped, trace.watched
+
+    def stop(self, name: str) -> None:
+        trace = self._traces.pop(name, None)
+        if trace is not None:
+            trace.end()
+
+    def _forget(self) -> None:
+        """End the traces that nobody reads any more."""
+        for name, trace in list(self._traces.items()):
+            if monotonic() - trace.read_at > FORGOTTEN_S:
+                self.stop(name)
+
+
+def _normal(client: str | None) -> str | None:
+    """An address, with its port or without, as connections spell it. ValueError: it is none."""
+    if client is None:
+        return None
+    host, colon, port = client.rpartition(":")
+    if numeric(client) is not None or not colon or not port.isdigit():
+        host, port = client, ""
+    try:
+        address = numeric(host.strip("[]")) or ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(f"client={client[:60]!r} is no address, like 10.0.0.7 or 10.0.0.7:51234") from None
+    return f"{address}:{port}" if port else str(address)
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def as_json(captured: Captured) -> Json:
+    """A frame as an object; decoded, and without secrets and records. Takes milliseconds: not for the loop."""
+    kind = "request" if captured.side == CLIENT else "response"
+    shown: Json = {
+        "time_ns": captured.now_ns,
+        "connection": captured.connection,
+        "client": captured.client,
+        "from": SIDES[captured.side],
+        "bytes": captured.size,
+    }
+    if captured.api is not None:
+        shown |= {"api": api_name(captured.api[0]), "version": captured.api[1], "kind": kind}
+    if captured.frame is None:
+        return shown | {"left_out": captured.why}
+    if captured.api is None:
+        return shown | {"left_out": "it answers no request that this trace has seen"}
+    try:
+        decoded = _decoded(captured.frame[4:], captured.side, captured.api)
+        shown |= decode.as_json(decoded, show_secrets=False)
+        _leave_out_records(decoded.message.fields, shown["body"])
+    except (ProtocolError, ValueError, KeyError, RecursionError) as fault:
+        shown.pop("header", None)
+        shown.pop("body", None)
+        return shown | {"left_out": f"it does not decode: {_safe(fault)}"}
+    return shown
+
+
+def _safe(fault: Exception) -> str:
+    """What is wrong, without what a peer wrote."""
+    return type(fault).__name__
+
+
+def _decoded(frame: bytes, side: int, api: tuple[int, int]) -> decode.Decoded:
+    if side == CLIENT:
+        return decode.request(frame)
+    try:
+        return decode.response(frame, *api)
+    except ProtocolError:
+        if api[0] != _API_VERSIONS:
+            raise
+        return decode.response(frame, api[0], 0)  # whatever was asked, a version that is not served gets v0
+
+
+def _leave_out_records(fields: tuple[Field, ...], body: Json) -> None:
+    """Replace records, in a body as JSON, by how many there are."""
+    for field in fields:
+        value = body.get(field.name)
+        if value is None:
+            continue
+        if field.type == "records":
+            body[field.name] = _summary(value)
+        elif field.fields and isinstance(value, dict):
+            _leave_out_records(field.fields, value)
+        elif field.fields and isinstance(value, list):
+            for item in value:
+                if isinstance(item, dict):
+                    _leave_out_records(field.fields, item)
+
+
+def _summary(records: Any) -> Json:
+    """Sizes and numbers of batches."""
+    data = b64decode(records) if isinstance(records, str) else b""
+    batches = count = 0
+    codecs = set()
+    try:
+        for _, header in iterate_headers(data):
+            batches += 1
+            count += max(0, header.record_count)
+            codecs.add(codec_name(header.codec))
+    except ProtocolError:
+        pass  # cut short, as a broker may leave them
+    return {"bytes": len(data), "batches": batches, "records": count, "codecs": sorted(codecs)}
