@@ -20,6 +20,7 @@ _MODULE_OF = {
     "run": "kproxy.cli.run",
     "doctor": "kproxy.cli.doctor",
     "compat": "kproxy.cli.compat",
+    "users": "kproxy.cli.users",
     "convert": "kproxy.cli.convert",
     "spark": "kproxy.cli.spark_group",
     "decode": "kproxy.cli.decode",
