@@ -18,6 +18,7 @@ from kproxy.errors import KproxyError, missing_package
 
 _MODULE_OF = {
     "run": "kproxy.cli.run",
+    "check": "kproxy.cli.check",
     "doctor": "kproxy.cli.doctor",
     "compat": "kproxy.cli.compat",
     "users": "kproxy.cli.users",

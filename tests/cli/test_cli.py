@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kproxy.cli import cli, compat, convert, decode, demo, doctor, run, spark_group, users
+from kproxy.cli import check, cli, compat, convert, decode, demo, doctor, run, spark_group, users
 from tests import captures
 
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
@@ -105,6 +105,7 @@ def test_every_command_is_a_file_and_listed_with_its_help():
         compat: "compat",
         doctor: "doctor",
         users: "users",
+        check: "check",
     }
     assert set(files.values()) == set(cli.list_commands(None))
     assert all(getattr(module, name).name == name for module, name in files.items())

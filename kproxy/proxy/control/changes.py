@@ -32,7 +32,7 @@ PROCESS = {
 
 # Settings of a cluster after whose change its open connections are drained: what a client may do, or who it is, is no
 # longer what its connection was let in for; or its broker is no longer the one it should have.
-DRAINS = frozenset(("policy", "policies", "authentication", "route"))
+DRAINS = frozenset(("policy", "policy_default", "read_only", "filter_lists", "authentication", "route"))
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class Process:
         await self._server.start()
         clusters = [cluster.name for cluster in self._server.config.clusters]
         wanted = [str(listener.address) for listener in self._server.listeners]
-        faults = systemd.unused(self._given, clusters, wanted)
+        faults = systemd.unused(self._given, clusters, wanted, self._server.is_broker_port)
         if faults:
             raise ConfigError(faults)
 

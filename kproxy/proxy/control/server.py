@@ -21,6 +21,7 @@ from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control import descriptors, parameters
+from kproxy.proxy.control.broker_ports import MAX_BROKERS
 from kproxy.proxy.control.changes import Changes, same_upstream
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.draining import drain
@@ -92,6 +93,19 @@ class Server:
             self.clusters.append(proxy)
             proxy.start()
         await self._start_admin(self.config.admin, shares)
+
+    async def preflight(self) -> list[tuple[str, str]]:
+        """Build what `start` would, and start nothing; returns the faults, those of all clusters."""
+        self._start_worker(descriptors.shares(1 << 20, self.config.max_connections or descriptors.DEFAULT_CONNECTIONS))
+        faults: list[tuple[str, str]] = []
+        for cluster in self.config.clusters:
+            try:
+                self._cluster(self._running, cluster)
+            except ConfigError as fault:
+                faults += fault.faults
+        self._running.poller.close()
+        self._running.close()
+        return faults
 
     def objects(self) -> int:
         """About how many objects the garbage collector walks."""
@@ -207,6 +221,15 @@ class Server:
     def connections(self) -> int:
         """How many clients are connected."""
         return self._worker.gate.connections if self._worker else 0
+
+    def is_broker_port(self, address: Address) -> bool:
+        """Whether a port may come to stand for a broker that its cluster has yet to name."""
+        return any(
+            proxy.cluster.route == "ports"
+            and not proxy.cluster.brokers
+            and 0 <= address.port - (proxy.cluster.broker_port_base or proxy.address.port + 1) < MAX_BROKERS
+            for proxy in self.clusters
+        )
 
     def hold(self, held: bool) -> None:
         """Accept nobody, or go on: clients wait in the backlog meanwhile, of sockets that another process may have."""

@@ -1,7 +1,7 @@
 """What systemd and kproxy say to each other: sockets handed in at the start, and how the service stands.
 
 The protocols are those of sd_listen_fds(3) and sd_notify(3), by environment variables, so that nothing of this happens
-where they are not set. Refuses to know clusters. Bounded: one datagram per call, never waited for.
+where they are not set. Refuses to know clusters. Bounded: one datagram per call, WAIT_S for room for it.
 """
 
 import asyncio
@@ -13,11 +13,13 @@ from contextlib import suppress
 from time import monotonic_ns
 
 from kproxy.errors import ConfigError
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.given import GivenSockets
 
 FIRST_FD = 3  # of those that systemd hands in
 EXTEND_S = 30  # how much longer a start may take, said anew at each of the reports
 REPORT_S = 5.0  # how often a start that waits for the cluster says so
+WAIT_S = 0.2
 _MAX_STATUS = 512  # characters
 
 log = logging.getLogger("kproxy.systemd")
@@ -61,14 +63,22 @@ def _add(fd: int, name: str, given: GivenSockets) -> str:
     return ""
 
 
-def unused(given: GivenSockets, clusters: Sequence[str], wanted: Sequence[str]) -> list[tuple[str, str]]:
-    """The faults of given sockets that no listener has taken. `wanted`: where kproxy listens, for the message."""
+def unused(
+    given: GivenSockets, clusters: Sequence[str], wanted: Sequence[str], is_broker_port: Callable[[Address], bool]
+) -> list[tuple[str, str]]:
+    """The faults of given sockets that no listener has taken.
+
+    wanted: where kproxy listens, for the message. is_broker_port: whether it will listen there once a cluster names
+    that broker: such a socket stays in the pool.
+    """
     faults = []
     for each in given:
         place = f"systemd's socket {each.name or 'without a name'} at {each.address}"
         if each.name and each.name.partition("/")[0] not in (*clusters, "admin"):
             names = ", ".join((*clusters, "admin"))
             faults.append((place, f"no cluster is called {each.name!r}: FileDescriptorName= is one of {names}"))
+            continue
+        if is_broker_port(each.address):
             continue
         listens = ", ".join(wanted)
         faults.append((place, f"no listener is there: make ListenStream= equal to one of {listens}, or leave it out"))
@@ -96,7 +106,7 @@ class Notifier:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-                sock.setblocking(False)
+                sock.settimeout(WAIT_S)
                 sock.sendto("\n".join(lines).encode(), self._path)
         except OSError as fault:
             log.debug("systemd was not told %s: %s", lines[0], fault)

@@ -1,0 +1,49 @@
+"""How `kproxy check` shows what it found: faults with their places, or what would run, in a few lines."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from kproxy.views.terminal import printable
+
+
+def faults(found: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    """A line for each."""
+    for place, text in found:
+        yield printable(f"{place}: {text}" if place else text)
+
+
+def runs(summary: dict[str, Any]) -> Iterator[str]:
+    """What would run."""
+    for cluster in summary["clusters"]:
+        yield printable(f"cluster {cluster['name']}")
+        for name, text in _cluster(cluster):
+            yield printable(f"  {name:<15} {text}")
+    yield printable(f"admin             {summary['admin'] or 'none: no /metrics, /health, /ready'}")
+    drain = summary["drain"]
+    yield f"drain             {drain['delay_s']:g} s of delay, then at most {drain['timeout_s']:g} s"
+    for name in ("record", "audit"):
+        if summary[name]:
+            yield printable(f"{name:<17} {summary[name]}")
+
+
+def _cluster(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "listens at", f"{cluster['listen']} (route {cluster['route']})"
+    yield "broker ports", ", ".join(cluster["broker_ports"])
+    yield "clients dial", cluster["advertise"]
+    yield "brokers at", ", ".join(cluster["bootstrap"])
+    tls, upstream = cluster["tls"], cluster["upstream_tls"]
+    yield "client TLS", f"{tls['certificate']}, client certificates {tls['client_certificates']}" if tls else "no"
+    verifies = "" if not upstream or upstream["verify_hostname"] else ", host names NOT verified"
+    yield "broker TLS", f"CA {upstream['ca']}{verifies}" if upstream else "no"
+    yield "login", f"{cluster['login']} by kproxy" if cluster["login"] else "passed through, if clients log in"
+    authentication = cluster["authentication"]
+    yield "authentication", ", ".join(authentication) if authentication else "by the brokers"
+    policy = cluster["policy"]
+    if policy is None:
+        yield "policy", "none: everything passes"
+    else:
+        default = policy["default"] or "as the rules imply"
+        only = ", read-only" if policy["read_only"] else ""
+        yield "policy", f"{policy['rules']} rules, else {default}{only}"
+    if cluster["limits"]:
+        yield "limits", ", ".join(f"{name} {value}" for name, value in cluster["limits"].items())
