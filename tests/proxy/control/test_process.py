@@ -256,7 +256,7 @@ def test_a_new_version_that_fails_leaves_the_old_one_serving(settings):
                     os.kill(child, signal.SIGTERM)
                 await kproxy.says("has not taken over, this one goes on", since)
                 await load.more()
-                assert not descendants(kproxy.pid)
+                await until(lambda: not descendants(kproxy.pid))
             assert await kproxy.metric("kproxy_failed_upgrades_total") == 3
             load.assert_same_connections()
             busy.close()
