@@ -4,9 +4,13 @@ import configparser
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import kubernetes_validate
@@ -15,11 +19,14 @@ import yaml
 
 from kproxy import __version__
 from kproxy.cli.run import run
+from kproxy.proxy.access.certificates import is_for, read_pem
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control import descriptors
+from kproxy.proxy.relay import contexts
 from kproxy.proxy.upstream.routing import Routes
+from tests.ports import free_ports
 
 TOP = Path(__file__).parents[2]
 DEPLOY = TOP / "deploy"
@@ -48,6 +55,32 @@ def test_compose():
     own = services["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].removeprefix("PLAINTEXT://")
     assert own == str(cluster.bootstrap[0])
     assert (DEPLOY / kproxy["build"]["context"] / kproxy["build"]["dockerfile"]).samefile(DEPLOY / "Containerfile")
+
+
+def test_compose_with_tls(tmp_path):
+    """The certificate is made by the command of the comment, and is for the name that clients are told."""
+    plain = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["kproxy"]
+    text = (DEPLOY / "compose-tls.yaml").read_text()
+    kproxy = yaml.safe_load(text)["services"]["kproxy"]
+    mounted = dict(reversed(volume.split(":")[:2]) for volume in kproxy["volumes"])
+    command, option = kproxy["command"]
+    file = option.removeprefix("--config=")
+    config = load(DEPLOY / mounted[file])
+    assert command == "run"
+    assert settings(plain["command"]).model_dump(exclude={"clusters"}) == config.model_dump(exclude={"clusters"})
+    (before,), (cluster,) = settings(plain["command"]).clusters, config.clusters
+    assert cluster.model_copy(update={"tls": None}) == before
+    assert cluster.tls is not None
+    made = re.search(r"^#   (mkdir .*)$", text, re.MULTILINE)
+    assert made is not None
+    subprocess.run(made[1], shell=True, cwd=tmp_path, check=True, capture_output=True)
+    inside = Path(mounted[str(cluster.tls.certificate.parent)]).name
+    tls = cluster.tls.model_copy(
+        update={name: tmp_path / "deploy" / inside / getattr(cluster.tls, name).name for name in ("certificate", "key")}
+    )
+    assert contexts.for_clients(tls, None, "tls").context is not None
+    (certificate,) = read_pem(tls.certificate.read_bytes())
+    assert is_for(certificate, Routes(cluster, 9092).advertised(1, "kafka").host)
 
 
 def test_prometheus(tmp_path):
@@ -98,7 +131,47 @@ def test_systemd():
     config = settings(arguments)
     wanted = config.max_connections or descriptors.DEFAULT_CONNECTIONS
     assert descriptors.shares(int(service["LimitNOFILE"]), wanted).connections == wanted
-    assert float(service["TimeoutStopSec"]) > config.drain_timeout_s
+    assert float(service["TimeoutStopSec"]) > config.drain_delay_s + config.drain_timeout_s
+    assert (service["Type"], service["NotifyAccess"]) == ("notify", "all")
+
+
+def test_systemd_hands_in_the_ports_of_the_configuration():
+    """As `systemd-socket-activate` does it, with the names of the unit."""
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.read(DEPLOY / "kproxy.socket")
+    (cluster,) = load(DEPLOY / "kproxy.toml").clusters
+    assert unit["Socket"]["FileDescriptorName"] == cluster.name
+    assert unit["Socket"]["ListenStream"] == str(cluster.listen)
+    port = free_ports(2)
+    kproxy = Path(sys.executable).with_name("kproxy")
+    command = ["systemd-socket-activate", "-l", f"127.0.0.1:{port}", f"--fdname={cluster.name}", "-E", "PYTHONPATH"]
+    settings = ["--listen", f"127.0.0.1:{port}", "--bootstrap", f"127.0.0.1:{free_ports(1)}"]
+    with subprocess.Popen([*command, str(kproxy), "run", *settings], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            with socket_to(port):  # it starts kproxy
+                for line in process.stderr:
+                    if "listening cluster=default" in line:
+                        break
+                else:
+                    raise AssertionError("kproxy did not take the socket")
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def socket_to(port: int) -> Iterator[socket.socket]:
+    for _ in range(100):
+        try:
+            sock = socket.create_connection(("127.0.0.1", port))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    else:
+        raise AssertionError("nobody listens")
+    with sock:
+        yield sock
 
 
 def test_the_container_has_all_that_kproxy_is_made_of(tmp_path):
