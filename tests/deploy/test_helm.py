@@ -82,7 +82,7 @@ def test_ports_probes_and_time_to_drain_fit_the_configuration(example, tmp_path)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     routes = Routes(cluster, cluster.listen.port)
 
-    assert ports["admin"] == config.admin.port
+    assert config.admin == ("0.0.0.0", ports["admin"])  # the kubelet and Prometheus do not come by loopback
     assert ports["bootstrap"] == cluster.listen.port
     declared = {f"broker-{node_id}": routes.port_of(node_id).bind for node_id in routes.declared()}
     assert {name: port for name, port in ports.items() if name.startswith("broker-")} == declared

@@ -64,7 +64,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/* kproxy.toml, whole. */}}
 {{- define "kproxy.config" -}}
-{{- $settings := merge (dict "admin" (printf ":%d" (int .Values.admin.port))) .Values.settings -}}
+{{- $host := ternary (printf "[%s]" .Values.admin.host) .Values.admin.host (contains ":" .Values.admin.host) -}}
+{{- $settings := merge (dict "admin" (printf "%s:%d" $host (int .Values.admin.port))) .Values.settings -}}
 {{- $cluster := merge (dict "listen" (printf ":%d" (int .Values.expose.port))) .Values.cluster -}}
 {{- if eq .Values.expose.by "sni" -}}
 {{- $_ := set $cluster "route" "sni" -}}
