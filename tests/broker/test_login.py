@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,10 +28,12 @@ def login(secured: SecuredBroker, mechanism: str, folder: Path, user: str = "kpr
 
 
 @contextmanager
-def kproxy_with(secured: SecuredBroker, folder: Path, settings: str, listener: str = "SASL") -> Iterator[Kproxy]:
+def kproxy_with(
+    secured: SecuredBroker, folder: Path, settings: str, listener: str = "SASL", more: Sequence[str] = ()
+) -> Iterator[Kproxy]:
     file = folder / "kproxy.toml"
     file.write_text(f"[[cluster]]\n{settings}")
-    with Kproxy(secured.address_of(listener), folder, "--config", str(file)) as kproxy:
+    with Kproxy(secured.address_of(listener), folder, "--config", str(file), *more) as kproxy:
         yield kproxy
 
 

@@ -175,9 +175,11 @@ def _no_such_setting(name: str, model: type[BaseModel]) -> str:
 def _in_our_words(error: ErrorDetails) -> str:
     """What pydantic found, with the value that it found it in; nothing where that has been told of its parts."""
     value = error["input"]
+    if error["type"] == "value_error":
+        return error["msg"].removeprefix("Value error, ")
+    if {"login", "authentication"} & set(error["loc"]):  # a secret may stand where none belongs: not repeated
+        return "is missing" if error["type"] == "missing" else error["msg"]
     match error["type"]:
-        case "value_error":
-            return error["msg"].removeprefix("Value error, ")
         case "missing":
             return "is missing"
         case "int_parsing" | "int_type":
@@ -186,6 +188,4 @@ def _in_our_words(error: ErrorDetails) -> str:
             return "" if value else "is empty"
         case "tuple_type":
             return f"{value!r} should be a list"
-    if "login" in error["loc"]:  # somebody may have put a secret where none belongs
-        return error["msg"]
     return re.sub(r"^(Input|String)\b", lambda _: repr(value), error["msg"])

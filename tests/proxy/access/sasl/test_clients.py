@@ -1,0 +1,250 @@
+"""Clients' logins, answered as brokers answer: every mechanism, every refusal, and whatever else a client may send."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kproxy.errors import RefusedClient, UpstreamError
+from kproxy.protocol import codec
+from kproxy.proxy.access.sasl.checks import Checks
+from kproxy.proxy.access.sasl.clients import Authenticator, Session
+from kproxy.proxy.access.sasl.login import log_in
+from kproxy.proxy.access.sasl.mechanisms import OAuthBearer, Plain, Scram
+from kproxy.proxy.access.sasl.secrets import Secret
+from kproxy.proxy.access.sasl.users import UsersFile, change
+from kproxy.proxy.upstream.login import converse
+from tests.proxy.access.sasl.test_tokens import checker, token
+
+HANDSHAKE, API_VERSIONS, AUTHENTICATE, METADATA = 17, 18, 36, 3
+ALL = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> UsersFile:
+    path: Path = tmp_path_factory.mktemp("users") / "users"
+    change(path, "alice", "pass of alice")
+    return UsersFile(path)
+
+
+class Talk:
+    """A client's end and kproxy's of one login, in queues."""
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.answers: asyncio.Queue[bytes] = asyncio.Queue()
+        self.counted: list[tuple[str, str]] = []
+
+    async def receive(self) -> bytes:
+        frame = await self.requests.get()
+        if frame is None:
+            raise EOFError
+        return frame
+
+    async def send(self, frame: bytes) -> None:
+        self.answers.put_nowait(frame)
+
+    async def versions(self, version: int, correlation_id: int) -> bytes:
+        offers = [
+            {"apiKey": key, "minVersion": 0, "maxVersion": newest} for key, newest in ((17, 1), (36, self.newest))
+        ]
+        return codec.encode_response(API_VERSIONS, version, {"correlationId": correlation_id}, {"apiKeys": offers})
+
+    newest = 2
+
+    async def exchange(self, data: bytes) -> bytes:
+        """As a client: send a frame with its size, wait for the answer."""
+        self.requests.put_nowait(data[4:])
+        answer = asyncio.ensure_future(self.answers.get())
+        done, _ = await asyncio.wait([answer, self.login], return_when=asyncio.FIRST_COMPLETED)
+        if answer in done or not self.answers.empty():
+            return await answer
+        answer.cancel()
+        raise EOFError("closed")
+
+    login: "asyncio.Task[Session]"
+
+
+def authenticator(users: UsersFile, talk: Talk, lifetime_s: float | None = None) -> Authenticator:
+    async def refresh(newer: bool) -> None:
+        pass
+
+    checks = Checks(ALL, users, checker())
+    return Authenticator(checks, lifetime_s, 0.0, refresh, lambda *outcome: talk.counted.append(outcome))
+
+
+def mechanism(name: str, user: str = "alice", password: str = "pass of alice", bearer: str | None = None) -> Any:
+    if name == "OAUTHBEARER":
+        return OAuthBearer(Secret(bearer or token(sub=user)))
+    return Plain(user, Secret(password)) if name == "PLAIN" else Scram(name, user, Secret(password))
+
+
+def logged_in(users: UsersFile, name: str, newest: int = 2, **more: Any) -> tuple[Session, Talk]:
+    """kproxy's own login as the client: both sides against each other."""
+
+    async def run() -> tuple[Session, Talk]:
+        talk = Talk()
+        talk.newest = newest
+        talk.login = asyncio.ensure_future(authenticator(users, talk, 3.0).authenticate(talk))
+        done = await converse(log_in(mechanism(name, **more)), talk.exchange)
+        session = await talk.login
+        assert done.lifetime_ms == (session.lifetime_ms if newest == 2 else 0)
+        return session, talk
+
+    return asyncio.run(run())
+
+
+def refused(users: UsersFile, name: str, **more: Any) -> tuple[UpstreamError | EOFError, RefusedClient, Talk]:
+    async def run() -> Any:
+        talk = Talk()
+        talk.login = asyncio.ensure_future(authenticator(users, talk).authenticate(talk))
+        with pytest.raises((UpstreamError, EOFError)) as of_client:
+            await converse(log_in(mechanism(name, **more)), talk.exchange)
+        with pytest.raises(RefusedClient) as of_kproxy:
+            await talk.login
+        return of_client.value, of_kproxy.value, talk
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("newest", [2, 0, -1])
+@pytest.mark.parametrize("name", ALL)
+def test_who_knows_the_password_gets_in(users: UsersFile, name: str, newest: int) -> None:
+    session, talk = logged_in(users, name, newest)
+    assert (session.known.name, session.mechanism, session.lifetime_ms) == ("alice", name, 3000)
+    assert talk.counted == [(name, "success")]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("PLAIN", {"password": "guessed"}, "Authentication failed: Invalid username or password"),
+        ("PLAIN", {"user": "mallory"}, "Authentication failed: Invalid username or password"),
+        ("PLAIN", {"password": "a\0b"}, "expected 3 tokens, got 4"),
+        ("SCRAM-SHA-256", {"password": "guessed"}, "invalid credentials with SASL mechanism SCRAM-SHA-256"),
+        ("SCRAM-SHA-512", {"user": "mallory"}, "invalid credentials with SASL mechanism SCRAM-SHA-512"),
+        ("OAUTHBEARER", {"bearer": "a.b.c"}, "invalid_token"),
+        ("OAUTHBEARER", {"bearer": "bad token"}, "Invalid OAUTHBEARER client first message"),
+    ],
+)
+def test_who_does_not_is_told_what_a_broker_tells(users: UsersFile, name: str, more: Any, said: str) -> None:
+    of_client, of_kproxy, talk = refused(users, name, **more)
+    assert said in str(of_client) and getattr(of_client, "cause", "") == "login_failed"
+    assert of_kproxy.cause == "authentication" and f"its login by {name} failed" in str(of_kproxy)
+    assert talk.counted == [(name, "failed")]
+    for secret in ("guessed", "pass of", "a.b.c", "bad token"):
+        assert secret not in str(of_kproxy) + str(of_client)
+
+
+def test_a_session_ends_with_its_token(users: UsersFile) -> None:
+    talk = Talk()
+    session, _ = logged_in(users, "OAUTHBEARER", bearer=token(exp=time.time() + 2))
+    assert 0 < session.lifetime_ms <= 2000
+    assert authenticator(users, talk).lifetime_ms(session.known) <= 2000
+    assert authenticator(users, talk, 1.0).lifetime_ms(session.known) <= 1000
+
+
+def request(key: int, version: int, body: dict[str, Any]) -> bytes:
+    header = {"requestApiKey": key, "requestApiVersion": version, "correlationId": 5, "clientId": "c"}
+    return codec.encode_request(header, body)
+
+
+def answers_to(users: UsersFile, *frames: bytes) -> tuple[list[bytes], BaseException, Talk]:
+    async def run() -> Any:
+        talk = Talk()
+        for frame in frames:
+            talk.requests.put_nowait(frame)
+        talk.requests.put_nowait(None)
+        fault: BaseException | None = None
+        try:
+            async with asyncio.timeout(20):
+                await authenticator(users, talk).authenticate(talk)
+        except (RefusedClient, OSError) as refused:
+            fault = refused
+        return [talk.answers.get_nowait() for _ in range(talk.answers.qsize())], fault, talk
+
+    return asyncio.run(run())
+
+
+NAMED = request(API_VERSIONS, 3, {"clientSoftwareName": "shop", "clientSoftwareVersion": "1"})
+PLAIN = request(HANDSHAKE, 1, {"mechanism": "PLAIN"})
+TOKEN = request(AUTHENTICATE, 2, {"authBytes": b"\0alice\0pass of alice"})
+
+
+@pytest.mark.parametrize(
+    ("frames", "count", "outcome"),
+    [
+        ((request(METADATA, 12, {"topics": []}),), 0, ("", "state")),
+        ((NAMED, request(METADATA, 12, {"topics": []})), 1, ("", "state")),
+        ((PLAIN, request(METADATA, 12, {"topics": []})), 1, ("PLAIN", "state")),
+        ((TOKEN,), 0, ("", "state")),
+        ((PLAIN, PLAIN), 1, ("PLAIN", "state")),
+        ((NAMED,) * 5, 3, ("", "state")),
+        ((request(HANDSHAKE, 1, {"mechanism": "GSSAPI"}),), 1, ("", "mechanism")),
+        ((request(HANDSHAKE, 1, {"mechanism": "x" * 30_000}),), 1, ("", "mechanism")),
+        ((NAMED, PLAIN), 2, ("PLAIN", "disconnected")),
+        ((), 0, ("", "disconnected")),
+        ((b"",), 0, ("", "malformed")),
+        ((PLAIN[:12],), 0, ("", "malformed")),
+        ((PLAIN, TOKEN[:-3]), 1, ("PLAIN", "malformed")),
+    ],
+)
+def test_what_is_no_login_ends_as_at_a_broker(
+    users: UsersFile, frames: tuple[bytes, ...], count: int, outcome: tuple[str, str]
+) -> None:
+    answers, fault, talk = answers_to(users, *frames)
+    assert len(answers) == count and fault is not None
+    assert talk.counted == [outcome]
+    if outcome[1] == "mechanism":
+        body = codec.decode_response(answers[0], HANDSHAKE, 1)[1]
+        assert (body["errorCode"], body["mechanisms"]) == (33, list(ALL))
+        assert len(str(fault)) < 200
+
+
+def test_what_a_client_named_before_its_login_is_kept(users: UsersFile) -> None:
+    _, fault, talk = answers_to(users, NAMED, PLAIN, TOKEN)
+    assert fault is None and talk.counted == [("PLAIN", "success")]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=200),
+            st.sampled_from([NAMED, PLAIN, TOKEN, request(HANDSHAKE, 0, {"mechanism": "SCRAM-SHA-256"})]),
+            st.builds(lambda data: request(AUTHENTICATE, 1, {"authBytes": data}), st.binary(max_size=200)),
+            st.builds(
+                lambda name: request(HANDSHAKE, 1, {"mechanism": name}), st.sampled_from([*ALL, "", "€", "plain"])
+            ),
+        ),
+        max_size=14,
+    ),
+    st.integers(0, 1 << 30),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+def test_no_bytes_of_a_client_crash_or_hang_a_login(users: UsersFile, frames: list[bytes], flip: int) -> None:
+    if frames and frames[flip % len(frames)]:
+        frame = bytearray(frames[flip % len(frames)])
+        frame[flip % len(frame)] ^= 1 << flip % 8
+        frames = [*frames, bytes(frame)]
+    answers, _, talk = answers_to(users, *frames)
+    assert len(answers) <= 12 and len(talk.counted) == 1
+
+
+def test_passwords_are_right_quickly_the_second_time_until_they_change(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    change(path, "alice", "one password")
+    file = UsersFile(path)
+    logged_in(file, "PLAIN", password="one password")
+    start = time.perf_counter()
+    logged_in(file, "PLAIN", password="one password")
+    assert time.perf_counter() - start < 5
+    change(path, "alice", "another password")
+    file.refresh()
+    refused(file, "PLAIN", password="one password")
+    logged_in(file, "PLAIN", password="another password")
+    assert json.dumps(file.fault) == '""'
