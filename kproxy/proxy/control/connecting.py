@@ -34,7 +34,7 @@ from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
 from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.loops import loop_through
-from kproxy.proxy.upstream.question import probe
+from kproxy.proxy.upstream.question import ask_topic_names, probe
 from kproxy.proxy.upstream.routing import Routes
 from kproxy.wire.authorizer import Authorizer
 from kproxy.wire.bodies import DETAILS
@@ -48,6 +48,7 @@ BOOTSTRAP = "bootstrap"
 # A loop that neither addresses nor questions show makes connections without end. At so many to one upstream, and at
 # each doubling, kproxy asks there: its question comes back if it is one.
 PROBED_AT = 64
+NAMING_PAUSE_S = 0.5  # between two questions for the names of topics that clients call by id
 
 FIRST_REQUEST_S = 0.3  # for the first request of a client that came just before its port closed
 
@@ -105,7 +106,8 @@ class Connector:
         self._logins = logins if logins is not None and logins.answers_clients else None
         policy = Policy(cluster, audits=worker.audit is not None)
         self._policy = None if policy.is_empty else policy
-        self._names = TopicNames()
+        self._names = TopicNames(self._name_topics)
+        self._is_naming = False
         self._caps = policy.caps()
         if policy.is_active:
             worker.metrics.cluster(cluster.name).has_policy(policy.reasons)
@@ -315,6 +317,25 @@ class Connector:
             self._to.pop(upstream, None)
         if change > 0 and count >= PROBED_AT and count & (count - 1) == 0:
             self._tasks.spawn(self._probe(upstream))
+
+    def _name_topics(self) -> None:
+        """A client named a topic by an id that the policy does not know: ask, unless that is being done."""
+        if not self._is_naming:
+            self._is_naming = True
+            self._tasks.spawn(self._ask_topic_names())
+
+    async def _ask_topic_names(self) -> None:
+        try:
+            unknown = self._names.unknown()
+            for address in self._addresses.in_order():
+                try:
+                    self._names.learn(await ask_topic_names(address, self._door, unknown))
+                    break
+                except UpstreamError as fault:
+                    log.debug("cluster=%s: topics have no names yet: %s", self._cluster.name, fault)
+            await asyncio.sleep(NAMING_PAUSE_S)
+        finally:
+            self._is_naming = False
 
     async def _probe(self, upstream: Address) -> None:
         try:

@@ -9,8 +9,9 @@ when to ask, and what the answer is for.
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from uuid import UUID
 
 from kproxy.errors import ProtocolError, UpstreamError
 from kproxy.protocol.codec import Body
@@ -23,6 +24,7 @@ from kproxy.proxy.upstream.request import ClosedByBroker, ask
 
 API_VERSIONS = 18
 METADATA = 3
+_FIRST_METADATA_BY_ID = 12
 
 log = logging.getLogger("kproxy.upstream")
 
@@ -60,6 +62,15 @@ async def ask_versions(address: Address, door: Door) -> dict[int, tuple[int, int
         raise UpstreamError(f"{address} did not answer ApiVersions within {timeout_s:g} s", "timeout") from None
     except ProtocolError as fault:
         raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
+
+
+async def ask_topic_names(address: Address, door: Door, topic_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """The names of the topics with these ids, of those that the broker at `address` has and tells."""
+    try:
+        async with asyncio.timeout(door.dialler.timeout_s), _conversation(address, door) as conversation:
+            return await conversation.topic_names(topic_ids)
+    except (TimeoutError, ProtocolError) as fault:
+        raise UpstreamError(f"{address} does not answer Metadata: {fault!r}") from fault
 
 
 async def probe(address: Address, door: Door) -> None:
@@ -121,6 +132,15 @@ class _Conversation:
         """What Metadata names, in that version."""
         answer = await self._ask(METADATA, version, {"topics": []} if version else {})
         return {broker["nodeId"]: Address(broker["host"], broker["port"]) for broker in answer["brokers"]}
+
+    async def topic_names(self, topic_ids: Sequence[UUID]) -> dict[UUID, str]:
+        """What Metadata calls the topics with these ids; brokers that cannot be asked by id name none."""
+        version = await self.metadata_version()
+        if version < _FIRST_METADATA_BY_ID:
+            return {}
+        topics = [{"topicId": topic_id, "name": None} for topic_id in topic_ids]
+        answer = await self._ask(METADATA, version, {"topics": topics, "allowAutoTopicCreation": False})
+        return {topic["topicId"]: topic["name"] for topic in answer["topics"] if topic["name"]}
 
     async def _ask(self, api_key: int, version: int, body: Body) -> Body:
         answer = await ask(self._sock, self._address, api_key, version, body, client_id=self._client_id)

@@ -1,0 +1,80 @@
+"""A policy between sockets: refusals, and the names that kproxy asks for itself."""
+
+import asyncio
+from uuid import UUID
+
+from kproxy.protocol import codec
+from kproxy.proxy.config.policy import Rule
+from tests.proxy.live import Broker, Wire, kproxy, live
+from tests.wire.playbook import request, response
+
+FETCH, METADATA, API_VERSIONS = 1, 3, 18
+ORDERS, SECRET = UUID(int=1), UUID(int=2)
+
+
+def fetch(correlation_id, topic_id):
+    topics = [{"topicId": topic_id, "partitions": [{"partition": 0}]}]
+    return request(FETCH, 13, correlation_id, {"topics": topics})
+
+
+def code(frame):
+    (topic,) = codec.decode_response(frame[4:], FETCH, 13)[1]["responses"]
+    return topic["partitions"][0]["errorCode"]
+
+
+async def answer_names(broker: Broker) -> list[UUID]:
+    """Answer kproxy's question for the names of topics; returns the ids that it asked about."""
+    wire = await broker.accept()
+    await wire.frame()
+    offers = [{"apiKey": METADATA, "minVersion": 0, "maxVersion": 12}]
+    await wire.send(response(API_VERSIONS, 0, API_VERSIONS, {"apiKeys": offers}))
+    asked = [topic["topicId"] for topic in codec.decode_request((await wire.frame())[4:])[1]["topics"]]
+    names = {ORDERS: "orders", SECRET: "secret-1"}
+    topics = [{"name": names[topic_id], "topicId": topic_id, "partitions": []} for topic_id in asked]
+    await wire.send(response(METADATA, 12, METADATA, {"topics": topics}))
+    wire.close()
+    return asked
+
+
+def test_a_topic_that_is_called_by_an_unknown_id_is_refused_until_kproxy_has_asked_for_its_name():
+    policy = (Rule(action="deny", topic="secret-*"),)
+
+    async def talk() -> None:
+        async with kproxy(cluster={"policy": policy}) as here:
+            client, broker = await here.connect()
+            for topic_id, allowed in ((ORDERS, True), (SECRET, False)):
+                await client.send(fetch(1, topic_id))
+                assert code(await client.frame()) == 100  # clients ask Metadata, and try again
+                assert await answer_names(here.broker) == [topic_id]
+                await asyncio.sleep(0.1)
+                await client.send(fetch(2, topic_id))
+                if allowed:
+                    assert await broker.frame() == fetch(2, topic_id)
+                    answered = response(FETCH, 13, 2, {})
+                    await broker.send(answered)
+                    assert await client.frame() == answered
+                else:
+                    assert code(await client.frame()) == 29
+                await asyncio.sleep(0.6)  # kproxy asks at most twice a second
+            (cells,) = here.server.metrics.clusters.values()
+            assert cells.refusals["Fetch", "rule"] == 1
+            assert cells.refusals["Fetch", "unknown_topic_id"] == 2
+            assert cells.refusals["Produce", "rule"] == 0  # born at 0
+
+    live(talk())
+
+
+def test_a_listener_without_a_policy_has_no_authorizer():
+    async def talk() -> None:
+        async with kproxy() as here:
+            client = await Wire.dial(here.port)
+            await here.broker.accept()
+            await here.until(lambda: here.relays == 1)
+            assert here.server._worker is not None
+            (relay,) = here.server._worker.relays.values()
+            assert relay.session._authorizer is None
+            (cells,) = here.server.metrics.clusters.values()
+            assert not cells.refusals
+            client.close()
+
+    live(talk())
