@@ -29,6 +29,7 @@ def test_the_java_client_reads_every_refusal_and_finds_its_errors(tmp_path):
     said = done.stdout.splitlines()
     assert len(said) == len(asked)
     tally: Counter[str] = Counter()
+    uncounted = set()
     for (layout, frame, errors), line in zip(asked, said, strict=True):
         if "Duplicate key" in line:  # the request names a resource twice, as this client never would
             tally["twice"] += 1
@@ -37,7 +38,10 @@ def test_the_java_client_reads_every_refusal_and_finds_its_errors(tmp_path):
         tally[line.split()[0] if line == "skipped" else "read"] += 1
         if line != "skipped":
             counts = {int(pair.split("=")[0]) for pair in line.strip("{}").split(", ") if pair}
-            assert counts & errors, f"{layout}: {line}, written were {errors}"
+            if not counts & errors:
+                uncounted.add(layout.message.name)
     assert tally["read"] > 400 and tally["twice"] < 20, (
         tally
     )  # the others are of releases that this client does not speak to any more
+    # Its error counts leave out the top level, at which its own admin client looks first.
+    assert uncounted <= {"DescribeUserScramCredentialsRequest"}
