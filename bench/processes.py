@@ -82,6 +82,10 @@ class Process:
         # The clock of another process's CPU time, in ns where /proc has ticks of 10 ms: clock_getcpuclockid(3), Linux.
         self._clock = (~self._popen.pid << 3) | 2
 
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
     def cpu_s(self) -> float:
         """User and system time of all its threads."""
         return time.clock_gettime(self._clock)
@@ -194,18 +198,30 @@ def nginx(upstream: Address, folder: Path, core: int | None) -> Iterator[Proxy]:
 
 
 @contextmanager
-def kproxy(upstream: Address, folder: Path, core: int | None, detail: str = "headers") -> Iterator[Proxy]:
+def kproxy(
+    upstream: Address, folder: Path, core: int | None, detail: str = "headers", workers: int = 1
+) -> Iterator[Proxy]:
     """In its default form but for `detail`: ports, rewriting, all metrics. Clients go where its Metadata sends them."""
     listen, admin = (_HOST, _free_port()), (_HOST, _free_port())
     base = _free_port() - cases.NODE_ID
     settings = {"listen": _text(listen), "bootstrap": _text(upstream), "admin": _text(admin), "broker-port-base": base}
-    flags = [part for name, value in (settings | {"detail": detail}).items() for part in (f"--{name}", str(value))]
+    flags = [
+        part
+        for name, value in (settings | {"detail": detail, "workers": workers}).items()
+        for part in (f"--{name}", str(value))
+    ]
     with _running("kproxy", [KPROXY, "run", *flags], folder, core) as process:
         _until(process, "is not ready", lambda: _is_open(admin) and _get(admin, "/ready")[0] == 200)
         advertised = _advertised(listen)
         if advertised != (_HOST, base + cases.NODE_ID):
             raise BenchError(f"kproxy does not rewrite: through it, the broker says that it is at {_text(advertised)}")
         yield Proxy("kproxy", process, advertised, admin)
+
+
+def metrics(proxy: Proxy) -> str:
+    """What kproxy exposes now."""
+    assert proxy.admin is not None
+    return _get(proxy.admin, "/metrics")[1]
 
 
 def version_cpu_s() -> float:

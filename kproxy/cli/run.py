@@ -63,6 +63,11 @@ if TYPE_CHECKING:
     "Default: 10000, or as many as the limit of open files allows.",
 )
 @click.option(
+    "--workers",
+    metavar="N",
+    help="Processes that relay, to use as many cores. Default: 1, which is a single process.",
+)
+@click.option(
     "--discovery-interval-s", metavar="SECONDS", help="How often the cluster is asked for its brokers. Default: 30."
 )
 @click.option(
@@ -95,9 +100,9 @@ def run(file: str | None, **flags: Any) -> None:
     As a sidecar of each broker, on the same port everywhere:
       kproxy run --route sidecar --listen :19092 --bootstrap localhost:9092
     """
-    from kproxy.proxy import log_lines
     from kproxy.proxy.config.load import load
     from kproxy.proxy.control.process import Inheritance, Process
+    from kproxy.proxy.control.processes import begun
 
     inheritance = Inheritance.of(os.environ)
 
@@ -105,9 +110,6 @@ def run(file: str | None, **flags: Any) -> None:
         return load(file, os.environ, flags)
 
     settings = read()
-    log_lines.begin(settings.log_level, settings.log_format)
-
-    from kproxy.proxy.control.server import Server
-
+    server = begun(settings)
     path = file or os.environ.get("KPROXY_CONFIG")
-    Process(Server(settings), inheritance, os.environ, read if path else None, Path(path) if path else None).run()
+    Process(server, inheritance, os.environ, read if path else None, Path(path) if path else None).run()

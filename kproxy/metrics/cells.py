@@ -131,6 +131,7 @@ class BrokerCells:
         "by_plan",
         "cluster",
         "disconnects",
+        "elsewhere",
         "live",
         "mute",
         "mute_ns",
@@ -143,6 +144,7 @@ class BrokerCells:
         self.cluster = cluster
         self.broker = broker
         self.live: set[ConnectionMetrics] = set()
+        self.elsewhere = 0  # requests that wait in other processes, where these cells are the sum of several
         self.open: dict[str, int] = {}  # connections now, by listener
         self.accepted: dict[str, int] = {}  # connections since the start, by listener
         self.disconnects: dict[tuple[str, str], int] = {}  # by listener and cause
@@ -153,6 +155,11 @@ class BrokerCells:
         self.queue_ns = 0
         self.mute = cell(MUTE_NS)
         self.mute_ns = 0
+
+    @property
+    def inflight(self) -> int:
+        """Requests that wait for an answer now."""
+        return self.elsewhere + sum(len(connection.pending) for connection in self.live.copy())
 
     def listened(self, listener: str) -> None:
         """Connections to this broker can come through a listener: its series begin, at 0."""
@@ -482,6 +489,9 @@ class Metrics:
         self._inside = self.directions["request"], self.directions["response"]
         self.loop_lag = DurationCells()  # from the arrival of bytes to the read of them
         self.connection_limit = 0
+        self.workers = 1  # processes that relay
+        self.worker_restarts = 0
+        self.worker_usage: dict[str, tuple[int, int]] = {}  # of several: ns of CPU, bytes of memory
         self.log_lines_dropped: Callable[[], int] = int  # since the start; a program's own logging drops none
         self.audit_lines: Callable[[], tuple[int, int]] = lambda: (0, 0)  # written and dropped since the start
         self.reloads = ReloadCells(self.started_ns)

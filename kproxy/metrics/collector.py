@@ -156,7 +156,7 @@ def _brokers(brokers: list[BrokerCells]) -> Iterator[Metric]:
         queued[0] += max(0, answered - sum(queued))  # what did not queue waited for no time at all
         queue.add(labels, queued, broker.queue_ns)
         mute.add(labels, broker.mute, broker.mute_ns)
-        inflight.add_metric(labels, sum(len(connection.pending) for connection in broker.live.copy()))
+        inflight.add_metric(labels, broker.inflight)
     yield queue.family()
     yield mute.family()
     yield inflight
@@ -418,6 +418,25 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     yield CounterMetricFamily("kproxy_audit_lines_dropped", "Lines of the audit that could not be written.", value=lost)
     unread = metrics.log_lines_dropped()
     yield CounterMetricFamily("kproxy_log_lines_dropped", "Log lines left out since nobody read the log.", value=unread)
+    yield GaugeMetricFamily("kproxy_workers", "Processes that relay; 1: a single process.", value=metrics.workers)
+    yield CounterMetricFamily(
+        "kproxy_worker_restarts",
+        "Workers that ended without being told to, and were replaced.",
+        value=metrics.worker_restarts,
+    )
+    cpu = CounterMetricFamily(
+        "kproxy_worker_cpu_seconds", "CPU time of a worker and those it replaced.", labels=("worker",)
+    )
+    memory = GaugeMetricFamily(
+        "kproxy_worker_resident_memory_bytes",
+        "Memory of a worker, shared pages included.",
+        labels=("worker",),
+    )
+    for worker, (cpu_ns, resident_bytes) in metrics.worker_usage.items():
+        cpu.add_metric((worker,), cpu_ns / 1e9)
+        memory.add_metric((worker,), resident_bytes)
+    yield cpu
+    yield memory
     build = InfoMetricFamily("kproxy_build", "The version of kproxy.")
     build.add_metric((), {"version": __version__})
     yield build

@@ -36,6 +36,7 @@ DISCONNECT_CAUSES = (
     "tls",
     "unreachable",
     "untrusted_proxy",
+    "worker_lost",
 )
 
 # What [cluster.limits] can be reached of, by the setting.

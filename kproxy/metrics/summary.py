@@ -126,7 +126,7 @@ def summarise(metrics: Metrics, now_ns: int) -> Summary:
             key = cluster.cluster, name
             accepted += sum(broker.accepted.copy().values())
             connections[key] = sum(broker.open.copy().values())
-            inflight[key] = sum(len(connection.pending) for connection in broker.live.copy())
+            inflight[key] = broker.inflight
             brokers[key] = Totals()
             for (api, _), cells in list(broker.apis.items()):
                 brokers[key].add(cells)

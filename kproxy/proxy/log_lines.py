@@ -26,7 +26,7 @@ _FLUSH_S = 1.0  # for the lines that wait when the process ends
 
 # A conversion of a format, with the field's name where it has one; %% is none.
 _CONVERSION = re.compile(r"%%|(?:(?<![\w.])([a-z][a-z0-9_]*)=)?%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]")
-_OURS = frozenset(("time", "level", "logger", "message", "left_out", "exception"))
+_OURS = frozenset(("time", "level", "logger", "worker", "message", "left_out", "exception"))
 
 
 @lru_cache(maxsize=1024)  # formats are written in code
@@ -52,8 +52,9 @@ class TextFormatter(logging.Formatter):
 
     converter = staticmethod(time.gmtime)
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    def __init__(self, worker: int | None = None) -> None:
+        who = "" if worker is None else f"worker={worker} "
+        super().__init__(f"%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s {who}%(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
@@ -65,11 +66,16 @@ class JsonFormatter(logging.Formatter):
 
     converter = staticmethod(time.gmtime)
 
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._who = {} if worker is None else {"worker": worker}
+
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
+            **self._who,
             "message": record.getMessage(),
             **fields(record),
         }
@@ -82,9 +88,9 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineHandler(logging.Handler):
-    def __init__(self, file: int = 2, form: str = TEXT) -> None:
+    def __init__(self, file: int = 2, form: str = TEXT, worker: int | None = None) -> None:
         super().__init__()
-        self.setFormatter(JsonFormatter() if form == JSON else TextFormatter())
+        self.setFormatter(JsonFormatter(worker) if form == JSON else TextFormatter(worker))
         self._form = form
         self._file = file
         self._lines: queue.Queue[str] = queue.Queue(MAX_WAITING)
@@ -136,9 +142,9 @@ def dropped() -> int:
     return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
 
 
-def begin(level: str, form: str = TEXT) -> None:
-    """From now on what kproxy and its libraries log goes to standard error."""
-    logging.basicConfig(level=level.upper(), handlers=[LineHandler(form=form)])
+def begin(level: str, form: str = TEXT, *, worker: int | None = None) -> None:
+    """From now on what kproxy and its libraries log goes to standard error; `worker`: which of several says it."""
+    logging.basicConfig(level=level.upper(), handlers=[LineHandler(form=form, worker=worker)])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 

@@ -12,7 +12,6 @@ topics, and `partitions.MAX_POSITIONS` partitions per connection. The disk is it
 files. Refuses to know sockets, and what a proxy is.
 """
 
-import fcntl
 import logging
 import os
 import sys
@@ -31,6 +30,7 @@ from kproxy import __version__
 from kproxy.errors import KproxyError
 from kproxy.tables import schema, writer
 from kproxy.tables.arrays import batch
+from kproxy.tables.claim import claim
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.names import Names
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions
@@ -74,11 +74,11 @@ log = logging.getLogger("kproxy.recorder")
 class Recorder:
     """A sink that writes tables; `close` writes what still waits."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        """`settings`: what the dataset says of how it was made."""
+    def __init__(self, folder: Path, settings: dict[str, Any], *, worker: int | None = None) -> None:
+        """`settings`: what the dataset says of how it was made; `worker`: one of several that write to the folder."""
         self.folder = folder
         self._quality = _Quality()
-        self._files = _Files(folder, settings, self._quality)
+        self._files = _Files(folder, settings, self._quality, worker)
         self._thread = Thread(target=self._run, name="recorder", daemon=True)
         self._stopping = Signal()
         self._lock = Lock()  # of the following
@@ -303,8 +303,10 @@ class _Quality:
 class _Files:
     """Rows, and the files that they become; all of it on one thread."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any], quality: _Quality) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], quality: _Quality, worker: int | None) -> None:
         self.exchanges = 0  # in files
+        self._worker = worker
+        self._work_name = "record" if worker is None else f"record-{worker}"
         self._dataset = writer.Dataset(folder)
         self._settings = settings
         self._quality = quality
@@ -312,6 +314,8 @@ class _Files:
         now_ns = time.time_ns()
         begun = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ns // 10**9))
         self._name = f"{begun}.{now_ns % 10**9:09}Z"  # of this run's files, with their number
+        if worker is not None:
+            self._name += f"-worker-{worker}"
         self._number = 0
         self._sources: set[str] = set()
         self._names = Names()
@@ -327,16 +331,9 @@ class _Files:
         self._events: dict[str, int] = {}  # by source
 
     def claim(self) -> None:
-        folder = self._dataset.folder
-        try:
-            folder.mkdir(mode=0o750, parents=True, exist_ok=True)  # it holds what clients sent: not for everybody
-            self._claim = os.open(folder, os.O_RDONLY)
-            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise KproxyError(f"{folder}: another kproxy records into it; give each a folder of its own") from None
-        except OSError as fault:
-            raise KproxyError(f"{folder}: cannot be written to: {fault.strerror or fault}") from None
-        self._dataset.begin("record")  # sweeps away what a killed run left
+        if self._worker is None:  # else its parent has claimed it, for all workers
+            self._claim = claim(self._dataset.folder)
+        self._dataset.begin(self._work_name)  # sweeps away what a killed run left
         self._dataset.publish({}, self._manifest())
 
     def release(self) -> None:
@@ -370,7 +367,7 @@ class _Files:
 
     def _sort(self, table: Table, batch: pa.RecordBatch) -> None:
         if self._work is None:
-            work = self._work = self._dataset.begin("record")
+            work = self._work = self._dataset.begin(self._work_name)
             self._sorters = {name: writer.Sorter(each, work) for name, each in schema.TABLES.items()}
         self._sorters[table.name].add(batch)
         self._counts[table.name] = self._counts.get(table.name, 0) + batch.num_rows

@@ -64,6 +64,10 @@ LABELS = {
     "kproxy_consumer_lag_seconds": {"cluster", "client_id", "group", "topic"},
     "kproxy_client_info": {"cluster", "client_id", "software_name", "software_version"},
     "kproxy_recorder_dropped": set(),
+    "kproxy_workers": set(),
+    "kproxy_worker_restarts": set(),
+    "kproxy_worker_cpu_seconds": {"worker"},
+    "kproxy_worker_resident_memory_bytes": {"worker"},
     "kproxy_build": {"version"},
     "kproxy_start_time_seconds": set(),
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 import kproxy.proxy
 import kproxy.wire
 from kproxy.metrics import known
+from kproxy.metrics.shared import WORKER_LOST
 from kproxy.protocol.schema import address_path, schema
 from kproxy.wire.frames import sniff
 
@@ -32,7 +33,7 @@ def test_every_cause_of_an_end_is_listed():
     plain = set(literals(kproxy.proxy, {"close", "closed", "RefusedClient", "drain"}, 1))
     of_sides = {f"{side}_{how}" for side in ("client", "broker") for how in ("closed", "reset", "stalled")}
     plain.add("drained")  # the default of Relay.drain
-    assert plain | of_sides >= set(known.DISCONNECT_CAUSES)
+    assert plain | of_sides | {WORKER_LOST} >= set(known.DISCONNECT_CAUSES)
     assert {cause for cause in plain if not cause.startswith("_")} <= set(known.DISCONNECT_CAUSES)
 
 

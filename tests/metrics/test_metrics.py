@@ -134,6 +134,7 @@ def busy_metrics():
     other.closed("client")
     other.closed("again")
     metrics.recorder_dropped["live:main"] = 4
+    metrics.worker_usage["1"] = 2_500_000_000, 36 << 20
     written_ms = metrics.now_ns() // MS + 86_400_000  # of tomorrow: an age that is the same in every scrape, none
     upstream = metrics.upstream("default", DIAL_CAUSES, lambda: ClusterState(True, True, 4))
     upstream.dialled("1", 3 * MS)

@@ -33,11 +33,11 @@ TIMEOUT_S = 20
 RECEIVE_BYTES = 128 * 1024  # of the test's own sockets, so that back-pressure does not need hundreds of megabytes
 
 
-def live(test: Coroutine[Any, Any, None]) -> None:
+def live(test: Coroutine[Any, Any, None], within_s: float = TIMEOUT_S) -> None:
     """Run a test in a loop of its own; one that hangs fails."""
 
     async def limited() -> None:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             await test
 
     uvloop.run(limited())

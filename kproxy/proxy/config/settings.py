@@ -22,6 +22,7 @@ from kproxy.proxy.config.tls import ClientTls, UpstreamTls
 
 MAX_REQUEST_BYTES = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
 MAX_HELD_BYTES = 64 * 1024 * 1024
+MAX_WORKERS = 256
 PLACEHOLDERS = frozenset(("id", "host", "port"))
 
 
@@ -154,6 +155,7 @@ class Config(Frozen):
     admin: Annotated[Address, BeforeValidator(_admin)] | None = None  # no host: this machine alone
     admin_token_file: Path | None = None  # who asks the admin port needs what is in it, but for /health and /ready
     admin_open_metrics: bool = False  # /metrics needs it not
+    workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1  # processes that relay
     max_connections: Annotated[int, Field(ge=1)] | None = None  # 10,000, or as many as open files allow
     accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024
     connect_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0

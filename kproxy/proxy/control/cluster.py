@@ -165,12 +165,16 @@ class ClusterProxy:
         )
         for node_id in self.routes.declared():
             self._bind(node_id)
-        if self._redirected is not None:
-            if not self._bootstrap.take_any_destination():
-                log.info("cluster=%s: nftables REDIRECT works, TPROXY does not: CAP_NET_ADMIN is missing", cluster.name)
-            self._tasks.spawn(self._redirected.destinations.run())
+        if self._redirected is not None and not self._bootstrap.take_any_destination():
+            log.info("cluster=%s: nftables REDIRECT works, TPROXY does not: CAP_NET_ADMIN is missing", cluster.name)
         self._tasks.spawn(self._discovery.run())
+        self._serve()
+
+    def _serve(self) -> None:
+        """Start what whoever serves clients needs beside ports and discovery."""
         self._tasks.spawn(self._tls.watch())
+        if self._redirected is not None:
+            self._tasks.spawn(self._redirected.destinations.run())
 
     def _accepted(self, node_id: int | None) -> Accepted:
         """What takes the connections of a broker's port; None: of the bootstrap port."""
@@ -178,6 +182,14 @@ class ClusterProxy:
 
     def _broker_lost(self) -> None:
         self._latest._discovery.broker_lost()
+
+    def broker_lost(self) -> None:
+        """A broker could not be dialled, or reset a connection: ask for the brokers soon."""
+        self._discovery.broker_lost()
+
+    def loop_found(self, upstream: Address, evidence: str) -> None:
+        """A connection to that upstream came back to this kproxy: refuse it, and close what goes there."""
+        self._connector.loop_found(upstream, evidence)
 
     def close(self) -> None:
         """Close every port, for good: whatever answers are still in flight, none opens again."""

@@ -92,6 +92,7 @@ class Connector:
     ) -> None:
         self.routes: Routes  # set by the owner once the bootstrap port is bound
         self.beside: int | None = None  # route sidecar: the node id of the upstream, once known
+        self.serve = self.connect  # what gets the clients that are accepted: another process, where there are several
         self._worker = worker
         self._cluster = cluster
         self._metrics = metrics
@@ -146,14 +147,14 @@ class Connector:
                 return
             if upstream is not None:
                 client.close()
-                self._loop_found(upstream, "a connection that kproxy itself made")
+                self.loop_found(upstream, "a connection that kproxy itself made")
                 return
             incoming = Incoming(client, peer, node_id, self._worker.now_ns())
             if not self.entrance.admit(incoming):
                 client.close()
                 return
             self._worker.gate.enter()
-            self.connect(incoming)
+            self.serve(incoming)
 
         return accepted
 
@@ -356,10 +357,10 @@ class Connector:
         if upstream is None:
             return True
         # Not now: it closes connections, the one that is being read among them.
-        asyncio.get_running_loop().call_soon(self._loop_found, upstream, "kproxy's own question")
+        asyncio.get_running_loop().call_soon(self.loop_found, upstream, "kproxy's own question")
         return False
 
-    def _loop_found(self, upstream: Address, evidence: str) -> None:
+    def loop_found(self, upstream: Address, evidence: str) -> None:
         """Refuse that upstream from now on, and close all connections that go there."""
         worker = self._worker
         worker.loops.refuse(upstream)

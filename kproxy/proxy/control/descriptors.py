@@ -40,7 +40,7 @@ def shares(files: int, connections: int) -> Shares:
     return Shares(min(connections, possible), min(ADMIN, max(2, aside // 8)), max(2, aside // 4))
 
 
-def reserve(max_connections: int | None) -> Shares:
+def reserve(max_connections: int | None, *, warns: bool = True) -> Shares:
     """Raise the limit of open files as far as needed and allowed; warns only if fewer than asked for are possible.
 
     None: DEFAULT_CONNECTIONS, or as many as the system's limit allows.
@@ -52,7 +52,7 @@ def reserve(max_connections: int | None) -> Shares:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     found = shares(files if soft == resource.RLIM_INFINITY else soft, wanted)
-    if max_connections is not None and found.connections < max_connections:
+    if warns and max_connections is not None and found.connections < max_connections:
         log.warning(
             "max_connections=%d needs %d open files, the system allows %d, enough for %d connections: "
             "raise the limit (ulimit -n, LimitNOFILE)",

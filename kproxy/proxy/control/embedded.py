@@ -45,7 +45,10 @@ class Proxy:
         if unknown:
             raise ConfigError([(name, f"no such setting; there are: {', '.join(sorted(known))}") for name in unknown])
         listen = listen or f"{_HOST}:{_free_port()}"
-        self._server = Server(load(flags={"listen": listen, "bootstrap": bootstrap, **settings}))
+        found = load(flags={"listen": listen, "bootstrap": bootstrap, **settings})
+        if found.workers > 1:
+            raise ConfigError([("workers", "a proxy inside a program is one process: leave it out, or use kproxy run")])
+        self._server = Server(found)
         self._ready_timeout_s = ready_timeout_s
 
     @property

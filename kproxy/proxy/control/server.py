@@ -34,6 +34,7 @@ from kproxy.proxy.relay.listeners import Gate, Listener, why_unbound
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.redirected import can_mark
 from kproxy.proxy.relay.relay import READ_BYTES
+from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
@@ -84,10 +85,10 @@ class Server:
         """Bind, listen and serve. Raises ConfigError where the configuration cannot be."""
         if self.config.upstream_mark is not None and not can_mark(self.config.upstream_mark):
             raise ConfigError([("upstream_mark", "kproxy may not mark its sockets: give it CAP_NET_ADMIN")])
-        shares = descriptors.reserve(self.config.max_connections)
+        shares = self._shares()
         self._start_recorder()
         self._start_worker(shares)
-        log.info("kproxy %s: at most %d connections", __version__, shares.connections)
+        await self._start_workers()
         for cluster in self.config.clusters:
             proxy = self._cluster(self._running, cluster)
             self.clusters.append(proxy)
@@ -117,10 +118,15 @@ class Server:
 
     # What a kproxy of several processes does otherwise; see `parent` and `worker_process`.
 
-    def _start_recorder(self) -> None:
+    def _shares(self) -> descriptors.Shares:
+        shares = descriptors.reserve(self.config.max_connections)
+        log.info("kproxy %s: at most %d connections", __version__, shares.connections)
+        return shares
+
+    def _start_recorder(self, worker: int | None = None) -> None:
         config = self.config
         if config.record is not None:
-            self._recorder = _recorder(config)
+            self._recorder = _recorder(config, worker)
             self._recorder.start()
             self.metrics.recorder_dropped = self._recorder.dropped
             self._sinks += (self._recorder,)
@@ -136,9 +142,16 @@ class Server:
             self.metrics.clock_offset_ns,
             self.metrics,
             self._sinks,
+            guard=self._guard,
         )
         self._worker.gate.given = self.given
         self._worker.gate.is_held = self._is_held
+
+    def _guard(self, is_ours: IsOurs) -> LoopGuard:
+        return LoopGuard(is_ours)
+
+    async def _start_workers(self) -> None:
+        """Nothing: this process does their work."""
 
     def _cluster(self, worker: Worker, cluster: Cluster) -> ClusterProxy:
         return ClusterProxy(worker, cluster)
@@ -418,7 +431,7 @@ class Server:
             yield [connection_row(relay) for relay in relays[start:end] if not relay.closed]
 
 
-def _recorder(config: Config) -> "Recorder":
+def _recorder(config: Config, worker: int | None) -> "Recorder":
     try:
         from kproxy.tables.recorder import Recorder
     except ModuleNotFoundError as fault:  # heavy, and not everybody's
@@ -427,4 +440,5 @@ def _recorder(config: Config) -> "Recorder":
             raise
         raise ConfigError([("record", missing)]) from None
     assert config.record is not None
-    return Recorder(config.record, {"detail": {cluster.name: cluster.detail for cluster in config.clusters}})
+    detail = {cluster.name: cluster.detail for cluster in config.clusters}
+    return Recorder(config.record, {"detail": detail}, worker=worker)

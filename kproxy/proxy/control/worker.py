@@ -15,7 +15,7 @@ from kproxy.proxy.relay.listeners import Gate
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.upstream.dial import Dialler
-from kproxy.proxy.upstream.loops import LoopGuard
+from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver
 from kproxy.wire.connection import Sink
 from kproxy.wire.interest import HeldBudget
@@ -36,6 +36,7 @@ class Worker:
     held: HeldBudget = field(init=False)  # of answers, by all sessions
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last relay closes
     on_left: Callable[[int], None] | None = None  # where another process counts the connections: by their numbers
+    guard: Callable[[IsOurs], LoopGuard] = LoopGuard
     loops: LoopGuard = field(init=False)
     dialler: Dialler = field(init=False)
     ageing: Ageing = field(init=False)
@@ -45,7 +46,7 @@ class Worker:
     _handshakes: Handshakes | None = None
 
     def __post_init__(self) -> None:
-        self.loops = LoopGuard(self.gate.is_ours)
+        self.loops = self.guard(self.gate.is_ours)
         self.held = HeldBudget(self.config.max_held_bytes)
         self.ageing = Ageing(self.relays)
         self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s, mark=self.config.upstream_mark)

@@ -157,6 +157,11 @@ class Listener:
         for sock in self._sockets:
             sock.listen(backlog)
 
+    @property
+    def hosts(self) -> list[str]:
+        """The numeric addresses that it listens on."""
+        return [str(address) for address in self._addresses]
+
     def accept(self, wanted: bool) -> None:
         if wanted != self._accepting:
             self._accepting = wanted

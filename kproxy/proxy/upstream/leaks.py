@@ -37,7 +37,7 @@ class KnownAddresses:
     def __init__(self, bootstrap: Iterable[Address], advertised: Callable[[int, str], Address]) -> None:
         self._advertised = advertised
         self._bootstrap = tuple(bootstrap)
-        self._brokers: dict[int, Address] = {}  # by node id
+        self.brokers: dict[int, Address] = {}  # by node id; `learn` changes it
         self._hosts: dict[bytes, set[bytes]] = {}  # host -> its ports, as on the wire
         self._ports: dict[bytes, set[bytes]] = {}  # port -> its hosts
         self._moved: dict[Address, None] = {}  # where brokers were before, the longest ago first
@@ -47,14 +47,14 @@ class KnownAddresses:
 
     def learn(self, node_id: int, address: Address) -> None:
         """Take in where a broker says it is."""
-        if self._brokers.get(node_id) != address and (node_id in self._brokers or len(self._brokers) < MAX_KNOWN):
-            before = self._brokers.get(node_id)
+        if self.brokers.get(node_id) != address and (node_id in self.brokers or len(self.brokers) < MAX_KNOWN):
+            before = self.brokers.get(node_id)
             if before is not None:
                 self._moved.pop(before, None)
                 self._moved[before] = None
                 if len(self._moved) > MAX_MOVED:
                     del self._moved[next(iter(self._moved))]
-            self._brokers[node_id] = address
+            self.brokers[node_id] = address
             self._is_stale = True
 
     def find(self, answer: bytes | memoryview) -> Address | None:
@@ -102,8 +102,8 @@ class KnownAddresses:
         self._is_stale = False
         self._hosts.clear()
         self._ports.clear()
-        given = {self._advertised(node_id, address.host) for node_id, address in self._brokers.items()}
-        for address in (*self._bootstrap, *self._brokers.values(), *self._moved):
+        given = {self._advertised(node_id, address.host) for node_id, address in self.brokers.items()}
+        for address in (*self._bootstrap, *self.brokers.values(), *self._moved):
             if not address.host or not -(1 << 31) <= address.port < 1 << 31 or address in given:
                 continue
             host, port = address.host.encode(errors="replace"), _INT32.pack(address.port)

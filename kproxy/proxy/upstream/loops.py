@@ -34,14 +34,16 @@ IsOurs = Callable[[str, int], bool]  # (numeric address, port): a listener of th
 class LoopGuard:
     """What one kproxy knows of loops through itself. `upstream` is always a numeric address: where a dial went."""
 
-    def __init__(self, is_ours: IsOurs) -> None:
-        mark = f"kproxy-{__version__}-{secrets.token_hex(8)}"
+    def __init__(self, is_ours: IsOurs, *, token: str = "", process: int = 0, processes: int = 1) -> None:
+        """token, process, processes: of several that are one kproxy, the same secret in all, which one, of how many."""
+        mark = f"kproxy-{__version__}-{token or secrets.token_hex(8)}"
         self._client_id = mark + "-{number}"
         self._question = re.compile(re.escape(mark.encode()) + rb"-([0-9]{1,18})")
         self._is_ours = is_ours
         self._dialled: dict[Address, Address] = {}  # own end of a connection to a broker -> upstream
         self._questions: dict[int, Address] = {}  # number -> upstream; the latest
-        self._asked = 0
+        self._asked = process  # numbers tell who asked: they are this modulo `processes`
+        self._processes = processes
         self._refused: dict[Address, float] = {}  # upstream -> when it last led here
 
     # --- dialling ----------------------------------------------------------------------------------------------------
@@ -84,7 +86,7 @@ class LoopGuard:
 
     def asks(self, upstream: Address) -> str:
         """The client id of a question to that upstream: nobody else can know it."""
-        self._asked += 1
+        self._asked += self._processes
         self._questions[self._asked] = upstream
         if len(self._questions) > MAX_QUESTIONS:
             del self._questions[next(iter(self._questions))]

@@ -1,0 +1,128 @@
+"""What a worker sends of its cells to its parent: the units that have changed, in slices.
+
+A slice is small, and the caller's loop has its turn between two of them: traffic does not wait for counting. A unit is
+compared with what was last sent of it. Topics and clients are sent as `top` shows them, one unit each; consumers and
+the ends of logs only when they are asked for, since a scrape alone needs them. Bounded: a digest is kept of each unit
+that was sent. Refuses to know processes and messages.
+"""
+
+import asyncio
+import pickle
+import resource
+import time
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kproxy.metrics.cells import ApiCells, Metrics
+from kproxy.metrics.units import Place, units
+
+TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS = (
+    *("topic", "client", "log", "fetching", "committed", "names", "process"),
+)
+PER_SLICE = 32  # units, of some 10 us each
+
+Change = tuple[Place, bytes | None]  # a unit as it is now, pickled; None: it is no longer there
+
+
+class Published:
+    """What has been sent of these cells."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._sent: dict[Place, int] = {}
+        self._counts: dict[Place, int] = {}  # of units that are seen to have changed without pickling them
+        self._named: dict[str, int] = {}  # names of topics sent, by cluster
+        self._lagged_ns = 0  # when consumers were last sent, by the clock of the events
+        self._lock = asyncio.Lock()
+
+    async def changes(self, with_lags: bool) -> AsyncIterator[list[Change]]:
+        """What has changed since the last time, in slices between which the loop has its turn."""
+        async with self._lock:
+            found = self._changes(with_lags)
+            while True:
+                slice_ = list(islice(found, PER_SLICE))
+                changed = [change for change in slice_ if change is not None]
+                if changed:
+                    yield changed
+                if len(slice_) < PER_SLICE:
+                    return
+                await asyncio.sleep(0)
+
+    def _changes(self, with_lags: bool) -> Iterator[Change | None]:
+        """Every unit in turn: None, or how it has changed."""
+        metrics = self._metrics
+        now_ns = metrics.now_ns()
+        for path, unit in units(metrics):
+            if isinstance(unit, ApiCells):
+                yield self._if_counted(path, unit, unit.request_bytes + unit.response_bytes)
+            else:
+                yield self._if_changed(path, unit)
+        yield self._if_changed((PROCESS,), (time.process_time_ns(), _resident_bytes()))
+        seen: set[Place] = set()
+        for cluster in list(metrics.clusters.values()):
+            name = cluster.cluster
+            for client, each in list(cluster.clients.top.shown(now_ns)):
+                path = (CLIENT, name, client)
+                seen.add(path)
+                yield self._if_changed(path, (each.open, each.left_ns))
+            if cluster.topics is not None:
+                for topic, cells in list(cluster.topics.top.shown(now_ns)):
+                    path = (TOPIC, name, topic)
+                    seen.add(path)
+                    yield self._if_counted(path, cells, cells.request.bytes + cells.response.bytes)
+                names = cluster.topics.names
+                if len(names) != self._named.get(name):
+                    self._named[name] = len(names)
+                    yield (NAMES, name), pickle.dumps(names.copy())
+            if with_lags and cluster.lags is not None:
+                yield from self._lags(name, cluster.lags, seen)
+        if with_lags:
+            self._lagged_ns = now_ns
+        gone = [path for path in self._sent if path[0] in (TOPIC, CLIENT) and path not in seen]
+        if with_lags:
+            gone += [path for path in self._sent if path[0] == FETCHING and path not in seen]
+        for path in gone:
+            del self._sent[path]
+            self._counts.pop(path, None)
+            yield path, None
+
+    def _lags(self, name: str, lags: Any, seen: set[Place]) -> Iterator[Change | None]:
+        """Consumers and ends of logs that were reported since the last time; the clock may stand still a little."""
+        since_ns = self._lagged_ns
+        for key, log in lags.logs.copy().items():
+            yield ((LOG, name, key), pickle.dumps(log)) if log.reported_ns >= since_ns else None
+        for each in lags.fetching.copy():
+            path = (FETCHING, name, id(each))
+            seen.add(path)
+            if each.asked_ns >= since_ns or path not in self._sent:
+                self._sent[path] = 0
+                yield path, pickle.dumps((each.client_id, each.asked_ns, each.positions, each.left))
+        committed = lags.committed.copy()
+        for key in reversed(committed):  # the latest come last
+            if committed[key].reported_ns < since_ns - 10**9:
+                break
+            yield (COMMITTED, name, key), pickle.dumps(committed[key])
+
+    def _if_counted(self, path: Place, unit: Any, count: int) -> Change | None:
+        if self._counts.get(path) == count:
+            return None
+        self._counts[path] = count
+        self._sent[path] = 0
+        return path, pickle.dumps(unit, pickle.HIGHEST_PROTOCOL)
+
+    def _if_changed(self, path: Place, unit: Any) -> Change | None:
+        data = pickle.dumps(unit, pickle.HIGHEST_PROTOCOL)
+        digest = hash(data)
+        if self._sent.get(path) == digest:
+            return None
+        self._sent[path] = digest
+        return path, data
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,315 @@
+"""The cells of several processes as one: those of the workers that live, of those that are gone, and the parent's own.
+
+Counters of a worker that is gone are kept, so none ever goes back; its gauges go with it, and its open connections
+count as ended by `worker_lost`. Of topics each worker names its largest; MAX_TOPICS of all of those are shown, and one
+that has a series keeps it as long as a worker names it, or until it has been idle for long. Who has none is counted in
+`other`, and stays counted there when it gets one. Consumers are compared with the ends of logs whoever learned those:
+the latest counts.
+
+Messages are taken on the loop's thread; `merged` runs on that of a scrape, which copies first. Bounded as the cells of
+one process are, times the workers. Refuses to know processes.
+"""
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics
+from kproxy.metrics.lag import MAX_COMMITTED, MAX_LOGS, Fetching, Lags, Log, Position
+from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Carried, ClientCells, TopicCells, Topics
+from kproxy.metrics.published import CLIENT, COMMITTED, FETCHING, LOG, NAMES, PROCESS, TOPIC, Change
+from kproxy.metrics.units import API, BROKER, CLUSTER, METRICS, UPSTREAM, Place, add, units
+from kproxy.metrics.upstream import UpstreamCells
+
+WORKER_LOST = "worker_lost"
+_SUMS = frozenset((METRICS, CLUSTER, UPSTREAM, BROKER, API))
+_LATEST = frozenset((LOG, COMMITTED, NAMES))  # facts: it does not matter which worker learned them
+
+
+class Shared:
+    """What all processes of a kproxy have counted. `own`: the parent's cells."""
+
+    def __init__(self, own: Metrics) -> None:
+        self.workers = 0  # that live, as of the last scrape
+        self.restarts = 0
+        self._own = own
+        self._living: dict[int, dict[Place, Any]] = {}  # by worker
+        self._gone: dict[Place, Any] = {}  # sums of the workers that are gone
+        self._latest: dict[Place, Any] = {}
+        self._topics: dict[str, _Shown] = {}  # by cluster
+
+    def take(self, worker: int, changes: Iterable[Change]) -> None:
+        """Take in what a worker has counted."""
+        units_of = self._living.setdefault(worker, {})
+        for path, data in changes:
+            if data is None:
+                units_of.pop(path, None)
+                continue
+            value = pickle.loads(data)
+            if path[0] in _LATEST:
+                self._learn(path, value)
+            else:
+                units_of[path] = value
+
+    def gone(self, worker: int) -> None:
+        """A worker has ended: its counters stay, its gauges do not."""
+        for path, value in self._living.pop(worker, {}).items():
+            kind = path[0]
+            if kind == BROKER:
+                value = _closed(value)
+            elif kind == PROCESS:
+                path, value = (PROCESS, worker), value[0]
+            elif kind not in _SUMS and kind != TOPIC:
+                continue
+            self._gone[path] = add(self._gone[path], value) if path in self._gone else value
+
+    def _learn(self, path: Place, value: Any) -> None:
+        known = self._latest.pop(path, None)
+        if path[0] == NAMES and known is not None:
+            value = known | value
+        elif path[0] == LOG and known is not None:
+            value = _later(known, value)
+        elif path[0] == COMMITTED and known is not None and known.reported_ns > value.reported_ns:
+            value = known
+        limit = MAX_LOGS + MAX_COMMITTED
+        if len(self._latest) >= limit:
+            del self._latest[next(iter(self._latest))]
+        self._latest[path] = value
+
+    # --- a scrape ----------------------------------------------------------------------------------------------------
+
+    def merged(self) -> Metrics:
+        """The cells of all processes, as those of one; runs on any thread, one call at a time."""
+        living = {number: units_of.copy() for number, units_of in self._living.copy().items()}
+        gone = self._gone.copy()
+        latest = self._latest.copy()
+        own = self._own
+        merged = Metrics()
+        merged.started_ns, merged.clock_offset_ns = own.started_ns, own.clock_offset_ns
+        merged.connection_limit = own.connection_limit
+        merged.workers = self.workers
+        merged.worker_usage = _usage(living, gone)
+        merged.worker_restarts = self.restarts
+        sums: dict[Place, Any] = {}
+        for source in (self._own_units(), gone, *living.values()):
+            for path, value in source.items():
+                if path[0] in _SUMS:
+                    sums[path] = add(sums[path], value) if path in sums else value
+        for path, value in sums.items():
+            _put(merged, path, value)
+        for name, cluster in merged.clusters.items():
+            ours = own.clusters.get(name)
+            if cluster.upstream is not None and ours is not None and ours.upstream is not None:
+                cluster.upstream.state = ours.upstream.state
+            else:
+                cluster.upstream = None  # its state is the parent's to know
+        now_ns = own.now_ns()
+        for name, cells in merged.clusters.items():
+            of_cluster = [_of(source, CLIENT, name) for source in living.values()]
+            cells.clients.top = _Fixed(_clients(of_cluster))  # type: ignore[assignment]
+            topics = [_of(source, TOPIC, name) for source in living.values()]
+            kept = _of(gone, TOPIC, name)
+            if any(topics) or kept:
+                cells.topics = Topics()
+                cells.topics.names = latest.get((NAMES, name), {})
+                shown = self._topics.setdefault(name, _Shown(MAX_TOPICS))
+                cells.topics.top = _Fixed(shown.of(topics, self._still(name, kept, topics, now_ns)))  # type: ignore[assignment]
+                cells.lags = _lags(cells.topics, name, latest, living.values())
+        return merged
+
+    def _own_units(self) -> dict[Place, Any]:
+        """The parent's own; its callables are asked here, so they stay."""
+        found = dict(units(self._own))
+        for name, cluster in self._own.clusters.copy().items():
+            found[CLUSTER, name]["tls"] = cluster.tls.copy()
+        return found
+
+    def _still(
+        self, name: str, kept: dict[Any, TopicCells], topics: list[dict[Any, TopicCells]], now_ns: int
+    ) -> dict[Any, TopicCells]:
+        """What workers that are gone counted of topics: kept while a worker names the topic, or it is not idle."""
+        for topic in [topic for topic, cells in kept.items() if topic is not None and cells.is_gone(now_ns)]:
+            if not any(topic in each for each in topics):
+                del kept[topic]
+                self._gone.pop((TOPIC, name, topic), None)
+        return kept
+
+
+class _Fixed:
+    """The largest of many, already chosen: what a collector asks a `Top` for."""
+
+    def __init__(self, shown: list[tuple[Any, Any]]) -> None:
+        self._shown = shown
+
+    def shown(self, _: int) -> Iterator[tuple[Any, Any]]:
+        return iter(self._shown)
+
+
+class _Shown:
+    """Which topics have a series: those that had one, then the largest, `limit` in all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._own: dict[Any, TopicCells] = {}  # those with a series, and what of them is counted in `other`
+        self._others: dict[Any, TopicCells] = {}  # those without, as they were last added to `other`
+        self._left = TopicCells()  # what `other` has of topics that are not among them any more
+
+    def of(self, living: list[dict[Any, TopicCells]], gone: dict[Any, TopicCells]) -> list[tuple[Any, TopicCells]]:
+        """The series, None among them for all others."""
+        sums: dict[Any, TopicCells] = {}
+        for source in (gone, *living):
+            for topic, cells in source.items():
+                sums[topic] = add(sums[topic], cells) if topic in sums else cells
+        other = sums.pop(None, TopicCells())
+        self._own = {topic: base for topic, base in self._own.items() if topic in sums}
+        largest = sorted(sums.keys() - self._own.keys(), key=lambda topic: -_bytes(sums[topic]))
+        for topic in largest[: max(0, self._limit - len(self._own))]:
+            before = self._others.pop(topic, None)
+            self._own[topic] = before or TopicCells()
+            if before is not None:
+                self._left = add(self._left, before)
+        for topic in self._others.keys() - sums.keys():
+            self._left = add(self._left, self._others.pop(topic))
+        for topic in sums.keys() - self._own.keys():
+            self._others[topic] = sums[topic]
+        for cells in (self._left, *self._others.values()):
+            other = add(other, cells)
+        shown: list[tuple[Any, TopicCells]] = [(topic, _less(sums[topic], base)) for topic, base in self._own.items()]
+        return [*shown, (None, other)] if other.rank or _bytes(other) else shown
+
+
+def _usage(living: dict[int, dict[Place, Any]], gone: dict[Place, Any]) -> dict[str, tuple[int, int]]:
+    """CPU time of each worker and those before it, and the memory of the one that lives."""
+    before = {place[1]: cpu_ns for place, cpu_ns in gone.items() if place[0] == PROCESS}
+    now = {number: units_of.get((PROCESS,), (0, 0)) for number, units_of in living.items()}
+    return {
+        str(number): (before.get(number, 0) + now.get(number, (0, 0))[0], now.get(number, (0, 0))[1])
+        for number in sorted(before.keys() | now.keys())
+    }
+
+
+def _bytes(cells: TopicCells) -> int:
+    return cells.request.bytes + cells.response.bytes
+
+
+def _less(cells: TopicCells, base: TopicCells) -> TopicCells:
+    if not _bytes(base):
+        return cells
+    rest = TopicCells()
+    rest.seen_ns, rest.rank = cells.seen_ns, cells.rank
+    for name in ("request", "response"):
+        of, less = getattr(cells, name), getattr(base, name)
+        carried = Carried()
+        carried.bytes, carried.records = of.bytes - less.bytes, of.records - less.records
+        carried.batches = {codec: count - less.batches.get(codec, 0) for codec, count in of.batches.items()}
+        setattr(rest, name, carried)
+    return rest
+
+
+def _of(source: dict[Place, Any], kind: str, cluster: str) -> dict[Any, Any]:
+    return {path[2]: value for path, value in source.items() if path[0] == kind and path[1] == cluster}
+
+
+def _closed(broker: dict[str, Any]) -> dict[str, Any]:
+    """A broker's cells once the process has ended that counted them: what was open has ended with it."""
+    disconnects = broker["disconnects"].copy()
+    for listener, count in broker["open"].items():
+        disconnects[listener, WORKER_LOST] = disconnects.get((listener, WORKER_LOST), 0) + count
+    return {**broker, "disconnects": disconnects, "open": dict.fromkeys(broker["open"], 0), "elsewhere": 0}
+
+
+def _put(metrics: Metrics, path: Place, value: Any) -> None:
+    """Make a unit part of these cells."""
+    kind, *rest = path
+    if kind == METRICS:
+        for name, total in value.items():
+            is_called = callable(getattr(metrics, name, None))
+            setattr(metrics, name, _returning(total) if is_called else total)
+        return
+    cluster: ClusterCells = metrics.cluster(rest[0])
+    if kind == CLUSTER:
+        _set(cluster, value)
+    elif kind == UPSTREAM:
+        if cluster.upstream is None:
+            cluster.upstream = object.__new__(UpstreamCells)
+        _set(cluster.upstream, value)
+    else:
+        broker = cluster.brokers.get(rest[1])
+        if broker is None:
+            broker = cluster.brokers[rest[1]] = BrokerCells(rest[0], rest[1])
+        if kind == BROKER:
+            _set(broker, value)
+        else:
+            assert isinstance(value, ApiCells)
+            broker.apis[rest[2], rest[3]] = value
+
+
+def _returning(total: Any) -> Callable[[], Any]:
+    return lambda: tuple(total) if isinstance(total, list) else total
+
+
+def _set(cells: Any, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(cells, name, value)
+
+
+def _clients(of_workers: list[dict[Any, tuple[int, int]]]) -> list[tuple[Any, ClientCells]]:
+    """Clients of all workers, the connected ones first, then those that left last."""
+    cells: dict[Any, ClientCells] = {}
+    for clients in of_workers:
+        for client, (open_now, left_ns) in clients.items():
+            cell = cells.setdefault(client, ClientCells())
+            cell.open += open_now
+            cell.left_ns = max(cell.left_ns, left_ns)
+    other = cells.pop(None, None)
+    largest = sorted(cells.items(), key=lambda item: (-bool(item[1].open), -item[1].left_ns))
+    if len(largest) > MAX_CLIENTS:
+        other = other or ClientCells()
+    shown: list[tuple[Any, ClientCells]] = [*largest[:MAX_CLIENTS]]
+    return [*shown, (None, other)] if other is not None else shown
+
+
+# --- consumers -------------------------------------------------------------------------------------------------------
+
+
+def _later(one: Log, other: Log) -> Log:
+    """What two workers know of a log's end: the later report, and the marks and earlier ends of both."""
+    late, early = (one, other) if one.reported_ns >= other.reported_ns else (other, one)
+    log = Log()
+    log.high_watermark, log.reported_ns = late.high_watermark, late.reported_ns
+    log.marks.extend(sorted({*late.marks, *early.marks}))
+    ends: dict[int, int] = {}
+    for end, at_ns in (*early.ends, *late.ends, (early.high_watermark, early.reported_ns)):
+        if end < log.high_watermark:
+            ends[end] = max(at_ns, ends.get(end, 0))
+    log.ends.extend(sorted(ends.items()))
+    return log
+
+
+def _lags(topics: Topics, name: str, latest: dict[Place, Any], living: Iterable[dict[Place, Any]]) -> Lags:
+    """The consumers of a cluster, wherever they are connected."""
+    lags = Lags(topics)
+    for (_, _, (topic, partition)), log in _paths(latest, LOG, name):
+        key = (topics.names.get(topic, topic) if not isinstance(topic, str) else topic), partition
+        lags.logs[key] = _later(lags.logs[key], log) if key in lags.logs else log
+    for (_, _, (group, (topic, partition))), position in _paths(latest, COMMITTED, name):
+        key = (topics.names.get(topic, topic) if not isinstance(topic, str) else topic), partition
+        lags.committed[group, key] = _dated(lags, key, position)
+    for source in living:
+        for _, (client_id, asked_ns, positions, left) in _paths(source, FETCHING, name):
+            fetching = Fetching(lags)
+            fetching.client_id, fetching.asked_ns = client_id, asked_ns
+            fetching.positions, fetching.left = positions, left
+            lags.fetching.add(fetching)
+    return lags
+
+
+def _paths(source: dict[Place, Any], kind: str, cluster: str) -> Iterator[tuple[Any, Any]]:
+    return ((path, value) for path, value in source.items() if path[0] == kind and path[1] == cluster)
+
+
+def _dated(lags: Lags, key: Any, position: Position) -> Position:
+    """A commit whose worker did not see the records: another one may have, and knows when they were written."""
+    if position.written_ms > 0:
+        return position
+    return lags.position(key, position.offset, position.reported_ns)

@@ -1,0 +1,167 @@
+"""Cells of several processes as one: what a scrape of all shows is what one process would have counted."""
+
+import asyncio
+import pickle
+
+from kproxy.metrics import Metrics
+from kproxy.metrics.collector import registry_of
+from kproxy.metrics.exposition import render
+from kproxy.metrics.named import EXPIRY_NS, MAX_TOPICS
+from kproxy.metrics.published import Published
+from kproxy.metrics.shared import Shared
+from kproxy.metrics.tls import TlsSide
+from kproxy.wire.bodies import Found, Sums
+from kproxy.wire.events import ClientNamed
+from tests.metrics.test_metrics import PRODUCE, busy_metrics, consumed, exchange, info
+
+
+def told(published, with_lags=True):
+    """What a worker sends, through a pickle as on its way."""
+
+    async def all_of_it():
+        return [change async for changes in published.changes(with_lags) for change in changes]
+
+    return pickle.loads(pickle.dumps(asyncio.run(all_of_it())))
+
+
+def samples(metrics):
+    lines = render(registry_of(metrics))[0].decode().splitlines()
+    found = (line.rsplit(" ", 1) for line in lines if line.startswith("kproxy_"))
+    return {name: float(value) for name, value in found if "_age" not in name and "start_time" not in name}
+
+
+def produced(metrics, topics, size=1000):
+    connection = metrics.connection(info(), "main", "1", topics=True)
+    for topic in topics:
+        body = Found()
+        body.sums = [Sums(topic, None, size, 1, 1, 1)]
+        connection.events([exchange(PRODUCE, request_start=metrics.now_ns(), request_body=body)])
+    return connection
+
+
+def test_one_worker_shown_by_its_parent_is_what_it_would_show_itself():
+    own = Metrics()
+    worker = busy_metrics()
+    own.started_ns, own.clock_offset_ns = worker.started_ns, worker.clock_offset_ns
+    own.upstream("default", (), worker.clusters["default"].upstream.state)
+    for name, side in worker.cluster("default").tls.items():  # certificates: every process has loaded them
+        own.cluster("default").tls[name] = TlsSide(tuple(side.results), side.expiries)
+    shared = Shared(own)
+    shared.take(1, told(Published(worker)))
+    alone, seen = samples(worker), samples(shared.merged())
+    apart = {name for name in alone if name.startswith(("kproxy_worker", "kproxy_connection_limit"))}
+    wrong = {name: (value, seen.get(name)) for name, value in alone.items() if seen.get(name) != value}
+    assert not set(wrong) - apart
+    assert len(alone) > 500
+
+
+def test_two_workers_add_up_and_the_counters_of_one_that_is_gone_stay():
+    shared = Shared(Metrics())
+    first, second = busy_metrics(), busy_metrics()
+    shared.take(1, told(Published(first)))
+    one = samples(shared.merged())
+    shared.take(2, told(Published(second)))
+    both = samples(shared.merged())
+    name = next(each for each in one if each.startswith("kproxy_requests_total") and one[each] > 1)
+    assert both[name] == 2 * one[name]
+    shared.gone(1)
+    left = samples(shared.merged())
+    gauges = ("kproxy_open", "kproxy_inflight", "kproxy_worker", "kproxy_client", "kproxy_consumer", "kproxy_tls_cert")
+    assert not {
+        each: value for each, value in both.items() if left.get(each, 0) < value and not each.startswith(gauges)
+    }
+    open_now = [each for each in one if each.startswith("kproxy_open_connections")]
+    assert sum(left[each] for each in open_now) == sum(one[each] for each in open_now)
+    lost = sum(value for each, value in left.items() if 'cause="worker_lost"' in each and "disconnects" in each)
+    assert lost == sum(one[each] for each in open_now)
+
+
+def test_only_what_has_changed_is_sent():
+    metrics = busy_metrics()
+    published = Published(metrics)
+    assert len(told(published)) >= 20
+    again = told(published, with_lags=False)
+    assert {place[0] for place, _ in again} <= {"process"}
+    connection = metrics.connection(info(), "main", "1")
+    told(published, with_lags=False)
+    connection.events([exchange(PRODUCE)])
+    kinds = [place[0] for place, _ in told(published, with_lags=False)]
+    assert kinds.count("api") == 1
+    assert len(kinds) <= 4
+
+
+def test_topics_of_all_workers_have_one_limit_and_no_count_goes_back():
+    shared = Shared(Metrics())
+    first, second = Metrics(), Metrics()
+    of_first, of_second = Published(first), Published(second)
+    produced(first, [f"first-{number}" for number in range(MAX_TOPICS)])
+    produced(second, [f"second-{number}" for number in range(100)], size=500)
+    shared.take(1, told(of_first))
+    shared.take(2, told(of_second))
+
+    def topics():
+        shown = samples(shared.merged())
+        return {each: value for each, value in shown.items() if each.startswith("kproxy_topic_bytes_total")}
+
+    before = topics()
+    assert len(before) == MAX_TOPICS + 1
+    assert sum(before.values()) == MAX_TOPICS * 1000 + 100 * 500
+    (other,) = (value for each, value in before.items() if 'topic="other"' in each)
+    assert other == 100 * 500
+    produced(second, ["second-7"], size=10_000)
+    shared.take(2, told(of_second))
+    shared.gone(1)  # its topics stay: a replacement will meet them again
+    after = topics()
+    assert sum(after.values()) == sum(before.values()) + 10_000
+    assert all(after.get(each, 0) >= value for each, value in before.items())
+    third = Metrics()
+    produced(third, ["first-3"])
+    shared.take(1, told(Published(third)))
+    (name,) = (each for each in before if 'topic="first-3"' in each)
+    assert topics()[name] == 2000
+
+
+def test_topics_of_a_worker_that_is_gone_are_forgotten_when_nobody_names_them():
+    own = Metrics()
+    shared = Shared(own)
+    worker = Metrics()
+    produced(worker, ["old"])
+    shared.take(1, told(Published(worker)))
+    shared.gone(1)
+    assert any('topic="old"' in each for each in samples(shared.merged()))
+    own.clock_offset_ns += EXPIRY_NS + 10**10
+    assert not any('topic="old"' in each for each in samples(shared.merged()))
+
+
+def test_a_group_is_behind_whoever_saw_the_end_of_the_log():
+    """One worker has the consumer's coordinator connection, the other its fetches."""
+    alone, fetches, commits = Metrics(), Metrics(), Metrics()
+    now_ns = alone.now_ns()
+    fetches.clock_offset_ns = commits.clock_offset_ns = alone.clock_offset_ns
+    for metrics, some in ((alone, slice(None)), (fetches, slice(0, -1)), (commits, slice(-1, None))):
+        connection = metrics.connection(info(), "main", "2", topics=True)
+        connection.events([*consumed(now_ns, now_ns // 10**6 + 86_400_000)][some])
+    own = Metrics()
+    own.clock_offset_ns = alone.clock_offset_ns
+    shared = Shared(own)
+    shared.take(1, told(Published(fetches)))
+    shared.take(2, told(Published(commits)))
+
+    def lags(metrics):
+        return {
+            each: value for each, value in samples(metrics).items() if "lag_records" in each or "lag_seconds{" in each
+        }
+
+    expected = {each: value for each, value in lags(alone).items() if "loop" not in each}
+    assert any("group=" in each for each in expected)
+    assert lags(shared.merged()) == expected
+
+
+def test_clients_go_with_their_worker():
+    shared = Shared(Metrics())
+    worker = Metrics()
+    worker.connection(info(), "main", "1").events([ClientNamed("shop", "a-client", "1.2", worker.now_ns())])
+    shared.take(1, told(Published(worker)))
+    assert any("kproxy_client_info" in each for each in samples(shared.merged()))
+    shared.gone(1)
+    assert not any("kproxy_client_info" in each for each in samples(shared.merged()))
