@@ -90,6 +90,7 @@ class Shared:
         merged.workers = self.workers
         merged.worker_usage = _usage(living, gone)
         merged.worker_restarts = self.restarts
+        merged.reloads = own.reloads
         sums: dict[Place, Any] = {}
         for source in (self._own_units(), gone, *living.values()):
             for path, value in source.items():

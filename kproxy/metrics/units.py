@@ -24,6 +24,7 @@ _NOT_SUMS: dict[type, set[str]] = {
         "workers",
         "worker_restarts",
         "worker_usage",
+        "reloads",
     },
     ClusterCells: {"cluster", "brokers", "topics", "lags", "clients", "upstream"},
     BrokerCells: {"cluster", "broker", "live", "apis", "by_plan"},

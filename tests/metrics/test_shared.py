@@ -49,7 +49,7 @@ def test_one_worker_shown_by_its_parent_is_what_it_would_show_itself():
     shared = Shared(own)
     shared.take(1, told(Published(worker)))
     alone, seen = samples(worker), samples(shared.merged())
-    apart = {name for name in alone if name.startswith(("kproxy_worker", "kproxy_connection_limit"))}
+    apart = {name for name in alone if name.startswith(("kproxy_worker", "kproxy_connection_limit", "kproxy_config"))}
     wrong = {name: (value, seen.get(name)) for name, value in alone.items() if seen.get(name) != value}
     assert not set(wrong) - apart
     assert len(alone) > 500
