@@ -24,6 +24,7 @@ _MODULE_OF = {
     "users": "kproxy.cli.users",
     "convert": "kproxy.cli.convert",
     "spark": "kproxy.cli.spark_group",
+    "ctl": "kproxy.cli.ctl",
     "decode": "kproxy.cli.decode",
     "demo": "kproxy.cli.demo",
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kproxy.cli import check, cli, compat, convert, decode, demo, doctor, run, spark_group, users
+from kproxy.cli import check, cli, compat, convert, ctl, decode, demo, doctor, run, spark_group, users
 from tests import captures
 
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
@@ -98,6 +98,7 @@ def test_every_command_is_a_file_and_listed_with_its_help():
         assert f"_KPROXY_COMPLETE={shell}_source" in listed
     files = {
         convert: "convert",
+        ctl: "ctl",
         decode: "decode",
         demo: "demo",
         run: "run",

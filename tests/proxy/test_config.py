@@ -282,7 +282,7 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     whole = above + mark + re.sub(r"^# (?=\[|\w+ = )", "", below, flags=re.MULTILINE)
     document = tomllib.loads(whole)
     assert len(load(written(tmp_path, whole)).clusters) == len(document["cluster"])
-    left_out = {"clusters", "record", "max_connections", "upstream_mark", "audit", "admin_token_file"}
+    left_out = {"clusters", "record", "max_connections", "upstream_mark", "audit", "admin_token_file", "admin_tls"}
     assert document.keys() - {"cluster"} == Config.model_fields.keys() - left_out
     assert "\n# upstream_mark = " in file.read_text()
     assert "\n# audit = " in file.read_text()

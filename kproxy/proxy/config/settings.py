@@ -154,6 +154,7 @@ class Config(Frozen):
     clusters: Annotated[tuple[Cluster, ...], Field(validation_alias="cluster")]  # as the file calls them, and only so
     admin: Annotated[Address, BeforeValidator(_admin)] | None = None  # no host: this machine alone
     admin_token_file: Path | None = None  # who asks the admin port needs what is in it, but for /health and /ready
+    admin_tls: ClientTls | None = None  # the admin port speaks TLS
     admin_open_metrics: bool = False  # /metrics needs it not
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1  # processes that relay
     max_connections: Annotated[int, Field(ge=1)] | None = None  # 10,000, or as many as open files allow

@@ -18,7 +18,6 @@ import html
 import json
 import logging
 import socket
-import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from kproxy import __version__
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.control.admin_guard import Guard
 from kproxy.proxy.control.tasks import Tasks
+from kproxy.proxy.relay.contexts import CHECK_S, Reloading
 from kproxy.proxy.relay.listeners import Gate, Listener, resolve
 
 # While two threads want the interpreter, one gets it back after this long. Python's 5 ms, times the system calls of the
@@ -83,7 +83,7 @@ class Admin:
     actions: name -> what POST /api/<name> does, with the query's parameters and those of a JSON object in the body; the
     only requests that change something. ValueError: bad parameters.
     streams: the same, for what is sent as JSON lines until it ends or nobody reads it.
-    guard: who may ask. tls: what gives the context of each new connection; None: plain HTTP.
+    guard: who may ask. tls: the context of new connections, followed while this runs; None: plain HTTP.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Admin:
         actions: Mapping[str, Action] | None = None,
         streams: Mapping[str, Callable[[Query], Lines]] | None = None,
         guard: Guard | None = None,
-        tls: Callable[[], ssl.SSLContext] | None = None,
+        tls: Reloading | None = None,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._host = host
@@ -137,6 +137,13 @@ class Admin:
         except OSError:
             await self.stop()
             raise
+        if self._tls is not None:
+            self._tasks.spawn(self._follow_files(self._tls))
+
+    async def _follow_files(self, tls: Reloading) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await asyncio.to_thread(tls.reload)
 
     async def stop(self) -> None:
         self.gate.close()
@@ -174,7 +181,7 @@ class Admin:
             if self._tls is None:
                 await loop.connect_accepted_socket(lambda: connection, client)
             else:
-                context = self._tls()
+                context = self._tls.context
                 await loop.connect_accepted_socket(
                     lambda: connection, client, ssl=context, ssl_handshake_timeout=REQUEST_S
                 )

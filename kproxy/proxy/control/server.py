@@ -20,6 +20,7 @@ from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.config.tls import ClientTls
 from kproxy.proxy.control import descriptors, parameters
 from kproxy.proxy.control.broker_ports import MAX_BROKERS
 from kproxy.proxy.control.changes import Changes, same_upstream
@@ -39,6 +40,7 @@ from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
     from kproxy.proxy.control.admin import Admin, Query
+    from kproxy.proxy.relay.contexts import Reloading
     from kproxy.tables.recorder import Recorder
 
 MAX_ROWS = 10_000  # of /api/connections in one answer
@@ -185,6 +187,7 @@ class Server:
             },
             actions={**operator.actions, "reload": self._api_reload},
             streams=operator.streams,
+            tls=_admin_tls(self.config.admin_tls) if self.config.admin_tls is not None else None,
             guard=Guard(token, open_metrics=self.config.admin_open_metrics),
             max_connections=shares.admin,
         )
@@ -429,6 +432,12 @@ class Server:
         for start in range(first, min(first + limit, len(relays)), _ROWS_PER_SLICE):
             end = min(start + _ROWS_PER_SLICE, first + limit)
             yield [connection_row(relay) for relay in relays[start:end] if not relay.closed]
+
+
+def _admin_tls(settings: ClientTls) -> "Reloading":
+    from kproxy.proxy.relay import contexts
+
+    return contexts.Reloading("admin", lambda: contexts.for_clients(settings, None, "admin_tls"))
 
 
 def _recorder(config: Config, worker: int | None) -> "Recorder":

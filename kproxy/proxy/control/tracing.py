@@ -282,10 +282,10 @@ class Traces:
                 trace.watch(relay)
 
     def take(self, name: str) -> tuple[list[Captured], int, int]:
-        """(what has passed, how much was left out so far, how many connections are watched); ValueError: no such."""
+        """(what has passed, how much was left out so far, how many connections are watched)"""
         trace = self._traces.get(name)
-        if trace is None:
-            raise ValueError("the trace has ended: nobody read it")
+        if trace is None:  # this process is younger than the trace
+            return [], 0, 0
         return trace.take(), trace.dropped, trace.watched
 
     def stop(self, name: str) -> None:

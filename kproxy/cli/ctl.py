@@ -1,0 +1,313 @@
+"""`kproxy ctl`: the options of asking a kproxy that runs. The work is that of its admin API; see docs/admin.md."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from kproxy.proxy.control.asking import AdminPort
+
+_PAGE = 10_000
+_COLUMNS = ("number", "cluster", "listener", "client", "principal", "client_id", "software", "tls", "broker", "age")
+_COUNTS = ("requests", "requests_pending", "bytes_in", "bytes_out")
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, as the admin API answers.")
+
+
+@click.group()
+@click.option(
+    "-a",
+    "--admin",
+    metavar="[http[s]://][HOST:]PORT",
+    default="localhost:9600",
+    show_default=True,
+    help="Where it answers: what its --admin says, from here.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="KPROXY_ADMIN_TOKEN_FILE",
+    metavar="FILE",
+    help="The token that it wants. Also KPROXY_ADMIN_TOKEN_FILE.",
+)
+@click.option(
+    "--ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Who vouches for its certificate; implies https.",
+)
+@click.pass_context
+def ctl(context: click.Context, admin: str, token_file: Path | None, ca: Path | None) -> None:
+    """Ask a kproxy that runs, and change what it does.
+
+    \b
+    What it is doing, and for whom:
+      kproxy ctl status
+      kproxy ctl connections
+      kproxy ctl requests 17
+    \b
+    The frames of one client, decoded, as they pass; secrets and records are left out:
+      kproxy ctl trace --client 10.0.0.7
+    \b
+    Another one than that of this machine:
+      kproxy ctl -a https://kproxy-1:9600 --token-file token --ca ca.pem status
+    """
+
+    def port() -> "AdminPort":
+        from kproxy.proxy.control.asking import AdminPort
+
+        return AdminPort(admin, token_file, ca)
+
+    context.obj = port
+
+
+@ctl.command()
+@as_json
+@click.pass_obj
+def status(port: "Callable[[], AdminPort]", as_json: bool) -> None:
+    """Whether it is ready, how many connections it has, since when it runs.
+
+    \b
+      kproxy ctl status
+      kproxy ctl status --json | jq .ready
+    """
+    answer = port().get("/api/status")
+    if as_json:
+        _print(answer)
+        return
+    from kproxy.views import operator as view
+
+    started = (time.time_ns() - answer.pop("started_ns")) / 1e9
+    view.show_values({**answer, "running for": view.age(started)})
+
+
+@ctl.command()
+@click.option("--cluster", metavar="NAME", help="Only those of this cluster.")
+@click.option("--client", metavar="TEXT", help="Only those whose address, client id or principal contains this.")
+@as_json
+@click.pass_obj
+def connections(port: "Callable[[], AdminPort]", cluster: str | None, client: str | None, as_json: bool) -> None:
+    """Open connections, the oldest first: who, since when, to which broker, how much.
+
+    \b
+      kproxy ctl connections
+      kproxy ctl connections --client orders-service
+    """
+    admin, rows, after = port(), [], 0
+    while page := admin.get("/api/connections", limit=_PAGE, after=after):
+        rows += [row for row in page if _matches(row, cluster, client)]
+        after = max(row["number"] for row in page)
+        if len(page) < _PAGE:
+            break
+    if as_json:
+        _print(rows)
+        return
+    from kproxy.views import operator as view
+
+    view.show_table(view.connections(rows, time.time_ns()), (*_COLUMNS, *_COUNTS), "no connections")
+
+
+def _matches(row: dict[str, Any], cluster: str | None, client: str | None) -> bool:
+    named = any(client in str(row[name]) for name in ("client", "client_id", "principal")) if client else True
+    return named and cluster in (None, row["cluster"])
+
+
+@ctl.command()
+@click.argument("connection", type=int)
+@as_json
+@click.pass_obj
+def requests(port: "Callable[[], AdminPort]", connection: int, as_json: bool) -> None:
+    """The requests in flight of a connection: which API, and for how long.
+
+    \b
+    CONNECTION is a number of `kproxy ctl connections`:
+      kproxy ctl requests 17
+    """
+    rows = port().get("/api/requests", connection=connection)
+    if as_json:
+        _print(rows)
+        return
+    from kproxy.views import operator as view
+
+    columns = ("number", "api", "version", "correlation_id", "client_id", "bytes", "pending_s", "answer_begun")
+    view.show_table(rows, columns, "no requests in flight")
+
+
+@ctl.command()
+@click.argument("connection", type=int)
+@as_json
+@click.pass_obj
+def close(port: "Callable[[], AdminPort]", connection: int, as_json: bool) -> None:
+    """Close a connection now, whatever is under way. `drain` lets its requests finish first.
+
+    \b
+      kproxy ctl close 17
+    """
+    _done(port().post("/api/close", connection=connection), as_json, "closed", f"connection {connection} is not open")
+
+
+@ctl.command()
+@click.option("--connection", type=int, metavar="NUMBER", help="One connection.")
+@click.option("--cluster", metavar="NAME", help="All connections of a cluster.")
+@click.option("--all", "everything", is_flag=True, help="All connections.")
+@as_json
+@click.pass_obj
+def drain(
+    port: "Callable[[], AdminPort]", connection: int | None, cluster: str | None, everything: bool, as_json: bool
+) -> None:
+    """Let connections end between two requests; their clients come back at once, as new connections.
+
+    \b
+      kproxy ctl drain --connection 17
+      kproxy ctl drain --cluster orders
+    """
+    if (connection is not None) + (cluster is not None) + everything != 1:
+        raise click.UsageError("say what is drained: --connection NUMBER, --cluster NAME, or --all")
+    answer = port().post("/api/drain", connection=connection, cluster=cluster, all="yes" if everything else None)
+    _done(answer, as_json, "draining", f"connection {connection} is not open")
+
+
+@ctl.command("log-level")
+@click.argument("level", required=False, type=click.Choice(("debug", "info", "warning", "error")))
+@as_json
+@click.pass_obj
+def log_level(port: "Callable[[], AdminPort]", level: str | None, as_json: bool) -> None:
+    """Show from which level on it logs, or change it until it ends.
+
+    \b
+      kproxy ctl log-level
+      kproxy ctl log-level debug
+    """
+    answer = port().get("/api/log-level") if level is None else port().post("/api/log-level", level=level)[1]
+    if as_json:
+        _print(answer)
+    else:
+        click.echo(answer["level"])
+
+
+@ctl.command()
+@as_json
+@click.pass_obj
+def brokers(port: "Callable[[], AdminPort]", as_json: bool) -> None:
+    """The brokers of each cluster: their ports here, and where they are.
+
+    \b
+      kproxy ctl brokers
+    """
+    clusters = port().get("/api/clusters")
+    if as_json:
+        _print(clusters)
+        return
+    from kproxy.views import operator as view
+
+    rows = [
+        {"cluster": cluster["name"], "broker": node_id, **broker}
+        for cluster in clusters
+        for node_id, broker in cluster["brokers"].items()
+    ]
+    view.show_table(rows, ("cluster", "broker", "port", "upstream"), "no brokers are known yet")
+
+
+@ctl.command()
+@as_json
+@click.pass_obj
+def policy(port: "Callable[[], AdminPort]", as_json: bool) -> None:
+    """The rules and limits of each cluster, as they are in force.
+
+    \b
+      kproxy ctl policy --json
+    """
+    answer = port().get("/api/policy")
+    if as_json:
+        _print(answer)
+        return
+    from kproxy.views import operator as view
+
+    for cluster in answer:
+        view.show_values(cluster)
+
+
+@ctl.command()
+@as_json
+@click.pass_obj
+def reload(port: "Callable[[], AdminPort]", as_json: bool) -> None:
+    """Have it read its settings again; what is wrong changes nothing, and is told.
+
+    \b
+      kproxy ctl reload
+    """
+    status, answer = port().post("/api/reload")
+    if as_json:
+        _print(answer)
+    else:
+        from kproxy.views import operator as view
+
+        view.show_values(answer)
+    if status >= 400:
+        sys.exit(2)
+
+
+@ctl.command()
+@click.option("--connection", type=int, metavar="NUMBER", help="A connection, of `kproxy ctl connections`.")
+@click.option("--client", metavar="ADDRESS", help="All connections of an address, also later ones.")
+@click.option("--seconds", type=click.IntRange(1, 3600), default=60, show_default=True, help="At most so long.")
+@click.option("--frames", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="At most so many.")
+@click.option("--bytes", "size", type=click.IntRange(1), help="At most so many bytes of frames. Default: 16 MiB.")
+@as_json
+@click.pass_obj
+def trace(
+    port: "Callable[[], AdminPort]",
+    connection: int | None,
+    client: str | None,
+    seconds: int,
+    frames: int,
+    size: int | None,
+    as_json: bool,
+) -> None:
+    """Print the frames of a client as they pass, decoded as `kproxy decode` does.
+
+    SASL tokens, passwords, HMACs and records never leave kproxy. Traffic does not wait for a trace: what it cannot keep
+    up with is left out, and counted.
+
+    \b
+      kproxy ctl trace --client 10.0.0.7
+      kproxy ctl trace --connection 17 --seconds 5 --json
+    """
+    if (connection is None) == (client is None):
+        raise click.UsageError("say what is traced: --connection NUMBER or --client ADDRESS")
+    asked = {"connection": connection, "client": client, "seconds": seconds, "frames": frames, "bytes": size}
+    lines = port().stream("/api/trace", **asked)
+    try:
+        if as_json:
+            for line in lines:
+                click.echo(json.dumps(line))
+            return
+        from kproxy.views import operator as view
+
+        shown = view.Frames()
+        for line in lines:
+            shown.show(line)
+    except KeyboardInterrupt:
+        pass
+
+
+def _print(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def _done(answer: tuple[int, Any], as_json: bool, what: str, nothing: str) -> None:
+    """Say how many connections were meant; exit status 1 where there was none."""
+    status, value = answer
+    if as_json:
+        _print(value)
+    elif status < 400:
+        click.echo(f"{what}: {value[what]}")
+    else:
+        click.echo(nothing, err=True)
+    if status >= 400:
+        sys.exit(1)

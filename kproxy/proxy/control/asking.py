@@ -1,0 +1,128 @@
+"""Asks the admin port of a kproxy that runs: the other side of `admin.py`, on the standard library alone.
+
+A fault is a KproxyError that says what can be done: nobody listens, a token is missing, TLS is spoken there. Bounded:
+an answer of MAX_ANSWER bytes, TIMEOUT_S without a byte. Refuses to know what is asked, and how answers look.
+"""
+
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kproxy.errors import KproxyError
+
+DEFAULT = "localhost:9600"
+MAX_ANSWER = 256 * 1024 * 1024
+MAX_LINE = 16 * 1024 * 1024
+TIMEOUT_S = 30.0
+
+
+class AdminPort:
+    """address: [http[s]://]HOST:PORT, or a port of this machine. token: what a token file holds. ca: implies TLS."""
+
+    def __init__(self, address: str, token_file: Path | None = None, ca: Path | None = None) -> None:
+        address = address.strip().rstrip("/")
+        if address.isdigit() or address.startswith(":"):
+            address = f"localhost:{address.lstrip(':')}"
+        if "://" not in address:
+            address = f"{'https' if ca is not None else 'http'}://{address}"
+        self.url = address
+        self._headers = {"X-Kproxy": "ctl", "Accept": "application/json"}
+        if token_file is not None:
+            try:
+                self._headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
+            except (OSError, UnicodeDecodeError) as fault:
+                raise KproxyError(f"{token_file} holds no token: {getattr(fault, 'strerror', None) or fault}") from None
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if address.startswith("https"):
+            try:
+                context = ssl.create_default_context(cafile=None if ca is None else str(ca))
+            except OSError as fault:
+                raise KproxyError(f"{ca} holds no certificates of a CA: {fault}") from None
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        """What GET answers, as JSON. Raises KproxyError."""
+        query = urllib.parse.urlencode({name: value for name, value in parameters.items() if value is not None})
+        with self._open("GET", f"{path}?{query}" if query else path) as answer:
+            return self._json(answer)
+
+    def post(self, path: str, **parameters: Any) -> tuple[int, Any]:
+        """(HTTP status, what POST answers as JSON); the parameters that are None are left out. Raises KproxyError."""
+        try:
+            with self._open("POST", path, parameters) as answer:
+                return answer.status, self._json(answer)
+        except _Answered as refusal:
+            return refusal.status, refusal.value
+
+    def stream(self, path: str, **parameters: Any) -> Iterator[Any]:
+        """The lines that POST answers with, each as it comes; empty ones left out. Raises KproxyError."""
+        with self._open("POST", path, parameters) as answer:
+            try:
+                while line := answer.readline(MAX_LINE):
+                    if line.strip():
+                        yield json.loads(line)
+            except (OSError, http.client.HTTPException) as fault:
+                raise KproxyError(f"{self.url} stopped answering: {fault or type(fault).__name__}") from None
+
+    def _open(self, method: str, path: str, parameters: dict[str, Any] | None = None) -> Any:
+        body = None
+        if parameters is not None:
+            body = json.dumps({name: value for name, value in parameters.items() if value is not None}).encode()
+        try:
+            asked = urllib.request.Request(f"{self.url}{path}", body, self._headers, method=method)
+            return self._opener.open(asked, timeout=TIMEOUT_S)
+        except urllib.error.HTTPError as refusal:
+            raise self._refused(refusal) from None
+        except urllib.error.URLError as fault:
+            raise KproxyError(f"{self.url} cannot be asked: {_why(fault.reason)}") from None
+        except (OSError, http.client.HTTPException, ValueError) as fault:
+            raise KproxyError(f"{self.url} cannot be asked: {_why(fault)}") from None
+
+    def _refused(self, refusal: urllib.error.HTTPError) -> KproxyError:
+        text = refusal.read(64 * 1024).decode(errors="replace").strip()
+        if refusal.code == 401:
+            return KproxyError(f"{self.url} wants its token: --token-file FILE, or KPROXY_ADMIN_TOKEN_FILE")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return KproxyError(f"{self.url}: {text or refusal.reason}")
+        return _Answered(refusal.code, value)
+
+    def _json(self, answer: Any) -> Any:
+        try:
+            data = answer.read(MAX_ANSWER + 1)
+            if len(data) > MAX_ANSWER:
+                raise KproxyError(f"{self.url} answers with more than {MAX_ANSWER} bytes")
+            return json.loads(data)
+        except (OSError, http.client.HTTPException) as fault:
+            raise KproxyError(f"{self.url} stopped answering: {fault or type(fault).__name__}") from None
+        except ValueError:
+            raise KproxyError(f"{self.url} is no admin port of kproxy: what it answers is not JSON") from None
+
+
+class _Answered(KproxyError):
+    """A refusal that says more than a line."""
+
+    def __init__(self, status: int, value: Any) -> None:
+        self.status = status
+        self.value = value
+        super().__init__(json.dumps(value))
+
+
+def _why(fault: Any) -> str:
+    if isinstance(fault, ConnectionRefusedError):
+        return "nobody listens there; kproxy run --admin HOST:PORT opens that port"
+    if isinstance(fault, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({fault.verify_message}): give --ca FILE"
+    if isinstance(fault, ssl.SSLError):
+        return f"TLS failed ({fault.reason or fault}): is it http://?"
+    if isinstance(fault, http.client.HTTPException):
+        return "it does not answer with HTTP: does it speak TLS (https://), or Kafka?"
+    return str(getattr(fault, "strerror", None) or fault or type(fault).__name__)

@@ -1,0 +1,160 @@
+"""`kproxy ctl` against a kproxy that runs: the commands as one types them, and what they say where it cannot be."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+from click.testing import CliRunner
+
+from kproxy.cli import ctl
+from kproxy.views.operator import age
+from tests.certificates import Authority
+from tests.ports import free_ports
+from tests.wire.playbook import request, response
+
+HOST = "127.0.0.1"
+KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
+HEARTBEAT, API_VERSIONS, METADATA = 12, 18, 3
+COMMANDS = ("status", "connections", "requests", "close", "drain", "log-level", "brokers", "policy", "reload", "trace")
+
+
+@contextmanager
+def running(folder, settings=""):
+    """A kproxy with a broker that is silent but for its first two answers; gives (broker's socket, port, admin's)."""
+    port = free_ports(6)
+    broker = socket.create_server((HOST, 0))
+    broker.settimeout(20)
+    file = folder / "kproxy.toml"
+    file.write_text(
+        f'admin = "{HOST}:{port + 5}"\n{settings}\n[[cluster]]\nlisten = "{HOST}:{port}"\n'
+        f'bootstrap = ["{HOST}:{broker.getsockname()[1]}"]\n'
+    )
+    process = subprocess.Popen([*KPROXY, "run", "--config", str(file)], stderr=subprocess.PIPE, text=True)
+    try:
+        asks, _ = broker.accept()
+        frame(asks)
+        asks.sendall(response(API_VERSIONS, 0, 18, {"apiKeys": [{"apiKey": 3, "minVersion": 0, "maxVersion": 12}]}))
+        frame(asks)
+        named = {"brokers": [{"nodeId": 1, "host": HOST, "port": broker.getsockname()[1]}]}
+        asks.sendall(response(METADATA, 12, 3, named))
+        yield broker, port, port + 5
+    finally:
+        process.terminate()
+        print(process.communicate(timeout=30)[1])
+        broker.close()
+
+
+def frame(sock):
+    head = sock.recv(4, socket.MSG_WAITALL)
+    return head + sock.recv(int.from_bytes(head), socket.MSG_WAITALL)
+
+
+def asked(*arguments, status=0):
+    done = subprocess.run([*KPROXY, "ctl", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def kproxy(tmp_path_factory):
+    """One with TLS and a token, and a client that waits for an answer; gives (options, client, broker's end)."""
+    folder = tmp_path_factory.mktemp("ctl")
+    authority = Authority(folder)
+    certificate = authority.server()
+    token = folder / "token"
+    token.write_text("s3cret-token\n")
+    tls = "\n".join(f'{name} = "{value}"' for name, value in certificate.settings().items())
+    settings = f'admin_token_file = "{token}"\n[admin_tls]\n{tls}\n'
+    with running(folder, settings) as (broker, port, admin):
+        options = ("-a", f"https://localhost:{admin}", "--token-file", str(token), "--ca", str(certificate.ca))
+        wait_until(lambda: json.loads(asked(*options, "status", "--json"))["ready"])
+        client = socket.create_connection((HOST, port))
+        named = {"clientSoftwareName": "tester", "clientSoftwareVersion": "1.2"}
+        client.sendall(request(API_VERSIONS, 3, 1, named, client="orders-7"))
+        end, _ = broker.accept()
+        frame(end)
+        yield options, client, end, token, admin
+
+
+def wait_until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_what_a_kproxy_is_doing(kproxy):
+    options = kproxy[0]
+    assert "ready: true" in asked(*options, "status")
+    table = asked(*options, "connections")
+    assert all(text in table for text in ("orders-7", "tester 1.2", "User:ANONYMOUS", "bootstrap"))
+    (row,) = json.loads(asked(*options, "connections", "--client", "orders", "--json"))
+    assert asked(*options, "connections", "--client", "nobody").strip() == "no connections"
+    assert "ApiVersions" in asked(*options, "requests", str(row["number"]))
+    (brokers,) = json.loads(asked(*options, "brokers", "--json"))
+    assert "1" in brokers["brokers"] and HOST in asked(*options, "brokers")
+    assert json.loads(asked(*options, "policy", "--json")) == [{"cluster": "default", "policy": [], "limits": {}}]
+    assert asked(*options, "log-level", "debug").strip() == "debug" == asked(*options, "log-level").strip()
+    asked(*options, "log-level", "info")
+
+
+def test_frames_as_they_pass(kproxy):
+    options, client, end, _, _ = kproxy
+    (row,) = json.loads(asked(*options, "connections", "--json"))
+    number = str(row["number"])
+    tracing = subprocess.Popen(
+        [*KPROXY, "ctl", *options, "trace", "--connection", number, "--frames", "2"], stdout=subprocess.PIPE, text=True
+    )
+    assert "tracing" in tracing.stdout.readline()
+    client.sendall(request(HEARTBEAT, 4, 2, {"groupId": "billing\x1b[2J"}, client="orders-7"))
+    frame(end)
+    end.sendall(response(API_VERSIONS, 3, 1, {"apiKeys": []}) + response(HEARTBEAT, 4, 2, {"errorCode": 25}))
+    text, _ = tracing.communicate(timeout=30)
+    assert "-> Heartbeat request v4  correlation id 2  client orders-7" in text
+    assert "billing\\x1b[2J" in text and "\x1b" not in text
+    assert "<- ApiVersions response v3" in text and "number of frames" in text
+
+
+def test_what_is_not_there_is_said_with_what_can_be_done(kproxy):
+    options, _, _, token, admin = kproxy
+    assert "connection 999 is not open" in asked(*options, "close", "999", status=1)
+    assert "say what is drained" in asked(*options, "drain", status=2)
+    assert "say what is traced" in asked(*options, "trace", status=2)
+    assert "cluster='none' is none of default" in asked(*options, "drain", "--cluster", "none", status=2)
+    assert "wants its token" in asked(*options[:2], *options[4:], "status", status=2)
+    assert "is not trusted" in asked(*options[:2], "--token-file", str(token), "status", status=2)
+    assert "https://" in asked("-a", f"localhost:{admin}", "status", status=2)
+    port = free_ports(1)
+    assert "nobody listens there" in asked("-a", f":{port}", "status", status=2)
+    assert "holds no token" in asked("-a", f":{port}", "--token-file", str(token) + "x", "status", status=2)
+
+
+def test_a_connection_is_drained_and_then_there_is_none(kproxy):
+    options, client, end, _, _ = kproxy
+    assert asked(*options, "drain", "--all").strip() == "draining: 1"
+    client.settimeout(20)
+    while client.recv(1 << 16):
+        """What was due."""
+    client.close()
+    end.close()
+    wait_until(lambda: asked(*options, "connections").strip() == "no connections")
+    assert json.loads(asked(*options, "drain", "--all", "--json")) == {"draining": 0}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_teaches_by_example(command):
+    result = CliRunner().invoke(ctl.ctl, [command, "--help"])
+    assert result.exit_code == 0 and f"kproxy ctl {command}" in result.output and "--json" in result.output
+    assert set(COMMANDS) == set(ctl.ctl.commands)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0 s"), (0.0123, "0.0123 s"), (59.94, "59.9 s"), (60, "1m"), (3661, "1h 1m"), (3e5, "3d 11h")],
+)
+def test_ages(seconds, text):
+    assert age(seconds) == text
