@@ -3,14 +3,27 @@
 import json
 import os
 import sys
+from typing import Any
 
 import click
 
 
-@click.command(epilog="Exit status: 0, it can run; 1, it has faults; 2, this command is wrong.")
+@click.command(
+    epilog="Exit status: 0, it can run, or the request passes; 1, it has faults, or the request is refused; 2, this "
+    "command is wrong."
+)
 @click.argument("file", metavar="FILE.toml")
 @click.option("--json", "as_json", is_flag=True, help="Print the faults, or what would run, as JSON.")
-def check(file: str, as_json: bool) -> None:
+@click.option("--request", metavar="API", help="Say what such a request would meet at the policy, and why.")
+@click.option("--version", metavar="N", type=int, help="Version of the API. Default: the newest that kproxy reads.")
+@click.option("--topic", "topics", metavar="NAME", multiple=True, help="A topic that the request names.")
+@click.option("--group", "groups", metavar="NAME", multiple=True, help="A group that it names.")
+@click.option("--transactional-id", "transactional_ids", metavar="ID", multiple=True, help="An id that it names.")
+@click.option("--principal", metavar="NAME", default="User:ANONYMOUS", help="Who asks, like User:alice.")
+@click.option("--client-id", metavar="ID", help="The client id of the request.")
+@click.option("--address", metavar="IP", default="127.0.0.1", help="Where the client comes from.")
+@click.option("--cluster", metavar="NAME", help="Which [[cluster]], where the file has several.")
+def check(file: str, as_json: bool, request: str | None, cluster: str | None, **asked: Any) -> None:
     """Check a configuration without opening a port.
 
     All that `kproxy run --config FILE.toml` would refuse is named at once, each with its place and its mend: settings,
@@ -21,12 +34,23 @@ def check(file: str, as_json: bool) -> None:
       kproxy check kproxy.toml
       kproxy check kproxy.toml --json | jq .runs.clusters
       kproxy check kproxy.toml && kill -HUP "$(pidof kproxy)"
+      kproxy check kproxy.toml --request Produce --topic orders --principal User:alice
     """
     from kproxy.proxy.control.check import check as checked
     from kproxy.proxy.control.check import summary
     from kproxy.views.check import faults, runs
 
     found = checked(file, os.environ)
+    if request is not None and found.config is not None:
+        from kproxy.proxy.access.policy_explain import explain, listener
+
+        explained = explain(listener(found.config, cluster), api=request, **asked)
+        if as_json:
+            click.echo(json.dumps([one.as_json() for one in explained], indent=2))
+        else:
+            for one in explained:
+                click.echo(one)
+        sys.exit(0 if all(one.verdict.allowed for one in explained) else 1)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     elif found.config is None:

@@ -7,13 +7,14 @@ know bytes and the command line.
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from kproxy.errors import ConfigError
 from kproxy.protocol.schema import schema
 from kproxy.proxy.access.policy import LISTS, Policy, Verdict
 from kproxy.proxy.access.policy_resources import ALL_OF, GROUP, TOPIC, TRANSACTIONAL_ID, kinds_of
 from kproxy.proxy.config.api_groups import keys_of_names
-from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.config.settings import Cluster, Config
 
 ANONYMOUS = "User:ANONYMOUS"
 
@@ -25,8 +26,22 @@ class Explained:
     what: str  # "topic orders", or "the request" where it names nothing
     verdict: Verdict
 
+    def as_json(self) -> dict[str, Any]:
+        """For scripts."""
+        verdict = self.verdict
+        return {"what": self.what, "allowed": verdict.allowed, "rule": verdict.rule, "reason": verdict.reason}
+
     def __str__(self) -> str:
         return f"{self.what}: {'allowed' if self.verdict.allowed else 'denied'}, {self.verdict.why}"
+
+
+def listener(config: Config, name: str | None) -> Cluster:
+    """The [[cluster]] of that name, or the only one. Raises ConfigError."""
+    found = [cluster for cluster in config.clusters if name in (None, cluster.name)]
+    if len(found) != 1:
+        names = ", ".join(cluster.name for cluster in config.clusters)
+        raise ConfigError([("--cluster", f"is one of {names}: say which" if name is None else f"there are {names}")])
+    return found[0]
 
 
 def explain(

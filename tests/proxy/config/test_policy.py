@@ -1,10 +1,13 @@
 """The examples of docs/policy.md load, and its tables are those of the code."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kproxy.cli import cli
 from kproxy.proxy.access.policy import LISTS, Policy
 from kproxy.proxy.access.policy_explain import explain
 from kproxy.proxy.config.api_groups import GROUPS, api_keys
@@ -52,6 +55,17 @@ def test_the_page_has_every_group_every_list_and_every_setting():
     }
     assert all(name in PAGE for name in (*GROUPS["always"], *LISTS))
     assert all(f"`{name}`" in PAGE for name in Rule.model_fields)
+
+
+def test_check_explains_a_request_as_the_page_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("kproxy.toml").write_text(EXAMPLES[1].replace("/var/log/kproxy/", ""))
+    (command, output) = re.search(r"^\$ kproxy (check .*)\n((?:topic .*\n)+)", PAGE, re.MULTILINE).groups()
+    done = CliRunner().invoke(cli, command.split())
+    assert (done.output, done.exit_code) == (output, 1)
+    done = CliRunner().invoke(cli, [*command.replace("--topic secrets", "").split(), "--json"])
+    assert json.loads(done.output) == [{"what": "topic invoices", "allowed": True, "rule": 1, "reason": "rule"}]
+    assert done.exit_code == 0
 
 
 def test_apis_of_a_rule():
