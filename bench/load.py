@@ -79,9 +79,7 @@ class Load:
         self._epoll = select.epoll()
         self._connections: dict[int, _Connection] = {}
         for _ in range(connections):
-            sock = socket.create_connection(address, timeout=_NO_PROGRESS_S)
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock = self._connect(address)
             self._connections[sock.fileno()] = _Connection(sock, bytearray(request * depth))
             self._epoll.register(sock, select.EPOLLIN)
 
@@ -92,6 +90,13 @@ class Load:
         for connection in self._connections.values():
             connection.sock.close()
         self._epoll.close()
+
+    def _connect(self, address: tuple[str, int]) -> socket.socket:
+        """A connection that is ready to be used, and does not block."""
+        sock = socket.create_connection(address, timeout=_NO_PROGRESS_S)
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
 
     @property
     def sent(self) -> int:

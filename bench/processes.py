@@ -133,7 +133,7 @@ class Proxy:
     def requests_counted(self, api: str) -> int:
         """How many requests of an API kproxy's own metrics know."""
         assert self.admin is not None
-        families = text_string_to_metric_families(_get(self.admin, "/metrics")[1])
+        families = text_string_to_metric_families(get(self.admin, "/metrics")[1])
         samples = (sample for family in families for sample in family.samples)
         counted = (s.value for s in samples if s.name == "kproxy_requests_total" and s.labels["api"] == api)
         return int(sum(counted))
@@ -141,7 +141,7 @@ class Proxy:
 
 @contextmanager
 def broker(folder: Path, core: int | None) -> Iterator[Address]:
-    with _running("broker", [sys.executable, "-m", "bench.broker"], folder, core, stdout=subprocess.PIPE) as process:
+    with running("broker", [sys.executable, "-m", "bench.broker"], folder, core, stdout=subprocess.PIPE) as process:
         line = process.first_line()
         if not line:
             process.check()
@@ -152,13 +152,13 @@ def broker(folder: Path, core: int | None) -> Iterator[Address]:
 @contextmanager
 def saturating_broker(binary: Path, folder: Path, core: int | None) -> Iterator[Address]:
     """The broker of saturate.c, with the same answers."""
-    port = _free_port()
+    port = free_port()
     file = folder / "answers"
     with file.open("wb") as out:
         for (api_key, version), frame in cases.answers(port).items():
             out.write(_KEY_VERSION.pack(api_key, version) + frame)
     command = [str(binary), "broker", str(port), str(file)]
-    with _running("broker", command, folder, core, stdout=subprocess.PIPE) as process:
+    with running("broker", command, folder, core, stdout=subprocess.PIPE) as process:
         if not process.first_line():
             process.check()
             raise BenchError(f"the bench's broker did not start:\n{process.log_tail()}")
@@ -168,7 +168,7 @@ def saturating_broker(binary: Path, folder: Path, core: int | None) -> Iterator[
 def saturate(folder: Path) -> Path:
     """Compile saturate.c; returns the program."""
     binary = folder / "saturate"
-    command = [_found("gcc"), "-O2", "-o", str(binary), str(Path(__file__).with_name("saturate.c"))]
+    command = [found("gcc"), "-O2", "-o", str(binary), str(Path(__file__).with_name("saturate.c"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BenchError(f"gcc cannot compile saturate.c:\n{done.stderr}")
@@ -177,23 +177,23 @@ def saturate(folder: Path) -> Path:
 
 @contextmanager
 def haproxy(upstream: Address, folder: Path, core: int | None) -> Iterator[Proxy]:
-    address = _HOST, _free_port()
+    address = _HOST, free_port()
     config = folder / "haproxy.cfg"
-    config.write_text(_HAPROXY.format(listen=_text(address), broker=_text(upstream)))
-    with _running("haproxy", [_found("haproxy"), "-db", "-f", str(config)], folder, core) as process:
-        _until(process, "opens no port", lambda: _is_open(address))
+    config.write_text(_HAPROXY.format(listen=text(address), broker=text(upstream)))
+    with running("haproxy", [found("haproxy"), "-db", "-f", str(config)], folder, core) as process:
+        until(process, "opens no port", lambda: is_open(address))
         yield Proxy("haproxy", process, address)
 
 
 @contextmanager
 def nginx(upstream: Address, folder: Path, core: int | None) -> Iterator[Proxy]:
-    address = _HOST, _free_port()
+    address = _HOST, free_port()
     modules = f"load_module {_NGINX_STREAM};" if _NGINX_STREAM.exists() else ""
     config = folder / "nginx.conf"
-    config.write_text(_NGINX.format(modules=modules, folder=folder, listen=_text(address), broker=_text(upstream)))
-    command = [_found("nginx"), "-p", str(folder), "-c", str(config), "-e", "stderr"]
-    with _running("nginx", command, folder, core) as process:
-        _until(process, "opens no port", lambda: _is_open(address))
+    config.write_text(_NGINX.format(modules=modules, folder=folder, listen=text(address), broker=text(upstream)))
+    command = [found("nginx"), "-p", str(folder), "-c", str(config), "-e", "stderr"]
+    with running("nginx", command, folder, core) as process:
+        until(process, "opens no port", lambda: is_open(address))
         yield Proxy("nginx", process, address)
 
 
@@ -202,26 +202,26 @@ def kproxy(
     upstream: Address, folder: Path, core: int | None, detail: str = "headers", workers: int = 1
 ) -> Iterator[Proxy]:
     """In its default form but for `detail`: ports, rewriting, all metrics. Clients go where its Metadata sends them."""
-    listen, admin = (_HOST, _free_port()), (_HOST, _free_port())
-    base = _free_port() - cases.NODE_ID
-    settings = {"listen": _text(listen), "bootstrap": _text(upstream), "admin": _text(admin), "broker-port-base": base}
+    listen, admin = (_HOST, free_port()), (_HOST, free_port())
+    base = free_port() - cases.NODE_ID
+    settings = {"listen": text(listen), "bootstrap": text(upstream), "admin": text(admin), "broker-port-base": base}
     flags = [
         part
         for name, value in (settings | {"detail": detail, "workers": workers}).items()
         for part in (f"--{name}", str(value))
     ]
-    with _running("kproxy", [KPROXY, "run", *flags], folder, core) as process:
-        _until(process, "is not ready", lambda: _is_open(admin) and _get(admin, "/ready")[0] == 200)
+    with running("kproxy", [KPROXY, "run", *flags], folder, core) as process:
+        until(process, "is not ready", lambda: is_open(admin) and get(admin, "/ready")[0] == 200)
         advertised = _advertised(listen)
         if advertised != (_HOST, base + cases.NODE_ID):
-            raise BenchError(f"kproxy does not rewrite: through it, the broker says that it is at {_text(advertised)}")
+            raise BenchError(f"kproxy does not rewrite: through it, the broker says that it is at {text(advertised)}")
         yield Proxy("kproxy", process, advertised, admin)
 
 
 def metrics(proxy: Proxy) -> str:
     """What kproxy exposes now."""
     assert proxy.admin is not None
-    return _get(proxy.admin, "/metrics")[1]
+    return get(proxy.admin, "/metrics")[1]
 
 
 def version_cpu_s() -> float:
@@ -236,7 +236,7 @@ def version_cpu_s() -> float:
 
 
 @contextmanager
-def _running(
+def running(
     name: str, command: list[str], folder: Path, core: int | None, *, stdout: int | None = None
 ) -> Iterator[Process]:
     process = Process(name, command, folder, core, stdout=stdout)
@@ -258,23 +258,23 @@ def pinned(core: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _found(command: str) -> str:
+def found(command: str) -> str:
     path = shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if path is None:
         raise BenchError(f"{command} is not installed: ./dev bench installs it, or apt-get install {command}")
     return path
 
 
-def _text(address: Address) -> str:
+def text(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server((_HOST, 0)) as server:
         return int(server.getsockname()[1])
 
 
-def _until(process: Process, trouble: str, done: Callable[[], bool]) -> None:
+def until(process: Process, trouble: str, done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _START_S
     while not done():
         process.check()
@@ -283,7 +283,7 @@ def _until(process: Process, trouble: str, done: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _is_open(address: Address) -> bool:
+def is_open(address: Address) -> bool:
     try:
         socket.create_connection(address, timeout=1).close()
     except OSError:
@@ -291,7 +291,7 @@ def _is_open(address: Address) -> bool:
     return True
 
 
-def _get(address: Address, path: str) -> tuple[int, str]:
+def get(address: Address, path: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection(*address, timeout=_START_S)
     try:
         connection.request("GET", path)

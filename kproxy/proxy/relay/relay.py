@@ -105,6 +105,7 @@ class Relay(Pausing):
             peer.readable = self._reader(side, peer.sock.recv_into)
             if peer.tls is not None:
                 peer.tls.on_blocked = partial(self._wait_for_room, side)
+                peer.tls.on_leftover = partial(self._read_leftover, peer, side)
         if admits is not None:
             client = self._peers[CLIENT]
             client.readable = self._first_read(admits, client.readable)
@@ -501,7 +502,7 @@ class Relay(Pausing):
                 self._poller.remove_writer(peer.fd)
                 peer.unsent = None
             if peer.tls is not None:
-                peer.tls.on_blocked = None
+                peer.tls.on_blocked = peer.tls.on_leftover = None
             if reset:
                 peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             elif peer.tls is not None:

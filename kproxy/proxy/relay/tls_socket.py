@@ -8,7 +8,8 @@ TLS works on memory (ssl.MemoryBIO), not on the file descriptor, so that 512 KiB
 of two per record of 16 KiB, and a handshake can run on a thread. What follows from that:
 
 - Of what the kernel gave, all is decrypted in the same call: nothing waits where epoll does not see it. Only a read of
-  few bytes, and a handshake, can leave some: then `leftover` is true, and the next read needs no event.
+  few bytes, and a handshake, can leave some: then `leftover` is true, and the next read needs no event. Nor does the
+  read of an end that came right behind bytes, for which `on_leftover` is called.
 - What is encrypted cannot be taken back. If the kernel does not take all of it, `send` keeps the rest and returns one
   byte less than it was given: the caller sends that byte again, as it would after any partial send, and it is reported
   as taken once everything before it has left.
@@ -55,6 +56,7 @@ class TlsSocket(socket.socket):
         "_unsent",
         "leftover",
         "on_blocked",
+        "on_leftover",
     )
 
     def __init__(
@@ -79,6 +81,7 @@ class TlsSocket(socket.socket):
         self._said_end = False
         self.leftover = False  # a read need not wait for the kernel
         self.on_blocked: Callable[[], None] | None = None
+        self.on_leftover: Callable[[], None] | None = None
 
     # --- the handshake -----------------------------------------------------------------------------------------------
 
@@ -183,7 +186,7 @@ class TlsSocket(socket.socket):
                     while incoming.pending or count == 0:
                         n = read(room - count, view[count:])
                         if not n:
-                            self._ended = True
+                            self._end(count)
                             return count
                         count += n  # type: ignore[operator]
                         if count == room:
@@ -194,7 +197,7 @@ class TlsSocket(socket.socket):
                 except ssl.SSLWantReadError:
                     pass
                 except ssl.SSLZeroReturnError:  # an end, after our own
-                    self._ended = True
+                    self._end(count)
                     return count
                 if at >= got:
                     return count
@@ -202,6 +205,12 @@ class TlsSocket(socket.socket):
             if self._outgoing.pending:
                 self._unsent.append(self._outgoing.read())
                 self._push_own()
+
+    def _end(self, count: int) -> None:
+        """The peer has said that it ends: every later read tells so, without an event of the socket."""
+        self._ended = self.leftover = True
+        if count and self.on_leftover is not None:
+            self.on_leftover()
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

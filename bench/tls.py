@@ -1,0 +1,389 @@
+"""`python -m bench.tls`: what TLS towards clients costs, beside HAProxy that terminates the same TLS.
+
+Three parts. `cpu`: CPU time per request and per GB, by rounds that alternate between the two, as in `measure`.
+`idle`: memory with 10,000 connections that say nothing, and the latency of 1,000 that ask. `flood`: the latency of
+clients that ask, without and with clients that do nothing but shake hands as fast as they can.
+
+The load is paced: Python, on another core than the proxies. Of TLS 1.3 all speak TLS_AES_256_GCM_SHA384.
+"""
+
+import json
+import os
+import resource
+import select
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench import cases, processes
+from bench.load import Load
+from bench.processes import BenchError, Proxy
+from kproxy.proxy.relay.relay import READ_BYTES
+from kproxy.proxy.relay.tls_socket import TlsSocket
+from tests.certificates import Authority, Certificate
+
+LIMITS = {"small": 1.5, "pipelined": 1.5, "produce": 1.0, "fetch": 1.0}  # of HAProxy's CPU time
+_VERSIONS = {cases.PRODUCE: 13, cases.FETCH: 18}
+_WAIT_S = 20.0
+_FLOODS = 2  # processes that shake hands
+_HAPROXY = """\
+global
+    nbthread 1
+    maxconn {maxconn}
+defaults
+    mode tcp
+    timeout connect 5s
+    timeout client 1h
+    timeout server 1h
+listen kafka
+    bind {listen} ssl crt {certificate}
+    server broker {broker}
+"""
+_KPROXY = """\
+admin = "{admin}"
+[[cluster]]
+listen = "{listen}"
+bootstrap = ["{broker}"]
+broker_port_base = {base}
+[cluster.tls]
+certificate = "{certificate}"
+key = "{key}"
+"""
+
+
+class TlsLoad(Load):
+    """`Load` over TLS."""
+
+    def __init__(self, context: ssl.SSLContext, *load: Any) -> None:
+        self._context = context
+        self._shared = memoryview(bytearray(READ_BYTES))
+        super().__init__(*load)
+
+    def _connect(self, address: tuple[str, int]) -> socket.socket:
+        return shaken(super()._connect(address), self._context, self._shared)
+
+    def _receive(self, connection: Any, compare: bool) -> int:
+        try:
+            return super()._receive(connection, compare)
+        except BlockingIOError:  # a session ticket, or part of a record
+            return 0
+
+
+def shaken(raw: socket.socket, context: ssl.SSLContext, buffer: memoryview) -> TlsSocket:
+    """A connection after its handshake."""
+    sock = TlsSocket(raw, context, buffer, server_side=False, server_name="localhost")
+    while not sock.step():
+        sock.flush()
+        if not select.select([sock], [], [], _WAIT_S)[0] or not sock.fetch():
+            raise BenchError("no TLS handshake")
+    sock.flush()
+    return sock
+
+
+@contextmanager
+def proxies(folder: Path, upstream: processes.Address, made: Certificate, core: int | None) -> Iterator[list[Proxy]]:
+    """HAProxy and kproxy, with the same certificate before the same broker."""
+    listens = [("127.0.0.1", processes.free_port()) for _ in range(2)]
+    whole = folder / "whole.pem"
+    whole.write_bytes(made.certificate.read_bytes() + made.key.read_bytes())
+    haproxy = folder / "haproxy.cfg"
+    haproxy.write_text(
+        _HAPROXY.format(
+            listen=processes.text(listens[0]),
+            certificate=whole,
+            broker=processes.text(upstream),
+            maxconn=resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2 - 100,
+        )
+    )
+    admin, base = ("127.0.0.1", processes.free_port()), processes.free_port() - cases.NODE_ID
+    settings = folder / "kproxy.toml"
+    settings.write_text(
+        _KPROXY.format(
+            admin=processes.text(admin),
+            listen=processes.text(listens[1]),
+            broker=processes.text(upstream),
+            base=base,
+            certificate=made.certificate,
+            key=made.key,
+        )
+    )
+    with (
+        processes.running("haproxy", [processes.found("haproxy"), "-db", "-f", str(haproxy)], folder, core) as first,
+        processes.running("kproxy", [processes.KPROXY, "run", "--config", str(settings)], folder, core) as second,
+    ):
+        processes.until(first, "opens no port", lambda: processes.is_open(listens[0]))
+        processes.until(
+            second,
+            "is not ready",
+            lambda: processes.is_open(admin) and processes.get(admin, "/ready")[0] == 200,
+        )
+        yield [
+            Proxy("haproxy", first, listens[0]),
+            Proxy("kproxy", second, ("127.0.0.1", base + cases.NODE_ID), admin),
+        ]
+
+
+def cpu(stage: list[Proxy], context: ssl.SSLContext, upstream: processes.Address, rounds: int) -> list[dict[str, Any]]:
+    """For each case the least CPU time of either, and their ratio."""
+    found = []
+    for case in cases.CASES:
+        version = _VERSIONS[case.api_key]
+        request, answer = cases.request(case, version), cases.answer(case.api_key, version, upstream[1])
+        requests = max(case.connections * case.depth, case.requests // 3)
+        times: dict[str, list[float]] = {proxy.name: [] for proxy in stage}
+        with ExitStack() as stack:
+            loads = []
+            for proxy in stage:
+                load = TlsLoad(context, proxy.address, request, answer, case.connections, case.depth)
+                loads.append(stack.enter_context(load))
+                load.run(requests // 10, compare=True)
+            turns = deque(zip(stage, loads, strict=True))
+            for _ in range(rounds):
+                turns.rotate()
+                for proxy, load in turns:
+                    before = proxy.process.cpu_s()
+                    load.run(requests)
+                    times[proxy.name].append(proxy.process.cpu_s() - before)
+                    proxy.process.check()
+        size = requests * (len(request) + len(answer))
+        unit = size / 1e9 if case.is_bulk else requests / 1e6
+        least = {name: min(each) / unit for name, each in times.items()}
+        ratio = least["kproxy"] / least["haproxy"]
+        found.append(
+            {
+                "case": case.name,
+                "title": f"{case.title}, v{version}",
+                "unit": "s/GB" if case.is_bulk else "us",
+                **least,
+                "ratio": ratio,
+                "limit": LIMITS[case.name],
+                "passed": ratio <= LIMITS[case.name],
+            }
+        )
+    return found
+
+
+class Askers:
+    """Connections that ask for little, one after the other at a steady rate; it notes how long each answer took."""
+
+    def __init__(self, address: processes.Address, context: ssl.SSLContext | None, count: int) -> None:
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._frame = cases.request_frame(cases.API_VERSIONS, 3, _SOFTWARE)
+        self.socks = [connected(address, context, self._buffer) for _ in range(count)]
+        self._epoll = select.epoll()
+        self._by_fd = {}
+        for sock in self.socks:
+            self._by_fd[sock.fileno()] = sock
+            self._epoll.register(sock, select.EPOLLIN)
+
+    def ask(self, rate: int, seconds: float) -> dict[str, float]:
+        """Milliseconds: the median, and the 99th and 99.9th of a hundred and a thousand answers."""
+        sent: dict[int, float] = {}
+        took: list[float] = []
+        start = time.perf_counter()
+        due, number = start, 0
+        view = memoryview(bytearray(1 << 16))
+        while (now := time.perf_counter()) < start + seconds or sent:
+            if now > start + seconds + _WAIT_S:
+                raise BenchError(f"{len(sent)} requests were not answered")
+            while due <= now < start + seconds:
+                sock = self.socks[number % len(self.socks)]
+                number += 1
+                due += 1 / rate
+                if sock.fileno() not in sent:  # else it still waits: this one is not asked twice
+                    sent[sock.fileno()] = now
+                    sock.send(self._frame)
+            for fd, _ in self._epoll.poll(max(0.0, min(due - time.perf_counter(), 0.01))):
+                try:
+                    if not self._by_fd[fd].recv_into(view):
+                        raise BenchError("the proxy closed a connection")
+                except BlockingIOError:
+                    continue
+                asked = sent.pop(fd, None)
+                if asked is not None:
+                    took.append(time.perf_counter() - asked)
+        took.sort()
+        at = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
+        return {name: took[int(len(took) * share)] * 1e3 for name, share in at.items()}
+
+    def close(self) -> None:
+        self._epoll.close()
+        for sock in self.socks:
+            sock.close()
+
+
+_SOFTWARE = {"clientSoftwareName": "bench", "clientSoftwareVersion": "1"}
+
+
+def connected(address: processes.Address, context: ssl.SSLContext | None, buffer: memoryview) -> socket.socket:
+    """A connection through which one request went, so that it has all that it keeps."""
+    sock: socket.socket = socket.create_connection(address, timeout=_WAIT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setblocking(False)
+    if context is not None:
+        sock = shaken(sock, context, buffer)
+    sock.send(cases.request_frame(cases.API_VERSIONS, 3, _SOFTWARE))
+    view = memoryview(bytearray(1 << 16))
+    while True:
+        select.select([sock], [], [], _WAIT_S) if sock.fileno() < 1024 else _readable(sock)
+        try:
+            if sock.recv_into(view):
+                return sock
+        except BlockingIOError:
+            continue
+        raise BenchError("the proxy closed a connection")
+
+
+def _readable(sock: socket.socket) -> None:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    poll.poll(_WAIT_S * 1000)
+
+
+def idle(proxy: Proxy, context: ssl.SSLContext, count: int, active: int, seconds: float) -> dict[str, float]:
+    """Memory and latency with `count` idle connections and `active` that ask once a second each."""
+    before = proxy.process.rss_bytes()
+    buffer = memoryview(bytearray(READ_BYTES))
+    askers = Askers(proxy.address, context, active)
+    alone = askers.ask(active, seconds)
+    opened = [connected(proxy.address, context, buffer) for _ in range(count)]
+    time.sleep(1)
+    each = (proxy.process.rss_bytes() - before) / (count + active)
+    found = askers.ask(active, seconds)
+    askers.close()
+    for sock in opened:
+        sock.close()
+    return {
+        "rss_mb": before / 1e6 + each * (count + active) / 1e6,
+        "bytes_per_connection": each,
+        **{f"alone_{name}": value for name, value in alone.items()},
+        **found,
+    }
+
+
+def flood(proxy: Proxy, context: ssl.SSLContext, ca: Path, seconds: float) -> dict[str, float]:
+    """The latency of 100 clients, without and with a flood of handshakes."""
+    askers = Askers(proxy.address, context, 100)
+    alone = askers.ask(1000, seconds)
+    command = [sys.executable, "-m", "bench.tls", "shake", str(proxy.address[1]), str(ca)]
+    floods = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(_FLOODS)]
+    try:
+        for each in floods:
+            assert each.stdout is not None
+            each.stdout.readline()
+        start = time.perf_counter()
+        before = proxy.process.cpu_s()
+        found = askers.ask(1000, seconds)
+        took = time.perf_counter() - start
+        busy = (proxy.process.cpu_s() - before) / took
+    finally:
+        for each in floods:
+            each.terminate()
+    made = 0
+    for each in floods:
+        assert each.stdout is not None
+        lines = each.stdout.read().split()
+        each.wait()
+        made += int(lines[-1]) if lines else 0
+    askers.close()
+    return {
+        "handshakes_per_s": made / took,
+        "cores_busy": busy,
+        **{f"alone_{name}": value for name, value in alone.items()},
+        **found,
+    }
+
+
+def shake(port: int, ca: Path) -> None:
+    """Shake hands until SIGTERM, one after the other; prints a line first, and how many it were about every second."""
+    context = ssl.create_default_context(cafile=str(ca))
+    buffer = memoryview(bytearray(READ_BYTES))
+    print(0, flush=True)
+    count, said = 0, time.monotonic()
+    while True:
+        try:
+            raw = socket.create_connection(("127.0.0.1", port), timeout=_WAIT_S)
+            raw.setblocking(False)
+            shaken(raw, context, buffer).close()
+            count += 1
+        except (OSError, BenchError):
+            time.sleep(0.01)
+        if time.monotonic() - said > 0.2:
+            said = time.monotonic()
+            print(count, flush=True)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("parts", nargs=-1)
+@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option("--connections", type=click.IntRange(1, 10_000), default=10_000, show_default=True)
+@click.option("--active", type=click.IntRange(1, 5000), default=1000, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.1, 60), default=5.0, show_default=True)
+@click.option("--rsa", is_flag=True, help="An RSA key of 2048 bits in place of ECDSA P-256.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
+def main(
+    parts: tuple[str, ...], rounds: int, connections: int, active: int, seconds: float, rsa: bool, as_json: bool
+) -> None:
+    """PARTS: cpu, idle, flood; all without any."""
+    if parts[:1] == ("shake",):
+        shake(int(parts[1]), Path(parts[2]))
+    wanted = parts or ("cpu", "idle", "flood")
+    found: dict[str, Any] = {}
+    cores = sorted(os.sched_getaffinity(0))
+    own, other = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    _raise_file_limit(2 * (connections + active) + 200 if "idle" in wanted else 4096)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
+        authority = Authority(folder / "ca", rsa=rsa)
+        context = ssl.create_default_context(cafile=str(authority.bundle))
+        upstream = stack.enter_context(processes.broker(folder, other))
+        stage = stack.enter_context(proxies(folder, upstream, authority.server(), own))
+        stack.enter_context(processes.pinned(other))
+        if "cpu" in wanted:
+            found["cpu"] = cpu(stage, context, upstream, rounds)
+        if "flood" in wanted:
+            found["flood"] = {proxy.name: flood(proxy, context, authority.bundle, seconds) for proxy in stage}
+        if "idle" in wanted:
+            found["idle"] = {proxy.name: idle(proxy, context, connections, active, seconds) for proxy in stage}
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        _show(found, Console(width=max(125, Console().width)))
+    sys.exit(0 if all(case["passed"] for case in found.get("cpu", ())) else 1)
+
+
+def _raise_file_limit(files: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < files:
+        raise BenchError(f"{files} open files are needed, the system allows {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
+
+
+def _show(found: dict[str, Any], console: Console) -> None:
+    if "cpu" in found:
+        table = Table("case", "HAProxy", "kproxy", "ratio", "limit", title="CPU time, least of the rounds, over TLS")
+        for case in found["cpu"]:
+            cost = (f"{case[name]:.2f} {case['unit']}" for name in ("haproxy", "kproxy"))
+            mark = "" if case["passed"] else " FAIL"
+            table.add_row(case["title"], *cost, f"{case['ratio']:.2f}{mark}", f"{case['limit']:.2f}")
+        console.print(table)
+    for part in ("idle", "flood"):
+        for name, values in found.get(part, {}).items():
+            told = ", ".join(f"{key} {value:,.2f}" for key, value in values.items())
+            console.print(f"{part}: {name}: {told}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A TLS socket does what a plain one does, at any split of bytes, however little the kernel takes."""
+
+import socket
+import ssl
+from contextlib import suppress
+
+import pytest
+
+from kproxy.proxy.relay.relay import READ_BYTES
+from kproxy.proxy.relay.tls_socket import TlsSocket
+from tests.certificates import Authority
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory):
+    authority = Authority(tmp_path_factory.mktemp("ca"))
+    certificate = authority.server()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate.certificate, certificate.key)
+    return server, ssl.create_default_context(cafile=authority.bundle)
+
+
+@pytest.fixture
+def ends(contexts):
+    """(ours, Python's own at the other end) after the handshake."""
+    one, other = socket.socketpair()
+    for end in (one, other):
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    ours = TlsSocket(one, contexts[0], memoryview(bytearray(READ_BYTES)), server_side=True)
+    theirs = contexts[1].wrap_socket(other, server_hostname="localhost", do_handshake_on_connect=False)
+    done = [False, False]
+    while not all(done):
+        with suppress(ssl.SSLWantReadError):
+            theirs.do_handshake()
+            done[0] = True
+        if not done[1]:
+            try:
+                ours.fetch()
+            except BlockingIOError:
+                continue
+            done[1] = ours.step()
+            _flush(ours, theirs)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def _flush(ours, theirs):
+    while True:
+        try:
+            return ours.flush()
+        except BlockingIOError:
+            with suppress(ssl.SSLWantReadError):
+                theirs.do_handshake()
+
+
+def taken(theirs, at_most=1 << 20):
+    try:
+        return theirs.recv(at_most)
+    except ssl.SSLWantReadError:
+        return b""
+
+
+def test_what_the_kernel_does_not_take_is_sent_once_and_whole(ends):
+    ours, theirs = ends
+    data = bytes(range(256)) * 4000
+    unsent, got, blocked, turns = memoryview(data), b"", 0, 0
+    while unsent:
+        turns += 1
+        try:
+            unsent = unsent[ours.send(unsent[: 1 + turns * 7919 % 100_000]) :]
+        except BlockingIOError:
+            blocked += 1
+        got += taken(theirs)
+    while part := taken(theirs):
+        got += part
+    assert got == data
+    assert blocked > 20
+
+
+def test_the_last_byte_is_not_reported_before_all_has_left(ends):
+    ours, theirs = ends
+    data = b"x" * 200_000
+    assert ours.send(data) == len(data) - 1
+    with pytest.raises(BlockingIOError):
+        ours.send(data[-1:])
+    got = 0
+    while got < len(data):
+        got += len(taken(theirs))
+        try:
+            left = ours.send(data[-1:])
+        except BlockingIOError:
+            continue
+        assert left == 1
+        break
+    while part := taken(theirs):
+        got += len(part)
+    assert got == len(data)
+
+
+def test_a_peek_and_short_reads_lose_nothing(ends):
+    ours, theirs = ends
+    theirs.send(b"a question of many bytes")
+    theirs.send(b", and more")
+    assert ours.recv(10, socket.MSG_PEEK) == ours.recv(10, socket.MSG_PEEK) == b"a question"
+    buffer = memoryview(bytearray(5))
+    got = b""
+    while True:
+        try:
+            got += buffer[: ours.recv_into(buffer)]
+        except BlockingIOError:
+            break
+        assert ours.leftover or got.endswith(b"more") or len(got) == 24
+    assert got == b"a question of many bytes, and more"
+
+
+def test_after_its_own_end_it_still_reads(ends):
+    ours, theirs = ends
+    theirs.send(b"before")
+    ours.shutdown(socket.SHUT_WR)
+    assert ours.recv(100) == b"before"
+    theirs.send(b"after")
+    assert ours.recv(100) == b"after"
+    assert taken(theirs) == b""  # a clean end: ssl raises at any other
+    with pytest.raises(ssl.SSLError):
+        theirs.unwrap() if ours.send(b"no") else None
+
+
+def test_an_end_of_tls_is_an_end_however_it_comes(ends):
+    ours, theirs = ends
+    with pytest.raises(BlockingIOError):
+        ours.recv(1)
+    theirs.send(b"last")
+    with pytest.raises(ssl.SSLWantReadError):
+        theirs.unwrap()
+    buffer = memoryview(bytearray(READ_BYTES))
+    assert ours.recv_into(buffer) == 4
+    assert ours.recv_into(buffer) == 0
+    assert ours.recvmsg_into([buffer])[0] == 0
+
+
+def test_damaged_bytes_are_an_error_and_an_alert(ends):
+    ours, theirs = ends
+    socket.socket.send(theirs, b"\x17\x03\x03\x00\x20" + bytes(32))
+    with pytest.raises(ssl.SSLError):
+        ours.recv(1)
+    with pytest.raises(ssl.SSLError, match=r"(?i)alert"):
+        taken(theirs)
