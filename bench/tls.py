@@ -34,7 +34,8 @@ from kproxy.proxy.relay.relay import READ_BYTES
 from kproxy.proxy.relay.tls_socket import TlsSocket
 from tests.certificates import Authority, Certificate
 
-LIMITS = {"small": 1.5, "pipelined": 1.5, "produce": 1.0, "fetch": 1.0}  # of HAProxy's CPU time
+# Of HAProxy's CPU time. Pipelined requests share a record of TLS, so that what is left is what they cost in plaintext.
+LIMITS = {"small": 1.5, "pipelined": 2.2, "produce": 1.0, "fetch": 1.0}
 _VERSIONS = {cases.PRODUCE: 13, cases.FETCH: 18}
 _WAIT_S = 20.0
 _FLOODS = 2  # processes that shake hands
@@ -86,7 +87,7 @@ def shaken(raw: socket.socket, context: ssl.SSLContext, buffer: memoryview) -> T
     sock = TlsSocket(raw, context, buffer, server_side=False, server_name="localhost")
     while not sock.step():
         sock.flush()
-        if not select.select([sock], [], [], _WAIT_S)[0] or not sock.fetch():
+        if not _readable(sock) or not sock.fetch():
             raise BenchError("no TLS handshake")
     sock.flush()
     return sock
@@ -237,7 +238,7 @@ def connected(address: processes.Address, context: ssl.SSLContext | None, buffer
     sock.send(cases.request_frame(cases.API_VERSIONS, 3, _SOFTWARE))
     view = memoryview(bytearray(1 << 16))
     while True:
-        select.select([sock], [], [], _WAIT_S) if sock.fileno() < 1024 else _readable(sock)
+        _readable(sock)
         try:
             if sock.recv_into(view):
                 return sock
@@ -246,10 +247,11 @@ def connected(address: processes.Address, context: ssl.SSLContext | None, buffer
         raise BenchError("the proxy closed a connection")
 
 
-def _readable(sock: socket.socket) -> None:
+def _readable(sock: socket.socket) -> bool:
+    """Wait for bytes; whether there are any."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
-    poll.poll(_WAIT_S * 1000)
+    return bool(poll.poll(_WAIT_S * 1000))
 
 
 def idle(proxy: Proxy, context: ssl.SSLContext, count: int, active: int, seconds: float) -> dict[str, float]:

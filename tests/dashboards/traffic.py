@@ -1,12 +1,16 @@
 """What a kproxy exposes after real traffic: the demo's cluster and clients before it, and a broker with a script.
 
 The demo's brokers know no groups and never fail, so a second cluster, of one scripted broker, has a group that commits,
-a request that is never answered, and a client that speaks TLS.
+a request that is never answered, and a client that speaks TLS; a third has a listener for TLS.
 """
 
 import asyncio
+import shutil
+import ssl
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import uvloop
 
@@ -18,8 +22,10 @@ from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster as ClusterConfig
 from kproxy.proxy.config.settings import Config
+from kproxy.proxy.config.tls import ClientTls
 from kproxy.proxy.control.server import Server
-from tests.proxy.live import HOST, Broker, Wire, free_ports, request, response
+from tests.certificates import Authority
+from tests.proxy.live import HOST, Broker, TlsWire, Wire, free_ports, request, response
 
 TIMEOUT_S = 60
 PRODUCE, FETCH, OFFSET_COMMIT, API_VERSIONS = 0, 1, 8, 18
@@ -45,6 +51,18 @@ async def _played(complete: Callable[[str], bool]) -> str:
             detail="topics",
         ),
     )
+    folder = Path(tempfile.mkdtemp(prefix="kproxy-traffic-"))
+    authority = Authority(folder)
+    secure = free_ports(1)
+    clusters += (
+        ClusterConfig(
+            name="secure",
+            listen=Address(HOST, secure),
+            bootstrap=brokers[:1],
+            route="sidecar",
+            tls=ClientTls(**authority.server().settings()),
+        ),
+    )
     server = Server(Config(cluster=clusters, max_connections=100, drain_timeout_s=0.5))
     await server.start()
     tasks: list[asyncio.Future[None]] = []
@@ -55,6 +73,8 @@ async def _played(complete: Callable[[str], bool]) -> str:
                 await asyncio.sleep(0.01)
             tasks += map(asyncio.ensure_future, traffic.clients(HOST, first))
             await _script(second, scripted)
+            trusting = ssl.create_default_context(cafile=authority.bundle)
+            (await TlsWire((await Wire.dial(secure)).sock).begin(trusting, server_side=False)).close()
         with suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
                 while not complete(_scraped(server)):
@@ -69,6 +89,7 @@ async def _played(complete: Callable[[str], bool]) -> str:
         await server.stop()
         await demo.stop()
         scripted.close()
+        shutil.rmtree(folder)
 
 
 async def _script(port: int, scripted: Broker) -> None:

@@ -125,7 +125,7 @@ class TlsSocket(socket.socket):
             count = self._rest(view)
             if count or self._ended:
                 return count
-        got = _recv_into(self, self._buffer, max(len(view) - _RECORD, _RECORD))
+        got = _recv_into(self, self._buffer, min(max(len(view) - _RECORD, _RECORD), len(self._buffer)))
         if not got or self._ended:
             return 0
         count = self._decrypt(view, got)

@@ -13,6 +13,7 @@ from kproxy.errors import ConfigError
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
 from kproxy.proxy.relay import contexts, handshakes
+from kproxy.proxy.relay.streams import receive
 from tests.certificates import Authority
 from tests.proxy.live import Broker, TlsWire, Wire, kproxy, live, request, response
 
@@ -41,6 +42,19 @@ async def exchange(client, broker):
     assert await broker.frame() == asked
     await broker.send(response(PRODUCE, 8, 1, {"responses": []}))
     assert await client.frame() == response(PRODUCE, 8, 1, {"responses": []})
+
+
+async def _shaken(wire, context, incoming, outgoing):
+    """A client's end in memory, so that a test decides what is sent together."""
+    end = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    while True:
+        try:
+            end.do_handshake()
+            await wire.send(outgoing.read())
+            return end
+        except ssl.SSLWantReadError:
+            await wire.send(outgoing.read())
+            incoming.write(await receive(wire.sock, 1 << 16))
 
 
 def results(here, side="client"):
@@ -244,6 +258,27 @@ def test_principals_by_rules(rules, principal, authority, caplog):
 
     live(test())
     assert principal or "no rule of principal_mapping_rules takes" in caplog.text
+
+
+def test_an_end_of_tls_right_behind_bytes_is_passed_on_though_the_connection_stays(authority):
+    async def test():
+        async with kproxy(cluster={"tls": ClientTls(**authority.server().settings())}) as here:
+            client = await dial(here, trusting(authority))
+            broker = await here.broker.accept()
+            await exchange(client, broker)
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            raw = await Wire.dial(here.port)
+            second = await _shaken(raw, trusting(authority), incoming, outgoing)
+            asked = request(PRODUCE, 8, 2, {"acks": -1})
+            second.write(asked)
+            with suppress(ssl.SSLError):
+                second.unwrap()
+            its_broker = await here.broker.accept()
+            await raw.send(outgoing.read())  # both in one segment, and no FIN
+            assert await its_broker.frame() == asked
+            assert await its_broker.rest() == b""
+
+    live(test())
 
 
 def test_certificates_change_and_connections_stay(authority, monkeypatch, tmp_path):
