@@ -533,3 +533,50 @@ def test_workers_record_into_one_folder(tmp_path):
             assert not list((tmp_path / "tables").glob(".unfinished*"))
 
     live(test(), 60)
+
+
+def test_a_loop_through_somebody_else_is_found_wherever_it_comes_back():
+    """Bootstrap leads back to kproxy: each connection makes another one, until a question of kproxy's own comes back."""
+
+    async def test():
+        async with kproxy() as here:
+            made = 0
+
+            async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                nonlocal made
+                made += 1
+                there, back = await asyncio.open_connection(HOST, here.port)
+
+                async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+                    try:
+                        while data := await source.read(65536):
+                            target.write(data)
+                            await target.drain()
+                    except OSError:
+                        pass
+                    finally:
+                        target.close()
+
+                await asyncio.gather(copy(reader, back), copy(there, writer))
+
+            address = here.broker.sock.getsockname()
+            here.broker.close()
+            server = await asyncio.start_server(forward, *address)
+            client = await Wire.dial(here.port)
+            assert await is_closed(client)
+            found = await here.said("arrived at this kproxy's own port")
+            assert "kproxy's own question" in found
+
+            async def quiet() -> bool:
+                before = made
+                await asyncio.sleep(0.5)
+                return made == before
+
+            await here.until(quiet)
+            assert made < 1000
+            samples = await here.scrape()
+            assert total(samples, "kproxy_loops_refused_total") >= 1
+            assert total(samples, "kproxy_disconnects_total", cause="loop") >= 64
+            server.close()
+
+    live(test(), 40)
