@@ -125,9 +125,12 @@ def certificate_rotated(stage: Stage, chance: random.Random) -> None:
 def worker_killed(stage: Stage, chance: random.Random) -> None:
     """One of several workers dies; the parent starts another."""
     workers = [one for one in stage.kproxy.processes()[1:] if one.status() != psutil.STATUS_ZOMBIE]
-    victim = chance.choice(workers)
-    victim.kill()
-    wait_for("another worker", lambda: _alive(stage) >= len(workers), 30)
+    workers = [
+        one for one in workers if not one.children()
+    ]  # who has some is a parent, or what workers are forked from
+    alive = _alive(stage)
+    chance.choice(workers).kill()
+    wait_for("another worker", lambda: _alive(stage) >= alive, 30)
 
 
 def _alive(stage: Stage) -> int:

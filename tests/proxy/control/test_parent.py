@@ -347,7 +347,8 @@ def test_what_several_workers_count_is_what_one_counts():
     def counters(samples: dict[str, float]) -> dict[str, float]:
         exact = re.compile(
             r"kproxy_(requests|request_bytes|response_bytes|connections|errors|topic_\w+|client_info|rewritten_addresses"
-            r"|response_size_bytes|request_size_bytes|unanswered_requests|disconnects|protocol_faults)(_total|_bucket|_count|\{)"
+            r"|response_size_bytes|request_size_bytes|unanswered_requests|disconnects|protocol_faults)"
+            r"(_total|_bucket|_count|\{)"
         )
         return {series: value for series, value in samples.items() if exact.match(series)}
 
@@ -536,7 +537,7 @@ def test_workers_record_into_one_folder(tmp_path):
 
 
 def test_a_loop_through_somebody_else_is_found_wherever_it_comes_back():
-    """Bootstrap leads back to kproxy: each connection makes another one, until a question of kproxy's own comes back."""
+    """Bootstrap leads back to kproxy: each connection makes another, until a question of kproxy itself comes back."""
 
     async def test():
         async with kproxy() as here:
