@@ -64,6 +64,8 @@ class Worker:
         """When no connection is left."""
         if self._handshakes is not None:
             self._handshakes.close()
+        if self.audit is not None:
+            self.audit.close()
 
     def now_ns(self) -> int:
         return monotonic_ns() + self.clock_offset_ns

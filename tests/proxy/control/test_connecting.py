@@ -1,6 +1,7 @@
 """A policy between sockets: refusals, and the names that kproxy asks for itself."""
 
 import asyncio
+import json
 from uuid import UUID
 
 from kproxy.protocol import codec
@@ -62,6 +63,31 @@ def test_a_topic_that_is_called_by_an_unknown_id_is_refused_until_kproxy_has_ask
             assert cells.refusals["Produce", "rule"] == 0  # born at 0
 
     live(talk())
+
+
+def test_the_audit_is_complete_when_kproxy_has_stopped(tmp_path):
+    """Of the first line on, however soon the stop comes: the file, and what the metrics say of it."""
+    policy = (Rule(action="deny", topic="secret-*"),)
+    path = tmp_path / "audit.jsonl"
+
+    async def talk() -> None:
+        async with kproxy(cluster={"policy": policy}, audit=str(path)) as here:
+            client, _ = await here.connect()
+            topics = [{"name": "secret-1", "partitionIndexes": [0]}]
+            for number in range(50):
+                await client.send(request(61, 0, number, {"topics": topics}))
+                await client.frame()
+            metrics = here.server.metrics
+        assert metrics.audit_lines() == (50, 0)
+        (cells,) = metrics.clusters.values()
+        assert cells.refusals["DescribeProducers", "rule"] == 50
+
+    live(talk())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == 50
+    assert {(line["api"], line["decision"], line["rule"], *line["topics"]) for line in lines} == {
+        ("DescribeProducers", "deny", 1, "secret-1")
+    }
 
 
 def test_a_listener_without_a_policy_has_no_authorizer():
