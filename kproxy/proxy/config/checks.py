@@ -30,9 +30,7 @@ def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
             yield "brokers", "route sidecar binds no broker ports; leave the table out or use route ports"
         return
     if cluster.route == "transparent":
-        for name in ("advertise", "broker_port_base", "brokers"):
-            if getattr(cluster, name):
-                yield name, "route transparent rewrites nothing: clients keep dialling brokers; leave it out"
+        yield from _transparent_faults(cluster)
         return
     if cluster.route == "sni":
         return
@@ -60,6 +58,18 @@ def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
             if not declared.isdisjoint(entry.ids):
                 yield f"{path}.ids", f"node id {min(declared.intersection(entry.ids))} is declared twice"
             declared.update(entry.ids)
+
+
+def _transparent_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    for name in ("advertise", "broker_port_base", "brokers"):
+        if getattr(cluster, name):
+            yield name, "route transparent rewrites nothing: clients keep dialling brokers; leave it out"
+    for name in ("authentication", "policy", "policy_default", "read_only"):
+        if getattr(cluster, name):
+            yield name, "route transparent passes what it cannot read, TLS too: it could keep nobody from anything"
+    for name in ("accept_proxy_protocol", "proxy_protocol", "tls"):
+        if getattr(cluster, name):
+            yield name, "with route transparent clients and brokers speak to each other, byte for byte; leave it out"
 
 
 def _proxy_protocol_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:

@@ -88,10 +88,11 @@ class ClusterProxy:
             self._advertise,
             self._find_leak,
             self._broker_lost,
-            self._door,
+            # Redirected clients bring their own TLS and login: kproxy's are for its questions alone.
+            self._door if self._redirected is None else Door(worker.dialler),
             _welcome_steps(cluster, self._tls, self._authenticate),
             redirected=self._redirected,
-            logins=self._logins,
+            logins=self._logins if self._redirected is None else None,
         )
         self._authentication: Authentication | None = None
         if self._logins.of_clients is not None:

@@ -3,9 +3,14 @@
 With one: tests/deploy/test_transparent.py, in network namespaces.
 """
 
+import pytest
+
+from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.load import load
 from kproxy.proxy.control import transparent
-from tests.proxy.live import API_VERSIONS, HOST, METADATA, Broker, Wire, kproxy, live, request, response
+from kproxy.proxy.control.server import Server
+from tests.proxy.live import API_VERSIONS, HOST, METADATA, Broker, Wire, free_ports, kproxy, live, request, response
 
 UNREADABLE = 9999
 
@@ -72,5 +77,50 @@ def test_a_client_that_dials_kproxy_itself_is_refused():
             client = await Wire.dial(here.port)
             assert await client.rest() == b""
             await here.until(lambda: here.counted.disconnects["not_redirected"] == 1)
+
+    live(test())
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ('advertise = "h:{port}"', "rewrites nothing"),
+        ("read_only = true", "could keep nobody from anything"),
+        ('policy_default = "deny"', "could keep nobody from anything"),
+        ('proxy_protocol = "v2"', "byte for byte"),
+        ('[cluster.tls]\ncertificate = "a.pem"', "byte for byte"),
+    ],
+)
+def test_what_a_transparent_listener_cannot_do_is_refused(tmp_path, setting, said):
+    file = tmp_path / "kproxy.toml"
+    file.write_text(f'[[cluster]]\nroute = "transparent"\nlisten = ":1"\nbootstrap = ["h:1"]\n{setting}\n')
+    with pytest.raises(ConfigError, match=said):
+        load(file)
+
+
+def test_kproxy_logs_in_for_its_own_questions_alone(tmp_path, monkeypatch):
+    """A client's connection begins with the client's own bytes."""
+    (tmp_path / "password").write_text("secret")
+    file = tmp_path / "kproxy.toml"
+
+    async def test():
+        broker = Broker()
+        monkeypatch.setattr(transparent, "original_destination", lambda _: Address(HOST, broker.port))
+        file.write_text(
+            f"[[cluster]]\nroute = 'transparent'\nlisten = '{HOST}:{free_ports(1)}'\n"
+            f"bootstrap = ['{HOST}:{broker.port}']\n[cluster.login]\nmechanism = 'PLAIN'\nusername = 'kproxy'\n"
+            f"password_file = '{tmp_path / 'password'}'\n"
+        )
+        server = Server(load(file))
+        await server.start()
+        try:
+            asking = await broker.accept()
+            assert b"kproxy" in await asking.frame()  # it begins to log in, and gets no answer
+            client = await Wire.dial(server.clusters[0].address.port)
+            wire = await broker.accept()
+            await client.send(request(METADATA, 12, 1))
+            assert await wire.frame() == request(METADATA, 12, 1)
+        finally:
+            await server.stop()
 
     live(test())
