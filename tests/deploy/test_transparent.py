@@ -184,6 +184,21 @@ def test_a_gateway(namespaces, tmp_path, ruleset, host):
         assert kproxy.metric("kproxy_rewritten_addresses_total") == 0
 
 
+def test_several_processes(namespaces, tmp_path):
+    """The one that accepts hands the connection on; where it was going is asked of the same socket."""
+    client, gateway, _ = namespaces
+    settings = f"{MARK}\nworkers = 2"
+    with (
+        rules(gateway, "redirect.nft"),
+        Kproxy(gateway, tmp_path, settings=settings, bootstrap="10.91.2.1:9092") as kproxy,
+    ):
+        kproxy.until_ready()
+        talk(client, "10.91.2.2:9092")
+        assert all(kproxy.metric("kproxy_requests_total", broker=str(node_id), api="Produce") > 0 for node_id in NODES)
+        client.run("curl", "-s", "-m", "5", "http://10.91.1.254:19092/", check=False)
+        until("the refusal", lambda: kproxy.metric("kproxy_disconnects_total", cause="not_redirected") == 1)
+
+
 def test_on_the_machine_of_the_clients_by_the_user(namespaces, tmp_path):
     """Without CAP_NET_ADMIN: the rules leave out what the user of kproxy sends."""
     client, _, _ = namespaces
@@ -210,10 +225,15 @@ def test_on_the_machine_of_a_broker(namespaces, tmp_path):
         assert kproxy.metric("kproxy_requests_total", broker="1", api="Produce") > 0
 
 
-def test_rules_that_redirect_kproxy_itself_make_no_loop(namespaces, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rules_that_redirect_kproxy_itself_make_no_loop(namespaces, tmp_path, workers):
     """It runs as root and without a mark, so that nothing tells its connections from those of clients."""
     client, _, _ = namespaces
-    with rules(client, "redirect.nft"), Kproxy(client, tmp_path, bootstrap="10.91.2.1:9092") as kproxy:
+    settings = f"workers = {workers}"
+    with (
+        rules(client, "redirect.nft"),
+        Kproxy(client, tmp_path, settings=settings, bootstrap="10.91.2.1:9092") as kproxy,
+    ):
         until("the loop to be found", lambda: "rules of the kernel redirect kproxy's own" in kproxy.log.read_text())
         for _ in range(20):
             client.run("curl", "-s", "-m", "5", "http://10.91.2.2:9092/", check=False)

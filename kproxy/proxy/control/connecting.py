@@ -141,7 +141,7 @@ class Connector:
 
         def accepted(client: socket.socket, peer: Address) -> None:
             try:
-                upstream = self._worker.loops.is_own(peer, partial(self._destination_of, client))
+                upstream = self._worker.loops.is_own(peer, partial(self.destination_of, client))
             except OSError:  # it has gone already
                 client.close()
                 return
@@ -162,7 +162,8 @@ class Connector:
         """Begin to serve a client that the gate has counted."""
         self._tasks.spawn(self._connect(client))
 
-    def _destination_of(self, client: socket.socket) -> Address:
+    def destination_of(self, client: socket.socket) -> Address:
+        """Where an accepted client was going: to our own port, or where the kernel redirected it from. OSError."""
         if self._redirected is not None:
             return self._redirected.destination_of(client)
         return Address(*client.getsockname()[:2])

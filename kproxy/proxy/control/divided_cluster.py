@@ -77,7 +77,7 @@ class ParentCluster(ClusterProxy):
     def _hand_over(self, client: Incoming) -> None:
         """Give a client that is accepted to a worker."""
         try:
-            own = Address(*client.sock.getsockname()[:2])
+            own = self._connector.destination_of(client.sock)
         except OSError:  # it has gone already
             client.sock.close()
             self.left(client.ticket)
