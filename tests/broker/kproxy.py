@@ -31,9 +31,11 @@ class Kproxy:
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, *, waits_until_ready: bool = True) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        if not waits_until_ready:
+            return
         try:
             wait_for("/ready of kproxy", self._ready, 30)
         except AssertionError as fault:
@@ -62,6 +64,13 @@ class Kproxy:
             raise AssertionError(f"kproxy exited {self._process.returncode}")
         try:
             self.get("/ready")
+        except OSError:
+            return False
+        return True
+
+    def is_alive(self) -> bool:
+        try:
+            self.get("/health")
         except OSError:
             return False
         return True

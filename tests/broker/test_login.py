@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer
 from tests.broker.cluster import wait_for
 from tests.broker.kproxy import Kproxy
 from tests.broker.secured import SecuredBroker
-from tests.broker.security import MECHANISMS, OAUTHBEARER, USERS
+from tests.broker.security import MECHANISMS, OAUTHBEARER, USERS, Tokens
 from tests.broker.test_clients import consume, sample
 
 
@@ -104,3 +104,35 @@ def test_logins_are_renewed_under_traffic_that_loses_nothing(
         assert kproxy.metric("kproxy_disconnects_total", cause="broker_closed") == 0
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
         assert "Traceback" not in kproxy.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("listener", "mechanism", "password", "cause", "said"),
+    [
+        ("SASL", "PLAIN", "guessed", "login_failed", "Invalid username or password"),
+        ("SASL", "SCRAM-SHA-512", "guessed", "login_failed", "invalid credentials with SASL mechanism SCRAM-SHA-512"),
+        ("SASL", OAUTHBEARER, "", "login_failed", "refuses kproxy's login by OAUTHBEARER"),
+        ("CLIENT", "PLAIN", USERS["kproxy"], "login_unsupported", "wants no login at this port"),
+    ],
+)
+def test_a_login_that_fails_says_why(
+    secured: SecuredBroker, tmp_path: Path, listener: str, mechanism: str, password: str, cause: str, said: str
+) -> None:
+    settings = login(secured, mechanism, tmp_path)
+    if password:
+        (tmp_path / "password").write_text(password)
+    else:
+        (tmp_path / "token").write_text(Tokens(tmp_path).token("kproxy"))  # of another key
+    file = tmp_path / "kproxy.toml"
+    file.write_text(f"[[cluster]]\n[cluster.login]\n{settings}")
+    kproxy = Kproxy(secured.address_of(listener), tmp_path, "--config", str(file))
+    kproxy.start(waits_until_ready=False)
+    try:
+        wait_for("the broker's refusal", lambda: said in kproxy.log.read_text(), 20)
+        wait_for("the admin port", kproxy.is_alive, 10)
+        counted = {"side": "broker", "mechanism": mechanism, "outcome": cause}
+        assert kproxy.metric("kproxy_authentications_total", **counted) > 0
+        assert kproxy.metric("kproxy_ready") == 0
+        assert not password or password not in kproxy.log.read_text()
+    finally:
+        kproxy.stop()

@@ -19,6 +19,7 @@ from kproxy.proxy.access.sasl.keys import Keys
 from kproxy.proxy.access.sasl.relogin import AnswerLogins, RenewLogins
 from kproxy.proxy.access.sasl.tokens import TokenChecker
 from kproxy.proxy.access.sasl.users import UsersError, UsersFile
+from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.authentication import Authentication as Settings
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control.renewals import Renewals
@@ -75,6 +76,7 @@ class Logins:
         self._limiter = LogLimiter(log)
         self._ends: dict[int, Callable[[], object]] = {}  # by the number of the connection: what is to be cancelled
         self._expired: Interest | None = None
+        self._warn_of_plaintext(cluster)
         if cluster.authentication is not None:
             try:
                 self.of_clients = self._authenticator(cluster.authentication)
@@ -90,6 +92,19 @@ class Logins:
     def answers_clients(self) -> bool:
         """Whether kproxy answers SASL requests of clients; otherwise they pass through."""
         return self.of_broker is not None or self.of_clients is not None
+
+    @staticmethod
+    def _warn_of_plaintext(cluster: Cluster) -> None:
+        """PLAIN and OAUTHBEARER send what can be used again, readable for whoever is on the way."""
+        reusable = {"PLAIN", "OAUTHBEARER"}
+        text = "cluster=%s: %s sends its secret unencrypted %s: add [cluster.%s], or use SCRAM"
+        login, authentication = cluster.login, cluster.authentication
+        away = [str(address) for address in cluster.bootstrap if not _is_here(address.host)]
+        if login is not None and login.mechanism in reusable and cluster.upstream_tls is None and away:
+            log.warning(text, cluster.name, login.mechanism, f"to {away[0]}", "upstream_tls")
+        if authentication is not None and cluster.tls is None and not _is_here(cluster.listen.host):
+            for mechanism in sorted(reusable.intersection(authentication.mechanisms)):
+                log.warning(text, cluster.name, mechanism, f"from clients to {cluster.listen}", "tls")
 
     def _authenticator(self, settings: Settings) -> Authenticator:
         users = UsersFile(settings.users_file) if settings.users_file is not None else None
@@ -228,6 +243,12 @@ class _SessionLife:
         elif outcome in ("failed", "mechanism"):
             assert self._owner.of_clients is not None
             loop.call_later(self._owner.of_clients.failure_delay_s, _refuse, self._relay)
+
+
+def _is_here(host: str) -> bool:
+    """Whether what is sent there does not leave this machine."""
+    address = numeric(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def _refuse(relay: Relay) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from kproxy.errors import ConfigError
+from kproxy.metrics.cells import ClusterCells
 from kproxy.protocol import codec
 from kproxy.proxy.access.sasl.users import change
 from kproxy.proxy.config.load import load
+from kproxy.proxy.control.logins import Logins
 from kproxy.proxy.control.server import Server
+from kproxy.proxy.upstream.loops import LoopGuard
 from tests.proxy.live import HOST, Broker, Live, Wire, free_ports, live, request, response
 
 HANDSHAKE, API_VERSIONS, AUTHENTICATE, METADATA = 17, 18, 36, 3
@@ -217,6 +220,25 @@ def test_a_login_that_is_kproxys_own_business_never_reaches_the_broker(tmp_path:
             assert counted(here) == {("broker", "PLAIN", "success"): 2}
 
     live(test())
+
+
+def test_a_secret_that_would_be_readable_on_the_network_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker()
+    for bootstrap, listen, count in (("kafka-1:9092", ":9092", 2), ("localhost:9093", "127.0.0.1:9092", 0)):
+        file = written(tmp_path, broker, LOGIN + AUTHENTICATION)
+        flags = {"bootstrap": bootstrap, "listen": listen, "advertise": "kafka:{port}"}
+        (cluster,) = load(file, {}, flags).clusters
+        caplog.clear()
+        Logins(cluster, LoopGuard(lambda host, port: False), ClusterCells("default"))
+        assert [record.getMessage() for record in caplog.records if "unencrypted" in record.getMessage()] == [
+            "cluster=default: PLAIN sends its secret unencrypted to kafka-1:9092: add [cluster.upstream_tls], or use "
+            "SCRAM",
+            "cluster=default: PLAIN sends its secret unencrypted from clients to :9092: add [cluster.tls], or "
+            "use SCRAM",
+        ][:count]
+    broker.close()
 
 
 @pytest.mark.parametrize(
