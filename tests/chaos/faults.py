@@ -140,18 +140,37 @@ def _alive(stage: Stage) -> int:
 
 
 def reloaded(stage: Stage, chance: random.Random) -> None:
-    """The configuration changes, and once it is wrong; neither costs a connection."""
-    stage.kproxy.configure(log_level=chance.choice(("info", "warning")), max_connections=chance.randrange(500, 5000))
-    stage.signal_kproxy(signal.SIGHUP)
-    time.sleep(1)
-    good = stage.kproxy.file.read_text()
-    stage.kproxy.file.write_text(good.replace("max_connections", "max_conections"))
-    stage.signal_kproxy(signal.SIGHUP)
-    time.sleep(1)
-    stage.kproxy.file.write_text(good)
-    stage.signal_kproxy(signal.SIGHUP)
-    time.sleep(1)
-    assert psutil.pid_exists(stage.kproxy.pid)
+    """The settings change, then are wrong, then right again; none of it costs a connection."""
+    kproxy = stage.kproxy
+    ended = _broken(stage)
+    good = chance.randrange(500, 5000)
+    for limit, outcome in ((good, "applied"), (0, "refused"), (good + 1, "applied")):
+        before = kproxy.metric("kproxy_config_reloads_total", outcome=outcome)
+        kproxy.configure(max_connections=limit)
+        stage.signal_kproxy(signal.SIGHUP)
+        wait_for(
+            f"a reload: {outcome}",
+            lambda: kproxy.metric("kproxy_config_reloads_total", outcome=outcome) > before,  # noqa: B023
+            30,
+        )
+    if lost := _broken(stage) - ended:
+        raise AssertionError(f"{lost:.0f} connections ended with three reloads")
+
+
+def _broken(stage: Stage) -> float:
+    """Connections that ended, but for those that the client itself closed."""
+    kproxy = stage.kproxy
+    closed = kproxy.metric("kproxy_disconnects_total", cause="client_closed")
+    return kproxy.metric("kproxy_disconnects_total") - closed
+
+
+def upgraded(stage: Stage, chance: random.Random) -> None:
+    """Another kproxy takes over the sockets; the one before it drains."""
+    del chance
+    before = stage.kproxy.start_time()
+    stage.signal_kproxy(signal.SIGUSR2)
+    wait_for("another kproxy to take over", lambda: stage.kproxy.start_time() > before, 90)
+    wait_for("the one before it to end", lambda: stage.kproxy.relaying() == 1, 60)
 
 
 FAULTS: dict[str, Fault] = {
@@ -169,6 +188,8 @@ FAULTS: dict[str, Fault] = {
     "brokers' links slow": slow_behind,
     "brokers refuse": refused_behind,
     "certificate rotated": certificate_rotated,
+    "kproxy reloaded": reloaded,
+    "kproxy upgraded": upgraded,
 }
 WITH_WORKERS: dict[str, Fault] = {"worker killed": worker_killed}
 

@@ -107,6 +107,15 @@ class ChaosProxy(Kproxy):
         new.write_text("\n".join(lines) + "\n")
         new.replace(self.file)
 
+    def stop(self, *, kill: bool = False) -> None:
+        """After an upgrade a process stands in for the one that relays: killed is whoever there is."""
+        if kill and self._process is not None:
+            with suppress(psutil.Error):
+                for one in reversed(self.processes()):
+                    with suppress(psutil.Error):
+                        one.kill()
+        super().stop(kill=kill)
+
     def start(self) -> None:
         super().start()
         self._started = time.monotonic()
@@ -119,15 +128,26 @@ class ChaosProxy(Kproxy):
         return self._process.pid
 
     def processes(self) -> list[psutil.Process]:
-        """The parent, and its workers."""
+        """All that belong to it: itself, those that it has started, and whoever followed in its place."""
         found = psutil.Process(self.pid)
         return [found, *found.children(recursive=True)]
 
+    def start_time(self) -> float:
+        """When the process that answers started, in seconds since the epoch; 0 while none answers."""
+        with suppress(OSError):
+            return self.metric("process_start_time_seconds")
+        return 0.0
+
+    def relaying(self) -> int:
+        """How many processes of `kproxy run` there are, workers apart."""
+        found = [one for one in self.processes() if "stand_in" not in " ".join(one.cmdline())]
+        return sum(not any(one.ppid() == other.pid for other in found) for one in found)
+
     def sample(self) -> None:
-        """Notes what all its processes use now."""
+        """Notes what its processes use now: the largest its memory, all together their descriptors."""
         with suppress(psutil.Error, AssertionError):
             using = [(one.memory_info().rss, one.num_fds()) for one in self.processes()]
-            rss, descriptors = sum(rss for rss, _ in using), sum(count for _, count in using)
+            rss, descriptors = max(rss for rss, _ in using), sum(count for _, count in using)
             self.samples.append((time.monotonic() - self._started, rss, descriptors))
 
 
