@@ -54,6 +54,9 @@ WAYS = (
     Way("PLAIN", "SASL_SSL", "PLAIN"),
     Way("SCRAM", "SASL_SSL", "SCRAM-SHA-256"),
     Way("OAUTHBEARER", "SASL_SSL", "OAUTHBEARER"),
+    Way("PLAIN by kproxy", "SASL_SSL", "PLAIN", own=True),
+    Way("SCRAM by kproxy", "SASL_SSL", "SCRAM-SHA-512", own=True),
+    Way("OAUTHBEARER by kproxy", "SASL_SSL", "OAUTHBEARER", own=True),
 )
 
 

@@ -158,7 +158,7 @@ public class Driver {
         settings.put("max.block.ms", "30000");
         settings.put("delivery.timeout.ms", "40000");
         settings.put("request.timeout.ms", "20000");
-        if (job.get("broker").asText().startsWith("0.10")) {
+        if (!transactional && job.get("broker").asText().startsWith("0.10")) {
           settings.put("enable.idempotence", "false"); // which is the default since 3.0 and came with 0.11
         }
         producer = new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer());
