@@ -140,6 +140,7 @@ class BrokerVersions:
             async with asyncio.timeout(timeout_s):
                 sock, _ = await self._door.open(address)
                 try:
+                    log.debug("asking for versions, connected to %s from %s", address, Address(*sock.getsockname()[:2]))
                     name = {"clientSoftwareName": "kproxy", "clientSoftwareVersion": "1"} if version >= 3 else {}
                     body = await ask(sock, address, API_VERSIONS, version, name, client_id="kproxy")
                 finally:

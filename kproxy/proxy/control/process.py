@@ -102,6 +102,7 @@ class Process:
             self._ours.set_inheritable(True)
             logging.shutdown()
             command = stand_in.command(self._successor.pid, self._ours.fileno())
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)  # what comes now waits for the program that stands in
             os.execv(command[0], command)
 
     async def _run(self) -> None:
@@ -131,8 +132,9 @@ class Process:
                 await self._tasks.cancel()
                 if self._keeper is not None:
                     loop.remove_reader(self._keeper)
+                stands_in = self._successor is not None and self._ours is not None
                 for number in _ALL:
-                    signal.signal(number, signal.SIG_IGN)
+                    signal.signal(number, self._passed_on if stands_in else signal.SIG_IGN)
 
     def _describe(self) -> str:
         return f"kproxy {__version__}: " + ", ".join(
@@ -216,6 +218,10 @@ class Process:
         if self._successor is not None and self._ours is not None:
             with suppress(ProcessLookupError):
                 os.kill(self._successor.pid, number)
+
+    def _passed_on(self, number: int, _: object) -> None:
+        """A signal between the end of the loop and the program that stands in."""
+        self._pass_on(number)
 
     def _nobody_stands_in(self) -> None:
         """Who stands in says nothing, so this is its end: whoever has killed it wants an end of this one as well."""

@@ -40,6 +40,7 @@ def stand_in(pid: int, fd: int) -> int:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     for number in (*FORWARDED, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # those that came before this program ran come now
     watched = [wake_read, fd]
     while True:
         current = _follower(fd, current)
