@@ -27,16 +27,27 @@ from kproxy.proxy.access.policy import (
 from kproxy.proxy.access.policy_lists import filter_list, kind_of_list, metadata_answer, metadata_request
 from kproxy.proxy.access.policy_refusals import CODES, refusal
 from kproxy.proxy.access.policy_refusals import UNKNOWN_TOPIC_ID as UNKNOWN_TOPIC_ID_CODE
-from kproxy.proxy.access.policy_resources import CLUSTER, GROUP, METADATA, TOPIC, TRANSACTIONAL_ID, Names, reader
+from kproxy.proxy.access.policy_resources import (
+    CLUSTER,
+    GROUP,
+    METADATA,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    Names,
+    Reader,
+    reader,
+)
 from kproxy.proxy.access.topic_names import TopicNames
 from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, Replace
 from kproxy.wire.events import ANSWERED, ClientNamed, Event, Exchange, Unanswered
 from kproxy.wire.frames import REQUEST_HEAD_BYTES
-from kproxy.wire.interest import Interest
+from kproxy.wire.interest import ApiPlan, Interest
 
 _CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
 _NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
 
+# (the rules; what reads requests, None: all pass; whether they are audited; whether a Metadata loses its flag)
+Treatment = tuple[ApiRules, Reader | None, bool, bool]
 # What changes the answer of a request that was forwarded: frame -> what is sent instead, or None.
 Edits = dict[int, Callable[[memoryview], bytes | None]]
 
@@ -75,7 +86,9 @@ class PolicyAuthorizer:
         self._clearance_of = policy.identity(peer.principal, peer.host)
         self._clearance: Clearance = self._clearance_of(None)
         self._client_id: bytes | None = None  # of the last request, in bytes: nearly always that of this one too
+        self._client_head: bytes | None = None  # the same behind its length, as requests have it
         self._client_name: str | None = None
+        self._treatments: dict[ApiPlan, Treatment] = {}  # by what the session calls an API and version
         self._software: tuple[str, str] | None = None
         self._lines: dict[int, dict[str, Any]] = {}  # by number: audited requests that are not answered yet
 
@@ -99,15 +112,14 @@ class PolicyAuthorizer:
         if not plan.known:
             return self._unknown(exchange)
         key, version = plan.api_key, plan.api_version
-        policy = self._policy
-        rules = self._clearance.api(key, version)
-        constant = rules.constant
-        is_audited = policy.is_audited(key)
-        clears = policy.clears_auto_creation(key, version)
-        if constant is not None and constant.allowed and not (is_audited or clears):
+        treatment = self._treatments.get(plan)
+        if treatment is None:
+            treatment = self._treatments[plan] = self._treat(key, version)
+        rules, read, is_audited, clears = treatment
+        if read is None:
             return None
         try:
-            names = reader(key, version)(frame, REQUEST_HEAD_BYTES, len(frame))
+            names = read(frame, REQUEST_HEAD_BYTES, len(frame))
         except Malformed as fault:
             return self._close(exchange, MALFORMED, str(fault))
         denied, verdict = self._judge(rules, names, plan.api)
@@ -117,7 +129,7 @@ class PolicyAuthorizer:
             return self._refuse(exchange, frame, names, denied, verdict)
         if is_audited and self._audit is not None:
             self._lines[exchange.number] = self._line(exchange, names, verdict)
-        if names.all_of is not None and constant is None and policy.filters_lists and plan.api in LISTS:
+        if names.all_of is not None and self._policy.filters_lists and plan.api in LISTS:
             self._filter(exchange, rules)
         if clears:
             try:
@@ -126,6 +138,14 @@ class PolicyAuthorizer:
                 return self._close(exchange, MALFORMED, str(fault))
             return None if patched is None else Replace(patched)
         return None
+
+    def _treat(self, key: int, version: int) -> Treatment:
+        """What is done with requests of a version, for the clearance of now."""
+        policy = self._policy
+        rules = self._clearance.api(key, version)
+        is_audited, clears = policy.is_audited(key), policy.clears_auto_creation(key, version)
+        passes = rules.constant is not None and rules.constant.allowed and not (is_audited or clears)
+        return rules, None if passes else reader(key, version), is_audited, clears
 
     def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
         edit = self._edits.pop(exchange.number, None)
@@ -140,8 +160,12 @@ class PolicyAuthorizer:
         first: Verdict | None = None
         verdict: Verdict | None = None
 
-        for kind in (TOPIC, GROUP, TRANSACTIONAL_ID):
-            for name in getattr(names, kind):
+        for kind, found in (
+            (TOPIC, names.topic),
+            (GROUP, names.group),
+            (TRANSACTIONAL_ID, names.transactional_id),
+        ):
+            for name in found:
                 verdict = rules.named(kind, name)
                 if not verdict.allowed:
                     first = first or verdict
@@ -176,16 +200,24 @@ class PolicyAuthorizer:
 
     def _read_client_id(self, exchange: Exchange, frame: Any) -> None:
         """Set the exchange's client id, and the clearance that goes with it."""
+        head = self._client_head
+        if head is not None and frame[REQUEST_HEAD_BYTES : REQUEST_HEAD_BYTES + len(head)] == head:
+            exchange.client_id = self._client_name
+            return
         plan = exchange.plan
         text: bytes | None = None
+        self._client_head = None
         if (plan.api, plan.api_version) != _NO_CLIENT_ID and len(frame) >= _CLIENT_ID_AT:
             length = int.from_bytes(frame[REQUEST_HEAD_BYTES:_CLIENT_ID_AT], "big", signed=True)
             if length >= 0:
                 text = bytes(frame[_CLIENT_ID_AT : _CLIENT_ID_AT + length])
+                if plan.known:
+                    self._client_head = bytes(frame[REQUEST_HEAD_BYTES : _CLIENT_ID_AT + length])
         if text != self._client_id:
             self._client_id = text
             self._client_name = None if text is None else str(text, "utf-8", "replace")
             self._clearance = self._clearance_of(self._client_name)
+            self._treatments.clear()
         exchange.client_id = self._client_name
 
     # --- refusals ----------------------------------------------------------------------------------------------------
