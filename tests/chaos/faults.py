@@ -158,10 +158,9 @@ def reloaded(stage: Stage, chance: random.Random) -> None:
 
 
 def _broken(stage: Stage) -> float:
-    """Connections that ended, but for those that the client itself closed."""
-    kproxy = stage.kproxy
-    closed = kproxy.metric("kproxy_disconnects_total", cause="client_closed")
-    return kproxy.metric("kproxy_disconnects_total") - closed
+    """Connections that kproxy itself ended: a cut from before may still strike one of them meanwhile."""
+    causes = ("drained", "drain_timeout", "fault", "defect", "limit", "operator", "worker_lost")
+    return sum(stage.kproxy.metric("kproxy_disconnects_total", cause=cause) for cause in causes)
 
 
 def upgraded(stage: Stage, chance: random.Random) -> None:
