@@ -196,10 +196,10 @@ def test_a_cut_answer_is_malformed(api_key, version, frame):
 NEWER = 99
 
 
-def capped(version, body):
+def capped(version, body, **further):
     """(the decoded answer after the cut, or None if it was left as it was)"""
     frame = codec.encode_response(API_VERSIONS, version, {"correlationId": 3}, body)
-    changed = cap_versions(version, sized(frame))
+    changed = cap_versions(version, sized(frame), **further)
     if changed is None:
         return None
     header, after = codec.decode_response(unsized(changed), API_VERSIONS, version)
@@ -251,6 +251,13 @@ def test_what_a_broker_offers_to_old_clients_on_purpose_stays():
     offers = [{"apiKey": 0, "minVersion": 0, "maxVersion": 90}, {"apiKey": 3, "minVersion": 0, "maxVersion": 90}]
     after = capped(3, {"apiKeys": offers})
     assert [(offer["minVersion"], offer["maxVersion"]) for offer in after["apiKeys"]] == [(0, 13), (0, 13)]
+
+
+def test_versions_that_a_policy_could_not_read_are_not_offered():
+    """Those of address carriers have their own limit, which stays."""
+    offers = [{"apiKey": key, "minVersion": 0, "maxVersion": NEWER} for key in (3, 8, 12)]
+    after = capped(3, {"apiKeys": offers}, further={8: 10, 3: 50})
+    assert [offer["maxVersion"] for offer in after["apiKeys"]] == [13, 10, NEWER]
 
 
 def test_topic_ids_are_not_offered_without_a_way_to_learn_them():
