@@ -23,11 +23,10 @@ from kproxy.proxy.control.findings import Report
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.relay.listeners import Gate, Listener, resolve, why_unbound
 from kproxy.proxy.relay.poller import Poller
-from kproxy.wire.interest import MAX_HELD_TOGETHER
 
 TIMEOUT_S = 60.0
 IDLE_BYTES = 4_300  # of one connection (DESIGN.md)
-START_BYTES = 61_000_000  # of the process
+START_BYTES = 61_000_000  # of each process
 UNSENT_BYTES = 2 * 512 * 1024  # of one connection whose sides both take nothing: one read each
 
 Say = Callable[[str], None]  # takes a line about what is being done
@@ -115,7 +114,8 @@ def _memory(config: Config, report: Report) -> None:
         report.skip("memory", "this host", "neither a limit nor /proc/meminfo says how much there is")
         return
     connections = config.max_connections or descriptors.DEFAULT_CONNECTIONS
-    idle = START_BYTES + connections * IDLE_BYTES + MAX_HELD_TOGETHER
+    processes = config.workers + (config.workers > 1)
+    idle = processes * START_BYTES + connections * IDLE_BYTES + config.max_held_bytes
     stalled = max(0, available - idle) // UNSENT_BYTES
     found = (
         f"{_mb(idle)} for {connections} connections and the answers that are held, of {_mb(available)}; "
