@@ -14,7 +14,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pyarrow.parquet
+import pytest
 
+from kproxy.errors import ConfigError
+from kproxy.proxy.control.embedded import Proxy
 from tests.ports import free_ports
 from tests.proxy.live import HOST, Broker, Wire, live, request, response
 
@@ -581,3 +584,8 @@ def test_a_loop_through_somebody_else_is_found_wherever_it_comes_back():
             server.close()
 
     live(test(), 40)
+
+
+def test_a_proxy_inside_a_program_is_one_process():
+    with pytest.raises(ConfigError, match="one process"):
+        Proxy(bootstrap="kafka-1:9092", workers=2)
