@@ -2,8 +2,8 @@
 
 One timer of the loop for all connections of a process. Each connection has its place in a wheel of whole seconds,
 where it is looked at a few times per idle_timeout_s and once a minute at least: by what the session has counted anyway,
-so the relay does no work for it. So an idle connection ends up to a quarter of its time late. It ends as in a drain:
-answers that are due are delivered, and its client finds it closed between two requests.
+so the relay does no work for it. So an idle connection ends up to a quarter of its time and a second late. It ends as
+in a drain: answers that are due are delivered, and its client finds it closed between two requests.
 
 Bounded: an entry per connection that has such a limit, kept for a minute at most after its end; SLICE of them have
 their turn at once. Refuses to know why there are limits, and sockets.
@@ -36,7 +36,7 @@ class _Watched:
         self.number = number
         self.idle_s = limits.idle_timeout_s
         self.idle_since = now
-        self.received = -1
+        self.received = 0
         age_s = limits.max_age_s
         self.ends_at = float("inf") if age_s is None else now + age_s * (1 - AGE_JITTER * random.random())
         self.steps = _ENDING  # what is left to do to a connection beyond max_age_s
