@@ -40,6 +40,7 @@ from kproxy.wire.session import Session
 
 READ_BYTES = 512 * 1024  # large bodies cost half of what they do at 256 KiB: a peer is woken less often
 FIRST_BYTES = 256  # of a client, for the check that admits it
+QUIET_S = 0.25  # how long an idle client is waited for, so that its end comes with an answer: then it knows in time
 LINGER_S = 1.0  # how long a drained client has to see our end and to close
 # How long a side may leave unsent bytes untaken: a client as long as brokers allow it to be idle, a broker until every
 # client has given up. And how long a side may stay open once the other has ended.
@@ -525,7 +526,8 @@ class Relay(Pausing):
             self._draining = self._finishing = True
             self._drained_as = cause
             self._between = self._step
-            self._drain_on()
+            flush_small_sends(self._peers[CLIENT].sock)
+            self._loop.call_later(QUIET_S, self._drain_on)  # if it asks nothing before, it ends without an answer
 
     def drain(self, cause: str | None = None) -> None:
         """Finish the request in transit, read no new one, deliver the answers due, then close between two frames."""
