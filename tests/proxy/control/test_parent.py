@@ -22,6 +22,7 @@ from tests.ports import free_ports
 from tests.proxy.live import HOST, Broker, Wire, live, request, response
 
 KPROXY = Path(sys.executable).with_name("kproxy")
+PATIENCE_S = 120  # several processes each, on a machine that may be busy
 HEARTBEAT = 12
 METADATA = 3
 GAUGES = re.compile(r"kproxy_(open_connections|inflight|ready|accepting|workers|consumer|client_info|worker_resident)")
@@ -195,7 +196,7 @@ def test_a_worker_that_is_killed_costs_its_own_connections_and_no_counter():
             assert total(end, "kproxy_requests_total") == 48
             assert total(end, "kproxy_connections_total") == 12
 
-    live(test())
+    live(test(), PATIENCE_S)
 
 
 def test_twenty_kills_leave_nothing_behind():
@@ -226,7 +227,7 @@ def test_twenty_kills_leave_nothing_behind():
             assert counted == 20
             assert total(await here.scrape(), "kproxy_worker_restarts_total") == 20
 
-    live(test(), 60)
+    live(test(), PATIENCE_S)
 
 
 def test_a_terminals_signal_to_all_processes_drains_once():
@@ -249,7 +250,7 @@ def test_a_terminals_signal_to_all_processes_drains_once():
             assert await here.process.wait() == 0
             assert "4 connections drained, 0 closed" in here.lines[-1]
 
-    live(test())
+    live(test(), PATIENCE_S)
 
 
 def test_a_second_signal_ends_the_drain_of_all_workers():
@@ -265,7 +266,7 @@ def test_a_second_signal_ends_the_drain_of_all_workers():
             assert await here.process.wait() == 0
             assert "2 closed before their requests were answered" in here.lines[-1]
 
-    live(test())
+    live(test(), PATIENCE_S)
 
 
 def test_workers_end_with_their_parent():
@@ -282,7 +283,7 @@ def test_workers_end_with_their_parent():
 
             await here.until(ended)
 
-    live(test())
+    live(test(), PATIENCE_S)
 
 
 def test_without_the_process_that_forks_kproxy_drains_and_fails():
@@ -294,7 +295,7 @@ def test_without_the_process_that_forks_kproxy_drains_and_fails():
             await here.said("the process that workers are forked from has gone")
             assert await here.process.wait() == 2
 
-    live(test())
+    live(test(), PATIENCE_S)
 
 
 def test_a_broker_is_bound_before_the_answer_that_names_it_leaves():
@@ -324,7 +325,7 @@ def test_a_broker_is_bound_before_the_answer_that_names_it_leaves():
             clusters = json.loads(await here.get("/api/clusters"))
             assert set(clusters[0]["brokers"]) == {"1", "2", "3", "4"}
 
-    live(test())
+    live(test(), PATIENCE_S)
 
 
 def test_a_broker_that_moved_is_known_to_all_workers():
@@ -341,7 +342,7 @@ def test_a_broker_that_moved_is_known_to_all_workers():
                 wire = await Wire.dial(here.port + 3)
                 assert await alive(wire, await moved.accept())
 
-    live(test())
+    live(test(), PATIENCE_S)
 
 
 def test_what_several_workers_count_is_what_one_counts():
@@ -391,7 +392,7 @@ def test_what_several_workers_count_is_what_one_counts():
         assert len(alone) > 100
         assert three == alone
 
-    live(test(), 40)
+    live(test(), PATIENCE_S)
 
 
 def test_settings_that_need_a_port_in_use_are_told_and_leave_no_process():
@@ -408,7 +409,7 @@ def test_settings_that_need_a_port_in_use_are_told_and_leave_no_process():
             assert process.returncode == 2
             assert "another program listens there" in stderr.decode()
 
-    live(test())
+    live(test(), PATIENCE_S)
 
 
 def written(folder: Path, port: int, broker: Broker, more: str = "") -> Path:
@@ -471,7 +472,7 @@ def test_other_settings_reach_the_workers(tmp_path):
             await client.send((3000).to_bytes(4, "big") + bytes(3000))
             assert await is_closed(client)
 
-    live(test())
+    live(test(), PATIENCE_S)
 
 
 def test_a_kproxy_that_follows_takes_over_with_workers_of_its_own(tmp_path):
@@ -507,7 +508,7 @@ def test_a_kproxy_that_follows_takes_over_with_workers_of_its_own(tmp_path):
 
             await here.until(is_free)
 
-    live(test(), 40)
+    live(test(), PATIENCE_S)
 
 
 def test_workers_record_into_one_folder(tmp_path):
@@ -536,7 +537,7 @@ def test_workers_record_into_one_folder(tmp_path):
             assert len(list((tmp_path / "tables" / "exchanges").iterdir())) == 2
             assert not list((tmp_path / "tables").glob(".unfinished*"))
 
-    live(test(), 60)
+    live(test(), PATIENCE_S)
 
 
 def test_a_loop_through_somebody_else_is_found_wherever_it_comes_back():
@@ -583,7 +584,7 @@ def test_a_loop_through_somebody_else_is_found_wherever_it_comes_back():
             assert total(samples, "kproxy_disconnects_total", cause="loop") >= 64
             server.close()
 
-    live(test(), 40)
+    live(test(), PATIENCE_S)
 
 
 def test_a_proxy_inside_a_program_is_one_process():
