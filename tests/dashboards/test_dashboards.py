@@ -141,6 +141,9 @@ def test_the_dashboard_shows_every_metric(scraped):
         "kproxy_failed_upgrades",
         "kproxy_predecessor_connections",
         "kproxy_authentications",  # there where kproxy logs in, or checks logins
+        "kproxy_policy_refusals",  # there where a listener has a policy
+        "kproxy_audit_lines",
+        "kproxy_audit_lines_dropped",
         "kproxy_workers",  # with one process there is nothing to see
         "kproxy_worker_restarts",
         "kproxy_worker_cpu_seconds",
