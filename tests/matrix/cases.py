@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,7 @@ def run_release(brokers: Brokers, cases: Sequence[Case], folder: Path, jobs: int
     with Proxy(brokers, ways, folder / "kproxy") as proxy:
         before = brokers.client_peers()
         failed = []
-        with ThreadPoolExecutor(jobs) as pool:
+        with ThreadPoolExecutor(jobs) as pool, _cancelled_at_a_fault(pool):
             possible = [case for case in cases if case.way in proxy.listens]
             # a broker without that mechanism is asked without kproxy, which could not even be configured
             failed += [Outcome(case, _FAILS) for case in cases if case.way not in proxy.listens]
@@ -231,6 +231,16 @@ def run_release(brokers: Brokers, cases: Sequence[Case], folder: Path, jobs: int
                     yield replace(direct, state=_CANNOT)
                 else:
                     yield outcome
+
+
+@contextmanager
+def _cancelled_at_a_fault(pool: ThreadPoolExecutor) -> Iterator[None]:
+    """Whoever is interrupted waits for the cases that run, not for all."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def _check(proxy: Proxy, brokers: Brokers, before: Any) -> None:

@@ -27,7 +27,8 @@ accepted was one of kproxy's.
 TLS ends at kproxy and begins anew towards the brokers. PLAIN, SCRAM and OAUTHBEARER are SASL_SSL, and pass through
 kproxy to the broker; "by kproxy": kproxy checks the client's login, and logs in at the broker as itself.
 
-A dash stands for a combination that does not work without kproxy either; the notes say what the client says then.
+A dash stands for a combination that does not work without kproxy either; the notes say what the client says then. An
+empty cell was not tried: `./dev matrix --results FILE` goes on where a run was broken off.
 """
 
 
