@@ -30,7 +30,7 @@ from rich.table import Table
 from bench import cases, processes
 from bench.load import Load
 from bench.processes import BenchError, Proxy
-from kproxy.proxy.relay.relay import READ_BYTES
+from kproxy.proxy.relay.sockets import READ_BYTES
 from kproxy.proxy.relay.tls_socket import TlsSocket
 from tests.certificates import Authority, Certificate
 

@@ -34,7 +34,7 @@ from kproxy.proxy.relay.given import GivenSockets
 from kproxy.proxy.relay.listeners import Gate, Listener, why_unbound
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.redirected import can_mark
-from kproxy.proxy.relay.relay import READ_BYTES
+from kproxy.proxy.relay.sockets import READ_BYTES
 from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 from kproxy.wire.connection import Sink
 

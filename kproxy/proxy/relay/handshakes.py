@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from kproxy.proxy.relay.relay import READ_BYTES
+from kproxy.proxy.relay.sockets import READ_BYTES
 from kproxy.proxy.relay.streams import readable, writable
 from kproxy.proxy.relay.tls_socket import TlsSocket
 

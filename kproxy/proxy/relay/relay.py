@@ -28,20 +28,17 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
+from kproxy.proxy.relay.draining import Draining
 from kproxy.proxy.relay.ends import ANONYMOUS
-from kproxy.proxy.relay.pausing import Pausing
 from kproxy.proxy.relay.peer import Counting, Durations, Peer, discard_bytes, ignore_readiness
 from kproxy.proxy.relay.poller import LATE_NS, Poller
-from kproxy.proxy.relay.sockets import flush_small_sends, has_unread, receive_timed
+from kproxy.proxy.relay.sockets import receive_timed
 from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event, Exchange
 from kproxy.wire.session import Session
 
-READ_BYTES = 512 * 1024  # large bodies cost half of what they do at 256 KiB: a peer is woken less often
 FIRST_BYTES = 256  # of a client, for the check that admits it
-QUIET_S = 0.25  # how long an idle client is waited for, so that its end comes with an answer: then it knows in time
-LINGER_S = 1.0  # how long a drained client has to see our end and to close
 # How long a side may leave unsent bytes untaken: a client as long as brokers allow it to be idle, a broker until every
 # client has given up. And how long a side may stay open once the other has ended.
 STALLED_S = (600.0, 120.0)
@@ -53,7 +50,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
 log = logging.getLogger("kproxy.relay")
 
 
-class Relay(Pausing):
+class Relay(Draining):
     """One client connection with its broker connection, from both being connected to both being closed."""
 
     def __init__(
@@ -517,89 +514,6 @@ class Relay(Pausing):
         self._emit_last()
         self._counting.closed(cause)
         self._on_closed(self, cause)
-
-    # --- draining ----------------------------------------------------------------------------------------------------
-
-    def finish(self, cause: str = "drained") -> None:
-        """Serve on until no request of the client is unanswered, then close: our end leaves with the last answer."""
-        if not self._draining:
-            self._draining = self._finishing = True
-            self._drained_as = cause
-            self._between = self._step
-            flush_small_sends(self._peers[CLIENT].sock)
-            self._loop.call_later(QUIET_S, self._drain_on)  # if it asks nothing before, it ends without an answer
-
-    def drain(self, cause: str | None = None) -> None:
-        """Finish the request in transit, read no new one, deliver the answers due, then close between two frames."""
-        if self._draining and not self._finishing:
-            return
-        self._draining = True
-        self._finishing = False
-        self._drained_as = cause or self._drained_as
-        self._between = self._step
-        self._read_client_by(self._recv_to_boundary)
-        self._drain_on()
-
-    def _recv_to_boundary(self, buffer: memoryview) -> int:
-        """Read what is missing of the request in transit and no byte of the next."""
-        missing = self.session.missing(CLIENT)
-        return self._peers[CLIENT].sock.recv_into(buffer, min(missing, READ_BYTES))
-
-    def _drain_on(self) -> None:
-        if self.closed or self._lingering is not None:
-            return
-        session = self.session
-        client, broker = self._peers
-        if self._finishing:
-            whole = session.at_boundary(CLIENT) and session.at_boundary(BROKER) and client.unsent is None
-            if client.ended or (whole and not session.pending and not has_unread(client.sock)):
-                self.drain()
-            else:
-                flush_small_sends(client.sock)
-            return
-        if not client.ended:
-            if not session.at_boundary(CLIENT):
-                if client.reading:
-                    self._read_leftover(client, CLIENT)
-                return
-            self._unread(CLIENT)
-        elif self._unheard is None:  # a client that has gone looks like one that still listens: no answer may ever come
-            self._unheard = self._loop.call_later(LINGER_S, self.close, self._drained_as)
-        if session.pending or not (broker.ended or session.at_boundary(BROKER)):
-            return
-        if client.unsent is None and broker.unsent is None:
-            self._linger()
-
-    def _linger(self) -> None:
-        """All is delivered: send our end, and wait a moment for the client's.
-
-        To close with a request unread would send a reset, and the reset could overtake the last answers.
-        """
-        client, broker = self._peers
-        self._unread(BROKER)
-        self._lingering = self._loop.call_later(LINGER_S, self.close, self._drained_as)
-        if client.ended:
-            self.close(self._drained_as)
-            return
-        try:
-            client.sock.shutdown(socket.SHUT_WR)
-            broker.sock.shutdown(socket.SHUT_WR)
-        except BlockingIOError:  # of TLS; without its end a client sees ours when the time is over
-            pass
-        except OSError:
-            self.close(self._drained_as)
-            return
-        self._poller.add_reader(client.fd, self._discard)
-
-    def _discard(self) -> None:
-        try:
-            if self._peers[CLIENT].sock.recv_into(self._buffer):
-                return
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            pass
-        self.close(self._drained_as)
 
     # --- events ------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import pytest
 
 from kproxy.protocol import codec
 from kproxy.proxy.relay import listeners, relay, sockets
-from kproxy.proxy.relay.relay import READ_BYTES
+from kproxy.proxy.relay.sockets import READ_BYTES
 from kproxy.tables.recorder import Recorder
 from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo

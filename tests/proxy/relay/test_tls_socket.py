@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from kproxy.proxy.relay.relay import READ_BYTES
+from kproxy.proxy.relay.sockets import READ_BYTES
 from kproxy.proxy.relay.tls_socket import TlsSocket
 from tests.certificates import Authority
 

@@ -1,0 +1,117 @@
+"""The end of a relay between two requests: answers that are due are delivered, then both sides close.
+
+Two ways: `finish` serves on until nothing is unanswered, `drain` reads no new request. Bounded by who asks for it, who
+closes relays that take too long; a client has LINGER_S to see our end. Refuses to know why a relay is to end.
+"""
+
+import socket
+from asyncio import AbstractEventLoop, TimerHandle
+
+from kproxy.proxy.relay.pausing import Pausing
+from kproxy.proxy.relay.peer import Peer
+from kproxy.proxy.relay.poller import Poller
+from kproxy.proxy.relay.sockets import READ_BYTES, flush_small_sends, has_unread
+from kproxy.wire.events import BROKER, CLIENT
+
+QUIET_S = 0.25  # how long an idle client is waited for, so that its end comes with an answer: then it knows in time
+LINGER_S = 1.0  # how long a drained client has to see our end and to close
+
+
+class Draining(Pausing):
+    """The part of a relay that ends it in order."""
+
+    _loop: AbstractEventLoop
+    _poller: Poller
+    _buffer: memoryview
+    _drained_as: str  # the cause of the end
+    _lingering: TimerHandle | None
+    _unheard: TimerHandle | None  # the client has ended: who draws this out is given up
+
+    def finish(self, cause: str = "drained") -> None:
+        """Serve on until no request of the client is unanswered, then close: our end leaves with the last answer."""
+        if not self._draining:
+            self._draining = self._finishing = True
+            self._drained_as = cause
+            self._between = self._step
+            flush_small_sends(self._peers[CLIENT].sock)
+            self._loop.call_later(QUIET_S, self._drain_on)  # if it asks nothing before, it ends without an answer
+
+    def drain(self, cause: str | None = None) -> None:
+        """Finish the request in transit, read no new one, deliver the answers due, then close between two frames."""
+        if self._draining and not self._finishing:
+            return
+        self._draining = True
+        self._finishing = False
+        self._drained_as = cause or self._drained_as
+        self._between = self._step
+        self._read_client_by(self._recv_to_boundary)
+        self._drain_on()
+
+    def _recv_to_boundary(self, buffer: memoryview) -> int:
+        """Read what is missing of the request in transit and no byte of the next."""
+        missing = self.session.missing(CLIENT)
+        return self._peers[CLIENT].sock.recv_into(buffer, min(missing, READ_BYTES))
+
+    def _drain_on(self) -> None:
+        if self.closed or self._lingering is not None:
+            return
+        session = self.session
+        client, broker = self._peers
+        if self._finishing:
+            whole = session.at_boundary(CLIENT) and session.at_boundary(BROKER) and client.unsent is None
+            if client.ended or (whole and not session.pending and not has_unread(client.sock)):
+                self.drain()
+            else:
+                flush_small_sends(client.sock)
+            return
+        if not client.ended:
+            if not session.at_boundary(CLIENT):
+                if client.reading:
+                    self._read_leftover(client, CLIENT)
+                return
+            self._unread(CLIENT)
+        elif self._unheard is None:  # a client that has gone looks like one that still listens: no answer may ever come
+            self._unheard = self._loop.call_later(LINGER_S, self.close, self._drained_as)
+        if session.pending or not (broker.ended or session.at_boundary(BROKER)):
+            return
+        if client.unsent is None and broker.unsent is None:
+            self._linger()
+
+    def _linger(self) -> None:
+        """All is delivered: send our end, and wait a moment for the client's.
+
+        To close with a request unread would send a reset, and the reset could overtake the last answers.
+        """
+        client, broker = self._peers
+        self._unread(BROKER)
+        self._lingering = self._loop.call_later(LINGER_S, self.close, self._drained_as)
+        if client.ended:
+            self.close(self._drained_as)
+            return
+        try:
+            client.sock.shutdown(socket.SHUT_WR)
+            broker.sock.shutdown(socket.SHUT_WR)
+        except BlockingIOError:  # of TLS; without its end a client sees ours when the time is over
+            pass
+        except OSError:
+            self.close(self._drained_as)
+            return
+        self._poller.add_reader(client.fd, self._discard)
+
+    def _discard(self) -> None:
+        try:
+            if self._peers[CLIENT].sock.recv_into(self._buffer):
+                return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass
+        self.close(self._drained_as)
+
+    # --- of the relay ------------------------------------------------------------------------------------------------
+
+    def close(self, cause: str, *, reset: bool = False) -> None:
+        raise NotImplementedError
+
+    def _read_leftover(self, peer: Peer, side: int) -> None:
+        raise NotImplementedError
