@@ -1,9 +1,10 @@
 """The audit: a line of JSON for every administrative request and every refusal, to a file or to standard error.
 
-Lines wait for a thread that writes them, at most MAX_WAITING: a full disk or a pipe that nobody reads never blocks the
-event loop. What does not fit is counted, and the next line that is written says how many are missing. A file is opened
-to append, and opened again when another stands in its place, so that logrotate works with and without `copytruncate`
-and several processes can share it. Lines hold names of resources and no values, so no secrets. Refuses to know rules.
+Lines wait for a thread that writes them, at most MAX_WAITING of at most MAX_WAITING_BYTES together: a full disk or a
+pipe that nobody reads never blocks the event loop. What does not fit is counted, and the next line that is written says
+how many are missing. A file is opened to append, and opened again when another stands in its place, so that logrotate
+works with and without `copytruncate` and several processes can share it. Lines hold names of resources and no values,
+so no secrets. Refuses to know rules.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from typing import Any
 
 STDERR = "stderr"
 MAX_WAITING = 10_000
+MAX_WAITING_BYTES = 16 * 1024 * 1024  # one line has up to half a megabyte, if a client wants
 MAX_NAMES = 100  # of one kind in one line; more are counted
 MAX_NAME = 256  # characters
 _FLUSH_S = 1.0
@@ -32,6 +34,7 @@ class Audit:
         self._file = 2 if target == STDERR else -1
         self._identity: tuple[int, int] | None = None
         self._waiting: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
+        self._waiting_bytes = 0
         self._missing = 0  # since the last line that was written
         self._lock = threading.Lock()
         self.lines = 0
@@ -45,15 +48,23 @@ class Audit:
 
     def add(self, line: dict[str, Any]) -> None:
         """Write a line, soon. Never blocks, and raises nothing."""
+        text = json.dumps(line, ensure_ascii=True, separators=(",", ":"), default=str)
+        with self._lock:
+            fits = self._waiting_bytes + len(text) <= MAX_WAITING_BYTES
+            if fits:
+                self._waiting_bytes += len(text)
         try:
-            self._waiting.put_nowait(json.dumps(line, ensure_ascii=True, separators=(",", ":"), default=str))
+            if not fits:
+                raise queue.Full
+            self._waiting.put_nowait(text)
         except queue.Full:
-            self._lose(1)
+            self._lose(1, len(text) if fits else 0)
 
-    def _lose(self, count: int) -> None:
+    def _lose(self, count: int, waited_bytes: int = 0) -> None:
         with self._lock:
             self.dropped += count
             self._missing += count
+            self._waiting_bytes -= waited_bytes
 
     def flush(self, timeout_s: float = _FLUSH_S) -> None:
         """Wait a moment for what is not written yet."""
@@ -69,6 +80,7 @@ class Audit:
             self._waiting.put_nowait(None)
 
     def _write(self) -> None:
+        torn = False
         while True:
             text = self._waiting.get()
             if text is None or self._stopped:
@@ -76,20 +88,25 @@ class Audit:
                 break
             with self._lock:
                 missing, self._missing = self._missing, 0
+            size = len(text)
             if missing:
                 text = json.dumps({"time": timestamp(time.time_ns()), "missing_lines": missing}) + "\n" + text
+            data = whole = memoryview(("\n" * torn + text + "\n").encode())
             try:
                 self._reopen()
-                data = memoryview((text + "\n").encode())
                 while data:
                     data = data[os.write(self._file, data) :]
                 self.lines += 1
+                torn = False
             except OSError:
+                torn |= len(data) < len(whole)  # a full disk took a part: the next line must not go on with it
                 with self._lock:
                     self._missing += missing
                 self._lose(1)
                 if not self._stopped:
                     time.sleep(_RETRY_S if self._waiting.empty() else 0.01)
+            with self._lock:
+                self._waiting_bytes -= size
             self._waiting.task_done()
         if self._file > 2:
             os.close(self._file)

@@ -11,10 +11,11 @@ It passes if all of them may. For each, the first rule that matches decides:
 - A list that asks for all of a kind (Metadata, ListGroups) is as one that names nothing; its answer can be filtered
   (`policy_lists.py`). Another request for all (ElectLeaders) touches what any rule denies.
 - What no rule matches becomes what the default says. An API key that the schema lacks is denied unless a rule allows it
-  by its number; a version that the schema lacks is denied where its body would have to be read.
+  by its number, and so is Envelope, which carries another request, unless a rule names it; a version that the schema
+  lacks is denied where its body would have to be read.
 
-Pure: refuses to know bytes, answers and connections. Bounds: MAX_REMEMBERED names per set of rules, then they are
-forgotten; as many sets of rules as identities differ in (MAX_CLEARANCES, then those too).
+Pure: refuses to know bytes, answers and connections. Bounds: MAX_REMEMBERED names, then they are forgotten, and none
+that is longer than MAX_NAME; as many sets of rules as identities differ in (MAX_CLEARANCES, then those too).
 """
 
 import re
@@ -23,15 +24,16 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from kproxy.protocol.schema import api_name, schema
-from kproxy.proxy.access.policy_resources import KINDS, METADATA, TOPIC, kinds_of
+from kproxy.proxy.access.policy_resources import ENVELOPE, KINDS, METADATA, TOPIC, kinds_of
 from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.api_groups import ALWAYS, READ_ONLY, group_keys
 from kproxy.proxy.config.policy import Rule, default_of
 from kproxy.proxy.config.settings import Cluster
 
-MAX_REMEMBERED = 16 * 1024
+MAX_REMEMBERED = 64 * 1024
 MAX_CLEARANCES = 1024
-MAX_CLIENT_IDS = 4096
+MAX_CLIENT_IDS = 64  # of one connection
+MAX_NAME = 256  # characters; clients may send 32 KiB, and topics have 249 at most
 
 LISTS = frozenset(
     (
@@ -63,7 +65,7 @@ class Verdict(NamedTuple):
         return {
             "default": f"no rule matches, and the default is to {'allow' if self.allowed else 'deny'}",
             "read_only": "the listener is read-only",
-            "unknown_api": "kproxy does not know the API, and no rule allows it by its number",
+            "unknown_api": "kproxy does not know the API, or what it carries, and no rule allows it by name or number",
             "unknown_version": "kproxy does not read this version, and a rule would need to",
             "unknown_topic_id": "kproxy has not learnt yet which topic the id means",
             "malformed": "it does not decode",
@@ -170,7 +172,15 @@ class _Compiled:
 class ApiRules:
     """The rules of one clearance for one API and version."""
 
-    def __init__(self, rules: Iterable[_Compiled], default: Verdict, api_key: int, version: int) -> None:
+    def __init__(
+        self,
+        rules: Iterable[_Compiled],
+        default: Verdict,
+        api_key: int,
+        version: int,
+        of_names: dict[tuple["ApiRules", str, str], Verdict],
+    ) -> None:
+        """of_names: what names met, of all rules of a policy."""
         self._kinds = kinds = _kinds(api_key, version)
         self._rules = []
         for rule in rules:
@@ -179,7 +189,7 @@ class ApiRules:
                 if not rule.named:
                     break
         self._default = default
-        self._of_names: dict[tuple[str, str], Verdict] = {}
+        self._of_names = of_names
         # The one verdict whatever is named; None: it depends on that.
         self.constant: Verdict | None = None
         if not self._rules or not self._rules[0].named:
@@ -187,12 +197,13 @@ class ApiRules:
 
     def named(self, kind: str, name: str) -> Verdict:
         """About one name."""
-        verdict = self._of_names.get((kind, name))
+        verdict = self._of_names.get((self, kind, name))
         if verdict is None:
             verdict = next((rule.verdict for rule in self._rules if _matches(rule, kind, name)), self._default)
-            if len(self._of_names) >= MAX_REMEMBERED:
-                self._of_names.clear()
-            self._of_names[kind, name] = verdict
+            if len(name) <= MAX_NAME:
+                if len(self._of_names) >= MAX_REMEMBERED:
+                    self._of_names.clear()
+                self._of_names[self, kind, name] = verdict
         return verdict
 
     def depends_on(self, kind: str) -> bool:
@@ -246,19 +257,19 @@ class Clearance:
                 rules, default = (), ALWAYS_ALLOWED
             elif self._policy.read_only and api_key not in _readable():
                 rules, default = (), READ_ONLY_DENIED
-            found = ApiRules(rules, default, api_key, version)
+            found = ApiRules(rules, default, api_key, version, self._policy.of_names)
             if len(self._apis) >= MAX_CLEARANCES:
                 self._apis.clear()
             self._apis[api_key, version] = found
         return found
 
     def unknown(self, api_key: int, version: int) -> Verdict:
-        """About a request whose key or version the schema lacks, so that it cannot be read."""
+        """About a request that cannot be read: the schema lacks its key or version, or it carries another one."""
         if not self._policy.is_active:
             return self._policy.default
         if self._policy.is_always(api_key):
             return ALWAYS_ALLOWED
-        if api_key in schema().apis:
+        if api_key in schema().apis and api_key != ENVELOPE:
             constant = self.api(api_key, version).constant
             clears = self._policy.read_only and api_key == METADATA
             return UNKNOWN_VERSION if constant is None or (constant.allowed and clears) else constant
@@ -287,6 +298,7 @@ class Policy:
         self.has_client_ids = any(rule.client_ids is not None for rule in self.rules)
         self._admin = group_keys("admin") if audits else frozenset()
         self._clearances: dict[tuple[int, ...], Clearance] = {}
+        self.of_names: dict[tuple[ApiRules, str, str], Verdict] = {}  # remembered, and of no use to others
 
     @property
     def is_empty(self) -> bool:
@@ -332,7 +344,7 @@ class Policy:
             return True
         if not self.is_active or self.is_always(api_key):
             return False
-        if api_key not in schema().apis:
+        if api_key not in schema().apis or api_key == ENVELOPE:
             return True
         if self.read_only and (api_key not in _readable() or api_key == METADATA):
             return True
@@ -361,9 +373,11 @@ class Policy:
             clearance = known.get(client_id)
             if clearance is None:
                 rules = (rule for rule in mine if rule.client_ids is None or rule.client_ids.match(client_id or ""))
-                if len(known) >= MAX_CLIENT_IDS:
-                    known.clear()
-                clearance = known[client_id] = self._clearance(tuple(rules))
+                clearance = self._clearance(tuple(rules))
+                if len(client_id or "") <= MAX_NAME:
+                    if len(known) >= MAX_CLIENT_IDS:
+                        known.clear()
+                    known[client_id] = clearance
             return clearance
 
         return by_client_id

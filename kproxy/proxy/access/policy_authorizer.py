@@ -13,7 +13,7 @@ from uuid import UUID
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol.codec import decode_request
 from kproxy.protocol.error_codes import error_name
-from kproxy.proxy.access.audit import Audit, shown, timestamp
+from kproxy.proxy.access.audit import MAX_NAME, Audit, shown, timestamp
 from kproxy.proxy.access.policy import (
     LISTS,
     MALFORMED,
@@ -29,6 +29,7 @@ from kproxy.proxy.access.policy_refusals import CODES, refusal
 from kproxy.proxy.access.policy_refusals import UNKNOWN_TOPIC_ID as UNKNOWN_TOPIC_ID_CODE
 from kproxy.proxy.access.policy_resources import (
     CLUSTER,
+    ENVELOPE,
     GROUP,
     METADATA,
     TOPIC,
@@ -99,7 +100,7 @@ class PolicyAuthorizer:
         policy = self._policy
         if policy.has_client_ids or policy.is_audited(plan.api_key):
             return HOLD
-        if not plan.known:
+        if not plan.known or plan.api_key == ENVELOPE:
             return self._unknown(exchange)
         constant = self._clearance.api(plan.api_key, plan.api_version).constant
         if constant is None or not constant.allowed or policy.clears_auto_creation(plan.api_key, plan.api_version):
@@ -109,7 +110,7 @@ class PolicyAuthorizer:
     def decide(self, exchange: Exchange, frame: Any) -> Decision:
         plan = exchange.plan
         self._read_client_id(exchange, frame)
-        if not plan.known:
+        if not plan.known or plan.api_key == ENVELOPE:
             return self._unknown(exchange)
         key, version = plan.api_key, plan.api_version
         treatment = self._treatments.get(plan)
@@ -360,8 +361,8 @@ class PolicyAuthorizer:
             "cluster": peer.cluster,
             "client": peer.client,
             "principal": peer.principal,
-            "client_id": exchange.client_id,
-            "software": " ".join(self._software) if self._software else None,
+            "client_id": exchange.client_id and exchange.client_id[:MAX_NAME],
+            "software": " ".join(self._software)[:MAX_NAME] if self._software else None,
             "api": plan.api,
             "version": plan.api_version,
             "decision": "allow" if verdict.allowed else "deny",

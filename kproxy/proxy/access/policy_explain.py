@@ -12,7 +12,7 @@ from typing import Any
 from kproxy.errors import ConfigError
 from kproxy.protocol.schema import schema
 from kproxy.proxy.access.policy import LISTS, Policy, Verdict
-from kproxy.proxy.access.policy_resources import ALL_OF, GROUP, TOPIC, TRANSACTIONAL_ID, kinds_of
+from kproxy.proxy.access.policy_resources import ALL_OF, ENVELOPE, GROUP, TOPIC, TRANSACTIONAL_ID, kinds_of
 from kproxy.proxy.config.api_groups import keys_of_names
 from kproxy.proxy.config.settings import Cluster, Config
 
@@ -68,7 +68,7 @@ def explain(
     policy = Policy(cluster)
     clearance = policy.identity(principal, address)(client_id)
     named = {TOPIC: [*topics], GROUP: [*groups], TRANSACTIONAL_ID: [*transactional_ids]}
-    if known is None or version not in known.request.versions:
+    if known is None or version not in known.request.versions or key == ENVELOPE:
         return [Explained("the request, which kproxy cannot read", clearance.unknown(key, version))]
     kinds = kinds_of(key, version)
     wrong = [kind for kind, names in named.items() if names and (kind not in kinds or known.name in ALL_OF)]

@@ -20,6 +20,7 @@ CLUSTER = "cluster"  # what is none of them: brokers, access rules, quotas, user
 KINDS = (TOPIC, GROUP, TRANSACTIONAL_ID)
 
 METADATA = 3
+ENVELOPE = 58  # carries another request, in the name of somebody else
 MAX_ELEMENTS = 64 * 1024
 
 _ID = "topic_id"  # names a topic too
@@ -96,6 +97,35 @@ NAMED: dict[str, dict[str, str]] = {
     "DescribeShareGroupOffsets": {"groups.groupId": GROUP, "groups.topics.topicName": TOPIC},
     "AlterShareGroupOffsets": {"groupId": GROUP, "topics.topicName": TOPIC},
     "DeleteShareGroupOffsets": {"groupId": GROUP, "topics.topicName": TOPIC},
+    # What brokers send each other. A broker without an authorizer takes it from every client.
+    "WriteTxnMarkers": {"markers.topics.name": TOPIC},
+    "LeaderAndIsr": {
+        "ungroupedPartitionStates.topicName": TOPIC,
+        "topicStates.topicName": TOPIC,
+        "topicStates.topicId": _ID,
+    },
+    "StopReplica": {
+        "ungroupedPartitions.topicName": TOPIC,
+        "topics.name": TOPIC,
+        "topicStates.topicName": TOPIC,
+    },
+    "UpdateMetadata": {
+        "ungroupedPartitionStates.topicName": TOPIC,
+        "topicStates.topicName": TOPIC,
+        "topicStates.topicId": _ID,
+    },
+    "AlterPartition": {"topics.topicName": TOPIC, "topics.topicId": _ID},
+    "AssignReplicasToDirs": {"directories.topics.topicId": _ID},
+    "Vote": {"topics.topicName": TOPIC},
+    "BeginQuorumEpoch": {"topics.topicName": TOPIC},
+    "EndQuorumEpoch": {"topics.topicName": TOPIC},
+    "FetchSnapshot": {"topics.name": TOPIC},
+    "DescribeQuorum": {"topics.topicName": TOPIC},
+    "InitializeShareGroupState": {"groupId": GROUP, "topics.topicId": _ID},
+    "ReadShareGroupState": {"groupId": GROUP, "topics.topicId": _ID},
+    "WriteShareGroupState": {"groupId": GROUP, "topics.topicId": _ID},
+    "DeleteShareGroupState": {"groupId": GROUP, "topics.topicId": _ID},
+    "ReadShareGroupStateSummary": {"groupId": GROUP, "topics.topicId": _ID},
 }
 
 # Arrays whose null means all of a kind, and those whose emptiness does, with the versions in which it does.

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 
-from kproxy.proxy.access.audit import MAX_NAMES, MAX_WAITING, Audit, shown
+from kproxy.proxy.access.audit import MAX_NAMES, MAX_WAITING, MAX_WAITING_BYTES, Audit, shown
 
 
 def lines(path):
@@ -90,3 +90,21 @@ def test_names_of_a_line_are_few_and_short():
     many = shown([str(number) for number in range(MAX_NAMES + 5)])
     assert len(many) == MAX_NAMES + 1 and many[-1] == "... and 5 more"
     assert len(shown(["x" * 9999])[0]) == 256
+
+
+def test_long_lines_that_wait_are_bounded_in_bytes(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    audit = Audit(str(path))
+    for _ in range(100):
+        audit.add({"text": "x" * (MAX_WAITING_BYTES // 16)})
+    assert audit.dropped >= 100 - 16
+    os.set_blocking(reader, True)
+    found = bytearray()
+    while b'"last"' not in found:
+        found += os.read(reader, 1 << 20)
+        if found.count(b"\n") == 100 - audit.dropped:
+            audit.add({"text": "last"})  # there is room again
+    audit.close()
+    os.close(reader)

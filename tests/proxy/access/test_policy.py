@@ -30,8 +30,8 @@ TOPIC_LISTS = {"topicNames", "subscribedTopicNames", "sourceTopics", "repartitio
 NAMED_IN = {"topics", "topicData", "v3AndBelowTopics", "stateChangelogTopics", "repartitionSourceTopics"}
 GROUP_LISTS = {"groups", "groupIds", "groupsNames"}
 NO_ACCESS = {"forgottenTopicsData", "cursor", "topologyDescription", "copartitionGroups"}
-# What these name is the brokers' business, or the cluster's.
-OF_THE_CLUSTER = set(GROUPS["broker"]) | {"WriteTxnMarkers", "DescribeQuorum", "CreateAcls", "DeleteAcls"}
+# What these name is the cluster's.
+OF_THE_CLUSTER = {"CreateAcls", "DeleteAcls"}
 ALL_IF_NULL = {
     "Metadata": "topics",
     "OffsetFetch": "topics",
@@ -195,6 +195,12 @@ def expected(settings: dict[str, Any], layout: Layout, body: dict[str, Any], who
         return "forwarded"
     if settings["read_only"] and api not in (*GROUPS["read"], *GROUPS["describe"]):
         return "refused"
+    if api == "Envelope":  # whatever is in it: as an API that is not known
+        for rule in rules:
+            names_it = rule.get("api", "*") != "*" and not any(of in rule for of in KINDS)
+            if applies(rule, api, layout.version, who) and (names_it or rule["action"] == "deny"):
+                return "forwarded" if rule["action"] == "allow" else "refused"
+        return "refused" if rules or not default else "forwarded"
     found = accesses(api, layout.version, body) or [("nothing", "")]
     if "Configs" not in api and api not in OF_THE_CLUSTER and not can_name(api, layout.version):
         found = [("nothing", "")]

@@ -5,6 +5,7 @@ from uuid import UUID
 import pytest
 
 from kproxy.protocol import codec
+from kproxy.proxy.access import policy as policy_module
 from kproxy.wire.authorizer import MAX_HELD_REQUEST
 from kproxy.wire.events import BROKER, CLIENT
 from tests.proxy.access.policies import Decided
@@ -357,3 +358,47 @@ def test_refusals_are_audited_and_requests_without_an_answer_too():
     refused, lost = talk.audit.lines
     assert (refused["decision"], refused["rule"], refused["topics"]) == ("deny", 1, ["orders", "secret-1"])
     assert (lost["decision"], lost["groups"], lost["outcome"]) == ("allow", ["g"], "unanswered")
+
+
+WRITE_TXN_MARKERS, STOP_REPLICA, ENVELOPE, DELETE_SHARE_GROUP_STATE = 27, 5, 58, 86
+
+
+def test_what_brokers_send_each_other_is_judged_by_what_it_names_too():
+    markers = {"producerId": 1, "topics": [{"name": "secret-1", "partitionIndexes": [0]}]}
+    talk = Decided(NO_SECRETS).client(request(WRITE_TXN_MARKERS, 1, 1, {"markers": [markers]}))
+    assert talk.sent[BROKER] == b"" and not talk.faults
+    topics = [{"topicName": "secret-1", "partitionStates": [{"partitionIndex": 0, "deletePartition": True}]}]
+    talk = Decided(NO_SECRETS).client(request(STOP_REPLICA, 3, 1, {"topicStates": topics}))
+    assert talk.sent[BROKER] == b"" and talk.refusals == {("StopReplica", "rule"): 1}
+    talk = Decided({"action": "deny", "group": "secret-*"})
+    talk.client(request(DELETE_SHARE_GROUP_STATE, 0, 1, {"groupId": "secret-1", "topics": []}))
+    assert talk.sent[BROKER] == b"" and talk.refusals == {("DeleteShareGroupState", "rule"): 1}
+
+
+@pytest.mark.parametrize("cuts", [[], [20]])
+def test_a_request_in_an_envelope_does_not_pass_what_it_would_not_pass_alone(cuts):
+    inside = request(DELETE_TOPICS, 1, 1, {"topicNames": ["secret-1"]})[4:]
+    frame = request(ENVELOPE, 0, 1, {"requestData": inside, "clientHostAddress": b"\x7f\0\0\1"})
+    for rule in (NO_SECRETS, {"action": "deny", "api": "DeleteTopics"}, {"action": "allow"}):
+        talk = Decided(rule).client(frame, cuts)
+        assert talk.sent[BROKER] == b"" and talk.faults[0].fatal
+    assert Decided({"action": "allow", "api": "broker"}).client(frame, cuts).sent[BROKER] == frame
+
+
+def test_what_is_remembered_of_names_is_bounded(monkeypatch):
+    monkeypatch.setattr(policy_module, "MAX_REMEMBERED", 100)
+    talk = Decided({"action": "deny", "group": "secret-*"}, {"action": "deny", "client_id": "x"})
+    for version in (0, 1, 2):
+        talk.client(request(15, version, version, {"groups": [f"g-{version}-{n}" for n in range(90)]}))
+    assert 0 < len(talk.policy.of_names) <= 100
+    before = len(talk.policy.of_names)
+    talk.client(request(15, 0, 9, {"groups": ["long" * 1000]}))  # a name that no topic has
+    assert len(talk.policy.of_names) == before
+    assert not talk.faults
+
+
+def test_a_line_of_the_audit_is_short_whatever_a_client_calls_itself():
+    talk = Decided(NO_SECRETS, audits=True)
+    body = {"acks": 1, "topicData": [{"name": "secret-1", "partitionData": []}]}
+    talk.client(request(PRODUCE, 9, 1, body, client="\n" * 30_000))
+    assert len(talk.audit.lines[0]["client_id"]) == 256
