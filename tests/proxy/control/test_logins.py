@@ -157,6 +157,24 @@ def test_a_login_in_the_middle_must_be_the_same_users(tmp_path: Path, mechanism:
     live(test())
 
 
+def test_one_login_in_the_middle_is_refused_and_those_behind_it_are_not_even_checked(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with served(tmp_path, AUTHENTICATION) as here:
+            await ready(here)
+            client = await Wire.dial(here.port)
+            await logged_in(client)
+            pair = request(HANDSHAKE, 1, 1, {"mechanism": "PLAIN"}) + request(
+                AUTHENTICATE, 2, 2, {"authBytes": b"\0alice\0guessed"}
+            )
+            await client.send(pair * 300)  # a check takes milliseconds of the event loop
+            await client.rest()
+            client.close()
+            await here.until(lambda: not here.relays)
+            assert counted(here)["client", "PLAIN", "failed"] == 1
+
+    live(test())
+
+
 def test_what_a_broker_says_of_versions_is_said_before_the_login_and_asked_once(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:

@@ -92,6 +92,7 @@ class RenewLogins(AnswerLogins):
         self.done: Callable[[str, int], None] = lambda outcome, lifetime_ms: None
         self._check: Check | None = None
         self._fault = ""  # what the next token is answered with
+        self._is_over = False  # a login was refused: no other is checked until the connection is closed
 
     def at_header(self, exchange: Exchange) -> Hold | Close | None:
         if self.is_expired and exchange.plan.api_key not in LOGIN_APIS:
@@ -126,9 +127,10 @@ class RenewLogins(AnswerLogins):
         wanted, had = body["mechanism"], self._session.mechanism
         self._check, self._fault = None, ""
         offered = list(self._checks.mechanisms)
-        if exchange.api_version == 0:  # its tokens would have no headers
+        if exchange.api_version == 0 or self._is_over:  # tokens of version 0 would have no headers
             return _answer(exchange, {"errorCode": ILLEGAL_SASL_STATE, "mechanisms": offered})
         if wanted not in offered:
+            self._is_over = True
             self.done("mechanism", 0)
             return _answer(exchange, {"errorCode": UNSUPPORTED_SASL_MECHANISM, "mechanisms": offered})
         if wanted != had:
@@ -154,7 +156,7 @@ class RenewLogins(AnswerLogins):
                     f"User.{self._session.known.name}: User.{known.name}"
                 )
         except LoginRefusedError as fault:
-            self._check = None
+            self._check, self._fault, self._is_over = None, "", True
             self.done("failed", 0)
             return _answer(exchange, {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)})
         if known is None:
