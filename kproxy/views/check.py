@@ -42,8 +42,9 @@ def _cluster(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if policy is None:
         yield "policy", "none: everything passes"
     else:
+        count = "1 rule" if policy["rules"] == 1 else f"{policy['rules']} rules"
         default = policy["default"] or "as the rules imply"
         only = ", read-only" if policy["read_only"] else ""
-        yield "policy", f"{policy['rules']} rules, else {default}{only}"
+        yield "policy", f"{count}, else {default}{only}"
     if cluster["limits"]:
         yield "limits", ", ".join(f"{name} {value}" for name, value in cluster["limits"].items())

@@ -64,6 +64,7 @@ class Channel:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_writing = False
         self.closed = False
+        self.given_up = False  # closed from here, since the other took nothing
         self._loop.add_reader(sock, self._readable)
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -131,6 +132,7 @@ class Channel:
         self._waiting.append((_LAST + data[last:], tuple(files)))
         if len(self._waiting) > MAX_WAITING or len(data) > MAX_MESSAGE:
             log.error("%d messages wait for a process that takes none: it is given up", len(self._waiting))
+            self.given_up = True
             self._end()
         elif not self._is_writing:
             self._flush()

@@ -3,7 +3,10 @@
 A client goes to the worker with the fewest connections of its port, and of those to the one with the fewest in all: the
 clients of a busy broker are spread, whatever the others do. The parent keeps a client's socket until the worker has
 taken it, so a worker that dies costs only connections that it had taken. A replacement comes at once, later where
-workers end soon after they began.
+workers end soon after they began. A worker that takes nothing for LATE_S gets no further client until it does.
+
+The template may die as well (the kernel, short of memory, chooses among all processes): another one is started, the
+workers of the former go on.
 
 Bounded: UNTAKEN clients on their way to one worker; who does not fit waits here, and all are counted by the gate.
 Refuses to know what workers do with a client, and what their messages mean.
@@ -28,10 +31,13 @@ from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.relay.listeners import normal
 
 UNTAKEN = 64
+LATE_S = 0.5
 _STEADY_S = 1.0  # a worker that ends after so long is replaced at once
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 10.0
 _STATUS_S = 5.0  # for a worker whose channel has ended to end itself
+_STEADY_TEMPLATE_S = 60.0
+_TEMPLATES = 6  # in a row that have forked no worker: there is no sense in another one
 
 Port = tuple[str, int | None]  # cluster, and node id or None: the bootstrap port
 
@@ -60,11 +66,27 @@ class Member:
         self.is_gone = False
         self.started_s = time.monotonic()
         self.untaken: dict[int, Client] = {}
+        self.waits_since_s = 0.0  # when it last took a client, or got one while it had none to take
         self.clients: dict[int, Client] = {}  # those that it has taken, and `untaken`
         self.by_port: Counter[Port] = Counter()
 
     def __str__(self) -> str:
         return f"worker {self.number}"
+
+    @property
+    def fits(self) -> bool:
+        """Whether it takes the clients that it gets."""
+        is_late = self.untaken and time.monotonic() - self.waits_since_s > LATE_S
+        return len(self.untaken) < UNTAKEN and not is_late
+
+
+def _status(pid: int) -> int | None:
+    """How a process has ended, where it is this one's child by now; None: somebody else knows."""
+    try:
+        of, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return status if of else None
 
 
 class Crew:
@@ -92,11 +114,17 @@ class Crew:
         self._on_end = ended
         self._on_left = left
         self._members: dict[int, Member] = {}
-        self._by_pid: dict[int, tuple[Member, asyncio.Future[int]]] = {}
+        self._by_pid: dict[int, asyncio.Future[int | None]] = {}  # the status of each, None: not known
+        self._orphans: set[int] = set()  # workers whose template has gone
+        self._early: dict[int, int] = {}  # of those that ended before it was known that they began
         self._waiting: deque[Client] = deque()  # for a worker
         self._numbers = 0
         self._failures = 0  # workers in a row that ended soon
         self._forking = asyncio.Lock()
+        self._has_template = asyncio.Event()
+        self._has_template.set()
+        self._templates = 0  # in a row that ended soon and forked nothing
+        self._template_since_s = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._lost = asyncio.Event()
@@ -117,14 +145,19 @@ class Crew:
 
     async def _fork(self, number: int) -> None:
         member = Member(number)
-        ours, theirs = pair()
         async with self._forking:
+            await self._has_template.wait()
+            ours, theirs = pair()
             try:
                 member.pid = await self._template.fork(theirs)
             except BaseException:
                 ours.close()
                 raise
-        self._by_pid[member.pid] = member, asyncio.get_running_loop().create_future()
+            self._templates = 0
+        status = self._by_pid[member.pid] = asyncio.get_running_loop().create_future()
+        if member.pid in self._early:
+            status.set_result(self._early[member.pid])
+        self._early.clear()
         handlers: dict[str, Handler] = {"ready": lambda: self._ready(member), "taken": lambda n: self._taken(member, n)}
         handlers |= {"left": lambda n: self._left(member, n)}
         member.channel = Channel(ours, handlers | dict(self._handlers(member)), lambda: self._gone(member))
@@ -184,11 +217,13 @@ class Crew:
     def _give(self) -> None:
         while self._waiting:
             port = self._waiting[0].port
-            fit = [member for member in self.ready if len(member.untaken) < UNTAKEN]
+            fit = [member for member in self.ready if member.fits]
             if not fit:
                 return
             member = min(fit, key=lambda each: (each.by_port[port], len(each.clients), each.number))
             client = self._waiting.popleft()
+            if not member.untaken:
+                member.waits_since_s = time.monotonic()
             member.by_port[port] += 1
             member.clients[client.number] = member.untaken[client.number] = client
             member.channel.send("client", client.number, *port, tuple(client.peer), files=[client.sock.fileno()])
@@ -197,6 +232,7 @@ class Crew:
         client = member.untaken.pop(number, None)
         if client is not None:
             client.sock.close()
+            member.waits_since_s = time.monotonic()
         self._give()
 
     def _left(self, member: Member, number: int) -> None:
@@ -222,6 +258,9 @@ class Crew:
             return
         member.is_gone = True
         member.is_ready = False
+        if member.channel.given_up:  # it must not take what others get now
+            with suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
         if self._members.get(member.number) is member:
             del self._members[member.number]
         untaken = list(member.untaken.values())
@@ -254,16 +293,19 @@ class Crew:
             f" in {pause_s:.1f} s" if pause_s else "",
         )
         await asyncio.sleep(pause_s)
+        pause_s = _FIRST_PAUSE_S
         while not self._stopping and not self.is_lost:
             try:
                 await self._fork(member.number)
                 return
             except (OSError, TimeoutError) as fault:
-                log.error("worker %d cannot be started: %s; it is tried again", member.number, fault)
-                await asyncio.sleep(_LAST_PAUSE_S)
+                text = str(fault) or "the process that workers are forked from does not answer"
+                log.error("worker %d cannot be started: %s; it is tried again", member.number, text)
+                await asyncio.sleep(pause_s)
+                pause_s = min(_LAST_PAUSE_S, pause_s * 2)
 
     async def _how_it_ended(self, member: Member) -> str:
-        _, ended = self._by_pid[member.pid]
+        ended = self._by_pid[member.pid]
         try:
             status = await asyncio.wait_for(asyncio.shield(ended), _STATUS_S)
         except TimeoutError:
@@ -272,20 +314,63 @@ class Crew:
             return "said no more and was killed"
         finally:
             self._by_pid.pop(member.pid, None)
+        if status is None:
+            return "has ended"
         if os.WIFSIGNALED(status):
             return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
         return f"ended with status {os.waitstatus_to_exitcode(status)}"
 
-    def _worker_ended(self, pid: int, status: int) -> None:
-        known = self._by_pid.get(pid)
-        if known is not None and not known[1].done():
-            known[1].set_result(status)
+    def _worker_ended(self, pid: int, status: int | None) -> None:
+        ended = self._by_pid.get(pid)
+        if ended is None:
+            if status is not None:
+                self._early[pid] = status
+        elif not ended.done():
+            ended.set_result(status)
 
     def _template_lost(self) -> None:
-        if not self._stopping:
-            log.error("the process that workers are forked from has gone: kproxy drains and ends, to be started anew")
+        if self._stopping:
+            return
+        for pid in self._by_pid.keys() - self._orphans:
+            self._watch_orphan(pid)
+        self._has_template.clear()
+        self._templates = 1 if time.monotonic() - self._template_since_s > _STEADY_TEMPLATE_S else self._templates + 1
+        if self._templates < _TEMPLATES:
+            log.error("the process that workers are forked from has gone: another one is started, workers go on")
+            self._spawn(self._another_template())
+            return
+        log.error("the process that forks workers has gone again, kproxy drains and ends, to be started anew")
         self._lost.set()
         self._changed.set()
+
+    def _watch_orphan(self, pid: int) -> None:
+        """A worker whose template has gone: nobody reports its end."""
+        try:
+            file = os.pidfd_open(pid)
+        except OSError:  # it has ended, or cannot be watched
+            self._worker_ended(pid, _status(pid))
+            return
+        loop = asyncio.get_running_loop()
+        self._orphans.add(pid)
+
+        def has_ended() -> None:
+            loop.remove_reader(file)
+            os.close(file)
+            self._orphans.discard(pid)
+            self._worker_ended(pid, _status(pid))
+
+        loop.add_reader(file, has_ended)
+
+    async def _another_template(self) -> None:
+        await asyncio.sleep(_FIRST_PAUSE_S * 2 ** (self._templates - 1))
+        self._template_since_s = time.monotonic()
+        try:
+            await self._template.anew()
+        except OSError as fault:
+            log.error("no process that forks workers can be started: %s", fault)
+            self._template_lost()
+        else:
+            self._has_template.set()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -319,3 +404,6 @@ class Crew:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._template.close()
+        last = [self._by_pid[pid] for pid in self._orphans if pid in self._by_pid]
+        if last:
+            await asyncio.wait(last, timeout=_STATUS_S)

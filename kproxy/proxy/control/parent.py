@@ -1,8 +1,8 @@
 """The parent of several workers: ports, accepting, discovery, the admin port, and which workers live.
 
 It relays nothing. What workers count is added up here (see `kproxy.metrics.shared`), what they know of brokers passes
-through here. A worker that dies is replaced; if none can be started any more, kproxy drains and fails, so
-that whoever started it starts it anew. Refuses to know bytes of clients.
+through here. A worker that dies is replaced, and so is the process that workers are forked from; if
+that cannot be, kproxy drains and fails, so that whoever started it starts it anew. Refuses to know bytes of clients.
 """
 
 import asyncio

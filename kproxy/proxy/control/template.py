@@ -6,17 +6,21 @@ pages of what is imported are shared by all.
 
 It reports the end of each worker to its parent, and ends after them when the parent has gone: workers notice that
 themselves, and have so long to drain. It ignores the signals that stop kproxy, as workers do: the parent is told.
-Refuses to know what a worker does.
+
+Where it has been killed, kproxy has both by now and cannot fork another: a new program takes its place, which imports
+everything anew (`anew`). Refuses to know what a worker does.
 """
 
 import asyncio
 import gc
+import importlib
 import os
 import pickle
 import resource
 import select
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from array import array
@@ -24,10 +28,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
+from kproxy import __version__
 from kproxy.proxy.control.channel import pair
 
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+FORK_S = 30.0  # for the template to fork a worker
 _KILL_AFTER_S = 5.0  # beyond the time that workers have to drain
+_REAP_S = 0.01
 
 Work = Callable[[socket.socket], None]
 
@@ -37,6 +44,8 @@ class Template:
 
     def __init__(self, work: Work, drain_s: float) -> None:
         """Fork the process. `work(sock)`: what a worker does with its end of a channel; its return ends the worker."""
+        self._work = work
+        self._drain_s = drain_s
         self._sock, theirs = pair()
         gc.collect()
         gc.freeze()  # a collection in a child would touch, and so copy, every page
@@ -46,50 +55,97 @@ class Template:
             _run(lambda: _serve(theirs, work, drain_s))
         theirs.close()
         self._ended: Callable[[int, int], None] = lambda pid, status: None
-        self._pids: asyncio.Future[int] | None = None
+        self._lost: Callable[[], None] = lambda: None
+        self._asked = 0
+        self._pids: dict[int, asyncio.Future[int]] = {}
 
     def watch(self, ended: Callable[[int, int], None], lost: Callable[[], None]) -> None:
         """From now on: `ended(pid, status as waitpid has it)` of each worker; `lost()`: the template itself is gone."""
+        self._ended, self._lost = ended, lost
         self._sock.setblocking(False)
-        loop = asyncio.get_running_loop()
+        asyncio.get_running_loop().add_reader(self._sock, self._readable)
 
-        def readable() -> None:
-            try:
-                data = self._sock.recv(4096)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                data = b""
-            if not data:
-                loop.remove_reader(self._sock)
-                lost()
-                return
-            name, *values = pickle.loads(data)
-            if name == "forked":
-                if self._pids is not None and not self._pids.done():
-                    self._pids.set_result(values[0])
-            else:
-                ended(*values)
-
-        loop.add_reader(self._sock, readable)
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(4096)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._sock)
+            for asked in self._pids.values():
+                if not asked.done():
+                    asked.set_exception(OSError("the process that workers are forked from has gone"))
+            self._lost()
+            return
+        name, *values = pickle.loads(data)
+        if name == "forked":
+            number, pid = values
+            forked = self._pids.get(number)
+            if forked is not None and not forked.done():
+                forked.set_result(pid)
+        else:
+            self._ended(*values)
 
     async def fork(self, sock: socket.socket) -> int:
-        """Fork a worker that gets this end of a channel; returns its pid. Raises OSError. One at a time."""
-        loop = asyncio.get_running_loop()
-        self._pids = loop.create_future()
-        socket.send_fds(self._sock, [b"fork"], [sock.fileno()])
-        sock.close()
-        pid = await asyncio.wait_for(self._pids, 30)
+        """Fork a worker that gets this end of a channel; returns its pid. Raises OSError, TimeoutError."""
+        self._asked += 1
+        number = self._asked
+        forked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._pids[number] = forked
+        try:
+            with sock:
+                socket.send_fds(self._sock, [b"%d" % number], [sock.fileno()])
+            pid = await asyncio.wait_for(forked, FORK_S)
+        finally:
+            del self._pids[number]
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
         return pid
+
+    async def anew(self) -> None:
+        """Another process in place of one that has gone. Raises OSError; if it cannot work, it is `lost` as well."""
+        self._sock.close()
+        await _reaped(self.pid)
+        self._sock, theirs = pair()
+        with theirs:
+            self.pid = await asyncio.to_thread(_start, theirs, self._work, self._drain_s)
+        self.watch(self._ended, self._lost)
 
     async def close(self) -> None:
         """End the template, after its workers."""
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
-        with suppress(ChildProcessError):
-            await asyncio.to_thread(os.waitpid, self.pid, 0)
+        await _reaped(self.pid)
+
+
+async def _reaped(pid: int) -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:  # noqa: ASYNC110, ASYNC222 - it does not block; it is a process
+            await asyncio.sleep(_REAP_S)
+
+
+def _start(sock: socket.socket, work: Work, drain_s: float) -> int:
+    """A template that is a program of its own, started from a process that must not fork one; returns its pid."""
+    file = sock.fileno()
+    begin = f"again({file}, {work.__module__!r}, {work.__qualname__!r}, {drain_s!r}, {__version__!r})"
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import again; {begin}"
+    child = subprocess.Popen([sys.executable, "-c", program], pass_fds=[file], stdin=subprocess.DEVNULL)
+    child.returncode = 0  # it is waited for here, not there
+    return child.pid
+
+
+def again(file: int, module: str, work: str, drain_s: float, version: str) -> None:
+    """Be the template in place of one that has gone. `version`: of the kproxy that it is for."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    if version != __version__:  # it has been replaced on disk since: the two may not understand each other
+        sys.exit(f"kproxy {version} runs, {__version__} is installed: no worker can be forked for it")
+    found = getattr(importlib.import_module(module), work)
+    gc.collect()
+    gc.freeze()
+    _run(lambda: _serve(socket.socket(fileno=file), found, drain_s))
 
 
 def _run(work: Callable[[], None]) -> None:
@@ -126,11 +182,11 @@ def _serve(sock: socket.socket, work: Work, drain_s: float) -> None:
         _reap(workers, sock if end is None else None)
         if sock.fileno() in ready:
             data, ancillary, _, _ = sock.recvmsg(64, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-            if data:
+            if data and ancillary:
                 pid = _fork(sock, array("i", ancillary[0][2])[0], work, (woken, wakes))
                 workers |= {pid} if pid > 0 else set()
-                _tell(sock, ("forked", pid))
-            else:
+                _tell(sock, ("forked", int(data), pid))
+            elif not data:
                 end = monotonic() + drain_s + _KILL_AFTER_S
         if end is not None and monotonic() >= end:
             for pid in workers:

@@ -92,3 +92,9 @@ def test_no_port_is_opened(written):
     with socket.create_server(config.clusters[0].listen):
         assert run(file).returncode == 0
     assert any("kafka.example:9092" in line for line in runs(summary(config)))
+
+
+def test_rules_are_counted_as_people_do(written):
+    rule = '[[cluster.policy]]\naction = "allow"\ntopic = "a"\n'
+    assert "1 rule, else" in run(written(cluster() + rule)).stdout
+    assert "2 rules, else" in run(written(cluster() + rule * 2)).stdout

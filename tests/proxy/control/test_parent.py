@@ -10,7 +10,7 @@ import sys
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pyarrow.parquet
@@ -86,9 +86,16 @@ def in_proc(pid: int, name: str) -> Path:
     return Path(f"/proc/{pid}") / name
 
 
+def runs(pid: int) -> bool:
+    try:
+        return in_proc(pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def children(pid: int) -> list[int]:
-    found = in_proc(pid, f"task/{pid}/children").read_text().split()
-    return [int(child) for child in found]
+    threads = in_proc(pid, "task").glob("*/children")  # a thread's children are listed with it
+    return [int(child) for thread in threads for child in thread.read_text().split()]
 
 
 def total(samples: dict[str, float], name: str, **labels: str) -> float:
@@ -286,14 +293,76 @@ def test_workers_end_with_their_parent():
     live(test(), PATIENCE_S)
 
 
-def test_without_the_process_that_forks_kproxy_drains_and_fails():
-    """So that whoever started it starts it anew."""
+def test_the_process_that_forks_is_replaced_and_workers_go_on():
+    """Killed as by a kernel that is short of memory: alone, while it is needed, and again."""
+
+    async def test():
+        async with kproxy("--drain-timeout-s", "5") as here:
+            pairs = [await here.connect() for _ in range(4)]
+            first, orphans = here.template, here.workers
+            os.kill(first, signal.SIGKILL)
+            await here.said("another one is started, workers go on")
+            for client, broker in pairs:
+                assert await alive(client, broker)
+            os.kill(orphans[0], signal.SIGKILL)
+            await here.said(f"(pid {orphans[0]})")
+
+            async def has(count: int) -> bool:
+                return total(await here.scrape(), "kproxy_workers") == count
+
+            await here.until(lambda: has(2))
+            assert sum([await alive(client, broker) for client, broker in pairs[1::2]]) == 2
+            second = here.template
+            assert second != first
+            (fresh,) = here.workers
+            for pid in (second, fresh):  # at once: no worker can be forked at that moment
+                os.kill(pid, signal.SIGKILL)
+            await here.said(f"(pid {fresh})")
+            await here.until(lambda: has(2))
+            for _ in range(4):
+                assert await alive(*await here.connect())
+            assert await here.get("/ready") == "ready\n"
+            here.process.send_signal(signal.SIGTERM)
+            assert await here.process.wait() == 0
+            assert not runs(orphans[1])
+
+    live(test(), PATIENCE_S)
+
+
+def test_a_template_that_ends_at_once_is_given_up(tmp_path):
+    """So that whoever started kproxy starts it anew, by the version that is installed by then."""
+
+    async def test():
+        async with kproxy("--drain-timeout-s", "1") as here:
+            while here.process.returncode is None:
+                for pid in children(here.process.pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(here.process.wait(), 0.02)
+            assert here.process.returncode == 2
+            assert any("gone again, kproxy drains and ends" in line for line in here.lines)
+
+    live(test(), PATIENCE_S)
+
+
+def test_a_worker_that_is_stopped_gets_no_further_client():
+    """Those that it has got wait; others are served meanwhile."""
 
     async def test():
         async with kproxy() as here:
-            os.kill(here.template, signal.SIGKILL)
-            await here.said("the process that workers are forked from has gone")
-            assert await here.process.wait() == 2
+            os.kill(here.workers[0], signal.SIGSTOP)
+            waiting = [await Wire.dial(here.port) for _ in range(2)]  # one of them is the stopped one's
+            await here.broker.accept()
+            await asyncio.sleep(0.7)
+            pairs = [await here.connect() for _ in range(6)]
+            for client, broker in pairs:
+                assert await alive(client, broker)
+            assert total(await here.scrape(), "kproxy_open_connections") == 7
+            os.kill(here.workers[0], signal.SIGCONT)
+            await here.broker.accept()
+            for wire in waiting:
+                wire.close()
 
     live(test(), PATIENCE_S)
 
