@@ -6,7 +6,7 @@ It passes if all of them may. For each, the first rule that matches decides:
 - A rule matches by API, version, client id, principal and address. One with `topic`, `group` or `transactional_id`
   besides matches only names of these kinds that fit; with several kinds, those of each.
 - What is none of the kinds (a broker's settings, access rules, quotas) matches only rules without such a pattern.
-- A request that names nothing (a Fetch that continues its session) matches these too, and rules that allow some name of
+- A request that names nothing (a ListOffsets of no topics) matches these too, and rules that allow some name of
   a kind that the API can name: nothing is touched that they do not allow.
 - A list that asks for all of a kind (Metadata, ListGroups) is as one that names nothing; its answer can be filtered
   (`policy_lists.py`). Another request for all (ElectLeaders) touches what any rule denies.

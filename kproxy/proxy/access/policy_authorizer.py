@@ -14,6 +14,7 @@ from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol.codec import decode_request
 from kproxy.protocol.error_codes import error_name
 from kproxy.proxy.access.audit import MAX_NAME, Audit, shown, timestamp
+from kproxy.proxy.access.fetch_sessions import FETCH, UNKNOWN_SESSION, unknown_session, without_session
 from kproxy.proxy.access.policy import (
     LISTS,
     MALFORMED,
@@ -132,6 +133,8 @@ class PolicyAuthorizer:
             self._lines[exchange.number] = self._line(exchange, names, verdict)
         if names.all_of is not None and self._policy.filters_lists and plan.api in LISTS:
             self._filter(exchange, rules)
+        if key == FETCH and rules.depends_on(TOPIC):
+            return self._without_session(exchange, frame)
         if clears:
             try:
                 patched = metadata_request(version, frame, None, clear_auto_creation=True)
@@ -139,6 +142,17 @@ class PolicyAuthorizer:
                 return self._close(exchange, MALFORMED, str(fault))
             return None if patched is None else Replace(patched)
         return None
+
+    def _without_session(self, exchange: Exchange, frame: Any) -> Decision:
+        """What goes on with a session reads what an earlier request named, which may be another client's."""
+        version = exchange.plan.api_version
+        try:
+            patched = without_session(version, memoryview(frame))
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault))
+        if patched == UNKNOWN_SESSION:
+            return Answer(*unknown_session(version, exchange.correlation_id))
+        return None if patched is None else Replace(patched)
 
     def _treat(self, key: int, version: int) -> Treatment:
         """What is done with requests of a version, for the clearance of now."""

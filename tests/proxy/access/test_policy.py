@@ -206,6 +206,11 @@ def expected(settings: dict[str, Any], layout: Layout, body: dict[str, Any], who
         found = [("nothing", "")]
     verdicts = {access: allowed(rules, default, api, layout.version, who, access) for access in found}
     if all(verdicts.values()):
+        someone = allowed(rules, default, api, layout.version, who, ("topic", UUID(int=77)))
+        if api == "Fetch" and layout.version >= 7 and someone is None:  # rules tell topics apart: no sessions
+            if body["sessionEpoch"] > 0:
+                return "no session"
+            return "forwarded" if (body["sessionId"], body["sessionEpoch"]) == (0, -1) else "in part"
         return "forwarded"
     if api == "Metadata" and not any(kind in ("all", "nothing") for kind, _ in found):
         return "in part"
@@ -285,6 +290,12 @@ def test_what_passes_is_what_the_rules_say(seed):
         context = f"{layout} {settings} {who} {request}"
         if says == "forwarded":
             assert came == ("in part" if clears else "forwarded"), context
+        elif says == "no session":
+            assert came == "answered", context
+        elif says == "in part" and api == "Fetch":
+            (asked,) = talk.requests()
+            patched = codec.decode_request(asked)[1]
+            assert patched == {**request, "sessionId": 0, "sessionEpoch": -1}, context
         elif says == "in part":  # a Metadata that names topics: those that pass are asked for
             assert came in ("in part", "forwarded"), context
             (asked,) = talk.requests()
