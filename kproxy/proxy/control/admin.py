@@ -4,10 +4,10 @@ Duty: answer questions about this process without disturbing it. A scrape is ren
 the interpreter in short turns, so that the relay goes on in between; long lists are built in slices between which the
 relay has its turn; everything else is small.
 
-Bounded: at most `max_connections` connections, each with REQUEST_S for its request and IDLE_S between two of them. The
-last one that fits replaces the one that has been silent for longest. If none is silent, accepting pauses, and every
-connection closes after its current answer, which its client takes within FULL_S. So neither silent nor busy
-connections lock others out for longer than the requests that are under way take.
+Bounded: at most `max_connections` connections, each with REQUEST_S for its request, as long again for its body, and
+IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest. If none is silent,
+accepting pauses, and every connection closes after its current answer, which its client takes within FULL_S. So neither
+silent nor busy connections lock others out for longer than the requests that are under way take.
 
 Invariants: a GET changes nothing; every answer is made anew (no cache, here or on the way); one scrape is rendered at a
 time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what: `admin_guard.py`.
@@ -366,8 +366,14 @@ def _close_if_full(connection: _Connection, answer: web.StreamResponse) -> None:
 
 
 async def _parameters(request: web.Request) -> dict[str, str]:
-    """The parameters in a body: a JSON object of plain values. Raises ValueError."""
-    body = await request.read()
+    """The parameters in a body: a JSON object of plain values. Raises ValueError, and what a body is refused with."""
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            body = await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not come within {REQUEST_S:g} s\n") from None
+    except ConnectionError:  # nobody reads the answer
+        raise web.HTTPBadRequest from None
     if not body.strip():
         return {}
     try:

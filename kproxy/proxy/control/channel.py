@@ -196,26 +196,32 @@ class Channel:
     def _handle(self) -> None:
         while self._received and not self.closed:
             (name, *values), files = self._received.popleft()
-            if name == "":
-                self._end()
-            elif name == "!":
-                number, value = values
-                reply = self._replies.pop(number, None)
-                if reply is not None and not reply.done():
-                    reply.set_result(value)
-            elif name == "?":
-                number, question, *of = values
-                value = self._handlers[question](*of)
-                if asyncio.iscoroutine(value):
-                    task = self._loop.create_task(self._reply(number, value))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
-                else:
-                    self._send(("!", number, value), ())
-            elif files:
-                self._handlers[name](*values, files=files)
+            try:
+                self._take(name, values, files)
+            except Exception:  # the others have their turn all the same
+                log.exception("a defect of kproxy: a message of another process is not handled")
+
+    def _take(self, name: str, values: list[Any], files: list[int]) -> None:
+        if name == "":
+            self._end()
+        elif name == "!":
+            number, value = values
+            reply = self._replies.pop(number, None)
+            if reply is not None and not reply.done():
+                reply.set_result(value)
+        elif name == "?":
+            number, question, *of = values
+            value = self._handlers[question](*of)
+            if asyncio.iscoroutine(value):
+                task = self._loop.create_task(self._reply(number, value))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             else:
-                self._handlers[name](*values)
+                self._send(("!", number, value), ())
+        elif files:
+            self._handlers[name](*values, files=files)
+        else:
+            self._handlers[name](*values)
 
     async def _reply(self, number: int, value: Any) -> None:
         try:

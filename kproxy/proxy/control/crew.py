@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.control.channel import Channel, Gone, Handler, pair
-from kproxy.proxy.control.entrance import Ticket
 from kproxy.proxy.control.template import Template
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.relay.listeners import normal
@@ -52,7 +51,7 @@ class Client(NamedTuple):
     peer: Address
     own: Address  # the address that it dialled
     sock: socket.socket  # closed once a worker has taken it
-    ticket: Ticket = None  # what limits have counted it for
+    uncount: Callable[[], None] = lambda: None  # from the limits that it was let in by
 
 
 class Member:
@@ -206,10 +205,10 @@ class Crew:
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
-    def hand_over(self, port: Port, own: Address, incoming: Incoming) -> None:
-        """Give a client to a worker, now or as soon as there is one."""
+    def hand_over(self, port: Port, own: Address, incoming: Incoming, uncount: Callable[[], None]) -> None:
+        """Give a client to a worker, now or as soon as there is one. uncount(): its connection has ended."""
         self._numbers += 1
-        client = Client(self._numbers, port, normal(incoming.peer), normal(own), incoming.sock, incoming.ticket)
+        client = Client(self._numbers, port, normal(incoming.peer), normal(own), incoming.sock, uncount)
         self.connections[client.peer, client.own] = client
         self._waiting.append(client)
         self._give()
@@ -301,6 +300,8 @@ class Crew:
             except (OSError, TimeoutError) as fault:
                 text = str(fault) or "the process that workers are forked from does not answer"
                 log.error("worker %d cannot be started: %s; it is tried again", member.number, text)
+                if isinstance(fault, TimeoutError):
+                    self._template.kill()
                 await asyncio.sleep(pause_s)
                 pause_s = min(_LAST_PAUSE_S, pause_s * 2)
 

@@ -11,13 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control.channel import Channel, Gone
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.crew import Crew
-from kproxy.proxy.control.entrance import Ticket
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.ends import Incoming
@@ -80,14 +80,11 @@ class ParentCluster(ClusterProxy):
             own = self._connector.destination_of(client.sock)
         except OSError:  # it has gone already
             client.sock.close()
-            self.left(client.ticket)
+            self._worker.gate.leave()
+            self._connector.entrance.left(client.ticket)
             return
-        self._crew.hand_over((self.cluster.name, client.node_id), own, client)
-
-    def left(self, ticket: Ticket) -> None:
-        """A client with that ticket has gone, whoever served it."""
-        self._worker.gate.leave()
-        self._connector.entrance.left(ticket)
+        uncount = partial(self._connector.entrance.left, client.ticket)  # where it was counted, whatever follows
+        self._crew.hand_over((self.cluster.name, client.node_id), own, client, uncount)
 
     @property
     def has_started(self) -> bool:

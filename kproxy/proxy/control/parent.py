@@ -158,11 +158,8 @@ class Parent(Server):
         self.shared.gone(member.number)
 
     def _left(self, client: Client) -> None:
-        cluster = self._named(client.port[0])
-        if cluster is not None:
-            cluster.left(client.ticket)
-        else:
-            self._running.gate.leave()
+        self._running.gate.leave()
+        client.uncount()
 
     # --- loops -------------------------------------------------------------------------------------------------------
 

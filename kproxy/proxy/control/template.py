@@ -114,10 +114,19 @@ class Template:
         self.watch(self._ended, self._lost)
 
     async def close(self) -> None:
-        """End the template, after its workers."""
+        """End the template, after its workers, which are ending."""
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(_reaped(self.pid), _KILL_AFTER_S)
+            return
+        self.kill()  # it hangs, or a worker does
         await _reaped(self.pid)
+
+    def kill(self) -> None:
+        """End a template that hangs."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 async def _reaped(pid: int) -> None:

@@ -6,6 +6,7 @@ parent says so, or is gone; either way its connections are drained first. Refuse
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 from collections.abc import Iterable
@@ -139,7 +140,12 @@ class _Process:
 
     def _reconfigure(self, new: Config, differing: Changes) -> None:
         if self._server is not None:
-            self._server.reconfigure_as_told(new, differing)
+            try:
+                self._server.reconfigure_as_told(new, differing)
+            except Exception as fault:  # a file has changed since, or so: no client may be served by what was before
+                log.error("the new settings do not work here: %s", fault)
+                logging.shutdown()
+                os._exit(1)  # the parent starts another one, with these settings
         else:
             self._beginning.config = new
 

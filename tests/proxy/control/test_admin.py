@@ -242,6 +242,44 @@ def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch, sent):
     run(main())
 
 
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
+    """Others have their turn as soon as its time is over; who goes away before leaves no traceback."""
+    monkeypatch.setattr("kproxy.proxy.control.admin.REQUEST_S", 1.0)
+
+    async def done(parameters):
+        return 200, parameters
+
+    async def main():
+        async with serving(actions={"do": done}, max_connections=3) as client:
+            address = client._base_url.host, client._base_url.port
+            silent = []
+            for _ in range(4):
+                silent.append(socket.create_connection(address))
+                silent[-1].sendall(
+                    b"POST /api/do HTTP/1.1\r\nHost: localhost\r\nX-Kproxy: yes\r\nContent-Length: 9\r\n\r\n{"
+                )
+                await asyncio.sleep(0.05)
+            silent.pop().close()
+            async with asyncio.timeout(20):
+                async with client.get("/health") as answer:
+                    assert answer.status == 200
+            assert b" 408 " in await asyncio.to_thread(silent[0].recv, 1000)
+            silent[0].close()
+            async with client.post("/api/do", headers={"X-Kproxy": "yes"}, json={"a": 1}) as answer:
+                assert await answer.json() == {"a": "1"}
+            silent.append(socket.create_connection(address))
+            silent[-1].sendall(
+                b"POST /api/do HTTP/1.1\r\nHost: localhost\r\nX-Kproxy: yes\r\nContent-Length: 9\r\n\r\n{"
+            )
+            await asyncio.sleep(0.3)
+            for sock in silent:
+                sock.close()
+            await asyncio.sleep(0.2)
+
+    run(main())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_request_under_way_is_not_cut_and_a_silent_one_after_it_is(monkeypatch):
     monkeypatch.setattr("kproxy.proxy.control.admin.REQUEST_S", 0.05)
     monkeypatch.setattr("kproxy.proxy.control.admin.IDLE_S", 0.2)

@@ -116,3 +116,16 @@ def test_a_reply_can_be_waited_for_without_the_loop_and_nothing_is_lost_meanwhil
             channel.ask_now("asked", 1, timeout_s=0.2)
 
     live(test())
+
+
+def test_a_message_that_cannot_be_handled_keeps_no_other_from_its_turn():
+    async def test():
+        found = []
+        channel, _, _ = ends(told=found.append, broken=lambda value: 1 // value)
+        channel.send("broken", 0)
+        channel.send("told", 1)
+        async with asyncio.timeout(5):
+            while not found:  # noqa: ASYNC110 - of the channel, which has no event for it
+                await asyncio.sleep(0.01)
+
+    live(test())

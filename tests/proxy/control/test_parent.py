@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.control.embedded import Proxy
+from tests.certificates import Authority
 from tests.ports import free_ports
 from tests.proxy.live import HOST, Broker, Wire, live, request, response
 
@@ -540,6 +542,61 @@ def test_other_settings_reach_the_workers(tmp_path):
             client, _ = await here.connect()
             await client.send((3000).to_bytes(4, "big") + bytes(3000))
             assert await is_closed(client)
+
+    live(test(), PATIENCE_S)
+
+
+def test_limits_count_anew_after_a_reload_and_no_connection_is_taken_off_twice(tmp_path):
+    async def test():
+        broker, port = Broker(), free_ports(8)
+        limits = "[cluster.limits]\nmax_connections = %d\n"
+        async with from_file(written(tmp_path, port, broker, limits % 5), port, broker) as here:
+            pairs = [await here.connect() for _ in range(5)]
+            written(tmp_path, port, broker, limits % 3)
+            here.process.send_signal(signal.SIGHUP)
+            await here.said("reload by SIGHUP: ")
+            for client, wire in pairs:
+                client.close()
+                wire.close()
+
+            async def ended() -> bool:
+                return total(await here.scrape(), "kproxy_open_connections") == 0
+
+            await here.until(ended)
+            clients = [await Wire.dial(port) for _ in range(6)]
+            assert sum([await is_closed(client) for client in clients[3:]]) == 3
+
+    live(test(), PATIENCE_S)
+
+
+def test_a_worker_in_which_new_settings_do_not_work_is_replaced(tmp_path):
+    """Else it would go on by what no longer holds. Here it has no descriptor left for the files of TLS."""
+
+    async def test():
+        broker, port = Broker(), free_ports(8)
+        tls = Authority(tmp_path).server().settings()
+        table = "[cluster.tls]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in tls.items())
+        async with from_file(written(tmp_path, port, broker), port, broker) as here:
+            victim = here.workers[0]
+            resource.prlimit(victim, resource.RLIMIT_NOFILE, (3, 3))
+            written(tmp_path, port, broker, table)
+            here.process.send_signal(signal.SIGHUP)
+            await here.said("the new settings do not work here")
+            await here.said(f"(pid {victim}) ended with status 1")
+            await here.said("another one starts")
+
+    live(test(), PATIENCE_S)
+
+
+def test_processes_that_hang_do_not_keep_kproxy_from_its_end():
+    async def test():
+        async with kproxy("--drain-timeout-s", "1") as here:
+            pids = [here.template, here.workers[0]]
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            here.process.send_signal(signal.SIGTERM)
+            assert await here.process.wait() == 0
+            assert not any(runs(pid) for pid in pids)
 
     live(test(), PATIENCE_S)
 
