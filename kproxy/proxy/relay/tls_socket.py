@@ -16,8 +16,9 @@ of two per record of 16 KiB, and a handshake can run on a thread. What follows f
 - TLS has bytes of its own to send: an alert, a key update. `on_blocked` is called for those that the kernel does not
   take; then call `send`, of nothing if there is nothing, when there is room.
 
-Bounded: encrypted and unsent is what one `send` was given; the two BIOs keep up to 2 * 45 KiB of a busy connection, and
-few hundred bytes of an idle one. Refuses to know certificates, names and what the bytes mean.
+Bounded: encrypted and unsent is what one `send` was given, and _MAX_OWN of TLS's own; the two BIOs keep up to 2 * 45
+KiB of a busy connection, and few hundred bytes of an idle one. Refuses to know certificates, names and what the bytes
+mean.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 
 _PIECE = 32 * 1024  # into or out of a BIO at once: a BIO keeps the memory of the largest
 _RECORD = 17 * 1024  # a whole record of TLS, which may be incomplete in a BIO
+_MAX_OWN = 16 * 1024  # key updates that are asked for, and refusals to renegotiate: a peer may ask without reading
 _PARTS = 512  # of one sendmsg; the system takes 1024
 
 _recv_into = socket.socket.recv_into
@@ -51,6 +53,7 @@ class TlsSocket(socket.socket):
         "_incoming",
         "_outgoing",
         "_owed",
+        "_own_unsent",
         "_said_end",
         "_tls",
         "_unsent",
@@ -77,6 +80,7 @@ class TlsSocket(socket.socket):
         self._ahead = b""  # decrypted, and only looked at so far
         self._unsent: list[Any] = []  # encrypted
         self._owed = False  # the first byte of the next send is encrypted already
+        self._own_unsent = 0  # bytes of TLS's own since all had left
         self._ended = False  # the peer said so
         self._said_end = False
         self.leftover = False  # a read need not wait for the kernel
@@ -203,8 +207,12 @@ class TlsSocket(socket.socket):
                     return count
         finally:
             if self._outgoing.pending:
-                self._unsent.append(self._outgoing.read())
+                own = self._outgoing.read()
+                self._unsent.append(own)
                 self._push_own()
+                self._own_unsent = self._own_unsent + len(own) if self._unsent else 0
+                if self._own_unsent > _MAX_OWN:
+                    raise ssl.SSLError("it has TLS itself answer without end, and reads none of it")
 
     def _end(self, count: int) -> None:
         """The peer has said that it ends: every later read tells so, without an event of the socket."""

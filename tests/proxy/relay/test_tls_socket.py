@@ -1,5 +1,7 @@
 """A TLS socket does what a plain one does, at any split of bytes, however little the kernel takes."""
 
+import ctypes
+import ctypes.util
 import socket
 import ssl
 from contextlib import suppress
@@ -146,3 +148,33 @@ def test_damaged_bytes_are_an_error_and_an_alert(ends):
         ours.recv(1)
     with pytest.raises(ssl.SSLError, match=r"(?i)alert"):
         taken(theirs)
+
+
+def test_a_peer_that_asks_for_new_keys_without_end_and_reads_none_is_given_up(contexts):
+    library = ctypes.CDLL(ctypes.util.find_library("ssl") or pytest.skip("needs libssl: Python asks for no new keys"))
+    for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    one, other = socket.socketpair()
+    for end in (one, other):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    theirs = ctypes.c_void_p(
+        library.SSL_new(ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method()))))
+    )
+    library.SSL_set_fd(theirs, other.fileno())
+    other.setblocking(False)
+    ours = TlsSocket(one, contexts[0], memoryview(bytearray(READ_BYTES)), server_side=True)
+    done = False
+    library.SSL_set_connect_state(theirs)
+    while library.SSL_do_handshake(theirs) != 1 or not done:
+        with suppress(BlockingIOError):
+            ours.fetch()
+        done = done or ours.step()
+        with suppress(BlockingIOError):
+            ours.flush()
+    view = memoryview(bytearray(READ_BYTES))
+    with ours, other, pytest.raises(ssl.SSLError, match="without end"):
+        for _ in range(20_000):
+            library.SSL_key_update(theirs, 1)
+            library.SSL_do_handshake(theirs)
+            with suppress(BlockingIOError):
+                assert ours.recv_into(view)
