@@ -233,8 +233,37 @@ def test_a_file_without_clusters_is_shown_where_its_settings_belong_and_nothing_
         ("bootstrp = 1", "", "did you mean bootstrap of [[cluster]]?"),
         ("admn = 1", "", "did you mean admin?"),
         ("xyzzy = 1", "", "there are: cluster, admin, "),
-        ("admin = localhost:9600", "", "; strings need quotes"),
+        ("admin = localhost:9600", "", "; texts need quotes"),
+        ('admin = "localhost:9600', "", "; a text ends on its line"),
+        ("cluster:", "", "; write NAME = VALUE"),
         ("max_connections = 'ten'", "", "'ten' is not a whole number"),
+        ("max_connections = true", "", "true is not a number"),
+        ("drain_timeout_s = '10s'", "", "'10s' is not a number of seconds"),
+        ("admin_token_file = 'token'", "", "says nothing without admin"),
+        ("[admin_tls]\ncertificate = 'c'", "", "says nothing without admin"),
+        # What stands in the wrong table.
+        ("", "workers = 2", "belongs above the first [[cluster]]"),
+        ("", "max_connections = 2", "belongs above the first [[cluster]] or in [cluster.limits]"),
+        ("", "idle_timeout_s = 2", "belongs in [cluster.limits]"),
+        ("", "[cluster.admin_tls]", "write it as [admin_tls]"),
+        ("[tls]", "", "write it as [cluster.tls], below that line"),
+        (
+            "",
+            "[cluster.tls]\ncertificate = 'c'\nmechanism = 'PLAIN'",
+            "belongs in [cluster.login] or in [[cluster.login.by_principal]]",
+        ),
+        ("", "[cluster.authentication]\nmechanism = ['PLAIN']", "did you mean mechanisms?"),
+        # Tables that are none, or are lists.
+        ("", "tls = 'on'", "write it as [cluster.tls]"),
+        ("", "[[cluster.limits]]", "write it as [cluster.limits]"),
+        ("", "[cluster.policy]\naction = 'deny'", "write it as [[cluster.policy]], one for each"),
+        ("", "[[cluster.brokers]]\nid = 1\nport = 9100", "did you mean ids?"),  # and not: ids is missing
+        ("", "[cluster.login]\nmechanism = 'OAUTHBEARER'\ntoken_command = 'x'", "it should be a list: put it into [ ]"),
+        ("", "read_only = 'yep'", "'yep' is neither true nor false"),
+        ("", "name = 5", "5 is no text: put it into quotes"),
+        ("", "name = 'my cluster'", "a name has letters, digits"),
+        ("", "[cluster.tls]\ncertificate = 'c'\nmin_version = 1.2", "1.2 is no text: put it into quotes"),
+        ("", "[[cluster.policy]]\naction = 'deny'\nprincipal = 'alice'", "like 'User:alice'"),
     ],
 )
 def test_a_key_or_a_value_of_the_file_that_is_none_is_answered_with_what_was_meant(tmp_path, above, below, said):
@@ -242,6 +271,17 @@ def test_a_key_or_a_value_of_the_file_that_is_none_is_answered_with_what_was_mea
     with pytest.raises(ConfigError) as caught:
         load(file)
     assert [said in text for _, text in caught.value.faults] == [True], caught.value.faults
+
+
+def test_a_table_of_clusters_with_another_name_is_one_fault(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, '[[clusters]]\nlisten = "h:9092"\nbootstrap = ["b:9092"]'))
+    assert [text for _, text in caught.value.faults] == ["no such setting; did you mean [[cluster]]?"]
+
+
+def test_the_variable_of_ctl_needs_no_admin_port_and_a_mark_of_windows_is_passed_over(tmp_path):
+    file = written(tmp_path, '\ufeff[[cluster]]\nlisten = "h:9092"\nbootstrap = ["b:9092"]')
+    assert load(file, {"KPROXY_ADMIN_TOKEN_FILE": "token"}).admin is None
 
 
 def test_mistyped_variables_are_faults_and_those_of_kubernetes_are_not():

@@ -48,7 +48,7 @@ def _rule(pattern: str, replacement: str, case: str) -> Rule:
     try:
         compiled = re.compile(pattern)
     except re.error as fault:
-        raise ValueError(f"the pattern {pattern!r} of a rule is none: {fault}") from None
+        raise ValueError(f"{pattern!r} is no regular expression: {fault}") from None
 
     def filled(match: re.Match[str]) -> str:
         def one(found: re.Match[str]) -> str:

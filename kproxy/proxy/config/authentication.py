@@ -49,7 +49,7 @@ def authentication_faults(authentication: Authentication) -> Iterator[tuple[str,
     mechanisms = set(authentication.mechanisms)
     of_users = sorted(mechanisms - {"OAUTHBEARER"})
     if of_users and authentication.users_file is None:
-        yield f"{path}.users_file", f"is missing: {', '.join(of_users)} need one (`kproxy users add FILE NAME`)"
+        yield f"{path}.users_file", f"is missing: write one by `kproxy users add FILE NAME`, for {', '.join(of_users)}"
     if not of_users and authentication.users_file is not None:
         yield f"{path}.users_file", "no mechanism uses it: leave it out, or add PLAIN or SCRAM to mechanisms"
     keys = [name for name in ("jwks_file", "jwks_url") if getattr(authentication, name) is not None]

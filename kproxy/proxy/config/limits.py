@@ -17,7 +17,7 @@ AGE_JITTER = 0.1  # connections of one moment end over a tenth of their time, no
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-def _network(value: Any) -> Network:
+def network(value: Any) -> Network:
     try:
         return value if isinstance(value, Network) else ipaddress.ip_network(str(value).strip())
     except ValueError:
@@ -27,7 +27,7 @@ def _network(value: Any) -> Network:
         raise ValueError(text) from None
 
 
-Networks = tuple[Annotated[Network, BeforeValidator(_network)], ...]
+Networks = tuple[Annotated[Network, BeforeValidator(network)], ...]
 
 _Count = Annotated[int, Field(ge=1)]
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -9,9 +9,9 @@ Refuses to know what the settings mean.
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -22,6 +22,14 @@ from kproxy.proxy.config.model import model_in
 from kproxy.proxy.config.settings import CLUSTER_SETTINGS, PROCESS_SETTINGS, Cluster, Config
 
 Faults = list[tuple[str, str]]
+
+_TOML_HINTS = {  # what tomllib says, and what was probably meant
+    "Invalid value": "texts need quotes",
+    "Expected newline": "texts need quotes",
+    "Illegal character '\\n'": "a text ends on its line, with a quote",
+    "Cannot overwrite": "it stands twice",
+    "Expected '=' after a key": "write NAME = VALUE, and tables as [NAME]",
+}
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -62,6 +70,8 @@ def load(
     clusters: list[Cluster] = []
     sound: list[Cluster] = []
     misplaced = document.keys() & set(CLUSTER_SETTINGS)
+    if any(_near(name, ["cluster"]) for name in document):
+        misplaced |= set(CLUSTER_SETTINGS)  # the table that they are in has another name, which is told
     for number, table in enumerate(tables):
         paths = _Paths(f"{where}cluster[{number}]." if file else "", origins if len(tables) == 1 else {})
         cluster = _validated(Cluster, table, paths, faults, misplaced)
@@ -74,6 +84,11 @@ def load(
     paths = _Paths(where, origins)
     process = _validated(Config, {**document, **_only(overrides, PROCESS_SETTINGS), "cluster": clusters}, paths, faults)
     faults += shared_faults(sound, process.admin if process else None)
+    if process is not None and process.admin is None:
+        for name in ("admin_tls", "admin_token_file"):
+            from_variable = paths(name).startswith("KPROXY_")  # the variable of the token's file is also that of `ctl`
+            if getattr(process, name) is not None and not from_variable:
+                faults.append((paths(name), "says nothing without admin"))
     if faults or process is None:
         raise ConfigError(faults)
     return process
@@ -110,14 +125,14 @@ class _Paths:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows begin a file with a mark
     except OSError as fault:
         raise ConfigError([("--config", f"{path} cannot be read: {fault.strerror or fault}")]) from None
     except UnicodeDecodeError as fault:
-        raise ConfigError([(str(path), f"not valid TOML: {fault}")]) from None
+        raise ConfigError([(str(path), f"not valid TOML: save it as UTF-8: {fault}")]) from None
     except tomllib.TOMLDecodeError as fault:
-        hint = "; strings need quotes" if "Invalid value" in str(fault) else ""
-        raise ConfigError([(str(path), f"not valid TOML: {fault}{hint}")]) from None
+        hints = [hint for said, hint in _TOML_HINTS.items() if said in str(fault)]
+        raise ConfigError([(str(path), "; ".join((f"not valid TOML: {fault}", *hints)))]) from None
 
 
 def _only(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -130,24 +145,43 @@ def _validated(
     """The model, or None and faults. misplaced: settings of a cluster that stand above all [[cluster]] of the file."""
     try:
         return model.model_validate(values)
-    except ValidationError as errors:
-        for error in errors.errors(include_url=False):
+    except ValidationError as found:
+        errors = found.errors(include_url=False)
+        for error in errors:
             location = error["loc"]
             name = str(location[0]) if location else ""
-            if error["type"] == "missing" and name in misplaced:
+            if error["type"] == "missing" and (name in misplaced or _is_mistyped(model, location, errors)):
                 text = ""
             elif error["type"] == "missing" and name in CLUSTER_SETTINGS and len(location) == 1:
                 flag = f"--{name.replace('_', '-')}"
                 text = f"is missing: give {flag} HOST:PORT, KPROXY_{name.upper()} or, in [[cluster]], {name}"
-            elif error["type"] == "extra_forbidden" and model is Config and name in Cluster.model_fields:
-                text = "belongs in [[cluster]]: put it below that line, of the cluster that it is about"
             elif error["type"] == "extra_forbidden":
-                text = _no_such_setting(str(location[-1]), _model_at(model, location[:-1]))
+                text = _no_such_setting(model, location)
+            elif error["type"] in ("model_type", "tuple_type") and model_in(_annotation(model, location)) is not None:
+                text = f"write it as {_written(model, location)}"
             else:
                 text = _in_our_words(error)
             if text:
                 faults.append((paths(*location), text))
         return None
+
+
+def _is_mistyped(model: type[BaseModel], location: tuple[str | int, ...], errors: list[ErrorDetails]) -> bool:
+    """Whether a key that is missing stands beside with another spelling, which is told."""
+    names = [*_model_at(model, location[:-1]).model_fields]
+    return any(
+        error["type"] == "extra_forbidden"
+        and error["loc"][:-1] == location[:-1]
+        and _near(str(error["loc"][-1]), names) == location[-1]
+        for error in errors
+    )
+
+
+def _annotation(model: type[BaseModel], location: tuple[str | int, ...]) -> Any:
+    """The type of the field at that place of the file."""
+    *above, last = [part for part in location if isinstance(part, str)]
+    field = _model_at(model, tuple(above)).model_fields.get(last)
+    return field.annotation if field is not None else None
 
 
 def _model_at(model: type[BaseModel], location: tuple[str | int, ...]) -> type[BaseModel]:
@@ -159,33 +193,81 @@ def _model_at(model: type[BaseModel], location: tuple[str | int, ...]) -> type[B
     return model
 
 
-def _no_such_setting(name: str, model: type[BaseModel]) -> str:
+def _written(model: type[BaseModel], location: tuple[str | int, ...]) -> str:
+    """How the table at that place is written: [cluster.tls], or [[cluster.policy]] where there can be several."""
+    path = ".".join([*(["cluster"] if model is Cluster else []), *(part for part in location if isinstance(part, str))])
+    several = get_origin(_annotation(model, location)) is tuple
+    return f"[[{path}]], one for each" if several else f"[{path}]"
+
+
+def _tables(model: type[BaseModel], header: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every table that can stand in a file, with its header."""
+    yield header, model
+    for name, field in model.model_fields.items():
+        inner = model_in(field.annotation)
+        if inner is not None:
+            path = "cluster" if name == "clusters" else f"{header.strip('[]')}.{name}".lstrip(".")
+            yield from _tables(inner, f"[[{path}]]" if get_origin(field.annotation) is tuple else f"[{path}]")
+
+
+def _near(name: str, names: Sequence[str], likeness: float = 0.6) -> str | None:
+    """The name that was probably meant."""
+    name = name.replace("-", "_")
+    near = difflib.get_close_matches(name, names, 1, likeness)
+    near = near or [one for one in names if len(name) > 2 and one.startswith(name)]
+    return near[0] if near else None
+
+
+def _no_such_setting(model: type[BaseModel], location: tuple[str | int, ...]) -> str:
     """What to write in place of a key of the file that is none."""
-    of_file = ["cluster" if one == "clusters" else one for one in model.model_fields]
-    names = [*of_file, *(CLUSTER_SETTINGS if model is Config else ())]
-    near = difflib.get_close_matches(name.replace("-", "_"), names, 1)
-    if not near:
+    name, table = str(location[-1]), _model_at(model, location[:-1])
+    elsewhere = [(header, one) for header, one in _tables(Config, "") if name in one.model_fields and one is not table]
+    if table is Config and name in Cluster.model_fields:
+        if model_in(Cluster.model_fields[name].annotation) is not None:
+            return f"belongs in [[cluster]]: write it as {_written(Cluster, (name,))}, below that line"
+        return "belongs in [[cluster]]: put it below that line, of the cluster that it is about"
+    if elsewhere and _near(name, [*table.model_fields], 0.85) is None:
+        above = [one for one in elsewhere if one[1] is Config]
+        if above and model_in(Config.model_fields[name].annotation) is not None:
+            return f"no such setting here; write it as [{name}]"
+        places = ["above the first [[cluster]]"] if above else []
+        places += [f"in {header}" for header, one in elsewhere if one is not Config]
+        return f"belongs {' or '.join(places)}"
+    of_file = ["cluster" if one == "clusters" else one for one in table.model_fields]
+    near = _near(name, [*of_file, *(CLUSTER_SETTINGS if table is Config else ())])
+    if near is None:
         return f"no such setting; there are: {', '.join(of_file)}"
-    if model is Config and near[0] == "cluster":
+    if table is Config and near == "cluster":
         return "no such setting; did you mean [[cluster]]?"
-    where = " of [[cluster]]" if model is Config and near[0] not in of_file else ""
-    return f"no such setting; did you mean {near[0]}{where}?"
+    where = " of [[cluster]]" if table is Config and near not in of_file else ""
+    return f"no such setting; did you mean {near}{where}?"
 
 
 def _in_our_words(error: ErrorDetails) -> str:
     """What pydantic found, with the value that it found it in; nothing where that has been told of its parts."""
-    value = error["input"]
-    if error["type"] == "value_error":
+    value, kind = error["input"], error["type"]
+    if kind == "value_error":
         return error["msg"].removeprefix("Value error, ")
-    if {"login", "authentication"} & set(error["loc"]):  # a secret may stand where none belongs: not repeated
-        return "is missing" if error["type"] == "missing" else error["msg"]
-    match error["type"]:
+    # A secret may stand where none belongs: not repeated.
+    may_be_secret = bool({"login", "authentication"} & set(error["loc"]))
+    shown = "it" if may_be_secret else str(value).lower() if isinstance(value, bool) else repr(value)
+    if kind == "literal_error" and not isinstance(value, (str, bool)) and f"'{value}'" in error["msg"]:
+        kind = "string_type"
+    match kind:
         case "missing":
             return "is missing"
-        case "int_parsing" | "int_type":
-            return f"{value!r} is not a whole number"
-        case "too_short":
+        case "too_short" | "string_too_short":
             return "" if value else "is empty"
+        case "int_parsing" | "int_type" | "int_from_float":
+            return f"{shown} is not a whole number"
+        case "float_parsing" | "float_type":
+            return f"{shown} is not a number" + (" of seconds" if str(error["loc"][-1]).endswith("_s") else "")
+        case "bool_parsing" | "bool_type":
+            return f"{shown} is neither true nor false"
+        case "string_type":
+            return f"{shown} is no text: put it into quotes"
         case "tuple_type":
-            return f"{value!r} should be a list"
-    return re.sub(r"^(Input|String)\b", lambda _: repr(value), error["msg"])
+            return f"{shown} should be a list: put it into [ ]"
+        case "string_pattern_mismatch" if error["loc"][-1] == "name":
+            return f"{shown}: a name has letters, digits, '.', '_' and '-'"
+    return re.sub(r"^(Input|String)\b", lambda _: shown, error["msg"])

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from kproxy.proxy.config.model import Frozen
+from kproxy.proxy.config.policy import principal_pattern
 
 MechanismName = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
@@ -37,7 +38,7 @@ class Credentials(Frozen):
 class ForPrincipal(Credentials):
     """`[[cluster.login.by_principal]]`: as whom to log in for clients of that identity."""
 
-    principal: Annotated[str, Field(min_length=1)]  # "User:alice"; * stands for any characters
+    principal: Annotated[str, Field(min_length=1), AfterValidator(principal_pattern)]
     mechanism: MechanismName | None = None  # default: that of [cluster.login]
 
 
@@ -74,7 +75,7 @@ def _credential_faults(path: str, one: Credentials, mechanism: str) -> Iterator[
     if one.username is None:
         yield f"{path}.username", f"is missing: {mechanism} needs one"
     if len(passwords) != 1:
-        yield path, f"{mechanism} needs a password: give one of password_file and password_env"
+        yield path, f"{mechanism} needs a password: give one of password_file and password_env, not both"
     if tokens:
         yield f"{path}.{tokens[0]}", f"{mechanism} has no tokens: leave it out"
     if one.password_env is not None and one.password_env.startswith("KPROXY_"):

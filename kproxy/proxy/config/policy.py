@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from kproxy.proxy.config.api_groups import api_keys
+from kproxy.proxy.config.limits import network
 from kproxy.proxy.config.model import Frozen
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -63,18 +64,23 @@ def _patterns(value: Any) -> tuple[str, ...]:
 
 
 def _networks(value: Any) -> tuple[Network, ...]:
-    networks = []
-    for part in _several(value):
-        try:
-            networks.append(ipaddress.ip_network(str(part)))
-        except ValueError as fault:
-            raise ValueError(f"{part!r} is no address and no network, like 10.0.0.0/8: {fault}") from None
+    networks = [network(part) for part in _several(value)]
     if not networks:
         raise ValueError("is empty: leave it out if the rule is for every address")
     return tuple(networks)
 
 
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
+
+
+def principal_pattern(pattern: str) -> str:
+    """A pattern of principals, or ValueError where it is the name of one without its type, and matches nobody."""
+    if not re.search(r"[:*?\\]", pattern):
+        raise ValueError(f"{pattern!r} matches nobody: principals begin with their type, like 'User:{pattern}'")
+    return pattern
+
+
+Principals = Annotated[Patterns, AfterValidator(lambda patterns: tuple(map(principal_pattern, patterns)))]
 
 
 class Rule(Frozen):
@@ -87,7 +93,7 @@ class Rule(Frozen):
     group: Patterns | None = None
     transactional_id: Patterns | None = None
     client_id: Patterns | None = None
-    principal: Patterns | None = None
+    principal: Principals | None = None
     address: Annotated[tuple[Network, ...], BeforeValidator(_networks)] | None = None
 
     @property

@@ -31,6 +31,7 @@ from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.relay.listeners import Accepted
 from kproxy.proxy.relay.relay import Relay
+from kproxy.proxy.relay.tls_socket import TlsSocket
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
 from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.loops import loop_through
@@ -272,8 +273,7 @@ class Connector:
         )
         relay.principal = sys.intern(client.principal)
         relay.listener = listener
-        version = getattr(client.sock, "version", None)  # of a socket that speaks TLS
-        relay.tls_version = version() if version is not None else None
+        relay.tls_version = client.sock.version() if isinstance(client.sock, TlsSocket) else None
         worker.add(relay, client.number)
         self._count(Address(info.broker_address, info.broker_port), 1)
         relay.start(self.admits)

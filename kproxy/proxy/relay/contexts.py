@@ -17,6 +17,7 @@ from typing import Any
 
 from kproxy.errors import ConfigError, Malformed
 from kproxy.proxy.access.certificates import Certificate, is_for, read_pem
+from kproxy.proxy.access.principals import PrincipalRules
 from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
 from kproxy.proxy.log_limiter import LogLimiter
 
@@ -124,6 +125,12 @@ def for_clients(settings: ClientTls, serves: Callable[[str], bool] | None = None
     files = _Files(place)
     choices: list[tuple[list[Certificate], ssl.SSLContext]] = []
     trusted = _trusted(settings.ca, files) if settings.ca is not None else ""
+    if settings.ca is not None and settings.client_certificates == "none":
+        files.fault("ca", "asks nobody for a certificate without client_certificates = 'wanted' or 'required'")
+    try:
+        PrincipalRules(settings.principal_mapping_rules)
+    except ValueError as fault:
+        files.fault("principal_mapping_rules", str(fault))
     for number, pair in enumerate((settings, *settings.certificates)):
         context = _context(ssl.PROTOCOL_TLS_SERVER, settings.min_version, settings.ciphers, files)
         context.sslobject_class = Asked

@@ -94,6 +94,10 @@ class TlsSocket(socket.socket):
         """What is known of the peer once the handshake is done: certificate, version, cipher."""
         return self._tls
 
+    def version(self) -> str | None:
+        """The version of TLS that was agreed on, as "TLSv1.3"; None: the handshake is not done."""
+        return self._tls.version()
+
     def step(self) -> bool:
         """Do what the handshake can do with the bytes at hand; whether it is done. Raises ssl.SSLError.
 

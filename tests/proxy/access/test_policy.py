@@ -376,7 +376,7 @@ def test_versions_are_offered_only_as_far_as_a_rule_can_read_them():
         ({"action": "allow", "api": "produce"}, "did you mean Produce?"),
         ({"action": "allow", "api": "always"}, "is no API"),
         ({"action": "allow", "version": "9-3"}, "no range of versions"),
-        ({"action": "allow", "address": "10.0.0.1/8"}, "no address and no network"),
+        ({"action": "allow", "address": "10.0.0.1/8"}, "did you mean 10.0.0.0/8"),
         ({"action": "allow", "topic": []}, "is empty"),
         ({"action": "allow", "topic": "a\\"}, "backslash"),
         ({"action": "permit"}, "'allow' or 'deny'"),

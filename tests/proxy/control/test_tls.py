@@ -70,7 +70,7 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
             broker = await here.broker.accept()
             await exchange(client, broker)
             (row,) = [row async for rows in here.server._connection_slices(0, 10) for row in rows]
-            assert row["principal"] == "User:CN=alice,OU=kafka clients,O=Example"
+            assert (row["principal"], row["tls"]) == ("User:CN=alice,OU=kafka clients,O=Example", "TLSv1.3")
             plain = await Wire.dial(here.port)
             await plain.send(request(METADATA, 12, 1))
             with suppress(ConnectionResetError):  # what it sent is unread
