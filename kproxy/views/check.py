@@ -43,8 +43,8 @@ def _cluster(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "policy", "none: everything passes"
     else:
         count = "1 rule" if policy["rules"] == 1 else f"{policy['rules']} rules"
-        default = policy["default"] or "as the rules imply"
-        only = ", read-only" if policy["read_only"] else ""
-        yield "policy", f"{count}, else {default}{only}"
+        rest = {"allow": "allowed", "deny": "denied"}[policy["default"]]
+        only = "read-only, " if policy["read_only"] else ""
+        yield "policy", f"{only}{count}, what none matches is {rest}"
     if cluster["limits"]:
         yield "limits", ", ".join(f"{name} {value}" for name, value in cluster["limits"].items())

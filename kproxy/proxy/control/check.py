@@ -7,6 +7,7 @@ has the value of a secret in it, only where it comes from.
 
 import asyncio
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ from pydantic import BaseModel
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
+from kproxy.proxy.config.policy import default_of
 from kproxy.proxy.config.settings import Cluster, Config
-from kproxy.proxy.control.server import Server
+from kproxy.proxy.control.server import LOOPBACK, Server
 
 _WRITTEN = frozenset(("record", "audit"))  # what kproxy writes to
 _SECRET_SOURCES = ("_env",)
@@ -65,6 +67,8 @@ def _unreadable(config: Config, environment: Mapping[str, str]) -> Iterator[tupl
                 reason = _why_unreadable(value)
                 if reason:
                     yield place, f"{value} {reason}"
+            elif name == "token_command[0]" and shutil.which(str(value)) is None:
+                yield place.removesuffix("[0]"), f"{value} is no program that this user may run"
             elif name.endswith(_SECRET_SOURCES) and isinstance(value, str) and value not in environment:
                 yield place, f"the variable {value} is not set"
     for path, value in _leaves(config):
@@ -76,6 +80,8 @@ def _unreadable(config: Config, environment: Mapping[str, str]) -> Iterator[tupl
         value = getattr(config, name, None)
         if value is not None and str(value) != "stderr":
             folder = Path(value) if name == "record" else Path(value).parent
+            if name == "audit" and Path(value).is_dir():
+                yield name, f"{value} is a folder: name a file in it"
             while not folder.exists() and folder != folder.parent and name == "record":
                 folder = folder.parent
             if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -107,7 +113,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def summary(config: Config) -> dict[str, Any]:
     """What would run, as plain values: no secret, and of files only their names."""
     return {
-        "admin": str(config.admin) if config.admin else None,
+        "admin": str(Address(config.admin.host or LOOPBACK, config.admin.port)) if config.admin else None,
         "drain": {"delay_s": config.drain_delay_s, "timeout_s": config.drain_timeout_s},
         "max_connections": config.max_connections,
         "record": str(config.record) if config.record else None,
@@ -175,4 +181,5 @@ def _upstream_tls(cluster: Cluster) -> dict[str, Any] | None:
 def _policy(cluster: Cluster) -> dict[str, Any] | None:
     if not (cluster.policy or cluster.read_only or cluster.policy_default):
         return None
-    return {"rules": len(cluster.policy), "default": cluster.policy_default, "read_only": cluster.read_only}
+    default = default_of(cluster.policy, cluster.policy_default)
+    return {"rules": len(cluster.policy), "default": default, "read_only": cluster.read_only}

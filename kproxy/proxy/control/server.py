@@ -101,6 +101,16 @@ class Server:
         """Build what `start` would, and start nothing; returns the faults, those of all clusters."""
         self._start_worker(descriptors.shares(1 << 20, self.config.max_connections or descriptors.DEFAULT_CONNECTIONS))
         faults: list[tuple[str, str]] = []
+        token, tls = self.config.admin_token_file, self.config.admin_tls
+        try:
+            if token is not None and self.config.admin is not None:
+                from kproxy.proxy.control.admin_guard import Token
+
+                Token(token)
+            if tls is not None:
+                _admin_tls(tls)
+        except ConfigError as fault:
+            faults += fault.faults
         for cluster in self.config.clusters:
             try:
                 self._cluster(self._running, cluster)

@@ -85,6 +85,25 @@ def test_what_would_run_is_told_and_no_secret_is_in_it(written, tmp_path):
     assert "s3cr3t" not in done.stdout + json.dumps(answer) and "PRIVATE KEY" not in done.stdout + json.dumps(answer)
 
 
+def test_what_only_a_start_would_find(written, tmp_path):
+    (tmp_path / "token").write_text("two words")
+    file = written(
+        f'admin = 9600\nadmin_token_file = "{tmp_path}/token"\naudit = "{tmp_path}"\n'
+        + cluster()
+        + '[cluster.login]\nmechanism = "OAUTHBEARER"\ntoken_command = ["no-such-program"]\n'
+    )
+    told = dict(check(file, {}).faults)
+    assert "it should be one word" in told["admin_token_file"]
+    assert told["audit"].endswith("is a folder: name a file in it")
+    assert told["default: login.token_command"] == "no-such-program is no program that this user may run"
+
+
+def test_what_would_run_says_what_is_left_to_defaults(written):
+    file = written("admin = 9600\n" + cluster() + '[[cluster.policy]]\naction = "allow"\ntopic = "a"\n')
+    told = "\n".join(runs(summary(check(file, {}).config)))
+    assert "1 rule, what none matches is denied" in told and "localhost:9600" in told
+
+
 def test_no_port_is_opened(written):
     """It says the same while a kproxy has those ports."""
     file = written(cluster())
@@ -96,5 +115,5 @@ def test_no_port_is_opened(written):
 
 def test_rules_are_counted_as_people_do(written):
     rule = '[[cluster.policy]]\naction = "allow"\ntopic = "a"\n'
-    assert "1 rule, else" in run(written(cluster() + rule)).stdout
-    assert "2 rules, else" in run(written(cluster() + rule * 2)).stdout
+    assert "1 rule, what none matches is denied" in run(written(cluster() + rule)).stdout
+    assert "2 rules, what none matches" in run(written(cluster() + rule * 2)).stdout
