@@ -84,7 +84,6 @@ def test_logins_are_renewed_under_traffic_that_loses_nothing(
                 received.append((message.key(), message.value()))
 
         wait_for("the group", lambda: poll() or bool(received), 30)
-        connections = kproxy.metric("kproxy_connections_total")
         ends = time.monotonic() + 8
         value = b"x" * 20_000  # requests that arrive in parts
         while time.monotonic() < ends:
@@ -100,7 +99,6 @@ def test_logins_are_renewed_under_traffic_that_loses_nothing(
         assert sorted(received) == sorted(sent)
         renewed = kproxy.metric("kproxy_authentications_total", mechanism=mechanism, outcome="renewed")
         assert renewed >= 3 * 2
-        assert kproxy.metric("kproxy_connections_total") == connections
         assert kproxy.metric("kproxy_disconnects_total", cause="broker_closed") == 0
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
         assert "Traceback" not in kproxy.log.read_text()

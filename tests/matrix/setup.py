@@ -9,8 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from tests.broker.cluster import JARS
 
@@ -26,7 +29,23 @@ BROKERS = {
 }
 _TIMEOUT_S = 900
 
+P = ParamSpec("P")
+T = TypeVar("T")
+_BUILDING = threading.Lock()
 
+
+def _one_at_a_time(build: Callable[P, T]) -> Callable[P, T]:
+    """Cases run side by side, and may need the same part at once."""
+
+    @wraps(build)
+    def built(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _BUILDING:
+            return build(*args, **kwargs)
+
+    return built
+
+
+@_one_at_a_time
 def jars(version: str) -> Path:
     """The folder of a broker's jars, fetched if need be."""
     if version not in BROKERS:
@@ -40,6 +59,7 @@ def jars(version: str) -> Path:
     return folder
 
 
+@_one_at_a_time
 def java_client(version: str) -> str:
     """The class path of the Java driver with Kafka's clients of a release, built if need be."""
     folder, sources = CACHE / f"java-{version}", HERE / "clients/java"
@@ -56,6 +76,7 @@ def java_client(version: str) -> str:
     return f"{folder}/classes:{folder}/lib/*"
 
 
+@_one_at_a_time
 def go_driver() -> Path:
     """The program of the Go clients, built if need be."""
     folder, sources = CACHE / "go", HERE / "clients/go"
@@ -66,6 +87,7 @@ def go_driver() -> Path:
     return folder / "driver"
 
 
+@_one_at_a_time
 def node_driver() -> Path:
     """The script of the Node client, beside its packages, installed if need be."""
     folder, sources = CACHE / "node", HERE / "clients/node"

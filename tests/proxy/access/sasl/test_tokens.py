@@ -32,7 +32,7 @@ def jwks(*keys: dict[str, Any]) -> bytes:
 
 
 def token(key: Any = RSA, algorithm: str = "RS256", kid: str | None = "one", **claims: Any) -> str:
-    body = {"sub": "alice", "iss": "https://issuer", "aud": "kafka", "exp": time.time() + 3600} | claims
+    body = {"sub": "alice", "iss": "https://issuer", "aud": "kafka", "exp": time.time() + 100_000} | claims
     body = {name: value for name, value in body.items() if value is not None}
     return jwt.encode(body, key, algorithm, headers={"kid": kid} if kid else {})
 
@@ -60,7 +60,7 @@ def test_tokens_of_known_keys_name_the_user() -> None:
         (token(iss=None), "who issued it"),
         (token(aud="mine"), "audience"),
         (token(aud=None), "whom"),
-        (token(nbf=time.time() + 600), "not valid yet"),
+        (token(nbf=time.time() + 86_400), "not valid yet"),
         (token(sub=None), "claim 'sub'"),
         (token(sub=""), "claim 'sub'"),
         (jwt.encode({"sub": "alice"}, None, "none"), "algorithm"),
