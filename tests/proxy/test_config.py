@@ -8,10 +8,13 @@ import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import Address, parse_address
+from kproxy.proxy.config.authentication import Authentication
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.load import load
+from kproxy.proxy.config.login import ForPrincipal, Login
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.config.settings import BrokerPorts, Cluster, Config
+from kproxy.proxy.config.tls import ClientTls, UpstreamTls
 from kproxy.proxy.control.descriptors import DEFAULT_CONNECTIONS
 from kproxy.proxy.upstream.routing import Routes
 
@@ -341,6 +344,21 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     plain = load(flags={"listen": "127.0.0.1:9092", "bootstrap": "kafka-1:9092,kafka-2:9092"}).clusters[0]
     assert config.clusters[0].advertised == plain.advertised
     assert Routes(config.clusters[0], 9092).port_of(3) == Routes(plain, 9092).port_of(3)
+
+
+def test_every_setting_of_every_table_is_described_where_its_feature_is():
+    root = Path(__file__).parents[2]
+    shipped = (root / "deploy/kproxy.toml").read_text()
+    pages = {Login: "sasl", ForPrincipal: "sasl", Authentication: "sasl", ClientTls: "tls", UpstreamTls: "tls"}
+    for model, page in pages.items():
+        text = shipped + (root / f"docs/{page}.md").read_text()
+        assert [name for name in model.model_fields if not re.search(rf"\b{name}\b", text)] == [], model
+
+
+def test_every_page_is_in_the_table_of_the_readme():
+    root = Path(__file__).parents[2]
+    table = (root / "README.md").read_text().partition("## How to")[2].partition("\n## ")[0]
+    assert {f"docs/{page.name}" for page in (root / "docs").glob("*.md")} == set(re.findall(r"\((docs/\S+)\)", table))
 
 
 def test_node_ids_with_leading_zeros():

@@ -173,6 +173,8 @@ def _secret(data: bytes, source: str, *, strips: bool) -> Secret:
     text = text.strip() if strips else text.removesuffix("\n").removesuffix("\r")
     if not text:
         raise UpstreamError(f"{source}: it is empty", CREDENTIALS)
+    if not strips and ("\n" in text or "\r" in text):
+        raise UpstreamError(f"{source}: it has several lines: write the password as the only one", CREDENTIALS)
     if "\0" in text or (strips and not text.isprintable()):
         raise UpstreamError(
             f"{source}: it is no {'token' if strips else 'password'}: it has control characters", CREDENTIALS

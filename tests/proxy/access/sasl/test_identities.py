@@ -42,7 +42,14 @@ def test_a_password_of_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "No such file"), (b"", "empty"), (b"\n", "empty"), (b"a\0b", "control"), (b"\xff", "UTF-8")],
+    [
+        (None, "No such file"),
+        (b"", "empty"),
+        (b"\n", "empty"),
+        (b"alice\nsecret\n", "several lines"),
+        (b"a\0b", "control"),
+        (b"\xff", "UTF-8"),
+    ],
 )
 def test_files_that_hold_no_password(tmp_path: Path, content: bytes | None, said: str) -> None:
     file = tmp_path / "password"
