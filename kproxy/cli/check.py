@@ -40,6 +40,8 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
     from kproxy.proxy.control.check import summary
     from kproxy.views.check import faults, runs
 
+    if ":" not in asked["principal"]:
+        raise click.UsageError(f"--principal has the type before the name, like User:{asked['principal']}")
     found = checked(file, os.environ)
     if request is not None and found.config is not None:
         from kproxy.proxy.access.policy_explain import explain, listener

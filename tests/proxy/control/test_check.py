@@ -104,6 +104,14 @@ def test_what_would_run_says_what_is_left_to_defaults(written):
     assert "1 rule, what none matches is denied" in told and "localhost:9600" in told
 
 
+def test_a_principal_without_its_type_is_asked_for_again(written):
+    file = written(cluster() + '[[cluster.policy]]\naction = "deny"\ntopic = "a"\nprincipal = "User:alice"\n')
+    asked = ("--request", "Produce", "--topic", "a", "--principal")
+    assert "denied" in run(file, *asked, "User:alice").stdout
+    done = run(file, *asked, "alice")
+    assert done.returncode == 2 and "like User:alice" in done.stderr
+
+
 def test_no_port_is_opened(written):
     """It says the same while a kproxy has those ports."""
     file = written(cluster())
