@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from kproxy.metrics.cells import ApiCells, Metrics
-from kproxy.metrics.units import Place, units
+from kproxy.metrics.units import API, BROKER, CLUSTER, UPSTREAM, Place, units
 
 TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS = (
     *("topic", "client", "log", "fetching", "committed", "names", "process"),
 )
 PER_SLICE = 32  # units, of some 10 us each
+
+OF_CLUSTER = frozenset((CLUSTER, UPSTREAM, BROKER, API))  # gone with their cluster
 
 Change = tuple[Place, bytes | None]  # a unit as it is now, pickled; None: it is no longer there
 
@@ -83,6 +85,10 @@ class Published:
         gone = [path for path in self._sent if path[0] in (TOPIC, CLIENT) and path not in seen]
         if with_lags:
             gone += [path for path in self._sent if path[0] == FETCHING and path not in seen]
+        clusters = metrics.clusters.keys()
+        gone += [path for path in self._sent if path[0] in OF_CLUSTER and path[1] not in clusters]
+        for name in self._named.keys() - clusters:
+            del self._named[name]
         for path in gone:
             del self._sent[path]
             self._counts.pop(path, None)

@@ -44,6 +44,8 @@ class Shared:
         for path, data in changes:
             if data is None:
                 units_of.pop(path, None)
+                if path[0] == CLUSTER:
+                    self._forget_removed()
                 continue
             value = pickle.loads(data)
             if path[0] in _LATEST:
@@ -62,6 +64,18 @@ class Shared:
             elif kind not in _SUMS and kind != TOPIC:
                 continue
             self._gone[path] = add(self._gone[path], value) if path in self._gone else value
+        self._forget_removed()
+
+    def _forget_removed(self) -> None:
+        """A cluster's series end once neither the settings nor a worker has it."""
+        known = self._own.clusters.keys() | {
+            path[1] for units_of in self._living.values() for path in units_of if path[0] == CLUSTER
+        }
+        for units_of in (self._gone, self._latest):
+            for path in [path for path in units_of if len(path) > 1 and path[0] != PROCESS and path[1] not in known]:
+                del units_of[path]
+        for name in self._topics.keys() - known:
+            self._topics.pop(name, None)
 
     def _learn(self, path: Place, value: Any) -> None:
         known = self._latest.pop(path, None)

@@ -123,6 +123,7 @@ def test_topics_of_all_workers_have_one_limit_and_no_count_goes_back():
 
 def test_topics_of_a_worker_that_is_gone_are_forgotten_when_nobody_names_them():
     own = Metrics()
+    own.cluster("default")  # as the settings have it
     shared = Shared(own)
     worker = Metrics()
     produced(worker, ["old"])

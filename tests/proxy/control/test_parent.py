@@ -569,6 +569,38 @@ def test_limits_count_anew_after_a_reload_and_no_connection_is_taken_off_twice(t
     live(test(), PATIENCE_S)
 
 
+def test_the_series_of_a_cluster_end_when_it_is_removed(tmp_path):
+    """Those of workers that live, and of one that has died."""
+
+    async def test():
+        broker, other, port = Broker(), Broker(), free_ports(20)
+        second = f'name = "default"\n[[cluster]]\nname = "two"\nlisten = "{HOST}:{port + 10}"\n'
+        second += f'bootstrap = ["{HOST}:{other.port}"]\n'
+        async with from_file(written(tmp_path, port, broker, second), port, broker) as here:
+
+            async def series() -> int:
+                return (await here.get("/metrics")).count('cluster="two"')
+
+            await other.answer_kproxy()
+            for _ in range(2):
+                client = await Wire.dial(port + 10)
+                assert await alive(client, await other.accept())
+            victim = here.workers[0]
+            os.kill(victim, signal.SIGKILL)
+            await here.said(f"(pid {victim})")
+            assert await series()
+            written(tmp_path, port, broker, 'name = "default"\n')
+            here.process.send_signal(signal.SIGHUP)
+            await here.said("cluster two removed")
+
+            async def ended() -> bool:
+                return not await series()
+
+            await here.until(ended)
+
+    live(test(), PATIENCE_S)
+
+
 def test_a_worker_in_which_new_settings_do_not_work_is_replaced(tmp_path):
     """Else it would go on by what no longer holds. Here it has no descriptor left for the files of TLS."""
 
