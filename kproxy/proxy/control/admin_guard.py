@@ -22,6 +22,7 @@ from aiohttp import web
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import numeric
+from kproxy.proxy.config.files import open_regular
 from kproxy.proxy.log_limiter import LogLimiter
 
 HEADER = "X-Kproxy"  # any value; a page of another origin cannot send it
@@ -54,7 +55,7 @@ class Token:
         if seen == self._seen:
             return
         self._seen = seen
-        with self._file.open("rb") as file:
+        with open_regular(self._file) as file:
             token = file.read(MAX_TOKEN + 1).strip()
         if not token or len(token) > MAX_TOKEN or not token.isascii() or len(token.split()) != 1:
             raise ValueError(f"it should be one word of at most {MAX_TOKEN} ASCII characters")

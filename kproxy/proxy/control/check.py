@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.files import open_regular
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.policy import default_of
 from kproxy.proxy.config.settings import Cluster, Config
@@ -90,7 +91,7 @@ def _unreadable(config: Config, environment: Mapping[str, str]) -> Iterator[tupl
 
 def _why_unreadable(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.read(1)
     except OSError as fault:
         return f"cannot be read: {fault.strerror or fault}"

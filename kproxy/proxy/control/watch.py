@@ -9,6 +9,8 @@ import asyncio
 import hashlib
 from pathlib import Path
 
+from kproxy.proxy.config.files import open_regular
+
 LOOK_S = 1.0
 MAX_BYTES = 16 * 1024 * 1024
 
@@ -51,7 +53,7 @@ class Watch:
 
     def _content(self) -> bytes:
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 return hashlib.sha256(file.read(MAX_BYTES)).digest()
         except OSError:
             return b""

@@ -18,6 +18,7 @@ from typing import Any
 from kproxy.errors import ConfigError, Malformed
 from kproxy.proxy.access.certificates import Certificate, is_for, read_pem
 from kproxy.proxy.access.principals import PrincipalRules
+from kproxy.proxy.config.files import open_regular
 from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
 from kproxy.proxy.log_limiter import LogLimiter
 
@@ -64,7 +65,7 @@ class _Files:
 
     def read(self, setting: str, path: Path) -> bytes | None:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = file.read(_MAX_FILE + 1)
         except OSError as fault:
             self.fault(setting, f"{path} cannot be read: {fault.strerror or fault}")

@@ -18,6 +18,7 @@ from re import Pattern, compile, escape
 from kproxy.errors import UpstreamError
 from kproxy.proxy.access.sasl.mechanisms import OAUTHBEARER, PLAIN, Mechanism, OAuthBearer, Plain, Scram
 from kproxy.proxy.access.sasl.secrets import Secret
+from kproxy.proxy.config.files import open_regular
 from kproxy.proxy.config.login import Credentials, Login
 
 MAX_SECRET_BYTES = 64 * 1024
@@ -156,7 +157,7 @@ def _pattern(text: str) -> Pattern[str]:
 
 def _read(path: Path, setting: str, *, strips: bool = False) -> Secret:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_SECRET_BYTES + 1)
     except OSError as fault:
         raise UpstreamError(f"{setting}: {path} cannot be read: {fault.strerror or fault}", CREDENTIALS) from None

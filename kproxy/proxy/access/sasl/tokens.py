@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.error import URLError
 
+from kproxy.proxy.config.files import open_regular
+
 MAX_TOKEN_BYTES = 64 * 1024
 MAX_JWKS_BYTES = 1024 * 1024
 MAX_KEYS = 64
@@ -158,7 +160,7 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
 def read(path: Path) -> bytes:
     """The JWKS of a file; raises TokenError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_JWKS_BYTES + 1)
     except OSError as fault:
         raise TokenError(f"{path} cannot be read: {fault.strerror or fault}") from None

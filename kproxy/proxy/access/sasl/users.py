@@ -16,6 +16,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from kproxy.proxy.access.sasl.mechanisms import MAX_ITERATIONS, SCRAM, SCRAM_SHA_256, SCRAM_SHA_512
+from kproxy.proxy.config.files import open_regular
 
 MIN_ITERATIONS = 4096  # Kafka's own least
 ITERATIONS = 8192  # of what is written here: a few milliseconds for each check of a PLAIN password
@@ -114,7 +115,7 @@ def lines(users: Users) -> Iterator[str]:
 def read(path: Path) -> dict[str, dict[str, Credential]]:
     """The users of the file at `path`; raises UsersError if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as fault:
         raise UsersError(f"{path} cannot be read: {fault.strerror or fault}") from None
