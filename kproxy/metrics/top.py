@@ -91,7 +91,8 @@ class Top(Generic[Key, AnyCell]):
             rank = 0
         self._candidates.pop(key, None)
         before = self._leaving.pop(key, None)
-        cell = self.cells[key] = before[0] if before is not None else self._make()
+        is_shown = before is not None and now_ns - before[1] < LEAVE_NS  # a series that has ended begins at 0
+        cell = self.cells[key] = before[0] if before is not None and is_shown else self._make()
         cell.admitted(rank)
         self._floor = min(self._floor, rank)
         return cell

@@ -111,6 +111,18 @@ def test_a_series_begins_at_its_admission_and_other_never_jumps():
     assert sum(key is not None for key in scraped.scrape()) == 10
 
 
+def test_a_series_that_had_ended_begins_at_0():
+    """Its key comes back after LEAVE_NS, and before the cells that left are swept away."""
+    scraped = Scraped(1)
+    for key, size, pause_s in (("a", 10, 0), ("b", 100, 0), ("c", 1, 250), ("a", 900, 51), ("a", 5, 0)):
+        scraped.now_ns += pause_s * SECOND
+        scraped.scrape()
+        scraped.count(key, size)
+    assert "b" not in scraped.top.cells
+    assert scraped.scrape()["a"] == 905
+    assert scraped.total() == scraped.true.total()
+
+
 def test_what_was_large_long_ago_gives_way():
     scraped = Scraped(10)
     for number in range(10):
