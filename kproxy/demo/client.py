@@ -58,24 +58,19 @@ class Connection:
     def send(self, api_key: int, body: Body, answered: bool = True) -> "asyncio.Future[Body]":
         """Send a request; the future holds its answer, or UpstreamError. `answered=False`: a Produce with acks=0."""
         self._correlation_id += 1
-        header = {
-            "requestApiKey": api_key,
-            "requestApiVersion": self._versions[api_key],
-            "correlationId": self._correlation_id,
-            "clientId": self._client_id,
-        }
-        frame = codec.encode_request(header, body)
+        version = self._versions[api_key]
+        frame = codec.framed_request(api_key, version, self._correlation_id, self._client_id, body)
         future: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
         if self.closed:
             future.set_exception(UpstreamError("the connection is closed"))
             return future
         try:
-            self._writer.write(len(frame).to_bytes(4, "big") + frame)
+            self._writer.write(frame)
         except (RuntimeError, OSError) as fault:  # RuntimeError: from uvloop, whose handle is closed
             future.set_exception(UpstreamError(f"the connection is closed: {fault}"))
             return future
         if answered:  # nothing awaits since the write: its answer cannot have come yet
-            self._waiting.put_nowait((self._correlation_id, api_key, self._versions[api_key], future))
+            self._waiting.put_nowait((self._correlation_id, api_key, version, future))
         else:
             future.set_result({})
         return future

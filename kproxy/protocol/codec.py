@@ -83,6 +83,18 @@ def encode_request(header: Header, body: Body) -> bytes:
     return bytes(_writer("RequestHeader", header_version)(header) + _writer((api_key, "request"), version)(body))
 
 
+def framed_request(api_key: int, version: int, correlation_id: int, client_id: str, body: Body) -> bytes:
+    """A request of our own with its 4-byte size, as it is sent. Raises as `encode_request` does."""
+    header = {
+        "requestApiKey": api_key,
+        "requestApiVersion": version,
+        "correlationId": correlation_id,
+        "clientId": client_id,
+    }
+    frame = encode_request(header, body)
+    return len(frame).to_bytes(4, "big") + frame
+
+
 def encode_response(api_key: int, api_version: int, header: Header, body: Body) -> bytes:
     """Encode a response frame without its size. Raises Malformed for values that do not fit, or Unsupported."""
     header_version = api_message(api_key, api_version, "response").header_version(api_version)

@@ -1,4 +1,4 @@
-"""Frame headers: their fixed layout, and how to recognise bytes that are not a Kafka frame.
+"""Frame headers: their fixed layout, how bytes that are no Kafka frame are recognised, and how a frame is patched.
 
 A frame is a 4-byte size and that many bytes. A request's first eight are api key, version and correlation id; an
 answer's first four the correlation id (Kafka's RequestHeader and ResponseHeader; at a fixed place in every version).
@@ -23,6 +23,8 @@ RESPONSE_HEAD_BYTES = 8
 MIN_REQUEST = 8  # api key, version, correlation id: ControlledShutdown v0 has no more header than that
 MIN_RESPONSE = 4
 
+Edit = tuple[int, int, bytes]  # replace [start, end) of a frame
+
 MAX_REQUEST = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
 
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"DELE", b"HTTP")
@@ -35,6 +37,18 @@ def request_head_and(count: int) -> tuple[Callable[[Any, int], tuple[Any, ...]],
     """(what unpacks a request's head and the `count` bytes behind it in one go, how many bytes that are)"""
     layout = Struct(f"{REQUEST_HEAD.format}{count}s")
     return layout.unpack_from, layout.size
+
+
+def patched(frame: memoryview, edits: list[Edit]) -> bytes:
+    """A frame with its edits made, which do not overlap, and its size mended. It begins with that size."""
+    parts: list[bytes | memoryview] = [b""]
+    at = SIZE.size
+    for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
+        parts += (frame[at:start], new)
+        at = end
+    parts.append(frame[at:])
+    parts[0] = SIZE.pack(sum(map(len, parts)))
+    return b"".join(parts)
 
 
 def sniff(head: bytes) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """What a client may not see is taken out of lists; and a Metadata is asked only for the topics that it may.
 
-Patches, as in `upstream/rewrite.py`: only elements of one array go, or come, and the array's count and the frame's
+Patches (`wire/frames.py`): only elements of one array go, or come, and the array's count and the frame's
 size change; all else stays as the peer wrote it. A Metadata that names topics which are denied is the one request that
 is answered in part, as every broker does: clients ask for many topics at once, and need the brokers in any case. The
 broker is asked for the rest, and the answer gets an error for each topic that is denied.
@@ -17,6 +17,7 @@ from kproxy.protocol.codec import Span, encode_response, locate
 from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
 from kproxy.protocol.schema import api_name, schema
 from kproxy.proxy.access.policy_resources import GROUP, METADATA, TOPIC, TRANSACTIONAL_ID
+from kproxy.wire.frames import Edit, patched
 
 # By API: the array of the answer, the field of its elements that names one, and the kind.
 LISTED: dict[str, tuple[tuple[str, str], str]] = {
@@ -33,7 +34,6 @@ _OFFSET_FETCH, _FIRST_OF_GROUPS, _FIRST_BY_ID = 9, 8, 10
 
 _REQUEST, _RESPONSE = 12, 8  # where bodies begin: behind the size and, of a request, key, version and correlation id
 
-Edit = tuple[int, int, bytes]
 Keep = Callable[[list[str | UUID]], bool]  # whether to keep the element that these name
 
 
@@ -59,7 +59,7 @@ def filter_list(api_key: int, version: int, frame: memoryview, keep: Keep) -> by
     """The answer without the elements that `keep` does not want, each asked by its name or id; None: all stay."""
     array, names, compact = _places(api_key, version)
     edits, _ = _removed(_located(api_key, version, "response", array, names), frame, _RESPONSE, names, compact, keep)
-    return _patched(frame, edits) if edits else None
+    return patched(frame, edits) if edits else None
 
 
 def metadata_request(version: int, frame: memoryview, keep: Keep | None, *, clear_auto_creation: bool) -> bytes | None:
@@ -76,7 +76,7 @@ def metadata_request(version: int, frame: memoryview, keep: Keep | None, *, clea
         ):
             if frame[start]:
                 edits.append((start, end, b"\0"))
-    return _patched(frame, edits) if edits else None
+    return patched(frame, edits) if edits else None
 
 
 def metadata_answer(
@@ -92,7 +92,7 @@ def metadata_answer(
     if added:
         edits.append((end, end, added))
     edits.append(_count(frame, start, left + len(errors), compact))
-    return _patched(frame, edits)
+    return patched(frame, edits)
 
 
 def _error_entries(
@@ -175,15 +175,3 @@ def _count(frame: memoryview, start: int, count: int, compact: bool) -> Edit:
     if compact:
         return start, read_uvarint(frame, start)[1], write_uvarint(count + 1)
     return start, start + 4, count.to_bytes(4, "big")
-
-
-def _patched(frame: memoryview, edits: list[Edit]) -> bytes:
-    edits.sort(key=lambda edit: edit[:2])
-    parts: list[bytes | memoryview] = [b""]
-    at = 4
-    for start, end, new in edits:
-        parts += (frame[at:start], new)
-        at = end
-    parts.append(frame[at:])
-    parts[0] = sum(map(len, parts)).to_bytes(4, "big")
-    return b"".join(parts)

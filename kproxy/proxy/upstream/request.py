@@ -29,15 +29,9 @@ async def ask(sock: socket.socket, address: Address, api_key: int, version: int,
 
     Raises ClosedByBroker, another UpstreamError for an answer that is none, ProtocolError for one that does not decode.
     """
-    header = {
-        "requestApiKey": api_key,
-        "requestApiVersion": version,
-        "correlationId": api_key,
-        "clientId": client_id,
-    }
-    request = codec.encode_request(header, body)
+    request = codec.framed_request(api_key, version, api_key, client_id, body)
     try:
-        await send_all(sock, _SIZE.pack(len(request)) + request)
+        await send_all(sock, request)
         (size,) = _SIZE.unpack(await receive_exactly(sock, 4))
         if size >> 16 == _TLS_ALERT:
             text = f"{address} speaks TLS: it answers a request in plaintext with an alert; give [cluster.upstream_tls]"

@@ -17,11 +17,11 @@ from kproxy.errors import Malformed
 from kproxy.protocol.codec import TAG_SIZE, Span, locate
 from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
 from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, schema
+from kproxy.wire.frames import Edit, patched
 
 # (node id, the broker's host, its port) -> what the client is told
 Advertise = Callable[[int, str, int], tuple[str, int]]
 Locate = Callable[[Buffer, int, int], list[Span]]
-Edit = tuple[int, int, bytes]  # replace [start, end) of the frame
 
 PRODUCE = 0
 FETCH = 1
@@ -65,7 +65,7 @@ def rewrite_addresses(api_key: int, version: int, frame: memoryview, advertise: 
             host = None
         elif index == 3 and frame[start] == _CONTROLLERS:
             return None
-    return _patched(frame, edits, tag_sizes) if edits else None
+    return _mended(frame, edits, tag_sizes) if edits else None
 
 
 def cap_versions(version: int, frame: memoryview, further: Mapping[int, int] = MappingProxyType({})) -> bytes | None:
@@ -105,7 +105,7 @@ def cap_versions(version: int, frame: memoryview, further: Mapping[int, int] = M
         count_end = read_uvarint(frame, count_at)[1] if compact else count_at + 4
         left = len(offers) - removed
         edits.append((count_at, count_end, write_uvarint(left + 1) if compact else _INT32.pack(left)))
-    return _patched(frame, edits, []) if edits else None
+    return patched(frame, edits) if edits else None
 
 
 def version_caps(offers: Mapping[int, tuple[int, int]]) -> dict[int, int]:
@@ -155,19 +155,11 @@ def _string(text: str, compact: bool) -> bytes:
     return (write_uvarint(len(data) + 1) if compact else _INT16.pack(len(data))) + data
 
 
-def _patched(frame: memoryview, edits: list[Edit], tag_sizes: list[tuple[int, int]]) -> bytes:
+def _mended(frame: memoryview, edits: list[Edit], tag_sizes: list[tuple[int, int]]) -> bytes:
     """The frame with its edits made, and with every length around them mended."""
     for start, end in reversed(tag_sizes):  # inner ones stand later, and their growth counts for the outer
         size, _ = read_uvarint(frame, start)
         inside = [edit for edit in edits if end <= edit[0] < end + size]
         size += sum(len(new) - (stop - begin) for begin, stop, new in inside)
         edits.append((start, end, write_uvarint(size)))
-    edits.sort()
-    parts: list[bytes | memoryview] = [b""]
-    at = 4
-    for start, end, new in edits:
-        parts += (frame[at:start], new)
-        at = end
-    parts.append(frame[at:])
-    parts[0] = _INT32.pack(sum(map(len, parts)))
-    return b"".join(parts)
+    return patched(frame, edits)

@@ -127,14 +127,7 @@ def _ask(
     api_key: int, version: int, body: Body, client_id: str, computes: bool = False
 ) -> Generator[Send, bytes, Body]:
     """One request; returns the body of its answer."""
-    header = {
-        "requestApiKey": api_key,
-        "requestApiVersion": version,
-        "correlationId": api_key,
-        "clientId": client_id,
-    }
-    request = codec.encode_request(header, body)
-    answer = yield Send(_SIZE.pack(len(request)) + request, computes)
+    answer = yield Send(codec.framed_request(api_key, version, api_key, client_id, body), computes)
     header, body = codec.decode_response(answer, api_key, version)
     if header["correlationId"] != api_key:
         raise UpstreamError("the broker answers a login with something else", "login_protocol")
