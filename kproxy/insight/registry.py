@@ -32,8 +32,6 @@ KINDS = (
     (r"/kafka-acl[^/]*(/.*)?", "acl"),
 )
 _KIND = re.compile("(?:/.*)?(?:" + "|".join(f"(?P<k{number}>{path})" for number, (path, _) in enumerate(KINDS)) + ")")
-# Operations whose reads may leave a watch: by the field of the request that says so.
-_WATCH = "watch"
 _CREATED = ("create", "create2", "createTTL", "createContainer")
 
 
@@ -48,7 +46,6 @@ def rows(
 ) -> Iterator[RegistryRow]:
     """The rows of what a ZooKeeper session said; none for bytes that are no frame."""
     if isinstance(event, Notification):
-        what = event.type
         yield RegistryRow(
             event.time,
             cluster,
@@ -63,7 +60,7 @@ def rows(
             None,
             None,
             None,
-            what,
+            event.type,
             kind_of(event.path),
             None,
         )
@@ -87,7 +84,7 @@ def rows(
                 event.response_start - event.request_end if event.response_start else None,
                 _text(op, asked, answered),
                 kind_of(path),
-                asked.get(_WATCH),
+                asked.get("watch"),
             )
 
 

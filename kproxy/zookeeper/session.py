@@ -21,7 +21,7 @@ from typing import Any
 from kproxy.errors import Malformed
 from kproxy.zookeeper import operations
 from kproxy.zookeeper.operations import AUTH, NOTIFICATION, PING, SET_WATCHES
-from kproxy.zookeeper.records import Values, names_of, read
+from kproxy.zookeeper.records import Values, layouts, names_of, read
 
 CLIENT, SERVER = 0, 1
 MAX_FRAME = 16 * 1024 * 1024  # jute.maxbuffer is 1 MiB by default, and raised by those who have many nodes
@@ -112,7 +112,7 @@ class Session:
         self.opaque = False  # a four-letter command, or nothing that is ZooKeeper's: no longer read
         self._halves = (_Half(), _Half())
         self._connecting: Operation | None = None
-        self._begins = [not midstream, not midstream]
+        self._begins = not midstream  # the client's first frame has not been seen
         self._pending: deque[Operation] = deque()
         self._fixed: dict[int, deque[Operation]] = {xid: deque() for xid in _FIXED_XIDS}
         self._number = 0
@@ -137,7 +137,8 @@ class Session:
         half.position += len(half.data)
         half.data.clear()
         half.seeking = True
-        self._begins[side] = False
+        if side == CLIENT:
+            self._begins = False
 
     def close(self) -> None:
         """The connection ended: what is pending gets no answer."""
@@ -159,7 +160,7 @@ class Session:
         if len(data) < 4:
             return False
         (size,) = _SIZE.unpack_from(data)
-        if self._begins[CLIENT] and side == CLIENT and data[:4].isalpha():
+        if self._begins and side == CLIENT and data[:4].isalpha():
             self.opaque = True
             return False
         if not 0 <= size <= MAX_FRAME:
@@ -182,7 +183,7 @@ class Session:
 
     def _lost(self, side: int, half: _Half, text: str, now: int) -> None:
         self.events.append(Fault(side, text, half.position, now))
-        if self._begins[CLIENT]:
+        if self._begins:
             self.opaque = True
         half.seeking = True
         del half.data[:1]
@@ -217,13 +218,13 @@ class Session:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _request(self, frame: memoryview, start: int, now: int) -> None:
-        if self._begins[CLIENT] and len(frame) in _CONNECT_BYTES and not any(frame[:4]):
-            self._begins[CLIENT] = False
+        if self._begins and len(frame) in _CONNECT_BYTES and not any(frame[:4]):
+            self._begins = False
             self._connecting = self._begin("connect", 0, frame, start, now)
-            self._connecting.request = _connect_request(frame)
+            self._connecting.request = _without_password("ConnectRequest", frame)
             self.session = self._connecting.session = self._connecting.request["sessionId"]
             return
-        self._begins[CLIENT] = False
+        self._begins = False
         header, pos = read("RequestHeader", frame, 0)
         number = header["type"]
         if number not in operations.REQUESTS:
@@ -249,7 +250,6 @@ class Session:
     def _answer(self, frame: memoryview, start: int, now: int) -> None:
         if self._connecting is not None:
             operation, self._connecting = self._connecting, None
-            self._begins[SERVER] = False
             self._connected(operation, frame, start, now)
             return
         header, pos = read("ReplyHeader", frame, 0)
@@ -274,14 +274,10 @@ class Session:
     def _connected(self, operation: Operation, frame: memoryview, start: int, now: int) -> None:
         if len(frame) not in _CONNECTED_BYTES:
             raise Malformed(f"an answer of {len(frame)} bytes to the first request")
-        values = operation.response = _connect_answer(frame)
+        values = operation.response = _without_password("ConnectResponse", frame)
         operation.outcome = ANSWERED
         # A server that does not know the session any more answers with none.
-        operation.error = (
-            0
-            if values["sessionId"]
-            else next(number for number, name in names_of("errors").items() if name == "SESSIONEXPIRED")
-        )
+        operation.error = 0 if values["sessionId"] else layouts()["errors"]["SESSIONEXPIRED"]
         if values["sessionId"]:
             self.session = operation.session = values["sessionId"]
         self.timeout_ms = values["timeOut"]
@@ -303,14 +299,6 @@ class Session:
                 self.events.append(queue.popleft())
             return queue.popleft()
         return Operation("unknown", xid, self.session, -1, outcome=NOT_SEEN, decoded=False)
-
-
-def _connect_request(frame: memoryview) -> Values:
-    return _without_password("ConnectRequest", frame)
-
-
-def _connect_answer(frame: memoryview) -> Values:
-    return _without_password("ConnectResponse", frame)
 
 
 def _without_password(record: str, frame: memoryview) -> Values:

@@ -3,7 +3,6 @@
 from collections import Counter
 from functools import cache
 from itertools import chain
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,38 +11,22 @@ from hypothesis import strategies as st
 from kproxy.insight.assignors import Member, computed, owned_twice, unowned
 from kproxy.protocol import codec
 from tests import captures
-from tests.streams import frames, streams
+from tests.insight.truth import CAPTURE, METADATA, spoken
 
-GROUPS = Path(__file__).parent.parent / "data" / "groups" / "k41_groups_a.pcap.zst"
 CAPTURED = ("k41_java_cluster", "k41_sasl_plain", "k111_java_cluster", "k111_kcat_sarama", "k0102_java_cluster")
 CAPTURED += ("k0102_python147", "k39_zk_cluster")
-PRODUCE, METADATA, JOIN_GROUP, SYNC_GROUP = 0, 3, 11, 14
+JOIN_GROUP, SYNC_GROUP = 11, 14
 BROKERS = range(9091, 9095)
-
-
-def exchanges(path):
-    """(time, api key, request, answer) of the APIs that matter here, decoded, as they were answered."""
-    found = []
-    for stream in streams(path, BROKERS.__contains__):
-        pending = []
-        for side, frame, now_ns in frames(stream):
-            if side == 0:
-                key, version = (int.from_bytes(frame[at : at + 2], "big") for at in (0, 2))
-                if key != PRODUCE or codec.decode_request(frame)[1]["acks"]:
-                    pending.append((key, version, frame))
-            else:
-                key, version, asked = pending.pop(0)
-                if key in (METADATA, JOIN_GROUP, SYNC_GROUP):
-                    answer = codec.decode_response(frame, key, version)[1]
-                    found.append((now_ns, key, codec.decode_request(asked)[1], answer))
-    return sorted(found, key=lambda each: each[0])
 
 
 @cache
 def led(path):
     """(strategy, members, partition counts, what the leader assigned) of every generation that the capture has."""
     partitions, joined, found = {}, {}, []
-    for _, key, asked, answer in exchanges(path):
+    for each in spoken(path, BROKERS, (METADATA, JOIN_GROUP, SYNC_GROUP)):
+        key, asked, answer = each.api_key, each.request, each.response
+        if answer is None:
+            continue
         if key == METADATA:
             for topic in answer["topics"]:
                 partitions[topic["name"]] = len(topic["partitions"])
@@ -70,7 +53,7 @@ def assigned(assignments):
 
 
 def everything_led():
-    return chain.from_iterable(led(path) for path in (GROUPS, *map(captures.capture, CAPTURED)))
+    return chain.from_iterable(led(path) for path in (CAPTURE, *map(captures.capture, CAPTURED)))
 
 
 def test_range_and_round_robin_are_what_every_leader_computed():
@@ -86,7 +69,7 @@ def test_range_and_round_robin_are_what_every_leader_computed():
 
 
 def test_a_wrong_assignment_is_found():
-    strategy, members, partitions, sent = next(each for each in led(GROUPS) if each[0] == "range" and len(each[1]) > 1)
+    strategy, members, partitions, sent = next(each for each in led(CAPTURE) if each[0] == "range" and len(each[1]) > 1)
     first, second, *_ = sent
     moved = min(sent[first])
     taken = sent | {first: sent[first] - {moved}}
