@@ -87,6 +87,13 @@ class ClassicGroup:
         self._moved_from: int | None = None
         self._forming: _Generation | None = None
 
+    @property
+    def weight(self) -> int:
+        """About how many members it remembers, those that left and what they said included."""
+        forming = self._forming
+        now = len(self.members) + len(self._before) + (0 if forming is None else len(forming.joined))
+        return 1 + now + len(self._left) + len(self._causes)
+
     def feed(self, spoken: Spoken, partitions: Mapping[str, int]) -> Iterator[GroupEvent | Rebalance | Assignment]:
         """The rows of an exchange of `APIS`. partitions: how many each known topic has."""
         if spoken.response is None:

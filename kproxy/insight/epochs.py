@@ -59,6 +59,11 @@ class EpochGroup:
             return "Empty"
         return "Stable" if all(each.epoch == self.epoch for each in self.members.values()) else "Reconciling"
 
+    @property
+    def weight(self) -> int:
+        """About how many members it remembers, what they said included."""
+        return 1 + len(self.members) + len(self._told) + len(self._causes)
+
     def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[GroupEvent | Rebalance | Assignment]:
         """The rows of a heartbeat. names: topics by their ids; one that is not there is called by its id."""
         request, answer = spoken.request, spoken.response

@@ -98,3 +98,41 @@ class Leadership(NamedTuple):
     isr: tuple[int, ...] | None
     replicas: tuple[int, ...] | None
     change: str  # created, elected, isr_shrunk, isr_grown, offline, moved, deleted
+
+
+class Topology(NamedTuple):
+    """A broker, a topic or a partition that is new, other than before, or gone, as Metadata says."""
+
+    time_ns: int
+    cluster: str
+    kind: str  # broker, topic, partition
+    broker_id: int | None = None
+    host: str | None = None
+    port: int | None = None
+    rack: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    leader: int | None = None
+    isr: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] | None = None
+    change: str | None = None  # appeared, changed, gone
+
+
+class Change(NamedTuple):
+    """An administrative request about one resource, and its outcome; no secrets."""
+
+    time_ns: int
+    cluster: str
+    api: str
+    resource_type: str
+    resource_name: str | None
+    client_id: str | None = None
+    client_address: str | None = None
+    principal: str | None = None
+    error: str | None = None  # None: it was done
+    detail: str | None = None
+    connection: int | None = None
+    number: int | None = None
+
+
+Row = GroupEvent | Rebalance | Assignment | Leadership | Topology | Change | RegistryRow

@@ -6,6 +6,10 @@ Whoever feeds it decides what is decoded, and gives it in the order of answers. 
 from dataclasses import dataclass
 from typing import Any
 
+from kproxy.errors import ProtocolError
+from kproxy.protocol import codec
+from kproxy.protocol.primitives import Buffer
+
 Body = dict[str, Any]
 
 
@@ -25,3 +29,27 @@ class Spoken:
     broker_id: int | None = None
     connection: int | None = None
     number: int | None = None
+    source: str | None = None  # the capture, or live:<listener>
+
+
+def spoken_of(
+    api_key: int,
+    api_version: int,
+    request_frame: Buffer,
+    response_frame: Buffer | None,
+    request_end: int,
+    response_start: int,
+    **whose: Any,
+) -> Spoken | None:
+    """Decode an exchange, whose frames have their 4-byte sizes; None: its request, or its answer, cannot be decoded.
+
+    whose: the other fields of `Spoken`, by name.
+    """
+    try:
+        _, request = codec.decode_request(memoryview(request_frame)[4:])
+        response = None
+        if response_frame is not None:
+            _, response = codec.decode_response(memoryview(response_frame)[4:], api_key, api_version)
+    except ProtocolError:
+        return None
+    return Spoken(api_key, api_version, request, response, request_end, response_start, **whose)

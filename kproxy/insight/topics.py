@@ -1,0 +1,81 @@
+"""The topics of one cluster: their names by id, and how many partitions each has, as messages show them.
+
+Bounds: MAX_TOPICS names and as many counts; those beyond are counted in `left_out`. Refuses to know groups and leaders.
+"""
+
+from collections.abc import Iterator, Mapping
+from uuid import UUID
+
+from kproxy.insight.spoken import Body, Spoken
+
+METADATA, LEADER_AND_ISR, UPDATE_METADATA, CREATE_TOPICS = 3, 4, 6, 19
+CONSUMER_GROUP_DESCRIBE, DESCRIBE_TOPIC_PARTITIONS, SHARE_GROUP_DESCRIBE = 69, 75, 77
+APIS = frozenset(
+    (
+        METADATA,
+        LEADER_AND_ISR,
+        UPDATE_METADATA,
+        CREATE_TOPICS,
+        CONSUMER_GROUP_DESCRIBE,
+        DESCRIBE_TOPIC_PARTITIONS,
+        SHARE_GROUP_DESCRIBE,
+    )
+)
+UNKNOWN_TOPIC_OR_PARTITION = 3
+MAX_TOPICS = 65_536
+
+
+class Topics:
+    """names: topics by id. partitions: how many each named topic has; 0: a broker says that there is none."""
+
+    def __init__(self, names: Mapping[UUID, str] | None = None) -> None:
+        """names: those that are known before anything is fed."""
+        self.names: dict[UUID, str] = dict(names or {})
+        self.partitions: dict[str, int] = {}
+        self.left_out = 0
+
+    def feed(self, spoken: Spoken) -> None:
+        """Learn from an exchange of `APIS`."""
+        for name, identity, count in _named(spoken):
+            if not name:
+                continue
+            if identity is not None and identity.int:
+                if identity in self.names or len(self.names) < MAX_TOPICS:
+                    self.names[identity] = name
+                else:
+                    self.left_out += 1
+            if count is not None:
+                if name in self.partitions or len(self.partitions) < MAX_TOPICS:
+                    self.partitions[name] = count
+                else:
+                    self.left_out += 1
+
+
+def _named(spoken: Spoken) -> Iterator[tuple[str | None, UUID | None, int | None]]:
+    """(name, id, partitions) of the topics in an exchange; None: it does not say."""
+    api, answer = spoken.api_key, spoken.response
+    if api in (LEADER_AND_ISR, UPDATE_METADATA):
+        for topic in spoken.request.get("topicStates") or ():
+            yield topic["topicName"], topic.get("topicId"), None
+    elif answer is None:
+        return
+    elif api in (METADATA, DESCRIBE_TOPIC_PARTITIONS):
+        for topic in answer["topics"]:
+            yield topic["name"], topic.get("topicId"), _count(topic) if api == METADATA else None
+    elif api == CREATE_TOPICS:
+        for topic in answer["topics"]:
+            count = topic.get("numPartitions", -1)
+            yield topic["name"], topic.get("topicId"), count if count > 0 and not topic["errorCode"] else None
+    else:
+        for group in answer["groups"]:
+            for member in group["members"]:
+                for assigned in (member["assignment"], member.get("targetAssignment")):
+                    for part in (assigned or {}).get("topicPartitions") or ():
+                        yield part["topicName"], part["topicId"], None
+
+
+def _count(topic: Body) -> int | None:
+    """What Metadata says of a topic. DescribeTopicPartitions pages through partitions: it does not say how many."""
+    if topic["errorCode"] == UNKNOWN_TOPIC_OR_PARTITION:
+        return 0
+    return len(topic["partitions"]) or None

@@ -1,0 +1,83 @@
+"""One cluster's knowledge: what its parts say alone they say together, and what a client invents is bounded."""
+
+from collections import Counter
+
+import pytest
+
+from kproxy.insight import knowledge
+from kproxy.insight.knowledge import APIS, Knowledge
+from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance
+from kproxy.insight.spoken import Spoken
+from tests import captures
+from tests.insight import test_classic, test_epochs, test_leadership
+from tests.insight.truth import CAPTURE, generations, spoken
+
+BROKERS = range(9091, 9094)
+CAPTURES = ("k0822_java_cluster", "k0102_java_cluster", "k111_java_cluster", "k39_zk_cluster", "k41_java_cluster")
+OTHERS = ("k0102_python147", "k111_kcat_sarama", "k41_librdkafka", "k41_kafkajs", "k41_kip848_share")  # clients
+
+
+def fed(path, ports):
+    known = Knowledge("default")
+    found = [row for each in spoken(path, ports, APIS) for row in known.feed(each)]
+    return known, found + list(known.finish())
+
+
+def test_together_the_parts_say_what_each_says_alone():
+    known, found = fed(CAPTURE, (9092,))
+    groups = {"range-g", "rr-g", "coop-g", "static-g"}
+    alone = [*test_classic.rows()[1], *test_epochs.rows()[1]]
+    for kind in (GroupEvent, Rebalance, Assignment):
+        ours, theirs = (Counter(row for row in rows if isinstance(row, kind)) for rows in (found, alone))
+        assert ours == theirs
+    assert {
+        (row.group_id, row.generation) for row in found if isinstance(row, Rebalance) if row.group_id in groups
+    } == (generations().keys())
+    leaders = [row for row in found if isinstance(row, Leadership)]
+    assert leaders == [row._replace(cluster="default") for row in test_leadership.fed(CAPTURE)[1]]
+    assert not any(known.left_out.values())
+    assert {group.group_id for group in known.groups} == {*groups, "new-g"}
+    assert known.groups.get("new-g", "consumer").state == "Empty"
+
+
+@pytest.mark.parametrize("name", (*CAPTURES, *OTHERS))
+def test_traffic_of_every_era_can_be_known(name):
+    """A rebalance has its times in order, and the generations of a group only go up."""
+    _, found = fed(captures.capture(name), BROKERS)
+    last = {}
+    for row in found:
+        if isinstance(row, Rebalance):
+            key = row.group_id, row.protocol
+            assert row.started_ns <= row.joined_ns <= (row.ended_ns or row.joined_ns)
+            assert row.generation > last.get(key, -1)
+            last[key] = row.generation
+
+
+def join(group, member, at, generation=1):
+    request = {"groupId": group, "memberId": member, "protocolType": "connect", "protocols": []}
+    answer = {"errorCode": 0, "generationId": generation, "protocolName": "x", "leader": member, "memberId": member}
+    return Spoken(11, 5, request, answer | {"members": [{"memberId": member, "metadata": b""}]}, at, at + 1)
+
+
+def test_the_group_that_was_heard_of_least_recently_is_forgotten(monkeypatch):
+    monkeypatch.setattr(knowledge, "MAX_GROUPS", 3)
+    known = Knowledge("c")
+    found = []
+    for at, group in enumerate("abcad"):
+        found += known.feed(join(group, f"m{at}", 10 * at, at + 1))
+    assert {group.group_id for group in known.groups} == {"a", "c", "d"}
+    assert known.left_out == {"topics": 0, "groups": 1, "partitions": 0}
+    forming = [row.group_id for row in found if isinstance(row, Rebalance)]
+    assert forming == ["a", "b"]  # its first generation ended with the second; b was forgotten while it formed
+
+
+def test_members_of_all_groups_are_bounded(monkeypatch):
+    monkeypatch.setattr(knowledge, "MAX_MEMBERS", 100)
+    known = Knowledge("c")
+    for number in range(2000):
+        list(known.feed(join(f"g{number % 7}", f"m{number}", 10 * number, number)))
+        assert sum(group.weight for group in known.groups) <= 100
+    leaving = {"groupId": "h", "members": [{"memberId": f"m{number}"} for number in range(200)]}
+    list(known.feed(Spoken(13, 4, leaving, {"errorCode": 0}, 1, 2)))  # of members that nobody has met
+    assert sum(group.weight for group in known.groups) <= 100
+    assert known.left_out["groups"] > 0

@@ -1,0 +1,27 @@
+"""Frames become exchanges that insight is fed, or nothing."""
+
+from kproxy.insight.spoken import spoken_of
+from kproxy.protocol import codec
+
+REQUEST = codec.encode_request(
+    {"requestApiKey": 12, "requestApiVersion": 4, "correlationId": 7, "clientId": "c"},
+    {"groupId": "g", "generationId": 3, "memberId": "m"},
+)
+ANSWER = codec.encode_response(12, 4, {"correlationId": 7}, {"errorCode": 27})
+
+
+def framed(frame):
+    return len(frame).to_bytes(4) + frame
+
+
+def test_an_exchange_is_decoded_with_whose_it_is():
+    found = spoken_of(12, 4, framed(REQUEST), framed(ANSWER), 10, 20, client_id="c", broker_id=3)
+    assert (found.request["memberId"], found.response["errorCode"]) == ("m", 27)
+    assert (found.request_end, found.response_start, found.client_id, found.broker_id) == (10, 20, "c", 3)
+    assert spoken_of(12, 4, framed(REQUEST), None, 10, 0).response is None
+
+
+def test_what_does_not_decode_is_nothing():
+    assert spoken_of(12, 4, framed(REQUEST[:-3]), framed(ANSWER), 1, 2) is None
+    assert spoken_of(12, 4, framed(REQUEST), framed(ANSWER[:-3]), 1, 2) is None
+    assert spoken_of(12, 99, framed(REQUEST), framed(ANSWER), 1, 2) is None

@@ -1,0 +1,48 @@
+"""Topics: every capture's names and counts are those that its brokers describe at its end."""
+
+from uuid import UUID
+
+from kproxy.insight import topics
+from kproxy.insight.spoken import Spoken
+from kproxy.insight.topics import APIS, Topics
+from tests import captures
+from tests.insight.truth import CAPTURE, spoken
+
+
+def test_topics_have_names_and_counts():
+    known = Topics()
+    for each in spoken(CAPTURE, (9092,), APIS):
+        known.feed(each)
+    assert "clicks-21e2" in known.names.values()
+    assert sorted(count for topic, count in known.partitions.items() if not topic.startswith("__")) == [6, 7]
+
+
+def test_controllers_tell_ids_to_brokers():
+    known = Topics()
+    for each in spoken(captures.capture("k39_zk_cluster"), range(9091, 9094), {topics.LEADER_AND_ISR}):
+        known.feed(each)
+    assert "__consumer_offsets" in known.names.values() and not known.partitions
+
+
+def test_what_is_created_and_what_does_not_exist():
+    known = Topics({UUID(int=9): "before"})
+    created = [
+        {"name": "new", "topicId": UUID(int=5), "numPartitions": 3, "errorCode": 0},
+        {"name": "refused", "topicId": UUID(int=0), "numPartitions": -1, "errorCode": 36},
+    ]
+    known.feed(Spoken(19, 7, {}, {"topics": created}, 1, 2))
+    assert known.names == {UUID(int=9): "before", UUID(int=5): "new"}
+    assert known.partitions == {"new": 3}
+    gone = {"name": "new", "topicId": UUID(int=0), "errorCode": 3, "partitions": []}
+    known.feed(Spoken(3, 12, {}, {"topics": [gone]}, 1, 2))
+    known.feed(Spoken(3, 12, {}, None, 1, 0))
+    assert known.partitions == {"new": 0}
+
+
+def test_topics_are_bounded(monkeypatch):
+    monkeypatch.setattr(topics, "MAX_TOPICS", 10)
+    known = Topics()
+    for number in range(1, 30):
+        topic = {"name": f"t{number}", "topicId": UUID(int=number), "errorCode": 0, "partitions": [1]}
+        known.feed(Spoken(3, 12, {}, {"topics": [topic]}, 1, 2))
+    assert (len(known.names), len(known.partitions), known.left_out) == (10, 10, 38)
