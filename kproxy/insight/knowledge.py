@@ -13,13 +13,15 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 from uuid import UUID
 
-from kproxy.insight import classic, epochs, leadership, topics
+from kproxy.insight import classic, epochs, leadership, topics, topology
+from kproxy.insight.changes import Changes
 from kproxy.insight.classic import ClassicGroup
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.leadership import Partitions
-from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row
+from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row, Topology
 from kproxy.insight.spoken import Spoken
 from kproxy.insight.topics import Topics
+from kproxy.insight.topology import Cluster, of_partition
 
 MAX_GROUPS = 10_000
 MAX_MEMBERS = 100_000  # of all groups; what a group remembers of members that left counts too
@@ -101,7 +103,7 @@ class Groups:
 
 
 class Leaders:
-    """Who leads which partition."""
+    """Who leads which partition; a change is a row of topology too."""
 
     apis = leadership.APIS.keys()
 
@@ -112,8 +114,10 @@ class Leaders:
     def left_out(self) -> Mapping[str, int]:
         return {"partitions": self.partitions.left_out}
 
-    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Leadership]:
-        return self.partitions.feed(spoken, topics.names)
+    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Leadership | Topology]:
+        for row in self.partitions.feed(spoken, topics.names):
+            yield row
+            yield of_partition(row)
 
     def finish(self) -> Iterator[Leadership]:
         return iter(())
@@ -128,6 +132,8 @@ class Knowledge:
         self.topics = Topics(names)
         self.groups = Groups(cluster)
         self.leaders = Leaders(cluster)
+        self.topology = Cluster(cluster)
+        self.changes = Changes(cluster)
         self._of_api: dict[int, list[Part]] = {}
         for part in self._parts:
             for api in part.apis:
@@ -135,7 +141,7 @@ class Knowledge:
 
     @property
     def _parts(self) -> tuple[Part, ...]:
-        return self.groups, self.leaders
+        return self.groups, self.topology, self.leaders, self.changes
 
     @property
     def left_out(self) -> Mapping[str, int]:
@@ -159,4 +165,6 @@ class Knowledge:
             yield from part.finish()
 
 
-APIS = frozenset(topics.APIS | Groups.apis | Leaders.apis)  # what `Knowledge` wants to be fed
+APIS = frozenset(
+    topics.APIS | Groups.apis | Leaders.apis | topology.APIS | Changes.apis
+)  # what `Knowledge` wants to be fed

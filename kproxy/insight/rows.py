@@ -101,12 +101,12 @@ class Leadership(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """A broker, a topic or a partition that is new, other than before, or gone, as Metadata says."""
+    """A broker, controller, topic or partition that is new, other than before, or gone, and what said so."""
 
     time_ns: int
     cluster: str
-    kind: str  # broker, topic, partition
-    broker_id: int | None = None
+    kind: str  # broker, controller, topic, partition
+    broker_id: int | None = None  # the node, of controllers too
     host: str | None = None
     port: int | None = None
     rack: str | None = None
@@ -115,24 +115,30 @@ class Topology(NamedTuple):
     leader: int | None = None
     isr: tuple[int, ...] | None = None
     replicas: tuple[int, ...] | None = None
-    change: str | None = None  # appeared, changed, gone
+    # appeared, changed, gone; of brokers also registered, fenced, unfenced, shutting_down; of controllers active; of
+    # topics grown, recreated; of partitions as in leadership
+    change: str | None = None
+    api: str | None = None  # what said so
+    topic_id: str | None = None
+    partitions: int | None = None  # how many a topic has
 
 
 class Change(NamedTuple):
     """An administrative request about one resource, and its outcome; no secrets."""
 
-    time_ns: int
+    time_ns: int  # of the answer, or of the request that got none
     cluster: str
     api: str
-    resource_type: str
-    resource_name: str | None
+    resource_type: str  # as Kafka calls them, in lower case: topic, group, user, broker, client_quota, ...
+    resource_name: str | None  # None: all of them, or it has no name
     client_id: str | None = None
     client_address: str | None = None
     principal: str | None = None
-    error: str | None = None  # None: it was done
-    detail: str | None = None
+    error: str | None = None  # None: it was done, if it was answered
+    detail: str | None = None  # JSON: what was asked, and what the answer adds
     connection: int | None = None
     number: int | None = None
+    answered: bool = True
 
 
 Row = GroupEvent | Rebalance | Assignment | Leadership | Topology | Change | RegistryRow

@@ -30,6 +30,7 @@ class Spoken:
     connection: int | None = None
     number: int | None = None
     source: str | None = None  # the capture, or live:<listener>
+    principal: str | None = None  # whom the client logged in as, where it is known
 
 
 def spoken_of(

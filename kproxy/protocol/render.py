@@ -8,6 +8,7 @@ place in Kafka's rendering and are left out unless asked for.
 from base64 import b64encode, urlsafe_b64encode
 from math import isfinite, isnan
 from typing import Any
+from uuid import UUID
 
 from kproxy.protocol.plans import TAGS, TRAILING
 from kproxy.protocol.schema import Field, Message
@@ -16,6 +17,11 @@ from kproxy.protocol.schema import Field, Message
 def render(message: Message, body: dict[str, Any], *, reserved: bool = False) -> dict[str, Any]:
     """The body, or the header, of a decoded message as what `json.dumps` takes."""
     return _struct(message.fields, body, reserved)
+
+
+def uuid_text(identity: UUID) -> str:
+    """An id as Kafka writes it: URL-safe base64 without padding."""
+    return urlsafe_b64encode(identity.bytes).decode().rstrip("=")
 
 
 def _struct(fields: tuple[Field, ...], body: dict[str, Any], reserved: bool) -> dict[str, Any]:
@@ -38,7 +44,7 @@ def _value(field: Field, type_: str, value: Any, reserved: bool) -> Any:
     if type_.startswith("[]"):
         return [_value(field, field.element_type, item, reserved) for item in value]
     if type_ == "uuid":
-        return urlsafe_b64encode(value.bytes).decode().rstrip("=")
+        return uuid_text(value)
     if type_ in ("bytes", "records"):
         return b64encode(value).decode()
     if type_ == "float64" and not isfinite(value):

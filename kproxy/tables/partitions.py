@@ -7,7 +7,6 @@ Bounded by the owner, who takes `batch()` before there are too many `rows`; posi
 connection. Refuses to know files, and where events come from.
 """
 
-from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -18,6 +17,7 @@ import pyarrow as pa
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.records import BatchHeader
+from kproxy.protocol.render import uuid_text
 from kproxy.tables.arrays import array, distinct, listed
 from kproxy.tables.columns import PackedRows, Words, in_order, named, numbers
 from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
@@ -339,7 +339,7 @@ PREFIX_BYTES = _EMPTY.size_bytes  # before what a batch's length counts
 
 def topic_id(identity: UUID) -> str:
     """The id as Kafka writes it: URL-safe base64 without padding."""
-    return urlsafe_b64encode(identity.bytes).decode().rstrip("=")
+    return uuid_text(identity)
 
 
 def _sum(one: np.ndarray, other: np.ndarray) -> np.ndarray:

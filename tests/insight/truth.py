@@ -39,7 +39,7 @@ def spoken(path: Path, ports: Iterable[int], wanted: Iterable[int]) -> list[Spok
 def _spoken(key, version, asked, answer, asked_ns, answered_ns, connection) -> Spoken:  # type: ignore[no-untyped-def]
     header, request = codec.decode_request(asked)
     response = None if answer is None else codec.decode_response(answer, key, version)[1]
-    client_id = header["clientId"]
+    client_id = header.get("clientId")
     return Spoken(key, version, request, response, asked_ns, answered_ns, client_id=client_id, connection=connection)
 
 

@@ -1,0 +1,338 @@
+"""What a cluster consists of, as its messages tell it: brokers, controllers, topics and how many partitions they have.
+
+Duty: a row for what is told for the first time, and for each change, by the APIs of `_READERS`, below. Partitions are
+followed by `leadership`, whose rows `of_partition` turns into rows of this table.
+
+An answer may be late. So a topic only grows, unless it was deleted or has another id, and an id that was replaced says
+nothing more. A broker has an address for each listener: each of them is told once, and a return to one of them is no
+change. A topic is gone when a broker or controller says so, never because a list lacks it: lists show what a client
+may see. A broker is gone when the next list lacks it.
+
+Bounds: MAX_BROKERS, MAX_TOPICS, MAX_ADDRESSES of one broker, each counted in `left_out` beyond. Refuses to know groups.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from kproxy.insight.rows import Leadership, Topology
+from kproxy.insight.spoken import Body, Spoken
+from kproxy.insight.topics import Topics
+from kproxy.protocol.render import uuid_text
+from kproxy.protocol.schema import api_name
+
+METADATA, LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA, CONTROLLED_SHUTDOWN = 3, 4, 5, 6, 7
+CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS = 19, 20, 37
+DESCRIBE_CLUSTER, BROKER_REGISTRATION, BROKER_HEARTBEAT, DESCRIBE_TOPIC_PARTITIONS = 60, 62, 63, 75
+UNKNOWN_TOPIC_OR_PARTITION = 3
+MAX_BROKERS = 4096
+MAX_TOPICS = 65536
+MAX_ADDRESSES = 16
+MAX_FORMER = 4
+NO_ID = UUID(int=0)
+CONTROLLERS = 2  # DescribeCluster's endpoint type of a list of controllers
+
+
+@dataclass(slots=True)
+class _Broker:
+    addresses: dict[tuple[str | None, int | None], None] = field(default_factory=dict)
+    rack: str | None = None
+    live: bool = True
+    fenced: bool = False
+    leaving: bool = False
+
+
+class _Topic(NamedTuple):
+    partitions: int
+    id: UUID
+    former: tuple[UUID, ...] = ()  # ids that it had before
+
+
+class Cluster:
+    """Of one cluster."""
+
+    @property
+    def apis(self) -> Collection[int]:
+        return APIS
+
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+        self.left_out: Counter[str] = Counter()
+        self._topics: dict[str, _Topic] = {}
+        self._brokers: dict[int, _Broker] = {}
+        self._controllers: dict[int, tuple[str, int]] = {}
+        self._active = -1, -1  # controller epoch and id
+
+    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+        """The rows of an exchange of `APIS`; of other ones none."""
+        read = _READERS.get(spoken.api_key)
+        if read is not None:
+            yield from read(self, spoken, topics)
+
+    def _row(self, at: int, api: str, kind: str, change: str, **values: Any) -> Topology:
+        return Topology(at, self.cluster, kind, change=change, api=api, **values)
+
+    def finish(self) -> Iterator[Topology]:
+        """Nothing is left open."""
+        return iter(())
+
+    # --- brokers and controllers -------------------------------------------------------------------------------------
+
+    def _broker(self, at: int, api: str, node: int, host: str | None, port: int | None, rack: str | None) -> Any:
+        """A broker is alive, at an address: the row of it, if that is new."""
+        broker = self._brokers.get(node)
+        change = ""
+        if broker is None:
+            if len(self._brokers) >= MAX_BROKERS:
+                self.left_out["brokers"] += 1
+                return
+            broker = self._brokers[node] = _Broker(rack=rack)
+            change = "appeared"
+        elif not broker.live:
+            change = "appeared"
+        broker.live = True
+        if broker.rack != rack and rack is not None:
+            broker.rack = rack
+            change = change or "changed"
+        if (host, port) not in broker.addresses:
+            if len(broker.addresses) < MAX_ADDRESSES:
+                broker.addresses[host, port] = None
+                change = change or "changed"
+            else:
+                self.left_out["addresses"] += 1
+        if change:
+            broker.leaving = False
+            yield self._row(at, api, "broker", change, broker_id=node, host=host, port=port, rack=broker.rack)
+
+    def _brokers_told(self, at: int, api: str, told: list[tuple[int, str, int, str | None]]) -> Iterator[Topology]:
+        """A list of all live brokers."""
+        for each in told:
+            yield from self._broker(at, api, *each)
+        live = {node for node, *_ in told}
+        for node in [node for node, broker in self._brokers.items() if broker.live and node not in live]:
+            if live:  # a broker that starts may know of none
+                yield self._gone(at, api, node)
+
+    def _gone(self, at: int, api: str, node: int) -> Topology:
+        broker = self._brokers[node]
+        broker.live = False
+        host, port = next(iter(broker.addresses), (None, None))
+        return self._row(at, api, "broker", "gone", broker_id=node, host=host, port=port, rack=broker.rack)
+
+    def _controller(self, spoken: Spoken) -> Iterator[Topology]:
+        """The controller that a request to a broker names, where it is a new one."""
+        epoch, node = spoken.request["controllerEpoch"], spoken.request["controllerId"]
+        if epoch > self._active[0]:
+            self._active = epoch, node
+            yield self._row(spoken.request_end, api_name(spoken.api_key), "controller", "active", broker_id=node)
+
+    def _controlled_shutdown(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+        yield from self._leaves(spoken, spoken.request["brokerId"])
+
+    def _leaves(self, spoken: Spoken, node: int) -> Iterator[Topology]:
+        broker = self._brokers.get(node)
+        if broker is not None and not broker.leaving:
+            broker.leaving = True
+            at = spoken.request_end
+            yield self._row(at, api_name(spoken.api_key), "broker", "shutting_down", broker_id=node, rack=broker.rack)
+
+    def _registration(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+        request, answer = spoken.request, spoken.response
+        if answer is None or answer["errorCode"]:
+            return
+        node, api = request["brokerId"], api_name(spoken.api_key)
+        listeners = request["listeners"][:MAX_ADDRESSES] or [{"host": None, "port": None}]
+        rows = [
+            row
+            for each in listeners
+            for row in self._broker(spoken.response_start, api, node, each["host"], each["port"], request["rack"])
+        ]
+        if node in self._brokers:
+            broker = self._brokers[node]
+            broker.fenced, broker.leaving = True, False  # as each is that has just registered
+            first = rows[0] if rows else self._row(spoken.response_start, api, "broker", "", broker_id=node)
+            yield first._replace(change="registered", rack=broker.rack)
+            yield from rows[1:]
+
+    def _heartbeat(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+        request, answer = spoken.request, spoken.response
+        if answer is None or answer["errorCode"]:
+            return
+        node, api = request["brokerId"], api_name(spoken.api_key)
+        if node not in self._brokers:
+            yield from self._broker(spoken.response_start, api, node, None, None, None)
+        broker = self._brokers.get(node)
+        if broker is None:
+            return
+        if request["wantShutDown"]:
+            yield from self._leaves(spoken, node)
+        if answer["isFenced"] != broker.fenced:
+            broker.fenced = answer["isFenced"]
+            change = "fenced" if broker.fenced else "unfenced"
+            yield self._row(spoken.response_start, api, "broker", change, broker_id=node, rack=broker.rack)
+
+    def _described_cluster(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+        answer, at, api = spoken.response, spoken.response_start, api_name(spoken.api_key)
+        if answer is None or answer["errorCode"]:
+            return
+        if answer.get("endpointType") == CONTROLLERS:
+            for each in answer["brokers"]:
+                node, address = each["brokerId"], (each["host"], each["port"])
+                known = self._controllers.get(node)
+                if known == address or (known is None and len(self._controllers) >= MAX_BROKERS):
+                    continue
+                self._controllers[node] = address
+                where = dict(zip(("host", "port"), address, strict=True))
+                change = "appeared" if known is None else "changed"
+                yield self._row(at, api, "controller", change, broker_id=node, **where)
+            return
+        live = [each for each in answer["brokers"] if not each.get("isFenced")]
+        yield from self._brokers_told(at, api, [_endpoint(each, "brokerId") for each in live])
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    def _topic(self, at: int, api: str, name: str, partitions: int, id_: UUID | None = None) -> Iterator[Topology]:
+        """A topic has at least so many partitions: the row of it, if that is new."""
+        id_ = id_ or NO_ID
+        known = self._topics.get(name)
+        change, told = "appeared", _Topic(partitions, id_)
+        if known is None:
+            if len(self._topics) >= MAX_TOPICS:
+                self.left_out["topics"] += 1
+                return
+        elif id_ != NO_ID != known.id and id_ != known.id:
+            if id_ in known.former:
+                return  # an answer that is late
+            change, told = "recreated", _Topic(partitions, id_, (*known.former[-MAX_FORMER:], known.id))
+        else:
+            told = _Topic(max(partitions, known.partitions), known.id if id_ == NO_ID else id_, known.former)
+            change = "grown" if told.partitions > known.partitions else ""
+        self._topics[name] = told
+        if change:
+            yield self._row(
+                at, api, "topic", change, topic=name, topic_id=_written(told.id), partitions=told.partitions
+            )
+
+    def _topic_gone(self, at: int, api: str, name: str) -> Iterator[Topology]:
+        known = self._topics.pop(name, None)
+        if known is not None:
+            count = known.partitions
+            yield self._row(at, api, "topic", "gone", topic=name, topic_id=_written(known.id), partitions=count)
+
+    def _metadata(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+        answer, at, api = spoken.response, spoken.response_start, api_name(spoken.api_key)
+        if answer is None:
+            return
+        if "brokers" in answer:
+            yield from self._brokers_told(at, api, [_endpoint(each, "nodeId") for each in answer["brokers"]])
+        for each in answer["topics"]:
+            name = each["name"] or topics.names.get(each.get("topicId"))
+            if name is None:
+                continue
+            if each["errorCode"] == UNKNOWN_TOPIC_OR_PARTITION:
+                yield from self._topic_gone(at, api, name)
+            elif not each["errorCode"]:
+                highest = max((part["partitionIndex"] for part in each["partitions"]), default=-1)
+                yield from self._topic(at, api, name, highest + 1, each.get("topicId"))
+
+    def _told(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+        """What a controller tells a broker: LeaderAndIsr, StopReplica, UpdateMetadata."""
+        request, at, api = spoken.request, spoken.request_end, api_name(spoken.api_key)
+        if request["controllerEpoch"] < self._active[0]:
+            return
+        yield from self._controller(spoken)
+        if spoken.api_key != UPDATE_METADATA:
+            return  # of the partitions of one broker only
+        live: dict[int, list[tuple[int, str, int, str | None]]] = {}
+        for each in request.get("liveBrokers") or ():
+            endpoints = each.get("endpoints") or [{"host": each.get("v0Host"), "port": each.get("v0Port")}]
+            for one in endpoints[:MAX_ADDRESSES]:
+                live.setdefault(each["id"], []).append((each["id"], one["host"], one["port"], each.get("rack")))
+        yield from self._brokers_told(at, api, [one for several in live.values() for one in several])
+        highest: dict[str, tuple[int, Any]] = {}
+        for part in request.get("ungroupedPartitionStates") or ():
+            index, _ = highest.get(part["topicName"], (-1, None))
+            if part["leader"] != -2:
+                highest[part["topicName"]] = max(index, part["partitionIndex"]), None
+        for topic in request.get("topicStates") or ():
+            kept = [part["partitionIndex"] for part in topic["partitionStates"] if part["leader"] != -2]
+            if kept:
+                highest[topic["topicName"]] = max(kept), topic.get("topicId")
+            elif topic["partitionStates"]:
+                yield from self._topic_gone(at, api, topic["topicName"])
+        for name, (index, id_) in highest.items():
+            yield from self._topic(at, api, name, index + 1, id_)
+
+    def _created(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+        answer = spoken.response
+        if answer is None or spoken.request.get("validateOnly"):
+            return
+        asked = {each["name"]: each for each in spoken.request["topics"]}
+        for each in answer["topics"]:
+            wanted = asked.get(each["name"])
+            if each["errorCode"] or wanted is None:
+                continue
+            count = each.get("numPartitions", -1)
+            if count < 0:
+                count = len(wanted["assignments"]) or wanted["numPartitions"]
+            if count >= 0:  # else the broker's own default, which an older answer does not tell
+                api = api_name(spoken.api_key)
+                yield from self._topic(spoken.response_start, api, each["name"], count, each.get("topicId"))
+
+    def _deleted(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+        for each in spoken.response["responses"] if spoken.response is not None else ():
+            name = each["name"] or topics.names.get(each.get("topicId"))
+            if not each["errorCode"] and name is not None:
+                yield from self._topic_gone(spoken.response_start, api_name(spoken.api_key), name)
+
+    def _enlarged(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+        if spoken.response is None or spoken.request.get("validateOnly"):
+            return
+        asked = {each["name"]: each["count"] for each in spoken.request["topics"]}
+        for each in spoken.response["results"]:
+            if not each["errorCode"] and each["name"] in asked:
+                at, api = spoken.response_start, api_name(spoken.api_key)
+                yield from self._topic(at, api, each["name"], asked[each["name"]])
+
+
+def of_partition(row: Leadership) -> Topology:
+    """What a change of leadership is in this table."""
+    return Topology(
+        row.time_ns,
+        row.cluster,
+        "partition",
+        topic=row.topic,
+        partition=row.partition,
+        leader=row.leader,
+        isr=row.isr,
+        replicas=row.replicas,
+        change=row.change,
+        api=row.api,
+    )
+
+
+def _endpoint(each: Body, node: str) -> tuple[int, str, int, str | None]:
+    return each[node], each["host"], each["port"], each.get("rack")
+
+
+def _written(id_: UUID) -> str | None:
+    return None if id_ == NO_ID else uuid_text(id_)
+
+
+_READERS: dict[int, Callable[[Cluster, Spoken, Topics], Iterator[Topology]]] = {
+    METADATA: Cluster._metadata,
+    LEADER_AND_ISR: Cluster._told,
+    STOP_REPLICA: Cluster._told,
+    UPDATE_METADATA: Cluster._told,
+    CONTROLLED_SHUTDOWN: Cluster._controlled_shutdown,
+    CREATE_TOPICS: Cluster._created,
+    DELETE_TOPICS: Cluster._deleted,
+    CREATE_PARTITIONS: Cluster._enlarged,
+    DESCRIBE_CLUSTER: Cluster._described_cluster,
+    BROKER_REGISTRATION: Cluster._registration,
+    BROKER_HEARTBEAT: Cluster._heartbeat,
+    DESCRIBE_TOPIC_PARTITIONS: Cluster._metadata,
+}
+APIS = frozenset(_READERS)

@@ -1,0 +1,152 @@
+"""Topology: brokers that come and go, topics that are made, grow and are deleted, as logs and tools have them."""
+
+import re
+from collections import Counter
+from functools import cache
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kproxy.insight import topology
+from kproxy.insight.leadership import Partitions
+from kproxy.insight.spoken import Spoken
+from kproxy.insight.topics import APIS as TOPICS
+from kproxy.insight.topics import Topics
+from kproxy.insight.topology import APIS, Cluster, of_partition
+from kproxy.protocol.schema import schema
+from tests import captures
+from tests.insight.truth import CAPTURE, log, spoken
+from tests.protocol.messages import Layout, bodies
+
+BROKERS = range(9091, 9096)
+
+
+def fed(exchanges):
+    cluster, topics = Cluster("c"), Topics()
+    found = []
+    for each in exchanges:
+        if each.api_key in TOPICS:
+            topics.feed(each)
+        found += cluster.feed(each, topics)
+    return cluster, found
+
+
+@cache
+def rows(name):
+    return fed(spoken(captures.capture(name), BROKERS, APIS))[1]
+
+
+def test_a_topic_that_grew_says_so_once():
+    cluster, found = fed(spoken(CAPTURE, BROKERS, APIS))
+    grown = {row.topic: row.partitions for row in found if row.change == "grown"}
+    logged = re.findall(r"Updating metadata|Bumped group epoch", log())
+    assert logged  # what groups made of it is in their own tests
+    assert grown == {"clicks-21e2": 6}
+    assert {row.broker_id for row in found if row.kind == "broker" and row.change == "gone"} == {3}  # was killed
+    assert not cluster.left_out
+
+
+def test_brokers_that_stop_and_start_are_gone_and_back():
+    """In each of these captures broker 2 stops and starts again; with ZooKeeper broker 1 is controller, and stops."""
+    for name in ("k0102_java_cluster", "k111_java_cluster", "k39_zk_cluster"):
+        found = [row for row in rows(name) if row.kind in ("broker", "controller")]
+        of_two = [row.change for row in found if row.kind == "broker" and row.broker_id == 2]
+        assert of_two == ["appeared", "shutting_down", "gone", "appeared"], name
+        controllers = [row.broker_id for row in found if row.kind == "controller"]
+        assert controllers[0] != controllers[-1] and len(controllers) == 2, name
+    of_two = [row.change for row in rows("k41_java_cluster") if row.kind == "broker" and row.broker_id == 2]
+    assert of_two == ["appeared", "gone", "appeared"]  # with KRaft clients only see lists
+
+
+def test_topics_are_as_their_makers_asked():
+    made = {row.topic: row for row in rows("k41_java_cluster") if row.kind == "topic" and row.change == "appeared"}
+    assert {name: made[name].partitions for name in ("alpha", "beta", "adm-alpha")} == {
+        "alpha": 4,
+        "beta": 2,
+        "adm-alpha": 2,
+    }
+    changes = Counter((row.topic, row.change) for row in rows("k41_java_cluster") if row.kind == "topic")
+    assert changes["adm-alpha", "grown"] == changes["adm-alpha", "gone"] == changes["beta", "gone"] == 1
+    assert len(made["alpha"].topic_id) == 22  # as Kafka writes it
+
+
+def described(topics, brokers=((1, "h", 9092),)):
+    told = [dict(zip(("nodeId", "host", "port"), each, strict=True)) for each in brokers]
+    parts = [
+        {
+            "name": name,
+            "errorCode": error,
+            "topicId": UUID(int=identity),
+            "partitions": [{"partitionIndex": index} for index in range(count)],
+        }
+        for name, identity, count, error in topics
+    ]
+    return Spoken(3, 12, {}, {"brokers": told, "topics": parts}, 1, 2)
+
+
+def changes(*said):
+    return [(row.kind, row.change) for row in fed(said)[1]]
+
+
+def test_what_is_late_changes_nothing_and_what_is_new_does():
+    first = described([("t", 1, 3, 0)])
+    assert changes(first, first) == [("broker", "appeared"), ("topic", "appeared")]
+    assert changes(first, described([("t", 1, 2, 0)]))[2:] == []  # an answer from before it grew
+    assert changes(first, described([("t", 2, 2, 0)]), first)[2:] == [("topic", "recreated")]
+    assert changes(first, described([("t", 0, 0, 3)]), first)[2:] == [("topic", "gone"), ("topic", "appeared")]
+    assert changes(first, described([], ((1, "h", 9092), (1, "h", 9094))))[2:] == [("broker", "changed")]
+    assert changes(first, described([], ()))[2:] == []  # a broker that has just started knows none
+
+
+def test_controllers_of_kraft_fence_brokers():
+    def registered(at):
+        listeners = [{"name": "PLAINTEXT", "host": "b7", "port": 9092}]
+        return Spoken(62, 4, {"brokerId": 7, "listeners": listeners, "rack": "r"}, {"errorCode": 0}, at, at)
+
+    def beat(at, fenced, leaving=False):
+        request = {"brokerId": 7, "wantShutDown": leaving, "wantFence": False}
+        return Spoken(63, 1, request, {"errorCode": 0, "isFenced": fenced, "shouldShutDown": False}, at, at)
+
+    _, found = fed([registered(1), beat(2, True), beat(3, False), beat(4, False, True), beat(5, True), registered(6)])
+    assert [(row.time_ns, row.change) for row in found] == [
+        (1, "registered"),
+        (3, "unfenced"),
+        (4, "shutting_down"),
+        (5, "fenced"),
+        (6, "registered"),
+    ]
+    assert (found[0].host, found[0].port, found[0].rack) == ("b7", 9092, "r")
+
+
+def test_changes_of_partitions_are_rows_of_topology():
+    known = Partitions("c")
+    rows = [of_partition(row) for each in spoken(CAPTURE, BROKERS, (3,)) for row in known.feed(each, {})]
+    assert {row.kind for row in rows} == {"partition"}
+    assert {row.partition for row in rows if row.topic == "clicks-21e2"} == set(range(6))
+
+
+def test_what_is_invented_is_bounded(monkeypatch):
+    monkeypatch.setattr(topology, "MAX_TOPICS", 2)
+    monkeypatch.setattr(topology, "MAX_BROKERS", 2)
+    monkeypatch.setattr(topology, "MAX_ADDRESSES", 2)
+    brokers = [(node, f"h{host}", 1) for node in range(4) for host in range(4)]
+    cluster, found = fed([described([(f"t{index}", index + 1, 1, 0) for index in range(5)], brokers)] * 2)
+    assert cluster.left_out == {"topics": 6, "brokers": 16, "addresses": 8}
+    assert len(found) == 2 * 2 + 2
+
+
+LAYOUTS = [(key, version) for key in sorted(APIS) for version in schema().apis[key].request.versions]
+
+
+@given(data=st.data(), pairs=st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=4))
+def test_any_exchanges_give_rows_and_never_an_error(data, pairs):
+    said = []
+    for key, version in pairs:
+        api = schema().apis[key]
+        request = data.draw(bodies(Layout(api.request, version, key, "request")))
+        response = data.draw(st.none() | bodies(Layout(api.response, version, key, "response")))
+        said.append(Spoken(key, version, request, response, 1, 2))
+    cluster, topics = Cluster("c"), Topics()
+    for each in said:
+        list(cluster.feed(each, topics))
