@@ -133,8 +133,12 @@ class ClassicGroup:
             return
         member = self._member(spoken, member_id, answer.get("protocolName"))
         number = answer["generationId"]
-        if number == self.generation and self._forming is None and self._replaces(member):
-            return  # a static member came back under a new id: no rebalance (KIP-345)
+        if number == self.generation and self._forming is None:
+            # No rebalance: a follower rejoins a stable group with the same subscription and is told the generation
+            # that there is, or a static member comes back under a new id (KIP-345).
+            self._replace(member)
+            yield self._event(spoken, "join_answered", member_id=member_id, generation=number)
+            return
         if self._forming is None or number != self._forming.number:
             yield from self.finish()
             self._begin(number, answer, spoken)
@@ -163,13 +167,12 @@ class ClassicGroup:
         at = spoken.response_start
         self._forming = _Generation(number, self.strategy, answer["leader"], at, spoken.request_end, member_id)
 
-    def _replaces(self, member: _Joined) -> bool:
+    def _replace(self, member: _Joined) -> None:
+        """The static member of an instance has another id than before."""
         for old in list(self.members.values()):
             if member.instance_id is not None and old.instance_id == member.instance_id:
                 del self.members[old.id]
                 self.members[member.id] = member
-                return True
-        return False
 
     def _member(self, spoken: Spoken, member_id: str, strategy: str | None) -> _Joined:
         member = _Joined(member_id, spoken.request.get("groupInstanceId"), spoken.client_id)

@@ -121,3 +121,30 @@ def test_another_kind_of_group_has_no_assignments_and_breaks_nothing():
     assert (row.strategy, row.ended_ns, row.cause) == ("sessioned", 4, "member_joined")
     assert group.state == "Stable"
     assert not list(group.feed(Spoken(11, 2, request, None, 5, 0), {}))
+
+
+def joined(member, number, at, members=()):
+    protocols = [{"name": "range", "metadata": b"\0\0\0\0\0\0\xff\xff\xff\xff"}]
+    request = {"groupId": "g", "memberId": member, "protocolType": "consumer", "protocols": protocols}
+    told = [{"memberId": each, "metadata": protocols[0]["metadata"]} for each in members]
+    answer = {"errorCode": 0, "generationId": number, "protocolName": "range", "leader": "a", "memberId": member}
+    return Spoken(11, 7, request, answer | {"members": told}, at, at + 1)
+
+
+def synced(member, number, at, assignments=()):
+    request = {"groupId": "g", "memberId": member, "generationId": number, "assignments": assignments}
+    return Spoken(14, 5, request, {"errorCode": 0}, at, at + 1)
+
+
+def test_a_follower_that_rejoins_a_stable_group_is_no_rebalance():
+    """The coordinator tells it the generation that there is. librdkafka does so when it has looked up topics again."""
+    group = ClassicGroup("default", "g")
+    begin = [joined("a", 1, 10, "ab"), joined("b", 1, 11), synced("a", 1, 20, [{"memberId": "a", "assignment": b""}])]
+    talk = [*begin, synced("b", 1, 21), joined("b", 1, 90), synced("b", 1, 95)]
+    found = [row for each in talk for row in group.feed(each, {})]
+    found += group.finish()
+    (row,) = [row for row in found if isinstance(row, Rebalance)]
+    assert (row.generation, row.members_after, row.ended_ns) == (1, 2, 22)
+    assert group.state == "Stable" and group.members.keys() == {"a", "b"}
+    answered = [row for row in found if isinstance(row, GroupEvent) and row.event == "join_answered"]
+    assert [row.member_id for row in answered] == ["a", "b", "b"]
