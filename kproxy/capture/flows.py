@@ -34,6 +34,7 @@ from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.interest import Interest
+from kproxy.wire.kept import Kept
 
 SHARDS = 16  # fixed: which flows are together must not depend on the number of processes
 
@@ -74,6 +75,7 @@ class Flows:
         first: bool = True,
         detail: int = ERRORS,
         room: Room | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
@@ -84,7 +86,7 @@ class Flows:
         self._ports = frozenset(port.to_bytes(2) for port in ports)
         self._first = first  # of several processes that read the same capture, the one that counts its packets
         self._dissector = Dissector(quality if first else Quality())
-        self._interest = Interest(details=True, detail=detail, room=room)
+        self._interest = Interest(details=True, detail=detail, room=room, kept=kept)
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}
