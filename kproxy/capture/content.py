@@ -13,6 +13,7 @@ from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
 from kproxy.wire import frames
 from kproxy.wire.interest import API_VERSIONS
+from kproxy.zookeeper.session import side_of
 
 KAFKA, TLS, ZOOKEEPER, HTTP, NOT_KAFKA = "kafka", "tls", "zookeeper", "http", "not_kafka"
 
@@ -25,18 +26,18 @@ _FOUR_LETTERS = frozenset(
 )
 
 
-def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: bool) -> str | None:
+def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: str | None) -> str | None:
     """What the client's first bytes are, with the broker's for company; None: more of them decide.
 
-    trusted: the user named the port, so that what is not plainly something else is Kafka.
+    trusted: what the user said that this port speaks; it does, if it is not plainly something else.
     """
     if len(client) < 4:
         return None
     kind = _other(client)
     if kind is not None:
         return kind
-    if trusted:
-        return KAFKA
+    if trusted is not None:
+        return trusted
     if len(client) < 14:
         size = int.from_bytes(client[:4], signed=True)
         return None if 10 <= size <= frames.MAX_REQUEST else NOT_KAFKA
@@ -66,11 +67,12 @@ def witness(segment: Any) -> tuple[int, bool] | None:
 def other(segment: Any) -> str | None:
     """TLS, HTTP or ZooKeeper if a segment in the middle of a stream begins as theirs do."""
     head = bytes(segment[:64])
-    if len(head) < 5:
-        return None
-    if head[:12] == b"\0\0\0\x08\xff\xff\xff\xfe\0\0\0\x0b":  # a ZooKeeper ping: xid -2, type 11
-        return ZOOKEEPER
-    return _other(head)
+    return _other(head) if len(head) >= 5 else None
+
+
+def zookeeper_side(segment: Any) -> int | None:
+    """Which side of a ZooKeeper connection (CLIENT, SERVER) sent a segment in the middle of a stream; None: unclear."""
+    return side_of(bytes(segment[:HEAD])) if segment[:1] == b"\0" else None
 
 
 def _other(head: bytes | bytearray) -> str | None:

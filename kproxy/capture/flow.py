@@ -1,7 +1,7 @@
 """One connection as a capture shows it, and what takes its bytes.
 
 Duty: a `Flow` holds the values of its row in `connections`. `Undecided` takes its bytes until its protocol is clear;
-then `Kafka` takes them, or nobody (`DEAF`).
+then `Kafka` or `ZooKeeper` takes them, or nobody (`DEAF`).
 
 Memory: 4 * content.HEAD bytes of a flow that is not decided yet, and what its session holds. Refuses to know which
 packets belong to a flow, and when it ends.
@@ -18,8 +18,10 @@ from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Desync, Event, Gap
 from kproxy.wire.state import Usual
+from kproxy.zookeeper import session as zookeeper
 
 Listener = Callable[[list[Event]], None]
+ZooKeeperListener = Callable[[list[zookeeper.Event]], None]
 
 
 class Flow:
@@ -70,7 +72,7 @@ class Flow:
 
 
 class Deaf:
-    """Takes the bytes of a connection that is not Kafka's."""
+    """Takes the bytes of a connection that is neither Kafka's nor ZooKeeper's."""
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         pass
@@ -125,13 +127,62 @@ class Kafka:
         events.clear()
 
 
+class ZooKeeper:
+    """Takes the bytes of a ZooKeeper connection to its session, and the session's events to whoever listens."""
+
+    __slots__ = ("_flip", "_listener", "_open_sides", "_quality", "_session")
+
+    def __init__(
+        self, session: zookeeper.Session, flip: int, listener: ZooKeeperListener | None, quality: Quality
+    ) -> None:
+        self._session = session
+        self._flip = flip  # 1 where side 0 of the conversation is the server
+        self._listener = listener
+        self._quality = quality
+        self._open_sides = 2
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
+        session = self._session
+        session.receive(side ^ self._flip, view, now_ns)
+        if session.events or session.skipped:
+            self._emit(now_ns)
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        self._session.gap(side ^ self._flip)
+        self._emit(now_ns)
+
+    def close(self, side: int, now_ns: int) -> None:
+        self._open_sides -= 1
+        if not self._open_sides:
+            self._session.close()
+            self._emit(now_ns)
+
+    def _emit(self, now_ns: int) -> None:
+        session = self._session
+        events = session.events
+        if session.skipped and not session.command:
+            self._quality.note("resync", now_ns, size=session.skipped)
+        session.skipped = 0
+        for event in events:
+            if type(event) is zookeeper.Fault:
+                self._quality.note("zookeeper_fault", event.time)
+            elif type(event) is zookeeper.Operation and not event.decoded and event.outcome != zookeeper.NOT_SEEN:
+                size = event.request_bytes + event.response_bytes
+                self._quality.note("zookeeper_unread", event.response_end or event.request_end, size=size)
+        if self._listener is not None:
+            self._listener(events)
+        events.clear()
+
+
 class Undecided:
     """Keeps the first deliveries of a flow until its protocol is clear, then passes them on."""
 
     __slots__ = ("_decide", "_deliveries", "_flow", "_heads", "_quality", "_size", "_trusted", "_whole", "_witnesses")
 
-    def __init__(self, flow: Flow, decide: Callable[[Flow, str], Receiver], quality: Quality, trusted: bool) -> None:
-        """decide: names the receiver of a flow that speaks something. trusted: its port was named as a broker's."""
+    def __init__(
+        self, flow: Flow, decide: Callable[[Flow, str], Receiver], quality: Quality, trusted: str | None
+    ) -> None:
+        """decide: names the receiver of a flow that speaks something. trusted: what its port was said to speak."""
         self._decide = decide
         self._quality = quality
         self._flow = flow
@@ -184,8 +235,14 @@ class Undecided:
         if kind is not None:
             return kind
         flow = self._flow
-        if flow.client >= 0 and self._trusted:
-            return content.KAFKA
+        sent_by = content.zookeeper_side(view)
+        if sent_by is not None:
+            flow.client = side ^ sent_by
+            return content.ZOOKEEPER
+        if flow.client >= 0 and self._trusted is not None:
+            return self._trusted
+        if self._trusted == content.ZOOKEEPER:
+            return None
         theirs = self._witnesses[1 - side]
         if len(view) >= 8 and int.from_bytes(view[4:8], signed=True) in theirs and flow.client in (-1, 1 - side):
             flow.client = 1 - side

@@ -2,13 +2,13 @@
 
 Duty: a flow begins at a SYN or in the middle, ends by FIN, reset, reuse of its ports or the capture's end, and its
 bytes go, in order, to a Session if they are Kafka's. The client is who sent the SYN; without one, who holds the port
-that the user did not name; else who sends the requests. Flows of other kinds are named and counted, never taken for
-Kafka.
+that the user did not name; else who sends the requests. Flows of ZooKeeper go to a session of its own, those of other
+kinds are named and counted, never taken for Kafka.
 
 A flow depends on its own packets only, so that flows can be shared out among processes by `shard`.
 
 Memory: MAX_FLOWS open flows, of which the longest idle go first, and as many ended ones remembered by their keys;
-QUEUED_BYTES of segments out of order; what flow.py and copies.py hold.
+QUEUED_BYTES of segments out of order, ZOOKEEPER_BYTES; what flow.py and copies.py hold.
 Refuses to know files, tables and progress.
 """
 
@@ -24,7 +24,7 @@ from kproxy.capture.columns import inorder, pairs
 from kproxy.capture.columns.lanes import Part, Segments
 from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.copies import Recent, times_of
-from kproxy.capture.flow import DEAF, Deaf, Flow, Kafka, Listener, Undecided, spelled
+from kproxy.capture.flow import DEAF, Deaf, Flow, Kafka, Listener, Undecided, ZooKeeper, ZooKeeperListener, spelled
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Budget, Receiver, ahead
@@ -34,7 +34,7 @@ from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.interest import Interest
-from kproxy.wire.kept import Kept
+from kproxy.zookeeper import session as zookeeper
 
 SHARDS = 16  # fixed: which flows are together must not depend on the number of processes
 
@@ -43,6 +43,7 @@ MAX_ENDED = 256
 MAX_FOREIGN = 1 << 16
 IN_FLIGHT = 4 << 20  # bytes that the other side of a connection may have sent before it hears of a reset
 QUEUED_BYTES = 4 << 20  # per shard
+ZOOKEEPER_BYTES = 8 << 20  # per shard, of large frames and requests without an answer
 
 _EMPTY = memoryview(b"")
 
@@ -53,11 +54,12 @@ Packet = tuple[int, int, Segment]  # its index in the window, its time
 
 @dataclass(frozen=True)
 class Handlers:
-    """Callbacks of the owner, for connections that speak Kafka or are encrypted."""
+    """Callbacks of the owner, for connections that speak Kafka or are encrypted, and for those of ZooKeeper."""
 
     decided: Callable[[Flow], Listener]  # the protocol of a flow is clear; returns the listener of its events
     many: Callable[[Sequence[Flow], Bulk], None]  # exchanges read by column, instead of events
     ended: Callable[[Flow], None]
+    zookeeper: Callable[[ConnectionInfo], ZooKeeperListener] | None = None  # None: nobody listens
 
 
 class Flows:
@@ -71,11 +73,11 @@ class Flows:
         *,
         cluster: str = "default",
         ports: Collection[int] = (),
+        zookeeper_ports: Collection[int] = (),
         shards: Collection[int] = range(SHARDS),
         first: bool = True,
         detail: int = ERRORS,
         room: Room | None = None,
-        kept: Kept | None = None,
     ) -> None:
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
@@ -84,9 +86,10 @@ class Flows:
         self._cluster = cluster
         self._handlers = handlers
         self._ports = frozenset(port.to_bytes(2) for port in ports)
+        self._zookeeper_ports = frozenset(port.to_bytes(2) for port in zookeeper_ports)
         self._first = first  # of several processes that read the same capture, the one that counts its packets
         self._dissector = Dissector(quality if first else Quality())
-        self._interest = Interest(details=True, detail=detail, room=room, kept=kept)
+        self._interest = Interest(details=True, detail=detail, room=room)
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}
@@ -250,7 +253,7 @@ class Flows:
         """Takes the decrypted bytes of an ended TLS flow, as if they had come in clear."""
         if not flow.decrypted:
             flow.decrypted = True
-            flow.talk.receiver = Undecided(flow, self.decide, self.quality, bool(self._ports))
+            flow.talk.receiver = Undecided(flow, self.decide, self.quality, self._trusted(flow.keys[0])[0])
         return flow.talk.receiver
 
     def end_encrypted(self) -> None:
@@ -270,7 +273,7 @@ class Flows:
     def _meet(self, segment: Segment, time_ns: int) -> Flow | None:
         """A segment of a flow that is not known."""
         key, flags, length = segment[1], segment[4], segment[8]
-        if self._ports and key[-4:-2] not in self._ports and key[-2:] not in self._ports:
+        if self._ports and self._trusted(key)[0] is None:
             self._note("other_ports", time_ns, size=length)
             return None
         shard = self._shards.get(shard_of(key))
@@ -287,7 +290,7 @@ class Flows:
         half = len(key) // 2 - 2
         back = key[half : 2 * half] + key[:half] + key[-2:] + key[-4:-2]
         flow = Flow((key, back), time_ns, shard.budget)
-        trusted = bool(self._ports)
+        trusted, side = self._trusted(key)
         if flags & SYN:
             flow.start_seen = True
             flow.talk.open(0, seq)
@@ -298,8 +301,8 @@ class Flows:
                 flow.client = 0
                 flow.syn_ns = time_ns
                 flow.plain = False
-        elif trusted and (key[-4:-2] in self._ports) != (key[-2:] in self._ports):
-            flow.client = int(key[-4:-2] in self._ports)
+        elif side >= 0:
+            flow.client = side
         flow.talk.receiver = Undecided(flow, self.decide, self.quality, trusted)
         self._ways[key] = (flow, 0)
         self._ways[back] = (flow, 1)
@@ -310,6 +313,14 @@ class Flows:
                 if old is not flow:
                     self._end(old, "idle")
         return flow
+
+    def _trusted(self, key: bytes) -> tuple[str | None, int]:
+        """(what the user said that one of its ports speaks, the client's side if that is one port only, else -1)."""
+        for ports, speaks in ((self._zookeeper_ports, content.ZOOKEEPER), (self._ports, content.KAFKA)):
+            ends = key[-4:-2] in ports, key[-2:] in ports
+            if any(ends):
+                return speaks, -1 if all(ends) else int(ends[0])
+        return None, -1
 
     def _turn(self, flow: Flow, side: int, segment: Segment, time_ns: int, index: int) -> Flow | None:
         """A segment that begins or ends something; returns the flow it belongs to, None if there is no more to do."""
@@ -386,7 +397,7 @@ class Flows:
         """Count a flow whose protocol is clear for good, report its end and release it."""
         quality = self.quality
         first, last, close = flow.first_ns, flow.last_ns, flow.close
-        if flow.speaks == content.KAFKA:
+        if flow.speaks in (content.KAFKA, content.ZOOKEEPER):
             if not flow.start_seen:
                 quality.note("midstream", first)
             if close in ("open", "idle"):
@@ -399,7 +410,7 @@ class Flows:
             if flow.decrypted:
                 quality.note("tls_decrypted", first, size=sum(flow.payload_bytes), last_ns=last)
         quality.note(flow.speaks or "no_data", first, size=sum(flow.payload_bytes), last_ns=last)
-        if flow.info is not None:
+        if flow.info is not None and flow.speaks != content.ZOOKEEPER:
             self._handlers.ended(flow)
         flow.session = None
         flow.talk.receiver = DEAF
@@ -407,7 +418,7 @@ class Flows:
     def decide(self, flow: Flow, speaks: str) -> Receiver:
         """It is clear what a flow speaks, or that it never will be."""
         flow.speaks = speaks
-        if speaks not in (content.KAFKA, content.TLS):
+        if speaks not in (content.KAFKA, content.TLS, content.ZOOKEEPER):
             return DEAF
         if flow.client < 0:  # TLS in the middle of a stream: servers have the lower ports
             flow.client = int(flow.ends[0][1] < flow.ends[1][1])
@@ -425,6 +436,11 @@ class Flows:
             None,
             flow.first_ns,
         )
+        if speaks == content.ZOOKEEPER:
+            listen = self._handlers.zookeeper
+            room = self._shards[shard_of(flow.keys[0])].zookeeper
+            session = zookeeper.Session(midstream=not flow.start_seen, room=room)
+            return ZooKeeper(session, flow.client, listen(flow.info) if listen is not None else None, self.quality)
         listener = self._handlers.decided(flow)
         if speaks == content.TLS:
             return DEAF
@@ -437,12 +453,13 @@ class Flows:
 
 
 class _Shard:
-    __slots__ = ("budget", "ended", "open")
+    __slots__ = ("budget", "ended", "open", "zookeeper")
 
     def __init__(self) -> None:
         self.open: dict[Flow, None] = {}
         self.ended: deque[Flow] = deque()
         self.budget = Budget(QUEUED_BYTES)
+        self.zookeeper = zookeeper.Room(ZOOKEEPER_BYTES)
 
 
 _COUNTED = {
@@ -456,7 +473,7 @@ _COUNTED = {
 
 def _is_calm(flow: Flow) -> bool:
     """Whether a connection is established and nothing waits in it."""
-    return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, Kafka | Deaf)
+    return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, Kafka | ZooKeeper | Deaf)
 
 
 def shard_of(key: bytes) -> int:

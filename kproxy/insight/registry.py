@@ -5,9 +5,10 @@ and values to text. Bounded: a value has MAX_VALUE characters. Passwords and tok
 to know connections and what follows from a change.
 """
 
+import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from kproxy.insight.rows import RegistryRow
 from kproxy.zookeeper.operations import NOTIFICATION, is_ephemeral
@@ -41,17 +42,28 @@ def kind_of(path: str | None) -> str:
     return KINDS[int(str(found.lastgroup)[1:])][1] if found is not None else "other"
 
 
-def rows(
-    event: Event, cluster: str, client_address: str | None = None, client_port: int | None = None
-) -> Iterator[RegistryRow]:
+class Ends(NamedTuple):
+    """Whose connection it is, as its rows say."""
+
+    client_address: str | None = None
+    client_port: int | None = None
+    server_address: str | None = None
+    server_port: int | None = None
+    connection: int | None = None
+
+
+_NOWHERE = Ends()
+
+
+def rows(event: Event, cluster: str, ends: Ends = _NOWHERE) -> Iterator[RegistryRow]:
     """The rows of what a ZooKeeper session said; none for bytes that are no frame."""
     if isinstance(event, Notification):
         yield RegistryRow(
             event.time,
             cluster,
             _session(event.session),
-            client_address,
-            client_port,
+            ends.client_address,
+            ends.client_port,
             NOTIFICATION,
             "notification",
             event.path or None,
@@ -63,6 +75,9 @@ def rows(
             event.type,
             kind_of(event.path),
             None,
+            ends.server_address,
+            ends.server_port,
+            ends.connection,
         )
     elif isinstance(event, Operation):
         for op, asked, answered, error in _parts(event):
@@ -72,8 +87,8 @@ def rows(
                 event.response_end or event.request_end,
                 cluster,
                 _session(event.session),
-                client_address,
-                client_port,
+                ends.client_address,
+                ends.client_port,
                 event.xid,
                 op,
                 path,
@@ -81,10 +96,14 @@ def rows(
                 event.zxid or None,
                 is_ephemeral(asked),
                 None if error is None else names_of("errors").get(error, str(error)) if error else None,
-                event.response_start - event.request_end if event.response_start else None,
+                event.response_start - event.request_end if event.response_start and event.request_end else None,
                 _text(op, asked, answered),
                 kind_of(path),
                 asked.get("watch"),
+                ends.server_address,
+                ends.server_port,
+                ends.connection,
+                event.number if event.number >= 0 else None,
             )
 
 
@@ -100,7 +119,13 @@ def _parts(event: Operation) -> Iterator[tuple[str, Values, Values, int | None]]
 
 
 def _text(op: str, asked: Values, answered: Values) -> str | None:
-    """The value that was written, or read, or the names of children."""
+    """The value that was written, or read; the names of children; of a connect its session, of an auth its scheme."""
+    if op == "connect":
+        again = _session(asked["sessionId"]) if asked.get("sessionId") else None
+        timeout = answered.get("timeOut", asked.get("timeOut"))
+        return json.dumps({"timeout_ms": timeout, "session": again, "read_only": asked.get("readOnly")})
+    if op == "auth":
+        return asked.get("scheme")
     value: Any = asked.get("data") if asked.get("data") is not None else answered.get("data")
     if value is not None:
         return bytes(value[:MAX_VALUE]).decode(errors="replace")
@@ -108,5 +133,6 @@ def _text(op: str, asked: Values, answered: Values) -> str | None:
     return ",".join(sorted(children))[:MAX_VALUE] if children else None
 
 
-def _session(number: int) -> str:
-    return f"0x{number & (1 << 64) - 1:x}"
+def _session(number: int) -> str | None:
+    """As ZooKeeper's log writes it; None: its begin was not seen."""
+    return f"0x{number & (1 << 64) - 1:x}" if number else None

@@ -67,7 +67,7 @@ class RegistryRow(NamedTuple):
 
     time_ns: int  # the answer's last byte
     cluster: str
-    session: str  # in hexadecimal, as ZooKeeper's log writes it
+    session: str | None  # in hexadecimal, as ZooKeeper's log writes it; None: its begin was not seen
     client_address: str | None
     client_port: int | None
     xid: int
@@ -81,6 +81,10 @@ class RegistryRow(NamedTuple):
     value: str | None  # that was written, or read
     kind: str
     watch: bool | None  # set by a read
+    server_address: str | None = None
+    server_port: int | None = None
+    connection: int | None = None
+    number: int | None = None  # of the operation on its connection
 
 
 class Leadership(NamedTuple):
@@ -142,14 +146,3 @@ class Change(NamedTuple):
 
 
 Row = GroupEvent | Rebalance | Assignment | Leadership | Topology | Change | RegistryRow
-
-# The table that the rows of a kind are in.
-TABLES: dict[type, str] = {
-    GroupEvent: "group_events",
-    Rebalance: "rebalances",
-    Assignment: "assignments",
-    Leadership: "leadership",
-    Topology: "topology",
-    Change: "changes",
-    RegistryRow: "registry",
-}

@@ -7,7 +7,7 @@ Passwords, tokens and credentials are left out of what is read. Raises Malformed
 from typing import Any
 
 from kproxy.errors import Malformed
-from kproxy.zookeeper.records import Values, layouts, names_of, read
+from kproxy.zookeeper.records import Values, layouts, names_of, read, read_first
 
 NOTIFICATION, PING, AUTH, SET_WATCHES = -1, -2, -4, -8  # xids that mean something (ClientCnxn)
 
@@ -51,29 +51,39 @@ REQUESTS = frozenset(layouts()["operations"][name] for name in (*_RECORDS, *_MUL
 _SECRETS = frozenset(("passwd", "auth", "token"))
 
 
-def request(name: str, buffer: memoryview, pos: int) -> tuple[Values, int]:
-    """The body of a request, by the names of its fields, and where it ends; {"operations": [...]} of a transaction."""
-    if name in _MULTI:
-        return _several(buffer, pos, 0)
-    return _read(_RECORDS[name][0], buffer, pos)
+def request(name: str, buffer: memoryview, pos: int, *, whole: bool = True) -> tuple[Values, int]:
+    """The body of a request, by the names of its fields, and where it ends; {"operations": [...]} of a transaction.
+
+    whole: False where the body is large or not all of it is there: its first fields then, as far as they can be read.
+    """
+    return _body(_RECORDS.get(name, ("", ""))[0], name, 0, buffer, pos, whole)
 
 
-def answer(name: str, buffer: memoryview, pos: int) -> tuple[Values, int]:
+def answer(name: str, buffer: memoryview, pos: int, *, whole: bool = True) -> tuple[Values, int]:
     """The body of an answer without an error, as `request`; each answer of a transaction has its `err`."""
-    if name in _MULTI:
-        return _several(buffer, pos, 1)
-    return _read(_RECORDS[name][1], buffer, pos)
+    return _body(_RECORDS.get(name, ("", ""))[1], name, 1, buffer, pos, whole)
+
+
+def _body(record: str, name: str, side: int, buffer: memoryview, pos: int, whole: bool) -> tuple[Values, int]:
+    if not whole:
+        return _public(read_first(record, buffer, pos) if record else {}), pos
+    return _several(buffer, pos, side) if name in _MULTI else _read(record, buffer, pos)
 
 
 def _read(record: str, buffer: memoryview, pos: int) -> tuple[Values, int]:
     if not record:
         return {}, pos
     values, pos = read(record, buffer, pos)
+    return _public(values), pos
+
+
+def _public(values: Values) -> Values:
+    """Values without secrets."""
     for entry in values.get("acl") or ():
         user, colon, _ = (entry["id"]["id"] or "").partition(":")
         if colon and entry["id"]["scheme"] == "digest":  # what follows is a hash of the password
             entry["id"]["id"] = user
-    return {name: value for name, value in values.items() if name not in _SECRETS}, pos
+    return {name: value for name, value in values.items() if name not in _SECRETS}
 
 
 def _several(buffer: memoryview, pos: int, side: int) -> tuple[Values, int]:

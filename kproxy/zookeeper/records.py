@@ -46,6 +46,20 @@ def read(record: str, buffer: memoryview, pos: int) -> tuple[Values, int]:
     return values, pos
 
 
+def read_first(record: str, buffer: memoryview, pos: int) -> Values:
+    """The fields of the record at `pos` that stand before its first vector, as far as the bytes go."""
+    values: Values = {}
+    kinds = dict(layouts()["records"][record])
+    for name, reader in _readers(record):
+        if kinds[name].startswith("[]"):
+            break
+        try:
+            values[name], pos = reader(buffer, pos)
+        except Malformed:
+            break
+    return values
+
+
 def write(record: str, values: Values) -> bytes:
     """The bytes of a record. Raises Malformed for a value that its field cannot have."""
     try:

@@ -7,12 +7,15 @@ command of four letters instead ("ruok") is no session: its bytes are not read.
 
 A peer's bytes never raise: a body that does not decode leaves its operation without values (`decoded` is False), and
 where frames no longer begin where they should, a Fault says so and the next plausible header is sought. After `gap`
-it is sought as well.
+it is sought as well. A live connection has no gaps, so there a fault ends the reading (`resync` False).
 
-Bounds: MAX_FRAME bytes of one incomplete frame per side, MAX_PENDING operations without an answer, of which the oldest
-is then given up. Refuses to know sockets, clocks and what paths mean.
+Bounds: of a frame, whose size is MAX_FRAME at most, `keep` bytes are held, SMALL where all sessions together hold
+what their `Room` has; MAX_PENDING operations without an answer, of which the oldest is then given up, and their values
+from the same room. Of a body larger than `whole`, the fields before its first vector are read: one element of a
+vector costs a hundred times its bytes. Refuses to know sockets, clocks and what paths mean.
 """
 
+import re
 from collections import deque
 from dataclasses import dataclass, field
 from struct import Struct
@@ -25,7 +28,11 @@ from kproxy.zookeeper.records import Values, layouts, names_of, read
 
 CLIENT, SERVER = 0, 1
 MAX_FRAME = 16 * 1024 * 1024  # jute.maxbuffer is 1 MiB by default, and raised by those who have many nodes
-MAX_PENDING = 65_536
+MAX_PENDING = 4096
+KEEP = 1024 * 1024  # of a frame
+WHOLE = 1024 * 1024  # of a body
+SMALL = 4096
+ROOM_BYTES = 64 * 1024 * 1024
 
 _SIZE = Struct(">i")
 _REQUEST = Struct(">iii")  # size, xid, operation
@@ -59,6 +66,7 @@ class Operation:
     decoded: bool = True  # of both bodies
     request: Values = field(default_factory=dict)
     response: Values = field(default_factory=dict)
+    held: int = 0  # of its session's room
 
 
 @dataclass(slots=True, eq=False)
@@ -87,29 +95,72 @@ class Fault:
 Event = Operation | Notification | Fault
 
 
+class Room:
+    """What sessions hold of large frames and of requests without an answer, all together."""
+
+    def __init__(self, size: int = ROOM_BYTES) -> None:
+        self._size = size
+        self.held = 0
+        self.refused = 0  # frames whose values were not kept
+
+    def take(self, count: int) -> bool:
+        """Whether there is room for so many bytes; they are then held."""
+        if self.held + count > self._size:
+            self.refused += 1
+            return False
+        self.held += count
+        return True
+
+    def give_back(self, count: int) -> None:
+        self.held -= count
+
+
 class _Half:
     """What one side sent and is not cut yet."""
 
-    __slots__ = ("begun", "data", "position", "seeking")
+    __slots__ = ("begun", "data", "dropped", "frame", "keep", "position", "seeking", "taken")
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.begun = 0  # when the first byte of `data` arrived
         self.position = 0  # in the side's stream, of that byte
         self.seeking = False
+        self.frame = 0  # bytes of the frame that begins `data`, its size included; 0: not known
+        self.keep = 0  # of them held
+        self.dropped = 0  # of them, behind those, not held
+        self.taken = 0  # of the room
 
 
 class Session:
     """A pair of byte streams, read. `events` is the owner's to take and to clear after each call.
 
     midstream: the connection's begin was not seen, as in captures that were started later.
+    resync: seek the next frame behind a fault; else nothing more is read.
+    values: read bodies; else operations have no values.
+    keep, whole, room: see the bounds above.
     """
 
-    def __init__(self, *, midstream: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        midstream: bool = False,
+        resync: bool = True,
+        values: bool = True,
+        keep: int = KEEP,
+        whole: int = WHOLE,
+        room: Room | None = None,
+    ) -> None:
         self.events: list[Event] = []
         self.session = 0
         self.timeout_ms = -1  # as negotiated
         self.opaque = False  # a four-letter command, or nothing that is ZooKeeper's: no longer read
+        self.command = ""  # that four-letter command
+        self.skipped = 0  # bytes that belong to no frame
+        self._resync = resync
+        self._values = values
+        self._keep = keep
+        self._whole = whole
+        self._room = Room() if room is None else room
         self._halves = (_Half(), _Half())
         self._connecting: Operation | None = None
         self._begins = not midstream  # the client's first frame has not been seen
@@ -124,6 +175,7 @@ class Session:
         half = self._halves[side]
         if self.opaque:
             half.position += len(data)
+            self.skipped += len(data)
             return
         if not half.data:
             half.begun = now_ns
@@ -134,18 +186,24 @@ class Session:
     def gap(self, side: int) -> None:
         """Bytes of a side are missing, which only captures know. What is pending can no longer be paired by order."""
         half = self._halves[side]
-        half.position += len(half.data)
-        half.data.clear()
+        self._clear(half)
         half.seeking = True
         if side == CLIENT:
             self._begins = False
+        elif self._connecting is not None:
+            self.events.append(self._connecting)
+            self._connecting = None
 
     def close(self) -> None:
         """The connection ended: what is pending gets no answer."""
+        for half in self._halves:
+            self._clear(half)
         waiting: list[Operation] = [self._connecting] if self._connecting is not None else []
         for queue in (self._pending, *self._fixed.values()):
             waiting += queue
             queue.clear()
+        for operation in waiting:
+            self._let_go(operation)
         self._connecting = None
         waiting.sort(key=lambda operation: operation.number)
         self.events += waiting
@@ -157,70 +215,99 @@ class Session:
         data = half.data
         if half.seeking and not self._found(side, half):
             return False
-        if len(data) < 4:
+        if not half.frame and not self._measure(side, half, now):
+            return bool(half.seeking and data)
+        missing = half.frame - half.dropped - len(data)
+        if missing > 0:
+            if len(data) > half.keep:
+                half.dropped += len(data) - half.keep
+                del data[half.keep :]
             return False
-        (size,) = _SIZE.unpack_from(data)
-        if self._begins and side == CLIENT and data[:4].isalpha():
-            self.opaque = True
+        end = half.frame - half.dropped
+        frame = memoryview(bytes(data[4 : min(end, half.keep)]))
+        try:
+            if side == CLIENT:
+                self._request(frame, half, now)
+            else:
+                self._answer(frame, half, now)
+        except Malformed as fault:
+            self._lost(side, half, str(fault), now)
+            return bool(data)
+        self._take_off(half, end)
+        return bool(data)
+
+    def _measure(self, side: int, half: _Half, now: int) -> bool:
+        """Read the size of the frame that begins `data`; whether there is one."""
+        if len(half.data) < 4:
+            return False
+        (size,) = _SIZE.unpack_from(half.data)
+        if self._begins and side == CLIENT and half.data[:4].isalpha():
+            self.command = half.data[:4].decode()
+            self._give_up()
             return False
         if not 0 <= size <= MAX_FRAME:
             self._lost(side, half, f"a frame of {size} bytes", now)
-            return True
-        if len(data) < 4 + size:
             return False
-        frame = memoryview(bytes(data[4 : 4 + size]))
-        try:
-            if side == CLIENT:
-                self._request(frame, half.begun, now)
+        half.frame = 4 + size
+        half.keep = min(half.frame, 4 + self._keep)
+        if half.keep > SMALL:
+            if self._room.take(half.keep):
+                half.taken = half.keep
             else:
-                self._answer(frame, half.begun, now)
-        except Malformed as fault:
-            self._lost(side, half, str(fault), now)
-            return True
-        del data[: 4 + size]
-        half.position += 4 + size
-        return bool(data)
+                half.keep = SMALL
+        return True
+
+    def _take_off(self, half: _Half, end: int) -> None:
+        """The frame that ends at `end` of what is held was read."""
+        half.position += half.frame
+        del half.data[:end]
+        self._room.give_back(half.taken)
+        half.frame = half.dropped = half.taken = 0
+
+    def _clear(self, half: _Half) -> None:
+        count = len(half.data) + half.dropped
+        half.position += count
+        self.skipped += count
+        half.data.clear()
+        self._room.give_back(half.taken)
+        half.frame = half.dropped = half.taken = 0
+
+    def _give_up(self) -> None:
+        """Read nothing more."""
+        self.opaque = True
+        for half in self._halves:
+            self._clear(half)
 
     def _lost(self, side: int, half: _Half, text: str, now: int) -> None:
         self.events.append(Fault(side, text, half.position, now))
-        if self._begins:
-            self.opaque = True
+        if self._begins or not self._resync:
+            self._give_up()
+            return
+        if half.dropped:  # what is held is no longer a stretch of the stream
+            self._clear(half)
+        self._room.give_back(half.taken)
+        half.frame = half.taken = 0
         half.seeking = True
-        del half.data[:1]
-        half.position += 1
+        self._drop(half, min(1, len(half.data)))
 
     def _found(self, side: int, half: _Half) -> bool:
         """Whether a plausible frame begins in what is there; what stands before it is dropped."""
-        data = half.data
-        least = 12 if side == CLIENT else 20
-        for pos in range(len(data) - least + 1):
-            if self._is_plausible(side, data, pos):
-                half.seeking = False
-                self._drop(half, pos)
-                return True
-        self._drop(half, max(0, len(data) - least + 1))
-        return False
+        pos = _next(side, half.data)
+        half.seeking = pos < 0
+        self._drop(half, pos if pos >= 0 else max(0, len(half.data) - _LEAST[side] + 1))
+        return pos >= 0
 
     def _drop(self, half: _Half, count: int) -> None:
         del half.data[:count]
         half.position += count
-
-    def _is_plausible(self, side: int, data: bytearray, pos: int) -> bool:
-        if side == CLIENT:
-            size, xid, operation = _REQUEST.unpack_from(data, pos)
-            return 8 <= size <= MAX_FRAME >> 4 and (xid > 0 or xid in _FIXED_XIDS) and operation in operations.REQUESTS
-        size, xid = _SIZE.unpack_from(data, pos)[0], _SIZE.unpack_from(data, pos + 4)[0]
-        zxid, error = int.from_bytes(data[pos + 8 : pos + 16], signed=True), _SIZE.unpack_from(data, pos + 16)[0]
-        if not (16 <= size <= MAX_FRAME >> 4 and zxid >= -1 and error in names_of("errors")):
-            return False
-        return xid > 0 or xid in _FIXED_XIDS or xid == NOTIFICATION
+        self.skipped += count
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def _request(self, frame: memoryview, start: int, now: int) -> None:
+    def _request(self, frame: memoryview, half: _Half, now: int) -> None:
         if self._begins and len(frame) in _CONNECT_BYTES and not any(frame[:4]):
             self._begins = False
-            self._connecting = self._begin("connect", 0, frame, start, now)
+            self._connecting = self._begin("connect", 0, half, now)
             self._connecting.request = _without_password("ConnectRequest", frame)
             self.session = self._connecting.session = self._connecting.request["sessionId"]
             return
@@ -229,28 +316,44 @@ class Session:
         number = header["type"]
         if number not in operations.REQUESTS:
             raise Malformed(f"a request for operation {number}")
-        operation = self._begin(names_of("operations")[number], header["xid"], frame, start, now)
-        try:
-            operation.request, _ = operations.request(operation.op, frame, pos)
-        except Malformed:
-            operation.decoded = False
+        operation = self._begin(names_of("operations")[number], header["xid"], half, now)
+        if self._values and (len(frame) <= SMALL or self._room.take(len(frame))):
+            operation.held = len(frame) if len(frame) > SMALL else 0
+            operation.request = self._body(operations.request, operation, frame, pos, half)
         queue = self._fixed.get(operation.xid, self._pending)
         queue.append(operation)
         if len(queue) > MAX_PENDING:
+            self._let_go(queue[0])
             self.events.append(queue.popleft())
 
-    def _begin(self, op: str, xid: int, frame: memoryview, start: int, now: int) -> Operation:
-        operation = Operation(op, xid, self.session, self._number, start, now)
-        operation.request_bytes = 4 + len(frame)
+    def _begin(self, op: str, xid: int, half: _Half, now: int) -> Operation:
+        operation = Operation(op, xid, self.session, self._number, half.begun, now)
+        operation.request_bytes = half.frame
+        operation.decoded = self._values or op == "connect"
         self._number += 1
         return operation
 
+    def _body(self, read_as: Any, operation: Operation, frame: memoryview, pos: int, half: _Half) -> Values:
+        """The values of a body; of a large one, those before its first vector."""
+        is_whole = half.frame <= self._whole and not half.dropped and half.frame <= half.keep
+        try:
+            values: Values
+            values, _ = read_as(operation.op, frame, pos, whole=is_whole)
+        except Malformed:
+            operation.decoded = False
+            return {}
+        operation.decoded = operation.decoded and is_whole
+        return values
+
+    def _let_go(self, operation: Operation) -> None:
+        self._room.give_back(operation.held)
+        operation.held = 0
+
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def _answer(self, frame: memoryview, start: int, now: int) -> None:
+    def _answer(self, frame: memoryview, half: _Half, now: int) -> None:
         if self._connecting is not None:
-            operation, self._connecting = self._connecting, None
-            self._connected(operation, frame, start, now)
+            self._connected(self._connecting, frame, half, now)
             return
         header, pos = read("ReplyHeader", frame, 0)
         if header["xid"] == NOTIFICATION:
@@ -258,21 +361,20 @@ class Session:
             kind = names_of("event_types").get(event["type"], str(event["type"]))
             state = names_of("event_states").get(event["state"], str(event["state"]))
             path = event["path"] or ""
-            self.events.append(Notification(self.session, kind, state, path, header["zxid"], now, 4 + len(frame)))
+            self.events.append(Notification(self.session, kind, state, path, header["zxid"], now, half.frame))
             return
         operation = self._paired(header["xid"])
         operation.zxid, operation.error = header["zxid"], header["err"]
         if operation.outcome != NOT_SEEN:
             operation.outcome = ANSWERED
-            if not operation.error:
-                try:
-                    operation.response, _ = operations.answer(operation.op, frame, pos)
-                except Malformed:
-                    operation.decoded = False
-        self._end(operation, frame, start, now)
+            if not operation.error and self._values:
+                operation.response = self._body(operations.answer, operation, frame, pos, half)
+        self._end(operation, half, now)
 
-    def _connected(self, operation: Operation, frame: memoryview, start: int, now: int) -> None:
+    def _connected(self, operation: Operation, frame: memoryview, half: _Half, now: int) -> None:
+        self._connecting = None
         if len(frame) not in _CONNECTED_BYTES:
+            self.events.append(operation)
             raise Malformed(f"an answer of {len(frame)} bytes to the first request")
         values = operation.response = _without_password("ConnectResponse", frame)
         operation.outcome = ANSWERED
@@ -281,11 +383,12 @@ class Session:
         if values["sessionId"]:
             self.session = operation.session = values["sessionId"]
         self.timeout_ms = values["timeOut"]
-        self._end(operation, frame, start, now)
+        self._end(operation, half, now)
 
-    def _end(self, operation: Operation, frame: memoryview, start: int, now: int) -> None:
-        operation.response_start, operation.response_end = start, now
-        operation.response_bytes = 4 + len(frame)
+    def _end(self, operation: Operation, half: _Half, now: int) -> None:
+        operation.response_start, operation.response_end = half.begun, now
+        operation.response_bytes = half.frame
+        self._let_go(operation)
         self.events.append(operation)
 
     def _paired(self, xid: int) -> Operation:
@@ -294,11 +397,77 @@ class Session:
         if xid in self._fixed:
             if queue:
                 return queue.popleft()
-        elif any(operation.xid == xid for operation in queue):
+        elif queue and (queue[0].xid == xid or any(operation.xid == xid for operation in queue)):
             while queue[0].xid != xid:
+                self._let_go(queue[0])
                 self.events.append(queue.popleft())
             return queue.popleft()
         return Operation("unknown", xid, self.session, -1, outcome=NOT_SEEN, decoded=False)
+
+
+def _is_plausible(side: int, data: bytearray | memoryview, pos: int) -> bool:
+    """Whether the header of a frame may stand at `pos`, where _LEAST bytes are."""
+    if side == CLIENT:
+        size, xid, operation = _REQUEST.unpack_from(data, pos)
+        return 8 <= size <= MAX_FRAME >> 4 and (xid > 0 or xid in _FIXED_XIDS) and operation in operations.REQUESTS
+    size, xid = _SIZE.unpack_from(data, pos)[0], _SIZE.unpack_from(data, pos + 4)[0]
+    zxid, error = int.from_bytes(data[pos + 8 : pos + 16], signed=True), _SIZE.unpack_from(data, pos + 16)[0]
+    if not (16 <= size <= MAX_FRAME >> 4 and zxid >= -1 and error in names_of("errors")):
+        return False
+    return xid > 0 or xid in _FIXED_XIDS or xid == NOTIFICATION
+
+
+def _ends(numbers: Any) -> bytes:
+    """A pattern of the last three bytes of small numbers of 4 bytes, of which the first is any."""
+    return b"(?:" + b"|".join(re.escape(number.to_bytes(4, signed=True)) for number in sorted(numbers)) + b")"
+
+
+# What _is_plausible looks at, for a search that stays out of Python: overlapping, hence the lookahead.
+_LEAST = (12, 20)
+_SIZES = rb"\x00(?:\x00\x00[%b-\xff]|\x00[\x01-\xff].|[\x01-\x10]..)"
+_XIDS = rb"(?!\x00{4})(?:[\x00-\x7f]...|\xff\xff\xff.)"
+_ZXIDS = rb"(?:[\x00-\x7f].{7}|\xff{8})"
+_HEADS = (
+    re.compile(rb"(?s)(?=" + _SIZES % rb"\x08" + _XIDS + _ends(operations.REQUESTS) + b")"),
+    re.compile(rb"(?s)(?=" + _SIZES % rb"\x10" + _XIDS + _ZXIDS + _ends(names_of("errors")) + b")"),
+)
+
+
+def _next(side: int, data: bytearray) -> int:
+    """Where the first header that is plausible stands; -1: nowhere."""
+    with memoryview(data) as view:
+        return next((at.start() for at in _HEADS[side].finditer(view) if _is_plausible(side, view, at.start())), -1)
+
+
+def side_of(head: bytes) -> int | None:
+    """CLIENT or SERVER: who sent bytes that begin with a frame that can only be ZooKeeper's, in the middle of a stream.
+
+    A ping, a request or a notification that names a path; None for all else, so for most answers.
+    """
+    if len(head) < 12:
+        return None
+    view = memoryview(head)
+    size, xid = _SIZE.unpack_from(view)[0], _SIZE.unpack_from(view, 4)[0]
+    frame = view[4 : 4 + size] if 8 <= size <= len(view) - 4 else view[:0]
+    if xid == PING:
+        if size == 8 and frame and _SIZE.unpack_from(frame, 4)[0] == layouts()["operations"]["ping"]:
+            return CLIENT
+        return SERVER if size == 16 and frame and not any(frame[12:]) else None
+    try:
+        if xid == NOTIFICATION and len(frame) >= 16 and not any(frame[12:16]):
+            values, end = read("WatcherEvent", frame, 16)
+            return SERVER if end == len(frame) and _is_path(values) else None
+        if len(frame) > 8 and _is_plausible(CLIENT, view, 0):
+            values, end = operations.request(names_of("operations")[_SIZE.unpack_from(frame, 4)[0]], frame, 8)
+            parts = values.get("operations", [values])
+            return CLIENT if end == len(frame) and parts and all(map(_is_path, parts)) else None
+    except Malformed:
+        pass
+    return None
+
+
+def _is_path(values: Values) -> bool:
+    return (values.get("path") or "").startswith("/")
 
 
 def _without_password(record: str, frame: memoryview) -> Values:

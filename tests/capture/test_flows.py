@@ -508,8 +508,8 @@ def test_bytes_that_are_nobodys_are_undecided_or_not_kafka(tmp_path):
 
 def test_a_zookeeper_connect_is_no_produce():
     connect = (45).to_bytes(4) + bytes(12) + (18000).to_bytes(4) + bytes(8) + (16).to_bytes(4) + bytes(17)
-    assert content.opening(connect, b"", False) == content.ZOOKEEPER
-    assert content.opening(connect, b"", True) == content.ZOOKEEPER
+    assert content.opening(connect, b"", None) == content.ZOOKEEPER
+    assert content.opening(connect, b"", content.KAFKA) == content.ZOOKEEPER
     assert content.witness(connect) is None
 
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from kproxy.insight.registry import KINDS, MAX_VALUE, kind_of, rows
+from kproxy.insight.registry import KINDS, MAX_VALUE, Ends, kind_of, rows
 from kproxy.zookeeper.session import Fault, Operation, Session
 from tests.zookeeper.traffic import log, talks
 
@@ -19,7 +19,7 @@ def registry():
             session.receive(side, data, now)
         session.close()
         for event in session.events:
-            found += rows(event, "old", "127.0.0.1", port)
+            found += rows(event, "old", Ends("127.0.0.1", port))
     return sorted(found, key=lambda row: row.time_ns)
 
 

@@ -1,0 +1,121 @@
+"""ZooKeeper connections of captures: told as their session tells them, from the begin, from the middle, with holes."""
+
+import random
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from kproxy.capture import content
+from kproxy.capture.captures import Capture
+from kproxy.capture.flows import SHARDS, Flows, Handlers
+from kproxy.capture.quality import Quality
+from kproxy.zookeeper.session import CLIENT, SERVER, Notification, Operation, Session
+from tests.capture import packet
+from tests.zookeeper.traffic import DATA, PORT, packets, talks
+
+CHANGES = ("create", "delete", "setData")
+
+
+class Told:
+    """What the ZooKeeper connections of a capture said."""
+
+    def __init__(self, path, *, shards=range(SHARDS), listens=True, **options):
+        self.events, self.infos, self.quality = [], [], Quality()
+        handlers = Handlers(
+            lambda flow: lambda events: None, lambda *_: None, lambda flow: None, self.connected if listens else None
+        )
+        flows = Flows("test", self.quality, handlers, shards=shards, **options)
+        for window in Capture([path], self.quality).windows():
+            flows.window(window)
+        flows.finish()
+
+    def connected(self, info):
+        self.infos.append(info)
+        return self.events.extend
+
+    def changes(self, after_ns=0):
+        """The changes of the tree that were answered, each once: the session is not known where the begin is not."""
+        return {
+            (event.xid, event.zxid)
+            for event in self.events
+            if isinstance(event, Operation) and event.op in CHANGES and event.zxid and event.request_start > after_ns
+        }
+
+
+@cache
+def whole():
+    return Told(DATA / "k0102_zkgroup_a.pcap.zst")
+
+
+def said(events):
+    return Counter(
+        (event.op, event.session, event.xid, event.zxid, event.error)
+        if isinstance(event, Operation)
+        else (event.type, event.session, event.path)
+        for event in events
+    )
+
+
+def written(tmp_path, kept):
+    path = tmp_path / "some.pcap"
+    path.write_bytes(packet.pcap(kept))
+    return path
+
+
+def test_a_capture_gives_the_events_that_its_sessions_give():
+    direct = []
+    for talk in talks():
+        session = Session()
+        for side, data, now in talk.parts:
+            session.receive(side, data, now)
+        session.close()
+        direct += session.events
+    assert said(whole().events) == said(direct)
+    assert len(whole().infos) == len(talks()) == whole().quality.count("zookeeper")
+    assert {info.broker_port for info in whole().infos} == {PORT}
+    for flaw in ("zookeeper_fault", "zookeeper_unread", "resync", "not_kafka"):
+        assert not whole().quality.count(flaw), flaw
+    parts = [Told(DATA / "k0102_zkgroup_a.pcap.zst", shards=range(start, SHARDS, 3)) for start in range(3)]
+    assert said(event for part in parts for event in part.events) == said(direct)
+
+
+@pytest.mark.parametrize("options", [{}, {"zookeeper_ports": [PORT]}, {"ports": [9092], "zookeeper_ports": [PORT]}])
+def test_a_capture_that_begins_later_finds_the_connections_by_what_they_say(tmp_path, options):
+    kept = packets()[len(packets()) // 2 :]
+    begin_ns = kept[0][0]
+    late = Told(written(tmp_path, kept), **options)
+    assert late.quality.count("midstream") >= 10
+    settled_ns = begin_ns + 3_000_000_000  # a client pings every two seconds
+    assert late.changes(settled_ns) == whole().changes(settled_ns)
+    assert len(late.changes(settled_ns)) > 100
+    assert {info.broker_port for info in late.infos} == {PORT}
+
+
+def test_holes_cost_what_is_in_them(tmp_path):
+    chance = random.Random(3)
+    lossy = Told(written(tmp_path, [each for each in packets() if chance.random() > 0.01]))
+    assert lossy.quality.count("gap") > 20
+    assert lossy.changes() <= whole().changes()
+    assert len(lossy.changes()) > 0.9 * len(whole().changes())
+    fired = [sum(isinstance(event, Notification) for event in told.events) for told in (lossy, whole())]
+    assert fired[0] > 0.9 * fired[1]
+
+
+def test_ports_that_were_not_asked_for_stay_out():
+    asked = Told(DATA / "k0102_zkgroup_a.pcap.zst", ports=[9092])
+    assert not asked.events
+    assert asked.quality.count("other_ports") > 1000
+    counted = Told(DATA / "k0102_zkgroup_a.pcap.zst", listens=False)
+    assert counted.quality.count("zookeeper") == len(talks())
+
+
+def test_what_is_zookeepers_in_the_middle_of_a_stream():
+    sides = Counter()
+    for talk in talks():
+        for side, data, _ in talk.parts[2:]:  # behind the connect
+            found = content.zookeeper_side(memoryview(data))
+            assert found in (None, side)
+            sides[found] += 1
+    assert sides[CLIENT] > 1500
+    assert sides[SERVER] > 300
