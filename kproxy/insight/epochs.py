@@ -20,6 +20,7 @@ from kproxy.protocol.error_codes import error_name
 PROTOCOLS = {68: "consumer", 76: "share", 88: "streams"}  # ConsumerGroupHeartbeat, ShareGroupHeartbeat, Streams...
 MAX_MEMBERS = 4096
 SILENT_INTERVALS = 3  # of heartbeats: a coordinator expires a session after nine by default
+UNSAID = "metadata_changed"  # the cause of an epoch when no member said anything
 _LEAVING = (-1, -2)  # for good; and as a static member that comes back
 
 Owned = frozenset[tuple[str, int]]
@@ -49,6 +50,7 @@ class EpochGroup:
         self.coordinator_id: int | None = None
         self._causes: list[tuple[int, str, str | None, str]] = []  # (time, cause, member, reason)
         self._before = 0  # members when the last epoch began
+        self._begun_ns = 0  # when its first member was told of the last epoch
         self._forming: Rebalance | None = None
         self._told: set[str] = set()  # members that know the epoch that forms
 
@@ -79,13 +81,13 @@ class EpochGroup:
             return
         member, is_new = self._met(spoken)
         if is_new and request["memberEpoch"] == 0:
-            self._causes.append((spoken.request_end, "member_joined", member.id, "a new member"))
+            self._note(spoken, "member_joined", member.id, "a new member")
             yield self._event(spoken, "join", at=spoken.request_end)
             yield self._event(spoken, "join_answered")
         topics = request.get("subscribedTopicNames")
         if topics is not None:
             if member.topics is not None and set(topics) != set(member.topics):
-                self._causes.append((spoken.request_end, "subscription_changed", member.id, "other topics than before"))
+                self._note(spoken, "subscription_changed", member.id, "other topics than before")
             member.topics = tuple(topics)
         member.epoch = answer["memberEpoch"]
         if member.epoch > self.epoch:
@@ -93,10 +95,13 @@ class EpochGroup:
             self._begin(member, spoken)
         if answer.get("assignment") is not None:
             yield from self._assigned(member, spoken, _owned(answer["assignment"], names))
-        if self._forming is not None and member.epoch >= self._forming.generation:
+        forming = self._forming
+        if forming is not None and member.epoch >= forming.generation:
             self._told.add(member.id)
-            if self._told >= self.members.keys():
-                self._forming = self._forming._replace(ended_ns=spoken.response_start)
+            if forming.ended_ns is None and self._told >= self.members.keys():
+                forming = self._forming = forming._replace(ended_ns=spoken.response_start)
+            # One that nobody said the cause of waits for the next heartbeat: who set it off may be told last.
+            if forming.ended_ns is not None and (forming.cause != UNSAID or spoken.request_end > forming.ended_ns):
                 yield from self.finish()
 
     def finish(self) -> Iterator[Rebalance]:
@@ -123,15 +128,33 @@ class EpochGroup:
     def _leave(self, spoken: Spoken) -> Iterator[GroupEvent | Rebalance]:
         member_id = spoken.request["memberId"]
         self.members.pop(member_id, None)
-        self._causes.append((spoken.request_end, "member_left", member_id, "it said that it leaves"))
+        self._note(spoken, "member_left", member_id, "it said that it leaves")
         yield self._event(spoken, "leave", at=spoken.request_end)
         if not self.members:
             yield from self.finish()
 
+    def _note(self, spoken: Spoken, cause: str, member_id: str, reason: str) -> None:
+        """Keep a cause for the epoch to come, or give it to the one that others were told before this answer."""
+        assert spoken.response is not None
+        at, forming = spoken.request_end, self._forming
+        is_late = at < self._begun_ns and spoken.response["memberEpoch"] in (self.epoch, *_LEAVING)
+        if is_late and forming is not None and forming.cause == UNSAID:
+            self._before = len(self.members)
+            self._forming = forming._replace(
+                cause=cause,
+                cause_member=member_id,
+                reason=reason,
+                started_ns=at,
+                ended_ns=None,
+                members_after=self._before,
+            )
+        elif not is_late or cause != "member_joined":  # a new member is told the epoch that it set off
+            self._causes.append((at, cause, member_id, reason))
+
     def _begin(self, member: _Member, spoken: Spoken) -> None:
         """A member was told an epoch that nobody was told before."""
         skipped = member.epoch - self.epoch - 1
-        self.epoch = member.epoch
+        self.epoch, self._begun_ns = member.epoch, spoken.response_start
         self._causes.sort(key=lambda cause: cause[0])
         left_over = min(skipped, max(0, len(self._causes) - 1))  # epochs that no member was told had causes too
         causes, self._causes = self._causes[left_over:], []
@@ -166,7 +189,7 @@ class EpochGroup:
             if each.interval_ns and at - each.heard_ns > SILENT_INTERVALS * each.interval_ns:
                 del self.members[each.id]
                 return at, "session_expired", each.id, "silent for long: the coordinator expired its session"
-        return at, "metadata_changed", None, "no member said anything new: a topic has other partitions than before"
+        return at, UNSAID, None, "no member said anything new: a topic has other partitions than before"
 
     def _assigned(self, member: _Member, spoken: Spoken, owned: Owned) -> Iterator[GroupEvent | Assignment]:
         taken, given = member.owned - owned, owned - member.owned

@@ -117,3 +117,22 @@ def test_silence_and_other_topics_are_causes():
     failed = [row for row in found if isinstance(row, GroupEvent) and row.event == "heartbeat_failed"]
     assert [row.error for row in failed] == ["FENCED_MEMBER_EPOCH"]
     assert group.state == "Empty"
+
+
+def test_a_member_whose_answer_comes_after_those_of_others_set_off_the_epoch_that_they_were_told():
+    """Its heartbeat waits for the first assignment, while others are told the epoch at once."""
+    second = 10**9
+    group = EpochGroup("default", "g", "consumer")
+    late = beat("b", 0, 2, 2 * second, topics=["x"])
+    late.response_start = 4 * second
+    talk = [beat("a", 0, 1, second, topics=["x"]), beat("a", 1, 2, 3 * second), late]
+    talk += [beat("a", 2, 2, 5 * second), beat("a", 2, 3, 60 * second), beat("a", 3, 3, 61 * second)]
+    found = [row for each in talk for row in group.feed(each, {})]
+    found += group.finish()
+    rows = [row for row in found if isinstance(row, Rebalance)]
+    causes = [(row.generation, row.cause, row.cause_member, row.started_ns, row.members_after) for row in rows]
+    assert causes == [
+        (1, "member_joined", "a", second, 1),
+        (2, "member_joined", "b", 2 * second, 2),
+        (3, "session_expired", "b", 60 * second, 1),
+    ]
