@@ -47,6 +47,7 @@ BEYOND_MODULES = {
     "tests/matrix",
     "tests/metrics/test_docs.py",
     "tests/proxy/test_docs.py",
+    "tests/tables/test_docs.py",
     "tests/test_api.py",
     "tests/test_architecture.py",
     "tests/test_dev.py",

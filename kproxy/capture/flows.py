@@ -34,6 +34,7 @@ from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.interest import Interest
+from kproxy.wire.kept import Kept
 from kproxy.zookeeper import session as zookeeper
 
 SHARDS = 16  # fixed: which flows are together must not depend on the number of processes
@@ -78,6 +79,7 @@ class Flows:
         first: bool = True,
         detail: int = ERRORS,
         room: Room | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
@@ -89,7 +91,7 @@ class Flows:
         self._zookeeper_ports = frozenset(port.to_bytes(2) for port in zookeeper_ports)
         self._first = first  # of several processes that read the same capture, the one that counts its packets
         self._dissector = Dissector(quality if first else Quality())
-        self._interest = Interest(details=True, detail=detail, room=room)
+        self._interest = Interest(details=True, detail=detail, room=room, kept=kept)
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}

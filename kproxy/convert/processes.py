@@ -95,7 +95,9 @@ def convert(
             summary.paths[job.source] = job.paths
             for table in tables:
                 finished = work / f"{number}.{table.name}.parquet"
-                rows = writer.write(table, read.runs[table.name], finished, partial(_finished, table, job, read.names))
+                rows = writer.write(
+                    table, read.runs.get(table.name, []), finished, partial(_finished, table, job, read.names)
+                )
                 summary.rows[table.name] = summary.rows.get(table.name, 0) + rows
                 places[f"{table.name}/{file_of(job.source)}"] = finished
             if settings.records is None:  # those of an earlier run are not of this one

@@ -168,3 +168,5 @@ class Knowledge:
 APIS = frozenset(
     topics.APIS | Groups.apis | Leaders.apis | topology.APIS | Changes.apis
 )  # what `Knowledge` wants to be fed
+# Of these, which are by far the most, answers without an error say nothing.
+ONLY_FAILED = frozenset((classic.HEARTBEAT, classic.OFFSET_COMMIT))

@@ -146,3 +146,14 @@ class Change(NamedTuple):
 
 
 Row = GroupEvent | Rebalance | Assignment | Leadership | Topology | Change | RegistryRow
+
+# The table that the rows of a kind are in.
+TABLES: dict[type, str] = {
+    GroupEvent: "group_events",
+    Rebalance: "rebalances",
+    Assignment: "assignments",
+    Leadership: "leadership",
+    Topology: "topology",
+    Change: "changes",
+    RegistryRow: "registry",
+}

@@ -44,13 +44,15 @@ def spoken_of(
 ) -> Spoken | None:
     """Decode an exchange, whose frames have their 4-byte sizes; None: its request, or its answer, cannot be decoded.
 
-    whose: the other fields of `Spoken`, by name.
+    whose: the other fields of `Spoken`, by name; the client id is that of the request's header if it is not given.
     """
     try:
-        _, request = codec.decode_request(memoryview(request_frame)[4:])
+        header, request = codec.decode_request(memoryview(request_frame)[4:])
         response = None
         if response_frame is not None:
             _, response = codec.decode_response(memoryview(response_frame)[4:], api_key, api_version)
     except ProtocolError:
         return None
+    if whose.get("client_id") is None:
+        whose["client_id"] = header.get("clientId")
     return Spoken(api_key, api_version, request, response, request_end, response_start, **whose)

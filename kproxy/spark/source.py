@@ -97,6 +97,7 @@ _SPARK_TYPES = {
     TIME: "timestamp",
     schema.FLAG: "boolean",
     schema.BYTES: "binary",
+    schema.INTEGERS: "array<int>",
     _ANY: "array<struct<key: string, value: binary>>",
 }
 

@@ -28,8 +28,14 @@ def array(kind: pa.DataType, values: np.ndarray, missing: np.ndarray | None = No
 
 
 def listed(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
-    """Strings, bytes, numbers, times or flags as a list, with None for null."""
+    """Strings, bytes, numbers, times, flags, or sequences of such, as a list, with None for null."""
     missing = np.fromiter((value is None for value in values), bool, len(values))
+    if pa.types.is_list(kind):
+        ends = np.zeros(len(values) + 1, np.int32)
+        np.cumsum([0 if value is None else len(value) for value in values], out=ends[1:])
+        elements = listed(kind.value_type, [each for value in values if value is not None for each in value])
+        buffers = [_bits(~missing) if missing.any() else None, pa.py_buffer(ends)]
+        return pa.Array.from_buffers(kind, len(values), buffers, children=[elements])
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         numbers = np.fromiter((0 if value is None else value for value in values), np.int64, len(values))
         return array(kind, numbers, missing)

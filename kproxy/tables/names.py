@@ -65,7 +65,7 @@ class Names:
         names = rows.schema.names
         if self.topics and "topic_id" in names:
             rows = _filled(rows, "topic", rows["topic_id"], self.topics, TEXT)
-        if self.brokers and "broker_id" in names:
+        if self.brokers and {"broker_id", "broker_address"} <= set(names):
             addresses = pc.binary_join_element_wise(rows["broker_address"], rows["broker_port"].cast(TEXT), _SPACE)
             brokers = {address: node for address, node in self.brokers.items() if node != NONE}
             rows = _filled(rows, "broker_id", addresses, brokers, I32)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-VERSION = 2
+VERSION = 3
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
 BYTES = pa.binary()
+INTEGERS = pa.list_(pa.field("element", I32))
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", TEXT), ("value", BYTES)]), nullable=False))
 
 
@@ -40,7 +41,8 @@ class Table:
     @property
     def has_names(self) -> bool:
         """Its topics or brokers may be known only when the whole capture was read (`names.Names.fill`)."""
-        return bool({"topic_id", "broker_id"} & set(self.schema.names))
+        names = set(self.schema.names)
+        return "topic_id" in names or {"broker_id", "broker_address"} <= names
 
     @property
     def words(self) -> list[str]:
@@ -49,7 +51,7 @@ class Table:
 
 
 _COUNTERS = frozenset(
-    ("number", "correlation_id", "bytes", "high_watermark", "base_timestamp", "max_timestamp", "timestamp")
+    ("number", "correlation_id", "zxid", "bytes", "high_watermark", "base_timestamp", "max_timestamp", "timestamp")
 )
 
 EXCHANGES = Table(
@@ -244,6 +246,172 @@ QUALITY = Table(
     ("source",),
 )
 
+# What `kproxy.insight` says. A row's `source` is that of the exchange that completed it.
+_OF_KNOWLEDGE = [("source", TEXT), ("cluster", TEXT), ("time", TIME)]
+
+GROUP_EVENTS = Table(
+    "group_events",
+    pa.schema(
+        [
+            *_OF_KNOWLEDGE,
+            ("time_ns", I64),
+            ("group_id", TEXT),
+            ("protocol", TEXT),
+            ("event", TEXT),
+            ("member_id", TEXT),
+            ("group_instance_id", TEXT),
+            ("client_id", TEXT),
+            ("client_address", TEXT),
+            ("generation", I32),
+            ("coordinator_id", I32),
+            ("error", TEXT),
+            ("reason", TEXT),
+            ("connection", I64),
+            ("number", I64),
+        ]
+    ),
+    ("time",),
+)
+
+REBALANCES = Table(
+    "rebalances",
+    pa.schema(
+        [
+            *_OF_KNOWLEDGE,  # time: when it started
+            ("group_id", TEXT),
+            ("protocol", TEXT),
+            ("strategy", TEXT),
+            ("generation", I32),
+            ("cause", TEXT),
+            ("cause_member", TEXT),
+            ("reason", TEXT),
+            ("started_ns", I64),
+            ("joined_ns", I64),
+            ("ended_ns", I64),
+            ("members_before", I32),
+            ("members_after", I32),
+            ("rejoined", I32),
+            ("last_to_join", TEXT),
+            ("coordinator_id", I32),
+        ]
+    ),
+    ("time", "group_id", "generation"),
+)
+
+ASSIGNMENTS = Table(
+    "assignments",
+    pa.schema(
+        [
+            *_OF_KNOWLEDGE,
+            ("time_ns", I64),
+            ("group_id", TEXT),
+            ("generation", I32),
+            ("member_id", TEXT),
+            ("client_id", TEXT),
+            ("topic", TEXT),
+            ("partition", I32),
+            ("strategy", TEXT),
+            ("agrees", FLAG),
+        ]
+    ),
+    ("time", "group_id", "generation", "member_id", "topic", "partition"),
+)
+
+LEADERSHIP = Table(
+    "leadership",
+    pa.schema(
+        [
+            *_OF_KNOWLEDGE,
+            ("time_ns", I64),
+            ("api", TEXT),
+            ("controller_id", I32),
+            ("controller_epoch", I32),
+            ("topic", TEXT),
+            ("partition", I32),
+            ("leader", I32),
+            ("leader_epoch", I32),
+            ("isr", INTEGERS),
+            ("replicas", INTEGERS),
+            ("change", TEXT),
+        ]
+    ),
+    ("time",),
+)
+
+TOPOLOGY = Table(
+    "topology",
+    pa.schema(
+        [
+            *_OF_KNOWLEDGE,
+            ("time_ns", I64),
+            ("kind", TEXT),
+            ("broker_id", I32),
+            ("host", TEXT),
+            ("port", I32),
+            ("rack", TEXT),
+            ("topic", TEXT),
+            ("partition", I32),
+            ("leader", I32),
+            ("isr", INTEGERS),
+            ("replicas", INTEGERS),
+            ("change", TEXT),
+            ("api", TEXT),
+            ("topic_id", TEXT),
+            ("partitions", I32),
+        ]
+    ),
+    ("time",),
+)
+
+CHANGES = Table(
+    "changes",
+    pa.schema(
+        [
+            *_OF_KNOWLEDGE,
+            ("time_ns", I64),
+            ("api", TEXT),
+            ("resource_type", TEXT),
+            ("resource_name", TEXT),
+            ("client_id", TEXT),
+            ("client_address", TEXT),
+            ("principal", TEXT),
+            ("error", TEXT),
+            ("detail", TEXT),
+            ("connection", I64),
+            ("number", I64),
+            ("answered", FLAG),
+        ]
+    ),
+    ("time",),
+)
+
+REGISTRY = Table(
+    "registry",
+    pa.schema(
+        [
+            *_OF_KNOWLEDGE,
+            ("time_ns", I64),
+            ("session", TEXT),
+            ("client_address", TEXT),
+            ("client_port", I32),
+            ("xid", I32),
+            ("op", TEXT),
+            ("path", TEXT),
+            ("version", I32),
+            ("zxid", I64),
+            ("ephemeral", FLAG),
+            ("error", TEXT),
+            ("latency_ns", I64),
+            ("value", TEXT),
+            ("kind", TEXT),
+            ("watch", FLAG),
+        ]
+    ),
+    ("time", "session", "zxid"),
+)
+
+KNOWLEDGE = (GROUP_EVENTS, REBALANCES, ASSIGNMENTS, LEADERSHIP, TOPOLOGY, CHANGES, REGISTRY)
+
 # Those of every dataset.
-TABLES = {table.name: table for table in (EXCHANGES, PARTITIONS, BATCHES, CONNECTIONS, QUALITY)}
+TABLES = {table.name: table for table in (EXCHANGES, PARTITIONS, BATCHES, CONNECTIONS, QUALITY, *KNOWLEDGE)}
 BY_NAME = TABLES | {RECORDS.name: RECORDS}

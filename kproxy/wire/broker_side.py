@@ -23,6 +23,7 @@ from kproxy.wire.events import (
     Exchange,
 )
 from kproxy.wire.interest import HOLD, SASL_HANDSHAKE, STREAM
+from kproxy.wire.keeping import begin_answer, keep_answer
 from kproxy.wire.pairing import overtaken_by
 from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece
 
@@ -104,6 +105,8 @@ class BrokerSide(ClientSide):
                 replacement = self._read_answer(exchange, view[pos:end], now)
                 if self._handlers[BROKER] is not type(self)._answers:
                     return self._change(BROKER, view, pos, sent, pieces)
+                if plan.kept is not None:
+                    keep_answer(plan.kept, exchange, view[pos:end])
                 if replacement is not None:
                     if sent < pos:
                         pieces.append((CLIENT, view[sent:pos]))
@@ -175,6 +178,8 @@ class BrokerSide(ClientSide):
         plan = exchange.plan
         self._broker_left = length + 4
         self._broker_exchange = exchange
+        if plan.kept is not None:
+            self._broker_frame = begin_answer(plan.kept, exchange, length + 4)
         streams = plan.response == STREAM
         self._held = plan.response == HOLD or (
             self._transform is not None and plan.carries_addresses and not (streams and length > SMALL_BODY)
@@ -218,7 +223,11 @@ class BrokerSide(ClientSide):
             stop = self._walk_answer(exchange, self._broker_walker, view, pos, stop, pieces, now)
             if self._broker_exchange is None:
                 return stop  # a fatal fault
+            if self._broker_frame is not None:
+                self._broker_frame.add(view[pos:stop])
         else:
+            if self._broker_frame is not None:
+                self._broker_frame.add(view[pos:stop])
             if self._broker_kept is not None and not self._keep(view[pos:stop], now):
                 return stop
             if not self._held:
@@ -242,6 +251,9 @@ class BrokerSide(ClientSide):
                 return stop
             if self._held and replacement != b"":
                 pieces.append((CLIENT, frame if replacement is None else replacement))
+        if exchange.plan.kept is not None:
+            parts, self._broker_frame = self._broker_frame, None
+            keep_answer(exchange.plan.kept, exchange, None if parts is None else parts.take())
         self._answered(exchange, now)
         self._after_answer(exchange, pieces, now)
         return stop

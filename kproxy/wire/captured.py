@@ -15,6 +15,8 @@ from typing import Any
 from kproxy.wire import resync
 from kproxy.wire.events import BROKER, CLIENT, FAILED, Exchange, Gap
 from kproxy.wire.interest import Interest
+from kproxy.wire.keeping import keep_answer
+from kproxy.wire.kept import GAP
 from kproxy.wire.muting import Mutes
 from kproxy.wire.session import Session
 from kproxy.wire.state import UNLIMITED, Piece, Usual
@@ -118,6 +120,7 @@ class CapturedSession(Session):
             self._client_prefix = None
             exchange.decoded = FAILED
         self._client_body = None
+        self._drop_frame(CLIENT, GAP)
         if self._client_walker is not None and exchange is not None:
             # an incomplete list of topic-partitions would look complete
             self._client_walker = exchange.request_body = None
@@ -136,12 +139,15 @@ class CapturedSession(Session):
     def _gap_in_answers(self, count: int, now: int) -> None:
         exchange = self._broker_exchange
         self._drop_answer()
+        self._drop_frame(BROKER, GAP)
         if self._handlers[BROKER] is CapturedSession._answers and 0 < count <= self._broker_left:
             self._broker_left -= count
             if not self._broker_left:
                 self._broker_exchange = None
                 self.completed[1] += 1
                 if exchange is not None:
+                    if exchange.plan.kept is not None:
+                        keep_answer(exchange.plan.kept, exchange, None)
                     self._answered(exchange, now)
             return
         if self._handlers[BROKER] is not CapturedSession._closed:
@@ -158,6 +164,7 @@ class CapturedSession(Session):
             self._broker_head = b""
             self._broker_left = 0
             self._drop_answer()
+            self._drop_frame(BROKER)
             if exchange is not None:
                 self._give_up(exchange, "gap")
             self._handlers[BROKER] = CapturedSession._seek_answer

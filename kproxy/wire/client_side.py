@@ -21,6 +21,7 @@ from kproxy.wire.events import (
     Exchange,
 )
 from kproxy.wire.interest import ANSWER, AUTHORIZE, PRODUCE, REFUSE, SASL_HANDSHAKE, ApiPlan
+from kproxy.wire.keeping import begin_request, end_request, keep_request
 from kproxy.wire.raw_sasl import RawSaslSides
 from kproxy.wire.state import (
     FRAMES_PER_CALL,
@@ -108,7 +109,7 @@ class ClientSide(RawSaslSides):
                 pending.append(exchange)
                 self._number = number = number + 1
                 completed[0] += 1
-                if usual_plan.request_reader is not None:
+                if usual_plan.reads_request:
                     last -= self._read_request(exchange, view, pos, end, now)
                 pos = end
                 continue
@@ -169,7 +170,7 @@ class ClientSide(RawSaslSides):
                     break
                 continue
             exchange.request_end = now
-            if plan.request_reader is not None and not self._client_swallow:
+            if plan.reads_request:
                 last -= self._read_request(exchange, view, pos, end, now)
             completed[0] += 1
             pos = end
@@ -246,6 +247,8 @@ class ClientSide(RawSaslSides):
         self.completed[0] += 1
         exchange.request_end = now
         frame = memoryview(held)
+        if exchange.plan.kept is not None:
+            keep_request(exchange.plan.kept, exchange, frame)
         decision = self._authorizer.decide(exchange, frame)
         replacement = None if decision is None else self._obey(exchange, decision, now)
         if self._handlers[CLIENT] is not type(self)._requests:
@@ -295,6 +298,8 @@ class ClientSide(RawSaslSides):
         self._client_left = length + 4
         self._client_exchange = exchange
         plan = exchange.plan
+        if plan.kept is not None:
+            self._client_frame = begin_request(plan.kept, exchange, length + 4)
         if plan.request_reader is not None:
             if length > SMALL_BODY:
                 self._client_walker = BodyWalker(
@@ -320,6 +325,8 @@ class ClientSide(RawSaslSides):
             self._client_body += view[pos:stop]
         elif self._client_walker is not None:
             stop, _ = self._walk(self._client_walker, view, pos, stop)
+        if self._client_frame is not None:
+            self._client_frame.add(view[pos:stop])
         self._client_left = left = left - (stop - pos)
         if self._client_prefix is not None and exchange is not None and not begins:
             self._extend_prefix(exchange, view[pos:stop], now)
@@ -333,6 +340,9 @@ class ClientSide(RawSaslSides):
 
     def _whole_request(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
         """What a complete request sets off, besides waiting for its answer."""
+        if self._client_frame is not None and exchange.plan.kept is not None:
+            end_request(exchange.plan.kept, exchange, self._client_frame)
+            self._client_frame = None
         if self._client_body is not None:
             body, self._client_body = self._client_body, None
             self._read_request(exchange, body, 0, len(body), now, kept=True)
@@ -357,11 +367,18 @@ class ClientSide(RawSaslSides):
     def _read_request(self, exchange: Exchange, view: Any, pos: int, end: int, now: int, *, kept: bool = False) -> int:
         """Read the topic-partitions of a whole request at `pos`; returns how much work that was, in frames.
 
-        kept: `view` is a copy of the request, whose place in the stream is marked already.
+        kept: `view` is a copy of the request, whose place in the stream is marked already, and which is kept already
+        if its plan says so.
         """
-        assert exchange.plan.request_reader is not None
+        reader = exchange.plan.request_reader
+        if not kept:
+            if exchange.plan.kept is not None:
+                keep_request(exchange.plan.kept, exchange, view[pos:end])
+            if reader is None or self._client_swallow:
+                return 0
+        assert reader is not None
         try:
-            found = exchange.plan.request_reader(view, pos + frames.REQUEST_HEAD_BYTES, end)
+            found = reader(view, pos + frames.REQUEST_HEAD_BYTES, end)
         except Malformed as fault:
             if not kept:
                 self._mark(CLIENT, pos)

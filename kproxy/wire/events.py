@@ -36,7 +36,13 @@ class Exchange:
     Emitted when the last byte of the answer arrived (`answered`, `answered_by_proxy`), when a request that expects no
     answer is complete (`no_answer_expected`), or for an answer whose request was not seen (`request_not_seen`: `number`
     is NONE, `plan` that of the unknown API). A request that is never answered arrives inside an `Unanswered`.
+
+    Where `plan.kept` is set, and only there, `request_frame` and `response_frame` exist: the frames as their senders
+    wrote them, the 4-byte size included (keeping.py). None: not kept, or not answered.
     """
+
+    request_frame: bytes | None
+    response_frame: bytes | None
 
     __slots__ = (
         "acks",
@@ -56,10 +62,12 @@ class Exchange:
         "request_body",
         "request_bytes",
         "request_end",
+        "request_frame",
         "request_start",
         "response_body",
         "response_bytes",
         "response_end",
+        "response_frame",
         "response_start",
         "throttle_ms",
         "transactional_id",

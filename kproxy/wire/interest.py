@@ -13,6 +13,7 @@ from typing import Any
 
 from kproxy.protocol import codec, schema, shapes
 from kproxy.wire import bodies
+from kproxy.wire.kept import Kept
 
 # What is done with an answer.
 PASS = 0  # forwarded as it arrives, header only
@@ -76,10 +77,12 @@ class ApiPlan:
         "carries_addresses",
         "held",
         "is_edited",
+        "kept",
         "known",
         "max_held_bytes",
         "prefix",
         "quick_scan",
+        "reads_request",
         "request",
         "request_reader",
         "response",
@@ -108,6 +111,8 @@ class ApiPlan:
         self.response_detail = bodies.ERRORS  # how closely a large answer is walked
         self.max_held_bytes = MAX_HELD  # of an answer that is held
         self.is_edited = False  # the authorizer may change its answers
+        self.kept: Kept | None = None  # counts the frames that are kept of its exchanges; None: none are
+        self.reads_request = False  # something is done with a request that is whole: it is read, or kept
         self.held: ApiPlan | None = None  # the same, with answers that are held whole; made at first use
         self.carries_addresses = False  # its answers can contain addresses of brokers
         self.splits = False  # only the head of a large answer is held (`bodies.head_array`)
@@ -155,6 +160,7 @@ class Interest:
     held: what sessions hold of answers and requests counts here; owners with several interests share one.
     authorizes: whether the sessions' authorizer wants requests of (api key, version).
     names: the names that answers give to topic ids are read, whatever the detail.
+    kept: the exchanges whose frames are kept; owners with several interests share one.
     """
 
     def __init__(
@@ -168,6 +174,7 @@ class Interest:
         held: "HeldBudget | None" = None,
         authorizes: Callable[[int, int], bool] | None = None,
         names: bool = False,
+        kept: Kept | None = None,
     ) -> None:
         self.rewrite = rewrite
         self.details = details
@@ -177,6 +184,7 @@ class Interest:
         self.held = held or HeldBudget()
         self._authorizes = authorizes
         self._names = names
+        self._kept = kept
         # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
         self._unknown = 0
@@ -238,8 +246,11 @@ class Interest:
             if plan.response == SCAN and (plan.carries_addresses or plan.transforms_always):
                 plan.response = HOLD
                 plan.splits = bodies.head_array(api.key, version) is not None
-        if plan.response != HOLD and plan.response_reader is None:
+        if self._kept is not None and api.key in self._kept.apis:
+            plan.kept = self._kept
+        elif plan.response != HOLD and plan.response_reader is None:
             plan.quick_scan = plan.scan
+        plan.reads_request = plan.kept is not None or plan.request_reader is not None
         if self._authorizes is not None and self._authorizes(api.key, version):
             plan.request = AUTHORIZE
         return plan

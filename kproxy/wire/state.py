@@ -33,6 +33,8 @@ from kproxy.wire.events import (
     Unanswered,
 )
 from kproxy.wire.interest import API_VERSIONS, UNSUPPORTED_VERSION, ApiPlan, Interest
+from kproxy.wire.keeping import emitted, keep_answer
+from kproxy.wire.kept import FrameInParts
 from kproxy.wire.muting import Mutes
 from kproxy.wire.pairing import LIMIT
 
@@ -69,6 +71,7 @@ class SessionState:
         "_asked",
         "_authorizer",
         "_broker_exchange",
+        "_broker_frame",
         "_broker_head",
         "_broker_head_ns",
         "_broker_kept",
@@ -76,6 +79,7 @@ class SessionState:
         "_broker_walker",
         "_client_body",
         "_client_exchange",
+        "_client_frame",
         "_client_head",
         "_client_head_ns",
         "_client_held",
@@ -164,6 +168,7 @@ class SessionState:
         self._client_head_ns = 0
         self._client_left = 0  # bytes of the frame in transit that are not here yet
         self._client_exchange: Exchange | None = None  # of the frame in transit
+        self._client_frame: FrameInParts | None = None  # all of it, for who asked for it (keeping.py)
         self._client_prefix: bytearray | None = None  # its first fields, as far as they are here
         self._client_body: bytearray | None = None  # its body, if it is small and read
         self._client_walker: BodyWalker | None = None  # or what walks it, if it is large
@@ -176,6 +181,7 @@ class SessionState:
         self._broker_head_ns = 0
         self._broker_left = 0
         self._broker_exchange: Exchange | None = None
+        self._broker_frame: FrameInParts | None = None
         self._broker_kept: bytearray | None = None  # the answer in transit, to be read when it is whole
         self._held = False  # the answer in transit is forwarded only when it is complete
         self._broker_walker: BodyWalker | None = None
@@ -324,6 +330,8 @@ class SessionState:
             exchange.errors = answer.errors
             exchange.decoded = FULL
             exchange.outcome = ANSWERED_BY_PROXY
+            if exchange.plan.kept is not None:
+                keep_answer(exchange.plan.kept, exchange, answer.frame)
             mutes = self._mutes or Mutes()
             exchange.queue_ns, exchange.muted_ns = mutes.split(exchange.request_end, self._free_at, now)
             self.events.append(exchange)
@@ -332,6 +340,10 @@ class SessionState:
         """Emit an exchange whose answer will not arrive, or not completely."""
         if self._named:
             self._named -= named_count(exchange.request_body)
+        if exchange.plan.kept is not None:
+            if exchange is self._client_exchange:
+                self._drop_frame(CLIENT)
+            emitted(exchange.plan.kept, exchange)
         if exchange.outcome is REQUEST_NOT_SEEN:
             self.events.append(exchange)  # part of an answer is all there is of it
             return
@@ -347,6 +359,7 @@ class SessionState:
         current, self._broker_exchange = self._broker_exchange, None
         self._broker_left = 0
         self._drop_answer()
+        self._drop_frame(BROKER)
         if current is not None:
             self._give_up(current, cause)
         self._drop_request(cause)
@@ -360,6 +373,7 @@ class SessionState:
         exchange, self._client_exchange = self._client_exchange, None
         self._client_left = 0
         self._client_prefix = self._client_body = self._client_walker = None
+        self._drop_frame(CLIENT)
         if self._client_held is not None:
             self._interest.held.release(len(self._client_held))
             self._client_held = None
@@ -370,6 +384,16 @@ class SessionState:
             self._answered(exchange, exchange.response_end)
         elif exchange.outcome is NO_ANSWER_EXPECTED:
             self._give_up(exchange, cause)
+
+    def _drop_frame(self, side: int, why: str | None = None) -> None:
+        """Forget the frame in transit, if it is one that is kept (keeping.py)."""
+        frame = self._client_frame if side == CLIENT else self._broker_frame
+        if frame is not None:
+            frame.drop(why)
+        if side == CLIENT:
+            self._client_frame = None
+        else:
+            self._broker_frame = None
 
     def _drop_answer(self) -> None:
         """Forget what was kept of the answer in transit."""

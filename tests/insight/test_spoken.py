@@ -18,7 +18,8 @@ def test_an_exchange_is_decoded_with_whose_it_is():
     found = spoken_of(12, 4, framed(REQUEST), framed(ANSWER), 10, 20, client_id="c", broker_id=3)
     assert (found.request["memberId"], found.response["errorCode"]) == ("m", 27)
     assert (found.request_end, found.response_start, found.client_id, found.broker_id) == (10, 20, "c", 3)
-    assert spoken_of(12, 4, framed(REQUEST), None, 10, 0).response is None
+    found = spoken_of(12, 4, framed(REQUEST), None, 10, 0)
+    assert found.response is None and found.client_id == "c"
 
 
 def test_what_does_not_decode_is_nothing():

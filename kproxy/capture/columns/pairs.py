@@ -436,6 +436,9 @@ class _Group:
         if self.plan is None:
             return
         plan = self.plan
+        if plan.kept is not None and plan.api_key not in plan.kept.only_failed:
+            self.wrong[:] = True  # columns hold no frames
+            return
         for side, is_read, detail in (
             (CLIENT, plan.request_reader is not None, reading.detail),
             (BROKER, plan.scan is not None, reading.detail if plan.response_reader is not None else ERRORS),
@@ -450,6 +453,8 @@ class _Group:
             self.wrong |= unread
             if side == BROKER:
                 self.throttle_ms, self.error_code = throttle_ms, error_code
+                if plan.kept is not None:
+                    self.wrong |= (error_code != NULL) & (error_code != 0)
             else:
                 self.replica_id = replica_id
 

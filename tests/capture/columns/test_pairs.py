@@ -20,6 +20,7 @@ from kproxy.wire import bodies
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
+from kproxy.wire.kept import Kept
 from kproxy.wire.state import Usual
 from tests import captures
 from tests.capture.dialogues import Share, Stretch, frames, stretches
@@ -72,7 +73,7 @@ def plain(value: Any) -> Any:
         return [*value.partitions], [*value.batches]
     if type(value).__module__ == "kproxy.wire.events":
         slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
-        return type(value).__name__, {slot: plain(getattr(value, slot)) for slot in slots}
+        return type(value).__name__, {slot: plain(getattr(value, slot, None)) for slot in slots}
     return value
 
 
@@ -128,9 +129,10 @@ Cut = list[tuple[int, int, int, int]]  # segments: side, start, end, time
 class Held:
     """Connections read by column in windows that end anywhere, held against sessions that read them one by one."""
 
-    def __init__(self, detail: int) -> None:
+    def __init__(self, detail: int, keeps: bool = False) -> None:
         self.detail = detail
-        self._interest = Interest(details=True, detail=detail)
+        kept = Kept({FETCH, HEARTBEAT}, only_failed={HEARTBEAT}) if keeps else None
+        self._interest = Interest(details=True, detail=detail, kept=kept)
         self._whole = bytearray()
         self._flips: list[int] = []
         self._segments: list[Cut] = []
@@ -209,17 +211,23 @@ def test_waits_behind_throttles_are_split_by_column_as_by_the_session() -> None:
 
 def test_usual_connections_tell_what_they_tell_one_by_one() -> None:
     """Mostly usual exchanges, so that most go by column: asserted, and that all else is the same."""
-    total, waits = Share(), Counter[str]()
+    total, waits, frames_kept = Share(), Counter[str](), Counter[str]()
     details = st.sampled_from((bodies.ERRORS, bodies.BATCHES))
     windows = st.lists(st.integers(20, 200), min_size=1, max_size=5)
     rounds = st.sampled_from(((0, 16), (8, 16), (256, 16), (256, 1)))
 
+    connections = st.lists(st.tuples(stretches(100), shapes()), min_size=1, max_size=3)
+
     @settings(max_examples=30, deadline=None)
-    @given(st.lists(st.tuples(stretches(100), shapes()), min_size=1, max_size=3), details, windows, rounds)
+    @given(connections, details, windows, rounds, st.sampled_from((False, False, False, True)))
     def holds(
-        connections: list[tuple[list[Stretch], Shape]], detail: int, windows: list[int], rounds: tuple[int, int]
+        connections: list[tuple[list[Stretch], Shape]],
+        detail: int,
+        windows: list[int],
+        rounds: tuple[int, int],
+        keeps: bool,
     ) -> None:
-        held = Held(detail)
+        held = Held(detail, keeps)
         for dialogue, shape in connections:
             held.connection(shape.flip, partial(shape.cut, frames(dialogue)))
         with pytest.MonkeyPatch.context() as patch:
@@ -227,11 +235,13 @@ def test_usual_connections_tell_what_they_tell_one_by_one() -> None:
             patch.setattr(pairs, "ROUNDS", rounds[1])
             share = held.check(chain((9,), cycle(windows)))  # how requests begin is learned in the first
         total.add(share.by_column, share.all)
+        frames_kept["any"] += sum(exchange["response_frame"] is not None for exchange in held.exchanges)
         for name in ("queue_ns", "muted_ns"):
             waits[name] += sum(exchange[name] > 0 for exchange in held.exchanges)
 
     holds()
     assert float(total) > 0.5, total
+    assert frames_kept["any"] > 100
     assert min(waits[name] for name in ("queue_ns", "muted_ns")) > total.all / 100, waits
 
 
@@ -266,10 +276,10 @@ def test_wild_connections_tell_what_they_tell_one_by_one() -> None:
     total = Share()
 
     @settings(max_examples=150, deadline=None)
-    @given(st.integers(0, 1 << 32), st.sampled_from((bodies.ERRORS, bodies.BATCHES)))
-    def holds(seed: int, detail: int) -> None:
+    @given(st.integers(0, 1 << 32), st.sampled_from((bodies.ERRORS, bodies.BATCHES)), st.booleans())
+    def holds(seed: int, detail: int, keeps: bool) -> None:
         dice = random.Random(seed)
-        held = Held(detail)
+        held = Held(detail, keeps)
         for _ in range(dice.randrange(1, 4)):
             held.connection(dice.randrange(2), partial(cut, dice, dialogue(dice)))
         counts = (dice.choice((dice.randrange(9), dice.randrange(60), 500)) for _ in count())

@@ -1,0 +1,61 @@
+"""Frames of an exchange whose plan keeps them (`ApiPlan.kept`): from the request's first byte to the event.
+
+Duty: `request_frame` and `response_frame` of an exchange that was answered are both kept, or neither. The bytes of the
+request count in the plan's `Kept` until the exchange is emitted. Refuses to know what is in a frame.
+"""
+
+from typing import Any
+
+from kproxy.wire.events import ANSWERED, NONE, Exchange
+from kproxy.wire.kept import FrameInParts, Kept
+
+
+def keep_request(kept: Kept, exchange: Exchange, frame: Any) -> None:
+    """Keep a whole request, its 4-byte size included, until its answer is known."""
+    exchange.request_frame = exchange.response_frame = None
+    if kept.fits(len(frame)) and kept.take(len(frame)):
+        exchange.request_frame = bytes(frame)
+
+
+def begin_request(kept: Kept, exchange: Exchange, size_bytes: int) -> FrameInParts | None:
+    """A request of that size comes in parts."""
+    exchange.request_frame = exchange.response_frame = None
+    return FrameInParts(kept) if kept.fits(size_bytes) else None
+
+
+def end_request(kept: Kept, exchange: Exchange, parts: FrameInParts) -> None:
+    """The request that came in parts is whole."""
+    frame = parts.take()
+    if exchange.outcome is not ANSWERED:
+        exchange.request_frame = frame
+        if frame is not None:
+            kept.held_bytes += len(frame)
+    elif frame is None:
+        exchange.response_frame = None
+    elif exchange.response_frame is not None:
+        exchange.request_frame = frame
+
+
+def begin_answer(kept: Kept, exchange: Exchange, size_bytes: int) -> FrameInParts | None:
+    """An answer of that size comes in parts."""
+    is_of_use = exchange.request_frame is not None or exchange.request_end == NONE
+    return FrameInParts(kept) if is_of_use and kept.fits(size_bytes) else None
+
+
+def keep_answer(kept: Kept, exchange: Exchange, frame: Any) -> None:
+    """The answer is whole, and the exchange about to be emitted. None: some of the answer could not be kept."""
+    is_early = exchange.request_end == NONE  # a capture may show it before the end of its request
+    if not is_early:
+        emitted(kept, exchange)
+    is_wanted = bool(exchange.errors) or exchange.plan.api_key not in kept.only_failed
+    is_wanted = is_wanted and (is_early or exchange.request_frame is not None)
+    if is_wanted and frame is not None and kept.fits(len(frame)):
+        exchange.response_frame = bytes(frame)
+    else:
+        exchange.request_frame = None
+
+
+def emitted(kept: Kept, exchange: Exchange) -> None:
+    """From now on the frame of its request is its owner's."""
+    if exchange.request_frame is not None:
+        kept.release(len(exchange.request_frame))

@@ -1,0 +1,266 @@
+"""Whole frames that are kept: the same for any split, bounded, and given back whatever ends an exchange."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.wire.authorizer import Answer
+from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS
+from kproxy.wire.captured import CapturedSession
+from kproxy.wire.events import ANSWERED, ANSWERED_BY_PROXY, BROKER, CLIENT, Exchange, Unanswered
+from kproxy.wire.interest import Interest
+from kproxy.wire.kept import Kept
+from kproxy.wire.session import Session
+from kproxy.wire.state import SMALL_BODY
+from tests.wire.playbook import Dialogue, request, response
+from tests.wire.test_authorizer import Scripted
+from tests.wire.test_state import renamed
+
+FETCH, METADATA, LEADER_AND_ISR, OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT = 1, 3, 4, 8, 11, 12
+KEPT = frozenset({METADATA, LEADER_AND_ISR, OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT})
+ONLY_FAILED = frozenset({OFFSET_COMMIT, HEARTBEAT})
+
+
+def kept(**more: Any) -> Kept:
+    return Kept(KEPT, only_failed=ONLY_FAILED, **more)
+
+
+def frames_of(talk: Dialogue) -> dict[int, tuple[bytes | None, bytes | None]]:
+    """By correlation id; those of exchanges whose frames are not kept have none."""
+    return {
+        each.correlation_id: (each.request_frame, each.response_frame)
+        for each in talk.exchanges
+        if each.plan.kept is not None
+    }
+
+
+def exchange(number: int, random_: random.Random) -> tuple[bytes, bytes, bool]:
+    """(request, answer, whether the frames are kept) of a random kind and size."""
+    many = random_.choice([1, 1, 1, 5, 2500])
+    topics = [{"name": f"topic-{each}", "partitions": [{"partitionIndex": 0}]} for each in range(many)]
+    error = random_.choice([0, 0, 27])
+    kind = random_.choice(("heartbeat", "join", "metadata", "commit", "leader", "fetch"))
+    if kind == "heartbeat":
+        ask = {"groupId": "g", "memberId": "m" * many}
+        return request(HEARTBEAT, 4, number, ask), response(HEARTBEAT, 4, number, {"errorCode": error}), error != 0
+    if kind == "join":
+        ask = {"groupId": "g", "protocols": [{"name": "range", "metadata": bytes(50 * many)}]}
+        members = {"errorCode": error, "members": [{"memberId": "m", "metadata": bytes(50 * many)}]}
+        return request(JOIN_GROUP, 9, number, ask), response(JOIN_GROUP, 9, number, members), True
+    if kind == "metadata":
+        names = [{"name": each["name"]} for each in topics]
+        told = {"brokers": [{"nodeId": 1, "host": "b", "port": 9092}], "topics": topics}
+        return request(METADATA, 12, number, {"topics": names}), response(METADATA, 12, number, told), True
+    if kind == "commit":
+        done = [{"name": "t", "partitions": [{"partitionIndex": 0, "errorCode": error}]}]
+        ask = {"groupId": "g", "topics": topics}
+        return request(OFFSET_COMMIT, 8, number, ask), response(OFFSET_COMMIT, 8, number, {"topics": done}), error != 0
+    if kind == "leader":
+        states = [{"topicName": f"topic-{each}", "partitionStates": [{"partitionIndex": 0}]} for each in range(many)]
+        ask = {"controllerId": 1, "topicStates": states}
+        return request(LEADER_AND_ISR, 7, number, ask), response(LEADER_AND_ISR, 7, number, {}), True
+    return request(FETCH, 12, number, {"maxWaitMs": 500}), response(FETCH, 12, number, {}), False
+
+
+INTERESTS: list[dict[str, Any]] = [
+    {},
+    {"detail": TOPICS},
+    {"details": True, "detail": BATCHES},
+    {"rewrite": True},
+    {"rewrite": True, "detail": TOPICS, "names": True},
+]
+
+
+def rewritten(exchange: Exchange, frame: memoryview) -> bytes | None:
+    return renamed(exchange, frame) if exchange.plan.known and exchange.plan.carries_addresses else None
+
+
+def talk_with(which: dict[str, Any], budget: Kept, kind: type = CapturedSession) -> Dialogue:
+    if which.get("rewrite"):
+        return Dialogue(Interest(**which, kept=budget), transform=rewritten)
+    return Dialogue(Interest(**which, kept=budget), kind)
+
+
+def cuts(random_: random.Random, length: int, most: int) -> list[int]:
+    found, at = [], 0
+    while (at := at + random_.randint(1, most)) < length and len(found) < 400:
+        found.append(at)
+    return found
+
+
+def test_any_split_keeps_the_same_frames() -> None:
+    seen: Counter[str] = Counter()
+
+    @given(st.integers(0, 2**32), st.sampled_from([3, 60, 900, 30_000, 400_000]), st.sampled_from(INTERESTS))
+    @settings(max_examples=100, deadline=None)
+    def holds(seed: int, most: int, which: dict[str, Any]) -> None:
+        random_ = random.Random(seed)
+        budget = kept()
+        talk = talk_with(which, budget, random_.choice([CapturedSession, Session]))
+        expected, number = {}, 0
+        for _ in range(random_.randint(1, 4)):
+            asked, answered = b"", b""
+            for _ in range(random_.randint(1, 5)):
+                ask, reply, is_kept = exchange(number, random_)
+                if ask[4:6] != FETCH.to_bytes(2):
+                    expected[number] = (ask, reply) if is_kept else (None, None)
+                    seen["large" if max(len(reply), len(ask)) > SMALL_BODY else "small"] += 1
+                    seen["dropped"] += not is_kept
+                asked, answered, number = asked + ask, answered + reply, number + 1
+            talk.client(asked, cuts(random_, len(asked), most)).broker(answered, cuts(random_, len(answered), most))
+        assert not talk.faults and len(talk.exchanges) == number
+        assert frames_of(talk) == expected
+        assert budget.held_bytes == 0 and not any(budget.left_out.values())
+
+    holds()
+    assert seen["large"] > 10 and seen["small"] > 100 and seen["dropped"] > 20, seen
+
+
+def test_without_kept_an_exchange_has_no_frames() -> None:
+    talk = Dialogue(Interest()).client(request(JOIN_GROUP, 9, 1)).broker(response(JOIN_GROUP, 9, 1))
+    assert talk.exchanges[0].plan.kept is None and not hasattr(talk.exchanges[0], "request_frame")
+    plan = Interest(kept=kept()).plan(FETCH << 16 | 12)
+    assert plan.kept is None and plan.quick_scan is not None
+    with pytest.raises(ValueError, match="Produce"):
+        Kept({0})
+
+
+def join(number: int, payload: int = 10, error: int = 0) -> tuple[bytes, bytes]:
+    ask = {"groupId": "g", "protocols": [{"name": "range", "metadata": bytes(payload)}]}
+    return request(JOIN_GROUP, 9, number, ask), response(JOIN_GROUP, 9, number, {"errorCode": error})
+
+
+@pytest.mark.parametrize("chunks", [(), (20, 700)])
+def test_a_frame_too_large_is_left_out_with_its_partner_and_counted(chunks: tuple[int, ...]) -> None:
+    budget = kept(max_frame_bytes=1000)
+    (large, short), (small, reply) = join(1, 2000), join(2)
+    talk = Dialogue(Interest(kept=budget)).client(large + small, chunks).broker(short + reply)
+    long = response(JOIN_GROUP, 9, 3, {"members": [{"memberId": "m", "metadata": bytes(2000)}]})
+    talk.client(join(3)[0]).broker(long, chunks)
+    assert frames_of(talk) == {1: (None, None), 2: (small, reply), 3: (None, None)}
+    assert budget.left_out == {"too_large": 2, "too_many": 0, "gap": 0} and budget.held_bytes == 0
+    assert talk.sent == {BROKER: large + small + join(3)[0], CLIENT: short + reply + long}
+
+
+@pytest.mark.parametrize("chunks", [(), (20, 700)])
+def test_all_sessions_together_keep_no_more_than_the_limit(chunks: tuple[int, ...]) -> None:
+    ask, reply = join(1, 2000)
+    budget = kept(limit_bytes=3 * len(ask) + 10)
+    talks = [Dialogue(Interest(kept=budget)).client(ask, chunks) for _ in range(5)]
+    assert budget.held_bytes == 3 * len(ask) and budget.left_out["too_many"] == 2
+    for talk in talks:
+        talk.broker(reply)
+    assert budget.held_bytes == 0
+    assert [frames_of(talk)[1] for talk in talks] == [(ask, reply)] * 3 + [(None, None)] * 2
+    half = Dialogue(Interest(kept=budget)).client(ask[:1000])
+    assert budget.held_bytes == 1000
+    half.close(CLIENT).close(BROKER)
+    assert budget.held_bytes == 0
+
+
+def test_a_request_that_is_never_answered_has_its_frame_and_no_answer() -> None:
+    budget = kept()
+    ask, _ = join(1)
+    talk = Dialogue(Interest(kept=budget)).client(ask).close(BROKER)
+    (event,) = talk.unanswered
+    assert (event.exchange.request_frame, event.exchange.response_frame) == (ask, None) and budget.held_bytes == 0
+
+
+@pytest.mark.parametrize("chunks", [(), (9, 30)])
+def test_requests_that_the_authorizer_holds_are_kept_as_they_came(chunks: tuple[int, ...]) -> None:
+    asks, replies = zip(*(join(number) for number in range(3)), strict=True)
+    own = response(JOIN_GROUP, 9, 1, {"errorCode": 30})
+    budget = kept()
+    interest = Interest(rewrite=True, authorizes=lambda key, version: True, kept=budget)
+    talk = Dialogue(interest, transform=renamed, authorizer=Scripted(_1=Answer(own, (30,))))
+    talk.client(b"".join(asks), chunks).broker(replies[0] + replies[2])
+    assert [each.outcome for each in talk.exchanges] == [ANSWERED, ANSWERED_BY_PROXY, ANSWERED]
+    assert frames_of(talk) == {0: (asks[0], replies[0]), 1: (asks[1], own), 2: (asks[2], replies[2])}
+    assert budget.held_bytes == 0
+
+
+def test_what_is_rewritten_or_edited_is_kept_as_the_broker_sent_it() -> None:
+    told = response(METADATA, 12, 1, {"brokers": [{"nodeId": 1, "host": "broker", "port": 9092}]})
+    for chunks in ((), (30,)):
+        interest = Interest(rewrite=True, authorizes=lambda key, version: True, kept=kept())
+        authorizer = Scripted()
+        authorizer.held, authorizer.edits = interest, response(METADATA, 12, 1)
+        talk = Dialogue(interest, transform=renamed, authorizer=authorizer)
+        talk.client(request(METADATA, 12, 1)).broker(told, chunks)
+        assert frames_of(talk)[1][1] == told and talk.sent[CLIENT] == response(METADATA, 12, 1)
+
+
+# --- captures --------------------------------------------------------------------------------------------------------
+
+
+def captured(budget: Kept) -> Dialogue:
+    return Dialogue(Interest(details=True, detail=TOPICS, kept=budget), CapturedSession)
+
+
+def test_a_frame_with_a_gap_is_not_kept() -> None:
+    for side in (CLIENT, BROKER):
+        for until in (600, None):  # within a frame, or up to its end
+            budget = kept()
+            ask, _ = join(1, 1000)
+            reply = response(JOIN_GROUP, 9, 1, {"members": [{"memberId": "m", "metadata": bytes(1000)}]})
+            talk = captured(budget)
+            for each, frame in ((CLIENT, ask), (BROKER, reply)):
+                talk.says(each, frame[: 500 if each == side else None])
+                if each == side:
+                    talk.gap(each, (until or len(frame)) - 500)
+                    if until:
+                        talk.says(each, frame[until:])
+            assert frames_of(talk) == {1: (None, None)}
+            assert budget.left_out == {"too_large": 0, "too_many": 0, "gap": 1} and budget.held_bytes == 0
+            later = join(2)
+            talk.client(later[0]).broker(later[1])
+            assert frames_of(talk)[2] == later
+
+
+def test_an_answer_before_the_end_of_its_request_is_kept_with_it() -> None:
+    for error in (0, 27):
+        budget = kept()
+        ask = request(OFFSET_COMMIT, 8, 1, {"groupId": "g" * 200})
+        codes = [{"name": "t", "partitions": [{"partitionIndex": 0, "errorCode": error}]}]
+        reply = response(OFFSET_COMMIT, 8, 1, {"topics": codes})
+        talk = captured(budget).client(ask[:100]).broker(reply).client(ask[100:])
+        assert frames_of(talk) == {1: (ask, reply) if error else (None, None)} and budget.held_bytes == 0
+
+
+@given(seed=st.integers(0, 2**32), limit=st.sampled_from([0, 3000, 1 << 20]), which=st.sampled_from(INTERESTS))
+@settings(max_examples=100, deadline=None)
+def test_whatever_ends_an_exchange_gives_its_bytes_back(seed: int, limit: int, which: dict[str, Any]) -> None:
+    """Damaged bytes, gaps and ends at any place: nothing stays counted, and a frame that is kept is a whole one."""
+    random_ = random.Random(seed)
+    budget = kept(limit_bytes=limit, max_frame_bytes=random_.choice([500, 1 << 20]))
+    talk = talk_with(which, budget, CapturedSession)
+    for number in range(6):
+        ask, reply, _ = exchange(number, random_)
+        for side, frame in ((CLIENT, ask), (BROKER, reply)):
+            data = bytearray(frame)
+            if random_.random() < 0.2:
+                data[random_.randrange(len(data))] ^= 1 << random_.randrange(8)
+            if random_.random() < 0.1:
+                data = data[: random_.randrange(len(data))]
+            talk.says(side, bytes(data), cuts(random_, len(data), random_.choice([50, 100_000])))
+            if random_.random() < 0.1 and isinstance(talk.session, CapturedSession):
+                talk.gap(side, random_.randint(1, 300))
+        assert budget.held_bytes <= limit
+    talk.close(BROKER).close(CLIENT)
+    assert budget.held_bytes == 0
+    for event in talk.events:
+        each = event.exchange if isinstance(event, Unanswered) else event
+        if isinstance(each, Exchange) and each.plan.kept is not None and each.request_frame is not None:
+            assert len(each.request_frame) == each.request_bytes
+            assert each.response_frame is None or len(each.response_frame) == each.response_bytes
+
+
+def test_errors_of_heartbeats_alone_are_read_where_nothing_else_is() -> None:
+    talk = Dialogue(Interest(detail=ERRORS, kept=kept()))
+    ask, reply = request(HEARTBEAT, 4, 1, {"groupId": "g"}), response(HEARTBEAT, 4, 1, {"errorCode": 25})
+    talk.client(ask * 2).broker(reply + response(HEARTBEAT, 4, 1))
+    assert [(each.request_frame, each.response_frame) for each in talk.exchanges] == [(ask, reply), (None, None)]
