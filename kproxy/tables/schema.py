@@ -405,9 +405,13 @@ REGISTRY = Table(
             ("value", TEXT),
             ("kind", TEXT),
             ("watch", FLAG),
+            ("server_address", TEXT),
+            ("server_port", I32),
+            ("connection", I64),
+            ("number", I64),
         ]
     ),
-    ("time", "session", "zxid"),
+    ("time", "connection", "number"),
 )
 
 KNOWLEDGE = (GROUP_EVENTS, REBALANCES, ASSIGNMENTS, LEADERSHIP, TOPOLOGY, CHANGES, REGISTRY)
