@@ -434,7 +434,7 @@ class ConnectionMetrics:
         _add(self._cluster.paused, side, 1)
 
     def limit_reached(self, limit: str) -> None:
-        """A limit of [cluster.limits] slowed this connection down: its setting."""
+        """A limit slowed this connection down: a setting of [cluster.limits], or one of all connections (known.py)."""
         _add(self._cluster.limits, limit, 1)
 
     def rewritten(self, api: str, count: int) -> None:

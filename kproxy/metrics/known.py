@@ -39,16 +39,18 @@ DISCONNECT_CAUSES = (
     "worker_lost",
 )
 
-# What [cluster.limits] can be reached of, by the setting.
+# What [cluster.limits] can be reached of, by the setting; and what all connections of a process may hold together.
 LIMITS = (
     "handshake_timeout_s",
     "idle_timeout_s",
+    "kept_bytes",
     "max_age_s",
     "max_connection_rate",
     "max_connection_rate_per_address",
     "max_connections",
     "max_connections_per_address",
     "max_requests_in_flight",
+    "pending_requests",
 )
 
 # Why a request that a broker got was never answered, where the broker may be at fault: what alerts look at.

@@ -117,6 +117,7 @@ class SessionState:
         "events",
         "faults",
         "max_in_flight",
+        "most_in_flight",
         "pending",
         "sasl_mechanism",
         "sasl_tokens",
@@ -139,6 +140,7 @@ class SessionState:
         self.events: list[Event] = []  # the owner's to take and to clear after each call
         self.pending: list[Exchange] = []  # requests that wait for their answers (pairing.py)
         self.completed = [0, 0]  # frames whose last byte has arrived, per side
+        self.most_in_flight = max_in_flight  # what the owner may set max_in_flight to
         self.max_in_flight = max_in_flight  # requests that may be pending; the next one waits in the backlog
         self.backlog: list[memoryview | None] = [None, None]  # per side: bytes that wait for `resume`
         self.faults = 0  # Desync events so far

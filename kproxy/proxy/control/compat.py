@@ -20,6 +20,7 @@ from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.relay.listeners import Gate
 from kproxy.proxy.relay.poller import Poller
+from kproxy.proxy.relay.pressure import Pressure
 from kproxy.proxy.upstream.offers import Compared, Offers, compare, release_of, title
 from kproxy.proxy.upstream.question import ask_brokers, ask_versions
 
@@ -108,7 +109,7 @@ def compatibility(config: Config, clients: Sequence[Client] = ()) -> list[Compat
 
 async def _compatibility(config: Config, clients: Sequence[Client]) -> list[Compatibility]:
     poller = Poller(asyncio.get_running_loop())
-    worker = Worker(config, Gate(1), poller, memoryview(bytearray(1)), 0, Metrics(), ())
+    worker = Worker(config, Gate(1), poller, Pressure(memoryview(b"")), 0, Metrics(), ())
     try:
         return list(await asyncio.gather(*(_of_cluster(worker, cluster, clients) for cluster in config.clusters)))
     finally:

@@ -255,7 +255,7 @@ class Connector:
         relay = Relay(
             asyncio.get_running_loop(),
             worker.poller,
-            worker.buffer,
+            worker.pressure,
             worker.clock_offset_ns,
             client.sock,
             broker,

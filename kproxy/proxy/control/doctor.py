@@ -23,6 +23,7 @@ from kproxy.proxy.control.findings import Report
 from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.relay.listeners import Gate, Listener, resolve, why_unbound
 from kproxy.proxy.relay.poller import Poller
+from kproxy.proxy.relay.pressure import Pressure
 
 TIMEOUT_S = 60.0
 IDLE_BYTES = 4_300  # of one connection (DESIGN.md)
@@ -59,7 +60,7 @@ async def _examine(config: Config, report: Report, timeout_s: float, say: Say) -
     loop = asyncio.get_running_loop()
     gate = Gate(1 << 20, name="doctor")
     poller = Poller(loop)
-    worker = Worker(config, gate, poller, memoryview(bytearray(1)), 0, Metrics(), ())
+    worker = Worker(config, gate, poller, Pressure(memoryview(b"")), 0, Metrics(), ())
     try:
         _admin_port(config, gate, report)
         examinations = []

@@ -33,6 +33,7 @@ from kproxy.proxy.control.worker import Worker
 from kproxy.proxy.relay.given import GivenSockets
 from kproxy.proxy.relay.listeners import Gate, Listener, why_unbound
 from kproxy.proxy.relay.poller import Poller
+from kproxy.proxy.relay.pressure import Pressure
 from kproxy.proxy.relay.redirected import can_mark
 from kproxy.proxy.relay.sockets import READ_BYTES
 from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
@@ -150,7 +151,7 @@ class Server:
             self.config,
             Gate(shares.connections, max_sockets=shares.listening),
             Poller(asyncio.get_running_loop()),
-            memoryview(bytearray(READ_BYTES)),
+            Pressure(memoryview(bytearray(READ_BYTES))),
             self.metrics.clock_offset_ns,
             self.metrics,
             self._sinks,

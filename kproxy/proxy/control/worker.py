@@ -13,6 +13,7 @@ from kproxy.proxy.control.tracing import Traces
 from kproxy.proxy.relay.handshakes import Handshakes
 from kproxy.proxy.relay.listeners import Gate
 from kproxy.proxy.relay.poller import Poller
+from kproxy.proxy.relay.pressure import Pressure
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.upstream.dial import Dialler
 from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
@@ -28,7 +29,7 @@ class Worker:
     config: Config
     gate: Gate
     poller: Poller
-    buffer: memoryview  # every relay reads into it
+    pressure: Pressure  # what all relays hold together, and what they read into
     clock_offset_ns: int  # monotonic time plus this is the time of day; fixed at start
     metrics: Metrics
     sinks: Sequence[Sink]

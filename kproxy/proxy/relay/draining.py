@@ -10,7 +10,8 @@ from asyncio import AbstractEventLoop, TimerHandle
 from kproxy.proxy.relay.pausing import Pausing
 from kproxy.proxy.relay.peer import Peer
 from kproxy.proxy.relay.poller import Poller
-from kproxy.proxy.relay.sockets import READ_BYTES, flush_small_sends, has_unread
+from kproxy.proxy.relay.pressure import Pressure
+from kproxy.proxy.relay.sockets import flush_small_sends, has_unread
 from kproxy.wire.events import BROKER, CLIENT
 
 QUIET_S = 0.25  # how long an idle client is waited for, so that its end comes with an answer: then it knows in time
@@ -22,7 +23,7 @@ class Draining(Pausing):
 
     _loop: AbstractEventLoop
     _poller: Poller
-    _buffer: memoryview
+    _pressure: Pressure
     _drained_as: str  # the cause of the end
     _lingering: TimerHandle | None
     _unheard: TimerHandle | None  # the client has ended: who draws this out is given up
@@ -50,7 +51,7 @@ class Draining(Pausing):
     def _recv_to_boundary(self, buffer: memoryview) -> int:
         """Read what is missing of the request in transit and no byte of the next."""
         missing = self.session.missing(CLIENT)
-        return self._peers[CLIENT].sock.recv_into(buffer, min(missing, READ_BYTES))
+        return self._peers[CLIENT].sock.recv_into(buffer, min(missing, len(buffer)))
 
     def _drain_on(self) -> None:
         if self.closed or self._lingering is not None:
@@ -100,7 +101,7 @@ class Draining(Pausing):
 
     def _discard(self) -> None:
         try:
-            if self._peers[CLIENT].sock.recv_into(self._buffer):
+            if self._peers[CLIENT].sock.recv_into(self._pressure.whole):
                 return
         except (BlockingIOError, InterruptedError):
             return

@@ -52,7 +52,9 @@ class Peer:
         "fd",
         "feeders",
         "frames",
+        "kept_bytes",
         "patience",
+        "put_back_bytes",
         "readable",
         "reading",
         "resuming",
@@ -75,6 +77,8 @@ class Peer:
         self.resuming = False  # what the session has put back has its turn soon
         self.arrived_ns = 0  # when that was read
         self.unsent: bytearray | None = None
+        self.kept_bytes = 0  # counted for it
+        self.put_back_bytes = 0  # of what it sent, counted for what the session has put back
         self.feeders: tuple[int, ...] = ()  # the sides that are not read until `unsent` has gone
         self.seen = 0  # frames that it sent and that are counted
         self.frames = 0  # completed by bytes in `unsent`, counted as forwarded when it has gone

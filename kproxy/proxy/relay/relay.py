@@ -7,7 +7,7 @@ What a send did not take is copied and kept, and reading of the side it came fro
 back, which has its turn when other connections had theirs. So no connection starves another.
 
 Memory per connection: one read (512 KiB) unsent per direction, one read put back per side, what its session holds, and
-at most pairing.LIMIT pending requests. Idle, it owns nothing but its sockets.
+at most pairing.LIMIT pending requests; together what `pressure.py` allows. Idle, it owns nothing but its sockets.
 
 Ends: an end of a side is passed on as an end once everything before it is delivered, a reset as a reset. A side that
 hangs is given up, since one that is not read tells of no end: else those who try again would use up all connections.
@@ -17,7 +17,6 @@ Refuses to know names, routes, rewriting and metrics' meaning: it is given conne
 from __future__ import annotations  # else each reader would have objects of its own for the types of its parameters
 
 import logging
-import os
 import socket
 import struct
 from asyncio import AbstractEventLoop, TimerHandle
@@ -28,12 +27,13 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
+from kproxy.proxy.relay.crowding import FEW, FULL, Crowding
 from kproxy.proxy.relay.draining import Draining
 from kproxy.proxy.relay.ends import ANONYMOUS
 from kproxy.proxy.relay.peer import Counting, Durations, Peer, discard_bytes, ignore_readiness
 from kproxy.proxy.relay.poller import LATE_NS, Poller
+from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
 from kproxy.proxy.relay.sockets import receive_timed
-from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event, Exchange
 from kproxy.wire.session import Session
@@ -50,14 +50,14 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
 log = logging.getLogger("kproxy.relay")
 
 
-class Relay(Draining):
+class Relay(Crowding, Draining):
     """One client connection with its broker connection, from both being connected to both being closed."""
 
     def __init__(
         self,
         loop: AbstractEventLoop,
         poller: Poller,
-        buffer: memoryview,
+        pressure: Pressure,
         clock_offset_ns: int,
         client: socket.socket,
         broker: socket.socket,
@@ -76,7 +76,7 @@ class Relay(Draining):
         self.session = session
         self._loop = loop
         self._poller = poller
-        self._buffer = buffer
+        self._pressure = pressure
         self._clock_offset_ns = clock_offset_ns
         self._peers = (Peer(client), Peer(broker))
         self._counting = counting
@@ -85,8 +85,9 @@ class Relay(Draining):
         self._on_closed = on_closed
         self._session_ns = 0  # the time that the session was last given: it never goes back
         self._faults = 0  # of the session, handled so far
-        self._full = False  # pairing.LIMIT requests are pending, or an end waits: of the client only its end is read
-        self._silent: TimerHandle | None = None  # the client has ended while pairing.LIMIT requests are pending
+        session.max_in_flight = min(session.most_in_flight, FREE_REQUESTS)  # the rest is lent
+        self._crowded = FEW
+        self._silent: TimerHandle | None = None  # the client has ended while FULL
         self._first_end = CLIENT
         self._between: Callable[[], None] | None = None  # what is to be done between two frames
         self._pause: Callable[[], None] | None = None
@@ -152,7 +153,7 @@ class Relay(Draining):
             peers: tuple[Peer, Peer] = self._peers,
             peer: Peer = self._peers[side],
             target: Peer = self._peers[1 - side],  # of nearly all pieces
-            buffer: memoryview = self._buffer,
+            pressure: Pressure = self._pressure,
             session: Session = session,
             backlog: list[memoryview | None] = session.backlog,
             completed: list[int] = session.completed,
@@ -161,10 +162,11 @@ class Relay(Draining):
             inside: Durations = self._counting.inside[side],
             lag: Durations = self._counting.lag,
             poller: Poller = self._poller,
-            limit: int = session.max_in_flight,
+            limit: int = min(session.most_in_flight, FREE_REQUESTS),
         ) -> None:
             start = poller.now_ns
             arrived = poller.turn_ns
+            buffer = pressure.buffer
             try:
                 resumes = backlog[side] is not None
                 try:
@@ -237,9 +239,9 @@ class Relay(Draining):
                     else:
                         self._emit()
                 if len(pending) >= limit:
-                    self._fill()
-                elif self._full:
-                    self._unfill()
+                    self._crowd()
+                elif self._crowded:
+                    self._thin_out()
                 if resumes or backlog[CLIENT] is not None or backlog[BROKER] is not None:
                     self._put_back(side, arrived)
                 if self._between is not None:
@@ -259,6 +261,8 @@ class Relay(Draining):
             self._wait_for_room(to)
         assert peer.unsent is not None
         peer.unsent += rest
+        peer.kept_bytes += len(rest)
+        self._keep_bytes(len(rest))
         if side not in peer.feeders:
             peer.feeders += (side,)
         self._unread(side, counted=True)
@@ -294,6 +298,8 @@ class Relay(Draining):
         """All unsent bytes of a side are sent: count them, pass on an end, read the sides that were paused for it."""
         peer = self._peers[to]
         peer.unsent = None
+        self._pressure.keep(-peer.kept_bytes)
+        peer.kept_bytes = 0
         assert peer.patience is not None
         peer.patience.cancel()
         peer.patience = None
@@ -314,47 +320,16 @@ class Relay(Draining):
         if self._draining:
             self._drain_on()
 
-    def _fill(self) -> None:
-        """As many requests are pending as may be: do not read the client until there are fewer, but notice its end."""
-        if not self._full:
-            self._full = True
-            self._unread(CLIENT)
-            self._counting.paused(SIDES[CLIENT])
-            if self.session.max_in_flight < pairing.LIMIT:
-                self._counting.limit_reached("max_requests_in_flight")
-            self._poller.add_end_reader(self._peers[CLIENT].fd, self._ended_full)
-
-    def _unfill(self) -> None:
-        """Fewer than pairing.LIMIT requests are pending: read the client again."""
-        self._full = False
-        if self._silent is not None:
-            self._silent.cancel()
-            self._silent = None
-        self._poller.remove_reader(self._peers[CLIENT].fd)
-        self._resume(CLIENT)
-
-    def _ended_full(self) -> None:
-        """The client ended or reset while pairing.LIMIT requests are pending.
-
-        Nobody waits for answers after a reset. An end may be half a close: the broker has as long to answer as it has
-        once an end is passed on.
-        """
-        try:
-            client = self._peers[CLIENT]
-            error = client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if error:
-                self._broken(CLIENT, OSError(error, os.strerror(error)))
-                return
-            self._poller.remove_reader(client.fd)
-            self._silent = self._loop.call_later(HALF_CLOSED_S, self.close, f"{SIDES[CLIENT]}_closed")
-        except Exception:
-            self._crashed()
-
     def _put_back(self, side: int, arrived: int) -> None:
         """The session has done its share of work: what it has put back waits for a later turn of the loop."""
         self._peers[side].arrived_ns = arrived
         for each, peer in enumerate(self._peers):
-            if self.session.backlog[each] is None:
+            backlog = self.session.backlog[each]
+            put_back = 0 if backlog is None else len(backlog)
+            if put_back != peer.put_back_bytes:
+                self._keep_bytes(put_back - peer.put_back_bytes)
+                peer.put_back_bytes = put_back
+            if backlog is None:
                 peer.arrived_ns = 0
             else:
                 peer.arrived_ns = peer.arrived_ns or arrived  # a call for one side can leave bytes of the other
@@ -402,7 +377,7 @@ class Relay(Draining):
         if self.closed or self._peers[side].ended or any(side in other.feeders for other in self._peers):
             return True
         stops = (self._pause is not None or (self._draining and not self._finishing)) and side == CLIENT
-        return (stops and self.session.at_boundary(CLIENT)) or (side == CLIENT and self._full)
+        return (stops and self.session.at_boundary(CLIENT)) or (side == CLIENT and self._crowded == FULL)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -414,7 +389,7 @@ class Relay(Draining):
         if side == CLIENT and self.session.holds_back:
             # Nothing of it leaves before the broker's next answer: its end is read again after that.
             self._unread(CLIENT)
-            self._full = True
+            self._crowded = FULL
             if self._unheard is None:
                 self._unheard = self._loop.call_later(HANDSHAKE_S, self.close, f"{SIDES[CLIENT]}_closed")
             return
@@ -432,7 +407,7 @@ class Relay(Draining):
         other.stops = True
         if other.unsent is None:
             self._stop(1 - side)
-        if side == BROKER and self._full:  # nothing is pending any more
+        if side == BROKER and self._crowded == FULL:  # nothing is pending any more
             self._unfill()
         if self._draining:
             self._drain_on()
@@ -492,7 +467,10 @@ class Relay(Draining):
             self.session.close(1 - first, now_ns, cause)
         except Exception:
             log.exception("a defect of kproxy: the session of %s did not close", self.info.client_address)
+        self._give_back()
         for peer in self._peers:
+            self._pressure.keep(-peer.kept_bytes - peer.put_back_bytes)
+            peer.kept_bytes = peer.put_back_bytes = 0
             if peer.patience is not None:
                 peer.patience.cancel()
             self._poller.remove_reader(peer.fd)

@@ -1,11 +1,14 @@
-"""A policy between sockets: refusals, and the names that kproxy asks for itself."""
+"""Many clients at once; a policy between sockets: refusals, and the names that kproxy asks for itself."""
 
 import asyncio
 import json
+import socket
 from uuid import UUID
 
 from kproxy.protocol import codec
 from kproxy.proxy.config.policy import Rule
+from kproxy.proxy.control.entrance import Entrance
+from kproxy.proxy.relay.ends import Incoming
 from tests.proxy.live import Broker, Wire, kproxy, live
 from tests.wire.playbook import request, response
 
@@ -102,5 +105,37 @@ def test_a_listener_without_a_policy_has_no_authorizer():
             (cells,) = here.server.metrics.clusters.values()
             assert not cells.refusals
             client.close()
+
+    live(talk())
+
+
+def test_clients_that_come_all_at_once_leave_their_turns_to_those_that_are_there(monkeypatch):
+    """Each that comes costs a millisecond or two until its first request has gone: a few of them, then all others."""
+    came: list[int] = [0]  # by turn of the loop
+    admit = Entrance.admit
+
+    def admitted(entrance: Entrance, client: Incoming) -> bool:
+        came[-1] += 1
+        return admit(entrance, client)
+
+    monkeypatch.setattr(Entrance, "admit", admitted)
+
+    async def turns() -> None:
+        while True:
+            came.append(0)
+            await asyncio.sleep(0)
+
+    async def talk() -> None:
+        async with kproxy() as here:
+            counting = asyncio.create_task(turns())
+            clients = [socket.socket() for _ in range(60)]
+            for client in clients:
+                client.setblocking(False)
+                client.connect_ex(("127.0.0.1", here.port))
+            await here.until(lambda: sum(came) >= len(clients))
+            assert max(came) <= 4
+            counting.cancel()
+            for client in clients:
+                client.close()
 
     live(talk())

@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from kproxy.protocol import codec
-from kproxy.proxy.relay import listeners, relay, sockets
+from kproxy.proxy.relay import crowding, listeners, relay, sockets
 from kproxy.proxy.relay.sockets import READ_BYTES
 from kproxy.tables.recorder import Recorder
 from kproxy.wire import pairing
@@ -249,7 +249,7 @@ async def test_a_flood_of_small_frames_is_shared_out_over_turns_and_held_back_at
 @pytest.mark.parametrize("reset", [True, False])
 def test_a_client_that_goes_while_it_is_held_back_keeps_no_connection(reset, monkeypatch):
     """Its requests are pending at a broker that answers nothing, and more of them are unread."""
-    monkeypatch.setattr(relay, "HALF_CLOSED_S", 0.1)
+    monkeypatch.setattr(crowding, "GONE_S", 0.1)
 
     async def test():
         async with kproxy() as here:

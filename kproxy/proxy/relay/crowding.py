@@ -1,0 +1,121 @@
+"""How many requests of a client may wait for its broker, and what becomes of a client that has sent more.
+
+A connection may have FREE_REQUESTS pending, more where `Pressure` lends them, at most what the session was given. A
+client with as many is not read, and only its end is noticed. Refuses to know what the requests are.
+"""
+
+import os
+import socket
+from asyncio import AbstractEventLoop, TimerHandle
+
+from kproxy.proxy.relay.peer import Counting, Peer
+from kproxy.proxy.relay.poller import Poller
+from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
+from kproxy.wire import pairing
+from kproxy.wire.events import CLIENT, SIDES
+from kproxy.wire.session import Session
+
+# How long a client's end may wait behind bytes that are not read, as long as the broker answers nothing. No client of
+# Kafka closes half of a connection and waits: it has gone.
+GONE_S = 5.0
+
+# How many requests are pending: few, or so many that some are lent, or as many as may be; then, and while an end waits,
+# of the client only its end is read.
+FEW, LENT, FULL = range(3)
+
+
+class Crowding:
+    """The part of a relay that stops reading a client, and goes on."""
+
+    session: Session
+    _loop: AbstractEventLoop
+    _poller: Poller
+    _peers: tuple[Peer, Peer]
+    _counting: Counting
+    _pressure: Pressure
+    _crowded: int  # FEW, LENT or FULL
+    _silent: TimerHandle | None  # the client has ended while FULL
+
+    def _keep_bytes(self, count: int) -> None:
+        if self._pressure.keep(count):
+            self._counting.limit_reached("kept_bytes")
+
+    def _crowd(self) -> None:
+        """So many requests are pending that more must be lent, or wait: then of the client only its end is noticed."""
+        session = self.session
+        if len(session.pending) >= session.max_in_flight:
+            more = min(session.max_in_flight, session.most_in_flight - session.max_in_flight)
+            if not more or not self._pressure.lend(more):
+                self._fill()
+                return
+            session.max_in_flight += more
+        if self._crowded == FULL:
+            self._unfill()
+        self._crowded = LENT
+
+    def _thin_out(self) -> None:
+        """Few requests are pending again: give back what was lent."""
+        self._give_back()
+        if self._crowded == FULL:
+            self._unfill()
+        self._crowded = FEW
+
+    def _give_back(self) -> None:
+        session = self.session
+        own = min(session.most_in_flight, FREE_REQUESTS)
+        self._pressure.give_back(session.max_in_flight - own)
+        session.max_in_flight = own
+
+    def _fill(self) -> None:
+        """As many requests are pending as may be: do not read the client until there are fewer, but notice its end."""
+        if self._crowded != FULL:
+            self._crowded = FULL
+            self._unread(CLIENT)
+            self._counting.paused(SIDES[CLIENT])
+            if self.session.max_in_flight < self.session.most_in_flight:
+                self._counting.limit_reached("pending_requests")
+            elif self.session.most_in_flight < pairing.LIMIT:
+                self._counting.limit_reached("max_requests_in_flight")
+            self._poller.add_end_reader(self._peers[CLIENT].fd, self._ended_full)
+
+    def _unfill(self) -> None:
+        """Fewer requests are pending than may be: read the client again."""
+        self._crowded = LENT
+        if self._silent is not None:
+            self._silent.cancel()
+            self._silent = None
+        self._poller.remove_reader(self._peers[CLIENT].fd)
+        self._resume(CLIENT)
+
+    def _ended_full(self) -> None:
+        """The client ended or reset while it is full.
+
+        Nobody waits for answers after a reset. An end may be half a close: the broker has a while for its next answer.
+        """
+        try:
+            client = self._peers[CLIENT]
+            error = client.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                self._broken(CLIENT, OSError(error, os.strerror(error)))
+                return
+            self._poller.remove_reader(client.fd)
+            self._silent = self._loop.call_later(GONE_S, self.close, f"{SIDES[CLIENT]}_closed")
+        except Exception:
+            self._crashed()
+
+    # --- of the relay ------------------------------------------------------------------------------------------------
+
+    def close(self, cause: str, *, reset: bool = False) -> None:
+        raise NotImplementedError
+
+    def _unread(self, side: int, counted: bool = False) -> None:
+        raise NotImplementedError
+
+    def _resume(self, side: int) -> None:
+        raise NotImplementedError
+
+    def _broken(self, side: int, fault: OSError) -> None:
+        raise NotImplementedError
+
+    def _crashed(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,47 @@
+"""What all relays of a loop hold together, and how each is kept short when that is much.
+
+Two things that peers decide the amount of: requests that wait for a broker, some 400 bytes each, and bytes that were
+read and cannot go on, since the other side takes none or the session has done its share of work. Each connection has
+a little of both whatever the others have, so one that holds few never notices those that hold many:
+
+- FREE_REQUESTS may be pending on any connection. More are lent out of MOST_REQUESTS for all; who gets none is not read
+  until some of its own are answered.
+- While more than MANY_BYTES are kept, every read takes FEW_BYTES at most.
+
+So the bounds are MOST_REQUESTS and FREE_REQUESTS per connection, MANY_BYTES and FEW_BYTES per side of a connection.
+Refuses to know sockets, sessions and what is in the bytes.
+"""
+
+FREE_REQUESTS = 64
+MOST_REQUESTS = 128 * 1024  # some 50 MiB
+FEW_BYTES = 16 * 1024
+MANY_BYTES = 64 * 1024 * 1024
+
+
+class Pressure:
+    """Shared by all relays of a loop. `buffer` is what the next read may fill; `whole` is all of it."""
+
+    __slots__ = ("_few", "buffer", "kept_bytes", "lent", "whole")
+
+    def __init__(self, buffer: memoryview) -> None:
+        self.buffer = self.whole = buffer
+        self._few = buffer[:FEW_BYTES]
+        self.kept_bytes = 0
+        self.lent = 0  # requests
+
+    def lend(self, requests: int) -> bool:
+        """Whether so many more requests may be pending on one connection, until they are given back."""
+        if self.lent + requests > MOST_REQUESTS:
+            return False
+        self.lent += requests
+        return True
+
+    def give_back(self, requests: int) -> None:
+        self.lent -= requests
+
+    def keep(self, change: int) -> bool:
+        """So many more bytes are kept, or less than 0: fewer. Whether reads became short by it."""
+        was_long = self.buffer is self.whole
+        self.kept_bytes += change
+        self.buffer = self._few if self.kept_bytes > MANY_BYTES else self.whole
+        return was_long and self.buffer is self._few

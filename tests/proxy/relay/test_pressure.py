@@ -1,0 +1,94 @@
+"""Many who hold much: what all relays keep together is bounded, and who holds little does not notice."""
+
+import asyncio
+
+import pytest
+
+from kproxy.proxy.relay import crowding, pressure
+from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
+from kproxy.wire import pairing
+from tests.proxy.live import kproxy, live
+from tests.wire.playbook import foreign_request, sized
+
+
+def asked(count: int) -> bytes:
+    return b"".join(foreign_request(9999, 0, number) for number in range(count))
+
+
+def test_requests_of_all_are_bounded_and_few_are_always_free(monkeypatch):
+    """Floods take what there is to lend; one that asks little is served beside them, and what is over is lent again."""
+    monkeypatch.setattr(pressure, "MOST_REQUESTS", 2 * pairing.LIMIT)
+
+    async def test():
+        async with kproxy() as here:
+            kept = here.server._worker.pressure
+            floods = [await here.connect() for _ in range(4)]
+            sending = [asyncio.create_task(client.send(asked(2 * pairing.LIMIT))) for client, _ in floods]
+            relays = list(here.server._worker.relays.values())
+            reading = [asyncio.create_task(broker.rest()) for _, broker in floods]
+            await here.until(lambda: all(one._crowded == crowding.FULL for one in relays))
+            await asyncio.sleep(0.1)
+            waiting = [len(one.session.pending) for one in relays]
+            assert sum(waiting) <= 2 * pairing.LIMIT + len(floods) * FREE_REQUESTS
+            assert min(waiting) >= FREE_REQUESTS and max(waiting) > 4 * FREE_REQUESTS
+            assert kept.lent == sum(one.session.max_in_flight - FREE_REQUESTS for one in relays)
+            assert here.limits["pending_requests"] > 0
+
+            client, broker = await here.connect()
+            few = asked(FREE_REQUESTS - 1)
+            await client.send(few)
+            assert await broker.read(len(few)) == few
+            await broker.send(b"".join(sized(number.to_bytes(4)) for number in range(FREE_REQUESTS - 1)))
+            assert len(await client.read(8 * (FREE_REQUESTS - 1))) == 8 * (FREE_REQUESTS - 1)
+
+            for task in (*sending, *reading):
+                task.cancel()
+            for pair in floods:
+                pair[0].reset()
+            await here.until(lambda: here.relays == 1)
+            assert kept.lent == kept.kept_bytes == 0
+            again = asked(pairing.LIMIT)
+            sending = [asyncio.create_task(client.send(again))]
+            assert await broker.read(len(again)) == again
+            await broker.send(b"".join(sized(number.to_bytes(4)) for number in range(pairing.LIMIT)))
+            await client.read(8 * pairing.LIMIT)
+            await here.until(lambda: kept.lent == 0)
+            for wire in (client, broker, *(end for pair in floods for end in pair)):
+                wire.close()
+
+    live(test())
+
+
+@pytest.mark.parametrize("put_back", [True, False])
+def test_where_much_is_kept_reads_are_short(put_back, monkeypatch):
+    """Of floods of small requests, and of brokers that take nothing: as many bytes as before and a little of each."""
+    monkeypatch.setattr(pressure, "MANY_BYTES", 1 << 20)
+
+    async def test():
+        async with kproxy() as here:
+            kept = here.server._worker.pressure
+            data = asked(40_000) if put_back else foreign_request(9999, 0, 1, b"x" * (8 << 20))
+            floods = [await here.connect() for _ in range(12)]
+            sending = [asyncio.create_task(client.send(data)) for client, _ in floods]
+            await here.until(lambda: here.limits.get("kept_bytes"))
+            most = 0
+            for _ in range(100):
+                await asyncio.sleep(0.005)
+                most = max(most, kept.kept_bytes)
+            assert 1 << 20 < most < (1 << 20) + len(kept.whole) + 12 * pressure.FEW_BYTES
+            for task in sending:
+                task.cancel()
+            for pair in floods:
+                for wire in pair:
+                    wire.reset()
+            await here.until(lambda: not here.relays)
+            assert kept.kept_bytes == 0 and kept.buffer is kept.whole
+
+    live(test())
+
+
+def test_reads_become_short_once():
+    kept = Pressure(memoryview(bytearray(64 * 1024)))
+    assert not kept.keep(pressure.MANY_BYTES) and kept.buffer is kept.whole
+    assert kept.keep(1) and len(kept.buffer) == pressure.FEW_BYTES
+    assert not kept.keep(1) and not kept.keep(-2) and kept.buffer is kept.whole
