@@ -7,18 +7,19 @@ way TLS itself wants to go; a fault of TLS is an ssl.SSLError, which is an OSErr
 TLS works on memory (ssl.MemoryBIO), not on the file descriptor, so that 512 KiB take one system call each way instead
 of two per record of 16 KiB, and a handshake can run on a thread. What follows from that:
 
-- Of what the kernel gave, all is decrypted in the same call: nothing waits where epoll does not see it. Only a read of
-  few bytes, and a handshake, can leave some: then `leftover` is true, and the next read needs no event. Nor does the
-  read of an end that came right behind bytes, for which `on_leftover` is called.
+- Of what the kernel gave, all is decrypted in the same call: nothing waits where epoll does not see it. A read of few
+  bytes, a handshake, and a read of more than _RECORDS records, which cost 4 us each however small they are, can leave
+  some: then `leftover` is true, and the next read needs no event. Nor does the read of an end that came right behind
+  bytes. `on_leftover` is called for both.
 - What is encrypted cannot be taken back. If the kernel does not take all of it, `send` keeps the rest and returns one
   byte less than it was given: the caller sends that byte again, as it would after any partial send, and it is reported
   as taken once everything before it has left.
 - TLS has bytes of its own to send: an alert, a key update. `on_blocked` is called for those that the kernel does not
   take; then call `send`, of nothing if there is nothing, when there is room.
 
-Bounded: encrypted and unsent is what one `send` was given, and _MAX_OWN of TLS's own; the two BIOs keep up to 2 * 45
-KiB of a busy connection, and few hundred bytes of an idle one. Refuses to know certificates, names and what the bytes
-mean.
+Bounded: of tiny records one read waits as it came, outside of OpenSSL; encrypted and unsent is what one `send` was
+given, and _MAX_OWN of TLS's own; the two BIOs keep up to 2 * 45 KiB of a busy connection, and few hundred bytes of an
+idle one. Refuses to know certificates, names and what the bytes mean.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 
 _PIECE = 32 * 1024  # into or out of a BIO at once: a BIO keeps the memory of the largest
 _RECORD = 17 * 1024  # a whole record of TLS, which may be incomplete in a BIO
+_RECORDS = 256  # that one read decrypts, some 1 ms; of 16 KiB each a read has 32
 _MAX_OWN = 16 * 1024  # key updates that are asked for, and refusals to renegotiate: a peer may ask without reading
 _PARTS = 512  # of one sendmsg; the system takes 1024
 
@@ -48,6 +50,7 @@ class TlsSocket(socket.socket):
 
     __slots__ = (
         "_ahead",
+        "_behind",
         "_buffer",
         "_ended",
         "_incoming",
@@ -78,6 +81,7 @@ class TlsSocket(socket.socket):
         self.setblocking(False)
         self._buffer = buffer
         self._ahead = b""  # decrypted, and only looked at so far
+        self._behind: Any = b""  # encrypted, and not given to OpenSSL so far
         self._unsent: list[Any] = []  # encrypted
         self._owed = False  # the first byte of the next send is encrypted already
         self._own_unsent = 0  # bytes of TLS's own since all had left
@@ -133,6 +137,8 @@ class TlsSocket(socket.socket):
             count = self._rest(view)
             if count or self._ended:
                 return count
+            if self._behind:
+                raise BlockingIOError
         got = _recv_into(self, self._buffer, min(max(len(view) - _RECORD, _RECORD), len(self._buffer)))
         if not got or self._ended:
             return 0
@@ -148,6 +154,8 @@ class TlsSocket(socket.socket):
             count = self._rest(view)
             if count or self._ended:
                 return count, [], 0, None
+            if self._behind:
+                raise BlockingIOError
         limit = max(len(view) - _RECORD, _RECORD)
         got, ancillary, flags, address = _recvmsg_into(self, [self._buffer[:limit]], ancbufsize, flags)
         if not got or self._ended:
@@ -180,16 +188,23 @@ class TlsSocket(socket.socket):
     def _decrypt(self, view: memoryview, got: int) -> int:
         """Decrypt the first bytes of the shared buffer into `view`, behind what had come before them."""
         incoming = self._incoming
-        buffer = self._buffer
         read = self._tls.read
         room = len(view)
         count = at = 0
+        left = _RECORDS
+        buffer: Any = self._buffer
+        feeds = True
+        if self._behind:
+            buffer, got, self._behind = self._behind, len(self._behind), b""
+            feeds = not incoming.pending
         self.leftover = False
         try:
             while True:
-                if at < got:
+                if feeds and at < got:
                     incoming.write(buffer[at : min(at + _PIECE, got)])
                     at += _PIECE
+                feeds = True
+                before = left
                 try:
                     while incoming.pending or count == 0:
                         n = read(room - count, view[count:])
@@ -197,13 +212,14 @@ class TlsSocket(socket.socket):
                             self._end(count)
                             return count
                         count += n  # type: ignore[operator]
-                        if count == room:
-                            self.leftover = True
-                            if at < got:
-                                incoming.write(buffer[at:got])
+                        left -= 1
+                        if count == room or not left:
+                            self._leave(buffer[at:got])
                             return count
                 except ssl.SSLWantReadError:
-                    pass
+                    if left == before and at < got:  # a piece of nothing but TLS's own: that costs as much
+                        self._leave(buffer[at:got])
+                        return count
                 except ssl.SSLZeroReturnError:  # an end, after our own
                     self._end(count)
                     return count
@@ -217,6 +233,13 @@ class TlsSocket(socket.socket):
                 self._own_unsent = self._own_unsent + len(own) if self._unsent else 0
                 if self._own_unsent > _MAX_OWN:
                     raise ssl.SSLError("it has TLS itself answer without end, and reads none of it")
+
+    def _leave(self, rest: Any) -> None:
+        """The read has done its share of work: keep the encrypted rest for the next."""
+        self._behind = rest if isinstance(rest, memoryview) and isinstance(rest.obj, bytes) else memoryview(bytes(rest))
+        self.leftover = bool(rest or self._incoming.pending or self._tls.pending())
+        if self.leftover and self.on_leftover is not None:
+            self.on_leftover()
 
     def _end(self, count: int) -> None:
         """The peer has said that it ends: every later read tells so, without an event of the socket."""

@@ -4,7 +4,7 @@ import ctypes
 import ctypes.util
 import socket
 import ssl
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -150,13 +150,15 @@ def test_damaged_bytes_are_an_error_and_an_alert(ends):
         taken(theirs)
 
 
-def test_a_peer_that_asks_for_new_keys_without_end_and_reads_none_is_given_up(contexts):
+@contextmanager
+def keyed(contexts, send_bytes):
+    """(ours, the other socket, libssl, its SSL on that socket): Python's own ssl asks for no new keys."""
     library = ctypes.CDLL(ctypes.util.find_library("ssl") or pytest.skip("needs libssl: Python asks for no new keys"))
     for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
         getattr(library, name).restype = ctypes.c_void_p
     one, other = socket.socketpair()
     for end in (one, other):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
     theirs = ctypes.c_void_p(
         library.SSL_new(ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method()))))
     )
@@ -171,10 +173,88 @@ def test_a_peer_that_asks_for_new_keys_without_end_and_reads_none_is_given_up(co
         done = done or ours.step()
         with suppress(BlockingIOError):
             ours.flush()
+    with ours, other:
+        yield ours, other, library, theirs
+
+
+def test_a_peer_that_asks_for_new_keys_without_end_and_reads_none_is_given_up(contexts):
     view = memoryview(bytearray(READ_BYTES))
-    with ours, other, pytest.raises(ssl.SSLError, match="without end"):
+    with keyed(contexts, 4096) as (ours, _, library, theirs), pytest.raises(ssl.SSLError, match="without end"):
         for _ in range(20_000):
             library.SSL_key_update(theirs, 1)
             library.SSL_do_handshake(theirs)
             with suppress(BlockingIOError):
                 assert ours.recv_into(view)
+
+
+def test_records_of_tls_itself_are_as_much_work_as_bytes(contexts):
+    """New keys carry no bytes: one call of OpenSSL would go through all of them."""
+    view = memoryview(bytearray(READ_BYTES))
+    with keyed(contexts, 1 << 20) as (ours, other, library, theirs):
+        waited = []
+        ours.on_leftover = lambda: waited.append(len(ours._behind))
+        encrypted = b""
+        for _ in range(5000):
+            library.SSL_key_update(theirs, 0)
+            library.SSL_do_handshake(theirs)
+            encrypted += socket.socket.recv(ours, 1 << 16)
+        assert library.SSL_write(theirs, b"the end", 7) == 7
+        encrypted += socket.socket.recv(ours, 1 << 16)
+        assert len(encrypted) > 3 * 32 * 1024
+        got = b""
+        while not got:
+            with suppress(BlockingIOError):
+                encrypted = encrypted[other.send(encrypted) :]
+            with suppress(BlockingIOError):
+                got = bytes(view[: ours.recv_into(view)])
+        assert got == b"the end" and waited
+
+
+@pytest.fixture
+def tiny(contexts):
+    """(ours, the socket that leads to it, 15,360 records of one byte each on their way)"""
+    one, other = socket.socketpair()
+    for end in (one, other):
+        end.setblocking(False)
+    ours = TlsSocket(one, contexts[0], memoryview(bytearray(READ_BYTES)), server_side=True)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    theirs = contexts[1].wrap_bio(incoming, outgoing, server_hostname="localhost")
+    done = [False, False]
+    while not all(done):
+        with suppress(ssl.SSLWantReadError):
+            theirs.do_handshake()
+            done[0] = True
+        other.send(outgoing.read() or b"")
+        with suppress(BlockingIOError):
+            ours.fetch()
+        done[1] = done[1] or ours.step()
+        ours.flush()
+        with suppress(BlockingIOError):
+            incoming.write(other.recv(1 << 16))
+    for byte in TINY:
+        theirs.write(bytes([byte]))
+    with ours, other:
+        yield ours, other, outgoing.read()
+
+
+TINY = bytes(range(256)) * 60
+
+
+def test_of_tiny_records_one_read_takes_few_and_the_rest_waits_outside_of_openssl(tiny):
+    """A record of one byte costs as much as one of a kilobyte, and 512 KiB hold 20,000 of them."""
+    ours, other, encrypted = tiny
+    told = []
+    ours.on_leftover = lambda: told.append(len(ours._behind))
+    got, most = b"", 0
+    view = memoryview(bytearray(READ_BYTES))
+    while len(got) < len(TINY):
+        with suppress(BlockingIOError):
+            encrypted = encrypted[other.send(encrypted) :]
+        with suppress(BlockingIOError):
+            count = ours.recv_into(view)
+            assert count <= 256
+            got += view[:count]
+        most = max(most, ours._incoming.pending)
+    assert got == TINY
+    assert most <= 64 * 1024 < max(told)
+    assert not ours.leftover and not ours._behind
