@@ -96,6 +96,7 @@ DISTRIBUTION = "kproxy-kafka"
 
 _EXTRA_OF = {
     "jwt": "sasl",
+    "duckdb": "analyze",
     "numpy": "offline",
     "pandas": "spark",
     "py4j": "spark",

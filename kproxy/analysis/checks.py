@@ -1,23 +1,24 @@
 """What can be wrong with a question, found before an engine starts: which takes seconds, and says it in its own words.
 
-Duty: names of columns in groups and conditions, against the schema; spans of time; releases. Each fault names what is
-there instead. A condition is SQL, which only an engine reads: here it is only searched for names that no table has.
+Duty: names of columns in groups and conditions, against the schema; spans of time; and a condition in the words of both
+engines: names in backquotes, texts as literals, so that it is one condition and nothing else. Each fault names what is
+there instead.
 
 Refuses to know files and engines.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from kproxy.analysis.shared import GROUP_COLUMNS, did_you_mean
+from kproxy.analysis.pieces import GROUP_COLUMNS, GROUPS, did_you_mean, literal, name, span_us
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
 
 BY_HOUR = ("date", "hour")  # of tables that Spark wrote: parts of their paths
 
 _TOKEN = re.compile(
-    r"""(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*")|`(?P<quoted>[^`]+)`|(?P<name>[A-Za-z_]\w*)|(?P<number>\d[\w.]*)|"""
-    r"(?P<arrow>->)|(?P<other>\S)"
+    r"""(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*")|`(?P<quoted>[^`]+)`|(?P<name>[A-Za-z_]\w*)|"""
+    r"""(?P<number>(?:\d[\w.]*)(?:(?<=[eE])[+-]?\d+)?)|(?P<never>--|/\*|->|[;{}'"`])|(?P<other>\S)"""
 )
 _SQL = """
     all and any array as asc at between bigint binary boolean both by byte case cast char collate cross current_date
@@ -30,48 +31,93 @@ _SQL = """
     varchar void week weeks when where with within year years zone
 """
 _WORDS = frozenset(_SQL.split())  # that may stand in a condition and are no names
-_SPAN = re.compile(r"\s*(interval\s+)?\d+\s+(microsecond|millisecond|second|minute|hour|day|week)s?\s*", re.IGNORECASE)
+_NOT_HERE = {
+    "select": "a condition has no query in it: `kproxy analyze sql` takes queries",
+    "rlike": "write regexp_like(column, 'pattern')",
+    "regexp": "write regexp_like(column, 'pattern')",
+}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
 
 
-def names_in(condition: str) -> list[str]:
-    """The names in a condition that can only be columns; none where that takes an SQL parser."""
-    tokens = list(_TOKEN.finditer(condition))
-    if any(token["arrow"] or (token["name"] or "").lower() in ("select", "lateral") for token in tokens):
-        return []
-    found = []
-    for index, token in enumerate(tokens):
-        name = token["quoted"] or token["name"]
-        before, behind = (tokens[at][0] if 0 <= at < len(tokens) else "" for at in (index - 1, index + 1))
-        known_word = token["name"] is not None and name.lower() in _WORDS
-        if name is None or behind[:1] in ("(", "'") or before == "." or before.lower() == "as" or behind == ".":
-            continue
-        if name not in found and (not known_word or name in _ALL_COLUMNS):
-            found.append(name)
-    return found
-
-
-_ALL_COLUMNS = frozenset(name for table in schema.BY_NAME.values() for name in table.schema.names)
-
-
-def check_condition(condition: str, table: str) -> None:
-    """Raise KproxyError if a condition names what is no column of a table."""
+def names_of(table: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a condition on rows of a table may name, and the text that each stands for."""
     columns = [*schema.BY_NAME[table].schema.names, *BY_HOUR]
-    lower = {column.lower() for column in columns}
-    for name in names_in(condition):
-        if name.lower() not in lower and name.lower() not in _WORDS:
-            raise KproxyError(f"--where: {table} has no column {name!r}: {did_you_mean(name, columns)}")
+    groups = {group: GROUPS[group] for group, needed in GROUP_COLUMNS.items() if set(needed) <= set(columns)}
+    return groups | {column: name(column) for column in columns} | dict(more or {})
+
+
+def condition(text: str, known: Mapping[str, str], what: str, option: str = "--where") -> str:
+    """A condition as people write it, as one that both engines take; `known` as of `names_of`, of `what`.
+
+    Raises KproxyError for a name that is not known, and for what is no single condition.
+    """
+    lower = {each.lower(): each for each in known}
+    depth, found, reached = 0, [], 0
+    tokens = list(_TOKEN.finditer(text))
+    for index, token in enumerate(tokens):
+        before, behind = (tokens[at][0] if 0 <= at < len(tokens) else "" for at in (index - 1, index + 1))
+        found.append(text[reached : token.start()])
+        reached = token.end()
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if token["never"] or depth < 0:
+            raise KproxyError(f"{option} cannot be read near {token[0]!r}: {_EXAMPLE}")
+        found.append(_translated(token, before, behind, lower, known, what, option))
+    if depth or not tokens:
+        raise KproxyError(f"{option} cannot be read near the end: {_EXAMPLE}")
+    return f"({''.join(found)})"
+
+
+_EXAMPLE = "give a condition in SQL, like \"api = 'Fetch'\""
+
+
+def _translated(
+    token: re.Match[str],
+    before: str,
+    behind: str,
+    lower: Mapping[str, str],
+    known: Mapping[str, str],
+    what: str,
+    option: str,
+) -> str:
+    if token["text"]:
+        return literal(_unescaped(token["text"]))
+    plain = token["name"]
+    if token["quoted"] is None and (plain is None or (behind.startswith("(") and plain.lower() not in lower)):
+        return token[0]  # a sign, a number, or a function
+    given = token["quoted"] or plain
+    is_type = plain is not None and (behind[:1] == "'" or before.lower() == "as" or behind.lower() in ("'", "as"))
+    if given.lower() in lower and before != "." and not (is_type and given.lower() in _WORDS):
+        return known[lower[given.lower()]]
+    if plain is not None and plain.lower() in _NOT_HERE:
+        raise KproxyError(f"{option} cannot be read near {plain!r}: {_NOT_HERE[plain.lower()]}")
+    if plain is not None and (plain.lower() in _WORDS or is_type):
+        return plain
+    raise KproxyError(f"{option}: {what} has no column {given!r}: {did_you_mean(given, list(known))}")
+
+
+def _unescaped(token: str) -> str:
+    """The text that a quoted text means; a backslash as in Spark, Python and shells."""
+    inner = token[1:-1].replace("''", "'") if token[0] == "'" else token[1:-1]
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), inner, flags=re.DOTALL)
+
+
+def names_in(text: str, known: Sequence[str]) -> set[str]:
+    """Which of the known names are in a condition."""
+    words = {(token["quoted"] or token["name"] or "").lower() for token in _TOKEN.finditer(text)}
+    return {each for each in known if each.lower() in words}
 
 
 def check_groups(by: Sequence[str], table: str) -> None:
     """Raise KproxyError for a group that rows of a table cannot be put in."""
-    columns = [*schema.BY_NAME[table].schema.names, *BY_HOUR]
-    groups = [group for group, needed in GROUP_COLUMNS.items() if set(needed) <= set(columns)]
-    for name in by:
-        if name not in groups and name not in columns:
-            raise KproxyError(f"--by: {table} has no column {name!r}: {did_you_mean(name, [*groups, *columns])}")
+    known = names_of(table)
+    for each in by:
+        if each not in known:
+            raise KproxyError(f"--by: {table} has no column {each!r}: {did_you_mean(each, list(known))}")
 
 
 def check_span(every: str) -> None:
     """Raise KproxyError for what is no span of time."""
-    if not _SPAN.fullmatch(every):
-        raise KproxyError(f"--every {every!r} is no span of time: give a number and a unit, like '10 seconds'")
+    try:
+        span_us(every)
+    except ValueError as fault:
+        raise KproxyError(f"--every {fault}") from fault

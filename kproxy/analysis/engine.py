@@ -1,28 +1,85 @@
-"""The functions that jobs are written in, those of PySpark, imported when a job first runs.
+"""One SQL text for each question, on two engines: Spark, and DuckDB inside this process.
 
-Duty: let the commands of `kproxy spark`, their options and their help be read without pyspark, whose import takes a
-second where it is installed.
+Duty: run a text over frames of either engine (`ask`), and hand out an answer's columns and rows the same way. A frame
+is a table or an answer: a DataFrame of Spark, or a `duck.Frame`. Texts keep to what both engines take; where they
+differ, DuckDB is given Spark's functions by macros (`duck.MACROS`).
+
+Memory: rows of an answer one portion at a time. Refuses to know questions, files and how answers look.
 """
 
-import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-else:
+    type_of_frame = "DataFrame | duck.Frame"
 
-    class _Lazy:
-        """Stands for an object of a module until it is used."""
+Frame = Any  # a DataFrame of Spark or a duck.Frame; both have `columns`
 
-        def __init__(self, module: str, name: str | None = None) -> None:
-            self._module, self._name = module, name
+TEXT, TIME, FLAG, INTEGER, NUMBER, OTHER = "text", "time", "flag", "integer", "number", "other"
 
-        def __getattr__(self, attribute: str) -> Any:
-            found = importlib.import_module(self._module)
-            return getattr(found if self._name is None else getattr(found, self._name), attribute)
+_KINDS = {
+    **dict.fromkeys(("string", "varchar"), TEXT),
+    **dict.fromkeys(("timestamp", "timestamp with time zone"), TIME),
+    "boolean": FLAG,
+    **dict.fromkeys(("tinyint", "smallint", "int", "integer", "bigint", "hugeint"), INTEGER),
+    **dict.fromkeys(("float", "double"), NUMBER),
+}
 
-    F = _Lazy("pyspark.sql.functions")
-    Window = _Lazy("pyspark.sql", "Window")
 
-__all__ = ["F", "Window"]
+@dataclass(frozen=True)
+class Column:
+    """A column of an answer; kind: one of the constants above."""
+
+    name: str
+    kind: str
+
+
+def ask(tables: Mapping[str, Frame], **steps: str) -> Frame:
+    """The answer of the last step, a SELECT, as a frame of the engine that `tables` are of.
+
+    Each step is a SELECT that may name the tables and the steps before it. Nothing is computed before rows are asked
+    for; a text that the engine does not take raises the engine's own error here.
+    """
+    first = next(iter(tables.values()))
+    *others, (_, last) = steps.items()
+    if hasattr(first, "sparkSession"):
+        named = [(name, f"select * from {{{name}}}") for name in tables]
+        named += [(name, _braced(text)) for name, text in others]
+        return first.sparkSession.sql(f"{_with(named, 'as')}{_braced(last)}", **tables)
+    # Else DuckDB would keep each table whole in memory, all of its columns, where two steps name it.
+    named = [(name, f"select * from ({frame.text})") for name, frame in tables.items()]
+    return first.asked(f"{_with([*named, *others], 'as not materialized')}{last}")
+
+
+def _with(named: list[tuple[str, str]], word: str) -> str:
+    return f"with {', '.join(f'{name} {word} ({text})' for name, text in named)} "
+
+
+def _braced(text: str) -> str:
+    """Spark takes a name in braces for a table's place."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def columns(frame: Frame) -> list[Column]:
+    """The columns of a frame, in order."""
+    found: list[tuple[str, str]] = frame.dtypes
+    return [Column(name, _KINDS.get(kind.lower(), OTHER)) for name, kind in found]
+
+
+def first_rows(frame: Frame, limit: int) -> Frame:
+    """A frame of at most as many rows, the first ones."""
+    return frame.limit(limit)
+
+
+def rows(frame: Frame) -> Iterator[tuple[Any, ...]]:
+    """The rows of an answer, in its order; times as microseconds since the epoch, whatever zone a session has."""
+    chosen = ", ".join(
+        f"unix_micros(`{column.name}`) as `{column.name}`" if column.kind == TIME else f"`{column.name}`"
+        for column in columns(frame)
+    )
+    plain = ask({"answer": frame}, plain=f"select {chosen} from answer")
+    if hasattr(plain, "sparkSession"):
+        yield from (tuple(row) for row in plain.toLocalIterator())
+    else:
+        yield from plain.fetched()

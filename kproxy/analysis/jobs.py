@@ -1,27 +1,30 @@
-"""The jobs: tables -> answers to an operator's questions, each a plain function DataFrame -> DataFrame.
+"""The jobs: tables -> answers to an operator's questions, each a function from frames to a frame.
 
 Duty: name them, and the tables that each reads. They read only the columns of `kproxy.tables`, so that a job runs the
-same on what `kproxy convert`, `kproxy spark ingest` and the live recorder wrote, in a notebook or from the command
-line:
+same on what `kproxy convert`, `kproxy spark ingest` and the live recorder wrote, on DuckDB or Spark, in a notebook or
+from the command line:
 
     from kproxy.analysis import jobs
-    from kproxy.spark import table
-    jobs.latency(table(spark, "tables/", "exchanges"), by=["api", "client"], every="1 minute").show()
+    from kproxy.analysis.duck import Tables
+    with Tables("tables") as tables:
+        print(jobs.latency(tables["exchanges"], by=["api", "client"], every="1 minute").arrow())
 
-The questions themselves: `timing`, `parties`, `topics`. Percentiles are Spark's approximate ones, exact below 10,000
-rows of a group; so memory is bounded by the number of groups. Refuses to know files, sessions and formats of output.
+    from kproxy.spark import table
+    jobs.latency(table(spark, "tables/", "exchanges"), by=["api", "client"]).show()
+
+The questions themselves: `timing`, `parties`, `topics`. Percentiles are approximate on Spark, exact below 10,000
+rows of a group; so memory is bounded by the number of groups. On DuckDB they are exact. Refuses to know files,
+sessions and formats of output.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from kproxy.analysis.engine import Frame
 from kproxy.analysis.parties import clients, connections, errors, quality, talkers, throttle
 from kproxy.analysis.timing import compare, latency, slow
 from kproxy.analysis.topics import batching, fetching, lag, offsets, skew
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 __all__ = [
     "JOBS",
@@ -47,18 +50,36 @@ __all__ = [
 class Job:
     """A job, the tables that it takes, in order, and options to try.
 
-    where: columns of which a condition is the job's own to apply, behind what it computes over rows that the condition
-    would leave out; empty: conditions choose rows of the first table. None of its own stands for all columns.
+    A job with a parameter `where` applies a condition itself, behind what it computes over rows that the condition
+    would leave out. names: what such a condition may name beside the first table's columns, and what each name stands
+    for there; only: it may name nothing else, and other conditions choose rows of the first table, as they do for a
+    job without the parameter.
     """
 
-    run: "Callable[..., DataFrame]"
+    run: Callable[..., Frame]
     tables: tuple[str, ...]
     example: str = ""
-    where: tuple[str, ...] | None = ()
+    names: tuple[tuple[str, str], ...] = ()
+    only: tuple[str, ...] | None = None
 
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+    @property
+    def parameters(self) -> list[inspect.Parameter]:
+        """Those behind the tables."""
+        return list(inspect.signature(self.run).parameters.values())[len(self.tables) :]
+
+    @property
+    def has_condition(self) -> bool:
+        return any(parameter.name == "where" for parameter in self.parameters)
+
+
+_OF_EXCHANGE = tuple((name, f"`{name}`") for name in ("client", "host", "broker", "client_id"))
 
 JOBS = {
-    job.run.__name__: job
+    job.name: job
     for job in (
         Job(latency, ("exchanges",), " --by api,client --every '1 minute'"),
         Job(slow, ("exchanges", "connections"), " --slower-than-ms 500 --where \"api = 'Produce'\""),
@@ -69,12 +90,17 @@ JOBS = {
             skew,
             ("partitions", "exchanges"),
             " --where \"topic = 'orders'\"",
-            ("cluster", "topic", "api", "partition"),
+            only=("cluster", "topic", "api", "partition"),
         ),
-        Job(batching, ("batches", "exchanges")),
+        Job(batching, ("batches", "exchanges"), " --where \"client = 'app'\"", _OF_EXCHANGE),
         Job(fetching, ("exchanges",), " --by client"),
-        Job(lag, ("partitions", "exchanges"), " --format parquet --out lag"),
-        Job(offsets, ("partitions", "exchanges"), " --where \"group_id = 'billing'\"", None),
+        Job(lag, ("partitions", "exchanges"), " --format parquet --out lag", _OF_EXCHANGE),
+        Job(
+            offsets,
+            ("partitions", "exchanges"),
+            " --where \"group_id = 'billing'\"",
+            (*_OF_EXCHANGE, ("group_id", "asked_group"), ("topic", "of_topic")),
+        ),
         Job(clients, ("exchanges", "connections"), " --kafka 4.1 --format csv"),
         Job(connections, ("connections",), " --by host"),
         Job(compare, ("exchanges",), " --with tables-after --by api,broker"),

@@ -4,41 +4,56 @@ Durations are columns `_ns`, as in the tables. Refuses to know files, sessions a
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from kproxy.analysis.engine import F
-from kproxy.analysis.shared import ACCURACY, GROUPS, KEYS, all_bytes, groups, percentiles, rate
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.pieces import (
+    ACCURACY,
+    ALL_BYTES,
+    GROUPS,
+    KEYS,
+    RATE,
+    at_last,
+    grouped,
+    groups,
+    literal,
+    of_clients,
+    order,
+    percentiles,
+)
 from kproxy.protocol.schema import served_versions
 from kproxy.wire.events import ANSWERED
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 AT_END = "in_flight_at_end"
 
 
-def throttle(exchanges: "DataFrame", by: Sequence[str] = ("client", "api")) -> "DataFrame":
+def throttle(
+    exchanges: Frame, by: Sequence[str] = ("client", "api"), every: str | None = None, replicas: bool = False
+) -> Frame:
     """Who is throttled, how often and how long: quotas at work."""
-    throttled = F.col("throttle_ms") > 0
-    return (
-        exchanges.groupBy(*groups(by))
-        .agg(
-            F.count("*").alias("exchanges"),
-            F.count_if(throttled).alias("throttled"),
-            F.avg(F.when(throttled, 1).otherwise(0)).alias("share"),
-            F.sum("throttle_ms").alias("throttle_ms"),
-            F.max("throttle_ms").alias("max_throttle_ms"),
-            F.min(F.when(throttled, F.col("time"))).alias("first"),
-            F.max(F.when(throttled, F.col("time"))).alias("last"),
-        )
-        .where("throttled > 0")
-        .orderBy(F.desc("throttle_ms"))
+    return ask(
+        {"exchanges": exchanges},
+        counted=f"""
+            select {groups(by, every)} count(*) as exchanges, count_if(throttle_ms > 0) as throttled,
+                avg(case when throttle_ms > 0 then 1e0 else 0e0 end) as share,
+                sum(throttle_ms) as throttle_ms, max(throttle_ms) as max_throttle_ms,
+                min(case when throttle_ms > 0 then `time` end) as first,
+                max(case when throttle_ms > 0 then `time` end) as last
+            from exchanges where {of_clients(replicas)}
+            group by all""",
+        answer=f"""
+            select * from counted where throttled > 0
+            {order("throttle_ms desc nulls last", by=by, every=every)}""",
     )
 
 
 def errors(
-    exchanges: "DataFrame", partitions: "DataFrame", connections: "DataFrame", by: Sequence[str] = ("api", "error")
-) -> "DataFrame":
+    exchanges: Frame,
+    partitions: Frame,
+    connections: Frame,
+    by: Sequence[str] = ("api", "error"),
+    every: str | None = None,
+    replicas: bool = False,
+) -> Frame:
     """What brokers refuse: by api and error, who met it, where and when.
 
     An answer that is fine as a whole and not in its parts stands under each error of its partitions, or `in_parts`
@@ -46,58 +61,59 @@ def errors(
     an answer are here too, under what became of them. Those that waited when the capture ended, on connections that
     were still open, are `in_flight_at_end` and come last: long polls, mostly, and no error.
     """
-    fine = (F.col("outcome") == ANSWERED) & (F.coalesce("error_code", F.lit(0)) == 0)
-    failed = exchanges.where("errors > 0 or outcome in ('unanswered', 'lost')").withColumn("fine", fine)
-    parts = partitions.where("error_code != 0 and direction = 'response'")
-    inner = parts.select(*KEYS, F.col("error").alias("part_error"), F.lit(True).alias("fine")).distinct()
-    open_ = connections.where("close = 'open'").select("source", "connection", F.lit(True).alias("still_open"))
-    waiting = F.col("still_open") & (F.col("outcome") == "unanswered")
-    error = (
-        F.when(waiting, AT_END)
-        .when(F.col("fine"), F.coalesce("part_error", F.lit("in_parts")))
-        .otherwise(F.when(F.col("outcome") == ANSWERED, F.col("error")).otherwise(F.col("outcome")))
-    )
-    return (
-        failed.join(inner, [*KEYS, "fine"], "left")
-        .join(open_.distinct(), ["source", "connection"], "left")
-        .withColumn("error", error)
-        .withColumn("waits", F.coalesce(waiting, F.lit(False)).cast("int"))
-        .groupBy(*groups(by))
-        .agg(
-            F.count("*").alias("exchanges"),
-            F.sum("errors").alias("codes"),
-            F.count_distinct(GROUPS["client"]()).alias("clients"),
-            F.count_distinct(GROUPS["broker"]()).alias("brokers"),
-            F.min("time").alias("first"),
-            F.max("time").alias("last"),
-            F.max_by(GROUPS["client"](), "time").alias("last_client"),
-            F.min("waits").alias("only_waits"),
-        )
-        .orderBy("only_waits", F.desc("exchanges"), *by)
-        .drop("only_waits")
+    keys = " and ".join(f"f.{key} = i.{key}" for key in KEYS)
+    error = f"""case when waits then '{AT_END}' when fine then coalesce(part_error, 'in_parts')
+        when outcome = '{ANSWERED}' then error else outcome end"""
+    return ask(
+        {"exchanges": exchanges, "partitions": partitions, "connections": connections},
+        failed=f"""
+            select *, outcome = '{ANSWERED}' and coalesce(error_code, 0) = 0 as fine
+            from exchanges where (errors > 0 or outcome in ('unanswered', 'lost')) and {of_clients(replicas)}""",
+        inside=f"""
+            select distinct {", ".join(KEYS)}, error as part_error from partitions
+            where error_code != 0 and direction = 'response'""",
+        still_open="select distinct source, connection, true as is_open from connections where close = 'open'",
+        told=f"""
+            select f.*, coalesce(o.is_open and f.outcome = 'unanswered', false) as waits, i.part_error
+            from failed f left join inside i on f.fine and {keys}
+            left join still_open o on f.source = o.source and f.connection = o.connection""",
+        counted=f"""
+            select {groups(by, every, {"error": error})} count(*) as exchanges, sum(errors) as codes,
+                count(distinct {GROUPS["client"]}) as clients, count(distinct {GROUPS["broker"]}) as brokers,
+                min(`time`) as first, max(`time`) as last,
+                {at_last(GROUPS["client"])} as last_client,
+                min(case when waits then 1 else 0 end) as only_waits
+            from told group by all""",
+        answer=f"""
+            select {grouped(by, every)}
+                exchanges, codes, clients, brokers, first, last, last_client
+            from counted
+            {order("only_waits", "exchanges desc", by=by, every=every)}""",
     )
 
 
-def talkers(exchanges: "DataFrame", by: Sequence[str] = ("client", "host")) -> "DataFrame":
+def talkers(
+    exchanges: Frame, by: Sequence[str] = ("client", "host"), every: str | None = None, replicas: bool = False
+) -> Frame:
     """Who talks most: requests and bytes each way, and the share of all bytes."""
-    total = exchanges.agg(F.sum(all_bytes()).alias("all_bytes"))
-    return (
-        exchanges.crossJoin(F.broadcast(total))
-        .groupBy(*groups(by))
-        .agg(
-            F.sum(all_bytes()).alias("bytes"),
-            F.try_divide(F.sum(all_bytes()), F.first("all_bytes")).alias("share"),
-            F.sum("request_bytes").alias("request_bytes"),
-            F.sum("response_bytes").alias("response_bytes"),
-            F.count("*").alias("exchanges"),
-            *rate(),
-            F.count_distinct("connection").alias("connections"),
-        )
-        .orderBy(F.desc("bytes"), *by)
+    return ask(
+        {"exchanges": exchanges},
+        counted=f"""
+            select {groups(by, every)} sum({ALL_BYTES}) as bytes,
+                sum(request_bytes) as request_bytes, sum(response_bytes) as response_bytes, count(*) as exchanges,
+                {RATE} as exchanges_per_second, count(distinct connection) as connections
+            from exchanges where {of_clients(replicas)}
+            group by all""",
+        answer=f"""
+            select {grouped(by, every)} bytes,
+                try_divide(bytes, sum(bytes) over (partition by {"`time`" if every else "true"})) as share,
+                request_bytes, response_bytes, exchanges, exchanges_per_second, connections
+            from counted
+            {order("bytes desc", by=by, every=every)}""",
     )
 
 
-def clients(exchanges: "DataFrame", connections: "DataFrame", kafka: str = "4.1") -> "DataFrame":
+def clients(exchanges: Frame, connections: Frame, kafka: str = "4.1", replicas: bool = False) -> Frame:
     """Which software talks which versions, and who breaks on a Kafka release.
 
     `verdict`: `too_old` if the highest version that the client used is older than all that the release serves (4.0
@@ -107,42 +123,31 @@ def clients(exchanges: "DataFrame", connections: "DataFrame", kafka: str = "4.1"
     since 0.8.0 is known by its last release, which the column `kafka` names: 3.7 and 3.7.1 are judged as 3.7.2.
     """
     release, served = served_by(kafka)
-    bounds = exchanges.sparkSession.createDataFrame(
-        served, "api_key smallint, served_from smallint, served_to smallint"
-    )
-    software = connections.select("source", "connection", "software_name", "software_version")
-    verdict = (
-        F.when(F.col("served_from").isNull(), "gone")
-        .when(F.col("highest") < F.col("served_from"), "too_old")
-        .otherwise("ok")
-    )
-    return (
-        exchanges.where("api_version is not null")
-        .join(software.dropDuplicates(["source", "connection"]), ["source", "connection"], "left")
-        .groupBy(GROUPS["client"]().alias("client"), "software_name", "software_version", "api_key", "api")
-        .agg(
-            F.min("api_version").alias("lowest"),
-            F.max("api_version").alias("highest"),
-            F.count("*").alias("exchanges"),
-            F.count_distinct("client_address").alias("hosts"),
-        )
-        .join(F.broadcast(bounds), "api_key", "left")
-        .withColumn("verdict", verdict)
-        .orderBy(F.col("verdict") == "ok", "client", "api_key", "software_name", "software_version")
-        .select(
-            "client",
-            "api",
-            "verdict",
-            "lowest",
-            "highest",
-            "served_from",
-            "served_to",
-            "exchanges",
-            "software_name",
-            "software_version",
-            "hosts",
-            F.lit(release).alias("kafka"),
-        )
+    bounds = ", ".join(f"({key}, {first}, {last})" for key, first, last in served)
+    return ask(
+        {"exchanges": exchanges, "connections": connections},
+        software="""
+            select source, connection, max(software_name) as software_name, max(software_version) as software_version
+            from connections group by source, connection""",
+        used=f"""
+            select {GROUPS["client"]} as client, s.software_name, s.software_version, api_key, api,
+                min(api_version) as lowest, max(api_version) as highest, count(*) as exchanges,
+                count(distinct client_address) as hosts
+            from exchanges e left join software s on e.source = s.source and e.connection = s.connection
+            where api_version is not null and {of_clients(replicas)}
+            group by all""",
+        judged=f"""
+            select u.*, b.served_from, b.served_to,
+                case when b.served_from is null then 'gone' when u.highest < b.served_from then 'too_old' else 'ok' end
+                    as verdict
+            from used u left join (values {bounds}) as b(served_key, served_from, served_to)
+                on u.api_key = b.served_key""",
+        answer=f"""
+            select client, api, verdict, lowest, highest, served_from, served_to, exchanges, software_name,
+                software_version, hosts, {literal(release)} as kafka
+            from judged
+            order by verdict = 'ok', client nulls first, api_key, software_name nulls first,
+                software_version nulls first""",
     )
 
 
@@ -169,44 +174,38 @@ def _line(release: str) -> str:
     return ".".join(release.split(".")[: 3 if release.startswith("0.") else 2])
 
 
-def connections(connections: "DataFrame", by: Sequence[str] = ("host", "broker")) -> "DataFrame":
+def connections(connections: Frame, by: Sequence[str] = ("host", "broker"), every: str | None = None) -> Frame:
     """How connections live: churn, round-trip time, retransmissions, closed windows, resets.
 
     `per_minute` is churn: how many there were in a minute, from the first packet of all connections to the last.
     """
-    life = F.col("end_ns") - F.col("start_ns")
-    whole = connections.agg(((F.max("end_ns") - F.min("start_ns")) / 6e10).alias("minutes"))
-    return (
-        connections.crossJoin(F.broadcast(whole))
-        .groupBy(*groups(by))
-        .agg(
-            F.count("*").alias("connections"),
-            F.try_divide(F.count("*"), F.first("minutes")).alias("per_minute"),
-            F.percentile_approx(life, 0.5, ACCURACY).alias("life_p50_ns"),
-            *percentiles("handshake_rtt_ns", "round_trip_", 0.5, 0.99),
-            F.sum("retransmissions").alias("retransmissions"),
-            F.sum("out_of_order").alias("out_of_order"),
-            F.sum("zero_windows").alias("zero_windows"),
-            F.count_if(F.col("close") == "reset").alias("resets"),
-            F.count_if(F.col("requests") == 0).alias("unused"),
-            F.sum("requests").alias("requests"),
-            F.sum(F.col("client_bytes") + F.col("broker_bytes")).alias("bytes"),
-            F.sum("gap_bytes").alias("gap_bytes"),
-        )
-        .orderBy(F.desc("connections"), *by)
+    return ask(
+        {"connections": connections},
+        answer=f"""
+            select {groups(by, every)} count(*) as connections,
+                try_divide(count(*), max(minutes)) as per_minute,
+                percentile_approx(end_ns - start_ns, 0.5, {ACCURACY}) as life_p50_ns,
+                {percentiles("handshake_rtt_ns", "round_trip_", 0.5, 0.99)},
+                sum(retransmissions) as retransmissions, sum(out_of_order) as out_of_order,
+                sum(zero_windows) as zero_windows, count_if(close = 'reset') as resets,
+                count_if(requests = 0) as unused, sum(requests) as requests,
+                sum(client_bytes + broker_bytes) as bytes, sum(gap_bytes) as gap_bytes
+            from connections
+            cross join (select (max(end_ns) - min(start_ns)) / 6e10 as minutes from connections) whole
+            group by all
+            {order("connections desc", by=by, every=every)}""",
     )
 
 
-def quality(quality: "DataFrame") -> "DataFrame":
+def quality(quality: Frame) -> Frame:
     """What a capture could not show, so that "slow" is not taken for "not captured"."""
-    return (
-        quality.groupBy("source", "kind")
-        .agg(
-            F.sum("count").alias("count"),
-            F.sum("bytes").alias("bytes"),
-            F.timestamp_micros(F.floor(F.min("first_ns") / 1000)).alias("first"),
-            F.timestamp_micros(F.floor(F.max("last_ns") / 1000)).alias("last"),
-            F.first("sentence").alias("sentence"),
-        )
-        .orderBy("source", "kind")
+    return ask(
+        {"quality": quality},
+        answer="""
+            select source, kind, sum(`count`) as `count`, sum(bytes) as bytes,
+                timestamp_micros(cast(floor(min(first_ns) / 1e3) as bigint)) as first,
+                timestamp_micros(cast(floor(max(last_ns) / 1e3) as bigint)) as last,
+                max(sentence) as sentence
+            from quality group by source, kind
+            order by source, kind""",
     )

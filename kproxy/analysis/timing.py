@@ -3,25 +3,25 @@
 Durations are columns `_ns`, as in the tables. Refuses to know files, sessions and formats of output.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
-from kproxy.analysis.engine import F
-from kproxy.analysis.shared import (
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.pieces import (
+    ALL_BYTES,
+    FEW,
     GROUPS,
     MS,
-    all_bytes,
     duration_of,
     groups,
-    named_groups,
+    literal,
+    name,
     ns,
+    of_clients,
+    order,
     percentiles,
     version_in,
 )
 from kproxy.wire.events import ANSWERED
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 GROUP_WAITS = ("JoinGroup", "SyncGroup")  # the broker answers when the other members have come
 
@@ -35,28 +35,28 @@ _CAUSES = {
 }
 
 
-def latency(exchanges: "DataFrame", by: Sequence[str] = ("api",), every: str | None = None) -> "DataFrame":
+def latency(exchanges: Frame, by: Sequence[str] = ("api",), every: str | None = None, replicas: bool = False) -> Frame:
     """How long answers take: percentiles by api, version, broker, client, and over time.
 
     `latency_ns` runs from the request's last byte to the answer's first; `queue_p99_ns` is how much of it was spent
     behind an earlier request of the same connection, `muted_p99_ns` while the broker had muted the connection after
-    throttling it. A Fetch may wait for data (see `fetching`).
+    throttling it. A Fetch may wait for data (see `fetching`). Groups of fewer than 20 exchanges come last.
     """
-    answered = exchanges.where(F.col("latency_ns").isNotNull())
-    return (
-        answered.groupBy(*groups(by, every))
-        .agg(
-            F.count("*").alias("exchanges"),
-            *percentiles("latency_ns", "", 0.5, 0.9, 0.99, 0.999),
-            F.max("latency_ns").alias("max_ns"),
-            *percentiles("queue_ns", "queue_", 0.99),
-            *percentiles("muted_ns", "muted_", 0.99),
-        )
-        .orderBy(*(["time"] if every else []), F.desc("p99_ns"))
+    return ask(
+        {"exchanges": exchanges},
+        answer=f"""
+            select {groups(by, every)} count(*) as exchanges,
+                {percentiles("latency_ns", "", 0.5, 0.9, 0.99, 0.999)},
+                max(latency_ns) as max_ns,
+                {percentiles("queue_ns", "queue_", 0.99)},
+                {percentiles("muted_ns", "muted_", 0.99)}
+            from exchanges where latency_ns is not null and {of_clients(replicas)}
+            group by all
+            {order(f"count(*) < {FEW}", "p99_ns desc nulls last", by=by, every=every)}""",
     )
 
 
-def slow(exchanges: "DataFrame", connections: "DataFrame", slower_than_ms: float = 100, top: int = 100) -> "DataFrame":
+def slow(exchanges: Frame, connections: Frame, slower_than_ms: float = 100, replicas: bool = False) -> Frame:
     """The slowest exchanges, each explained: network, throttle, long poll, queue or broker.
 
     The total time is cut into parts, and the largest names the cause. network: sending the request, receiving the
@@ -65,163 +65,124 @@ def slow(exchanges: "DataFrame", connections: "DataFrame", slower_than_ms: float
     queue: behind an earlier request of the connection, since a broker serves one at a time. broker: the rest.
     """
     after = version_in(lambda api: api.throttled_after_answer)
-    throttle_ns = F.coalesce(ns("throttle_ms"), F.lit(0))
-    parts = (
-        exchanges.where((F.col("outcome") == ANSWERED) & (F.col("total_ns") > slower_than_ms * MS))
-        .join(
-            connections.select("source", "connection", "handshake_rtt_ns").dropDuplicates(["source", "connection"]),
-            ["source", "connection"],
-            "left",
-        )
-        .withColumn("wait_ns", F.coalesce(F.col("latency_ns"), F.lit(0)))
-        .withColumn("mute_ns", F.coalesce("muted_ns", F.lit(0)))
-        .withColumn("queue_ns", F.coalesce("queue_ns", F.lit(0)))
-        .withColumn("served_ns", F.col("wait_ns") - F.col("mute_ns") - F.col("queue_ns"))
-        .withColumn("held_ns", F.when(after, 0).otherwise(F.least(throttle_ns, "served_ns")))
-        .withColumn("rest_ns", F.col("served_ns") - F.col("held_ns"))
-        .withColumn(
-            "long_poll_ns",
-            F.when(F.col("api").isin(*GROUP_WAITS), F.col("rest_ns"))
-            .when(F.col("max_wait_ms") > 0, F.least(ns("max_wait_ms"), "rest_ns"))
-            .otherwise(0),
-        )
-        .withColumn("allowed_ns", F.coalesce(ns("max_wait_ms"), F.lit(0)))
-        .withColumn("work_ns", F.col("rest_ns") - F.col("long_poll_ns"))
-        .withColumn("trip_ns", F.least(F.coalesce(F.col("handshake_rtt_ns"), F.lit(0)), "work_ns"))
-        .withColumn("network_ns", F.col("total_ns") - F.col("wait_ns") + F.col("trip_ns"))
-        .withColumn("throttle_ns", F.col("mute_ns") + F.col("held_ns"))
-        .withColumn("broker_ns", F.col("work_ns") - F.col("trip_ns"))
-    )
-    most = F.greatest(*(f"{cause}_ns" for cause in _CAUSES))
-    cause = F.coalesce(*(F.when(F.col(f"{cause}_ns") == most, cause) for cause in _CAUSES))
-    return (
-        parts.withColumn("cause", cause)
-        .withColumn("explanation", _explanation())
-        .select(
-            "time",
-            "total_ns",
-            "cause",
-            "api",
-            GROUPS["client"]().alias("client"),
-            GROUPS["broker"]().alias("broker"),
-            "explanation",
-            "api_version",
-            *(f"{cause}_ns" for cause in _CAUSES),
-            "retransmissions",
-            "source",
-            "connection",
-            "number",
-        )
-        .orderBy(F.desc("total_ns"), "time", "connection", "number")
-        .limit(top)
+    waits = ", ".join(map(literal, GROUP_WAITS))
+    most = _most(f"{cause}_ns" for cause in _CAUSES)
+    causes = " ".join(f"when {cause}_ns = {most} then '{cause}'" for cause in _CAUSES)
+    return ask(
+        {"exchanges": exchanges, "connections": connections},
+        trips="""
+            select source, connection, max(handshake_rtt_ns) as round_trip_ns from connections
+            group by source, connection""",
+        measured=f"""
+            select e.*, t.round_trip_ns,
+                coalesce(latency_ns, 0) as wait_ns,
+                coalesce(muted_ns, 0) as mute_ns,
+                coalesce(queue_ns, 0) as queued_ns,
+                coalesce({ns("max_wait_ms")}, 0) as allowed_ns,
+                coalesce({ns("throttle_ms")}, 0) as penalty_ns,
+                {after} as answers_first
+            from exchanges e left join trips t on e.source = t.source and e.connection = t.connection
+            where outcome = '{ANSWERED}' and total_ns > {float(slower_than_ms) * MS:.0f} and {of_clients(replicas)}""",
+        served="""
+            select *,
+                case when answers_first then 0 else least(penalty_ns, wait_ns - mute_ns - queued_ns) end as held_ns
+            from measured""",
+        polled=f"""
+            select *, wait_ns - mute_ns - queued_ns - held_ns as rest_ns,
+                case when api in ({waits}) then wait_ns - mute_ns - queued_ns - held_ns
+                    when allowed_ns > 0 then least(allowed_ns, wait_ns - mute_ns - queued_ns - held_ns)
+                    else 0 end as long_poll_ns
+            from served""",
+        travelled="""
+            select *, least(coalesce(round_trip_ns, 0), rest_ns - long_poll_ns) as trip_ns from polled""",
+        parts=f"""
+            select `time`, total_ns, api, {GROUPS["client"]} as client, {GROUPS["broker"]} as broker, api_version,
+                mute_ns + held_ns as throttle_ns, queued_ns as queue_ns, long_poll_ns,
+                total_ns - wait_ns + trip_ns as network_ns, rest_ns - long_poll_ns - trip_ns as broker_ns,
+                retransmissions, source, connection, `number`,
+                mute_ns, held_ns, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks
+            from travelled""",
+        caused=f"select *, case {causes} end as cause from parts",
+        weighed=f"select *, {_most(_LESSER.values())} as second_ns from caused",
+        answer=f"""
+            select `time`, total_ns, cause, api, client, broker, {_explanation(waits)} as explanation, api_version,
+                {", ".join(f"{cause}_ns" for cause in _CAUSES)}, retransmissions, source, connection, `number`
+            from weighed
+            order by total_ns desc, `time`, connection, `number`""",
     )
 
 
-def _explanation() -> "Column":
-    again = F.when(
-        F.col("retransmissions") > 0,
-        F.format_string("; segments sent again meanwhile: %d, so the network has a part in it", "retransmissions"),
-    ).otherwise("")
-    cause = F.col("cause")
-    lesser = {each: F.when(cause == each, 0).otherwise(F.col(f"{each}_ns")) for each in _CAUSES}
-    most = F.greatest(*lesser.values())
-    more = F.coalesce(
-        *(
-            F.when(
-                (part == most) & (most * 4 >= F.col("total_ns")),
-                F.concat(F.lit("; another "), duration_of(f"{each}_ns"), F.lit(f" {_CAUSES[each]}")),
+# Parts beside the one that names the cause.
+_LESSER = {cause: f"(case when cause = '{cause}' then 0 else {cause}_ns end)" for cause in _CAUSES}
+
+
+def _most(parts: Iterable[str]) -> str:
+    return f"greatest({', '.join(parts)})"
+
+
+def _explanation(waits: str) -> str:
+    second = " ".join(f"when {part} = second_ns then ' {_CAUSES[each]}'" for each, part in _LESSER.items())
+    return f"""concat(
+        case when cause = 'throttle' and mute_ns > held_ns then concat('muted for ', {duration_of("throttle_ns")},
+                ' after earlier answers that were throttled: the client is over a quota')
+            when cause = 'throttle'
+            then concat('throttled for ', {duration_of("throttle_ns")}, ': the client is over a quota')
+            when cause = 'queue' then concat('waited ', {duration_of("queue_ns")},
+                ' behind earlier requests of its connection',
+                case when muted_ns is null
+                    then ', or muted by their throttles (tables of an older kproxy do not say)' else '' end,
+                '; in flight when it came: ', cast(in_flight as string))
+            when cause = 'long_poll' and api in ({waits})
+            then concat('expected wait of ', {duration_of("long_poll_ns")}, ' for other members of its group')
+            when cause = 'long_poll' then concat('expected wait (long poll): ', {duration_of("long_poll_ns")},
+                ' for data, of the ', {duration_of("allowed_ns")}, ' that it allowed',
+                case when records > 0 then '; data came late' when records = 0 then '; nothing new to read' else '' end)
+            when cause = 'network' then concat({duration_of("network_ns")}, ' on the network: ',
+                cast(coalesce(request_bytes, 0) as string), ' bytes sent, ',
+                cast(coalesce(response_bytes, 0) as string), ' received')
+            else concat('the broker took ', {duration_of("broker_ns")},
+                case when api = 'Produce' and acks = -1 then ', replication to the others included' else '' end) end,
+        case when second_ns * 4 >= total_ns
+            then concat('; another ', {duration_of("second_ns")}, case {second} end) else '' end,
+        case when retransmissions > 0 then concat('; segments sent again meanwhile: ', cast(retransmissions as string),
+            ', so the network has a part in it') else '' end)"""
+
+
+def compare(exchanges: Frame, other: Frame, by: Sequence[str] = ("api",), replicas: bool = False) -> Frame:
+    """Two captures side by side: the same figures of `exchanges` and of `other` (`b_`), and how they changed.
+
+    What only one of them has comes last, and before it what one of them has fewer than 20 times.
+    """
+    measures = ("exchanges", "p50_ns", "p99_ns", "error_share", "throttle_ms", "bytes")
+
+    def figures(table: str) -> str:
+        return f"""
+            select {groups(by)} count(*) as exchanges, {percentiles("latency_ns", "", 0.5, 0.99)},
+                avg(case when errors > 0 then 1e0 else 0e0 end) as error_share,
+                sum(throttle_ms) as throttle_ms, sum({ALL_BYTES}) as bytes
+            from {table} where {of_clients(replicas)}
+            group by all"""
+
+    same = " and ".join(f"o.{name(each)} is not distinct from t.{name(each)}" for each in by)
+    names = "".join(f"coalesce(o.{name(each)}, t.{name(each)}) as {name(each)}, " for each in by)
+    figure = {each: f"o.{each}, t.{each} as b_{each}" for each in measures}
+    figure |= {
+        each: f"{figure[each]}, try_divide(t.{each}, o.{each}) as {each.replace('_ns', '_change')}"
+        for each in ("p50_ns", "p99_ns")
+    }
+    return ask(
+        {"exchanges": exchanges, "other": other},
+        ours=figures("exchanges"),
+        theirs=figures("other"),
+        answer=f"""
+            select {names} {", ".join(figure.values())}
+            from ours o full join theirs t on {same}
+            {
+            order(
+                "case when o.exchanges is null or t.exchanges is null then 2 "
+                f"when o.exchanges < {FEW} or t.exchanges < {FEW} then 1 else 0 end",
+                "p99_change desc nulls last",
+                by=by,
             )
-            for each, part in lesser.items()
-        ),
-        F.lit(""),
-    )
-    text = (
-        F.when(
-            (cause == "throttle") & (F.col("mute_ns") > F.col("held_ns")),
-            F.format_string(
-                "muted for %s after earlier answers that were throttled: the client is over a quota",
-                duration_of("throttle_ns"),
-            ),
-        )
-        .when(
-            cause == "throttle",
-            F.format_string("throttled for %s: the client is over a quota", duration_of("throttle_ns")),
-        )
-        .when(
-            cause == "queue",
-            F.format_string(
-                "waited %s behind earlier requests of its connection%s; in flight when it came: %d",
-                duration_of("queue_ns"),
-                F.when(
-                    F.col("muted_ns").isNull(), ", or muted by their throttles (tables of an older kproxy do not say)"
-                ).otherwise(""),
-                "in_flight",
-            ),
-        )
-        .when(
-            (cause == "long_poll") & F.col("api").isin(*GROUP_WAITS),
-            F.format_string("expected wait of %s for other members of its group", duration_of("long_poll_ns")),
-        )
-        .when(
-            cause == "long_poll",
-            F.format_string(
-                "expected wait (long poll): %s for data, of the %s that it allowed%s",
-                duration_of("long_poll_ns"),
-                duration_of("allowed_ns"),
-                F.when(F.col("records") > 0, "; data came late")
-                .when(F.col("records") == 0, "; nothing new to read")
-                .otherwise(""),
-            ),
-        )
-        .when(
-            cause == "network",
-            F.format_string(
-                "%s on the network: %s bytes sent, %s received",
-                duration_of("network_ns"),
-                F.coalesce("request_bytes", F.lit(0)).cast("string"),
-                F.coalesce("response_bytes", F.lit(0)).cast("string"),
-            ),
-        )
-        .otherwise(
-            F.concat(
-                F.format_string("the broker took %s", duration_of("broker_ns")),
-                F.when(
-                    (F.col("api") == "Produce") & (F.col("acks") == -1), ", replication to the others included"
-                ).otherwise(""),
-            )
-        )
-    )
-    return F.concat(text, more, again)
-
-
-def compare(exchanges: "DataFrame", other: "DataFrame", by: Sequence[str] = ("api",)) -> "DataFrame":
-    """Two captures side by side: the same figures of `exchanges` and of `other` (`b_`), and how they changed."""
-    names = [name for name, _ in named_groups(by)]
-
-    def figures(table: "DataFrame", mark: str) -> "DataFrame":
-        return table.groupBy(*groups(by)).agg(
-            F.count("*").alias(f"{mark}exchanges"),
-            *percentiles("latency_ns", mark, 0.5, 0.99),
-            F.avg(F.when(F.col("errors") > 0, 1).otherwise(0)).alias(f"{mark}error_share"),
-            F.sum("throttle_ms").alias(f"{mark}throttle_ms"),
-            F.sum(all_bytes()).alias(f"{mark}bytes"),
-        )
-
-    ours, theirs = figures(exchanges, "").alias("ours"), figures(other, "b_").alias("theirs")
-    same = [F.col(f"ours.{name}").eqNullSafe(F.col(f"theirs.{name}")) for name in names]
-
-    def both(*measures: str) -> Iterator[str]:
-        return (name for measure in measures for name in (measure, f"b_{measure}"))
-
-    return (
-        ours.join(theirs, same, "full")
-        .select(
-            *(F.coalesce(f"ours.{name}", f"theirs.{name}").alias(name) for name in names),
-            *both("exchanges", "p50_ns"),
-            F.try_divide("b_p50_ns", "p50_ns").alias("p50_change"),
-            *both("p99_ns"),
-            F.try_divide("b_p99_ns", "p99_ns").alias("p99_change"),
-            *both("error_share", "throttle_ms", "bytes"),
-        )
-        .orderBy(F.desc_nulls_first("p99_change"), *names)
+        }""",
     )

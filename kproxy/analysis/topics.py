@@ -5,75 +5,61 @@ different clusters are never counted together. Refuses to know files, sessions a
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from kproxy.analysis.engine import F, Window
-from kproxy.analysis.shared import (
-    KEYS,
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.pieces import (
+    RATE,
+    TOPIC,
+    at_last,
+    bucket,
     groups,
-    is_replica,
     ns,
-    of_consumers,
+    of_clients,
+    of_exchanges,
+    order,
     percentiles,
-    rate,
-    topic,
-    with_client,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+_COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"
 
 
-def skew(
-    partitions: "DataFrame", exchanges: "DataFrame", replicas: bool = False, where: str | None = None
-) -> "DataFrame":
+def skew(partitions: Frame, exchanges: Frame, replicas: bool = False, where: str | None = None) -> Frame:
     """Hot partitions: each one's part of its topic's bytes, written and read, against an even share.
 
     `partitions` is how many the topic has at least: the highest number in any request or answer, and one. `times_even`
     is 1 where a partition has what it would have if all of those were alike; `excess_bytes` is what it has above that,
     the most first; `idle` is how many of them got nothing.
     """
-    seen = partitions.groupBy("cluster", topic()).agg((F.max("partition") + 1).alias("partitions"))
-    moved = partitions.where(
-        ((F.col("api") == "Produce") & (F.col("direction") == "request"))
-        | (F.col("api").isin("Fetch", "ShareFetch") & (F.col("direction") == "response"))
+    return ask(
+        {"partitions": partitions, "exchanges": exchanges},
+        counts=f"select cluster, {TOPIC} as topic, max(`partition`) + 1 as partitions from partitions group by all",
+        moved="""
+            select * from partitions
+            where (api = 'Produce' and direction = 'request')
+                or (api in ('Fetch', 'ShareFetch') and direction = 'response')""",
+        ours=of_exchanges("moved", replicas),
+        summed=f"""
+            select cluster, {TOPIC} as topic, api, `partition`, sum(bytes) as bytes, sum(records) as records,
+                count(*) as exchanges
+            from ours group by all""",
+        shared="""
+            select s.*, c.partitions, sum(bytes) over per_topic as all_bytes,
+                sum(case when bytes > 0 then 1 else 0 end) over per_topic as busy
+            from summed s join counts c
+                on s.cluster is not distinct from c.cluster and s.topic is not distinct from c.topic
+            window per_topic as (partition by s.cluster, s.topic, api)""",
+        answer=f"""
+            select cluster, topic, api, `partition`, bytes, records, exchanges,
+                try_divide(bytes, all_bytes) as share,
+                try_divide(bytes, all_bytes / partitions) as times_even,
+                cast(round(bytes - all_bytes / partitions) as bigint) as excess_bytes,
+                partitions, partitions - busy as idle
+            from shared where {where or "true"}
+            order by excess_bytes desc nulls last, cluster nulls first, topic nulls first, api, `partition`""",
     )
-    per_topic = Window.partitionBy("cluster", "topic", "api")
-    even = F.sum("bytes").over(per_topic) / F.col("partitions")
-    answer = (
-        of_consumers(moved, exchanges, replicas)
-        .groupBy("cluster", topic(), "api", "partition")
-        .agg(F.sum("bytes").alias("bytes"), F.sum("records").alias("records"), F.count("*").alias("exchanges"))
-        .join(seen.withColumnsRenamed({"cluster": "of_cluster", "topic": "of_topic"}), _same_topic())
-        .withColumn("share", F.try_divide("bytes", F.sum("bytes").over(per_topic)))
-        .withColumn("times_even", F.try_divide("bytes", even))
-        .withColumn("excess_bytes", F.round(F.col("bytes") - even).cast("bigint"))
-        .withColumn("idle", F.col("partitions") - F.count_if(F.col("bytes") > 0).over(per_topic))
-        .drop("of_cluster", "of_topic")
-    )
-    if where is not None:
-        answer = answer.where(where)
-    return answer.select(
-        "cluster",
-        "topic",
-        "api",
-        "partition",
-        "bytes",
-        "records",
-        "exchanges",
-        "share",
-        "times_even",
-        "excess_bytes",
-        "partitions",
-        "idle",
-    ).orderBy(F.desc("excess_bytes"), "cluster", "topic", "api", "partition")
 
 
-def _same_topic() -> "list[Column]":
-    return [F.col(name).eqNullSafe(F.col(f"of_{name}")) for name in ("cluster", "topic")]
-
-
-def batching(batches: "DataFrame", exchanges: "DataFrame") -> "DataFrame":
+def batching(batches: Frame, exchanges: Frame, every: str | None = None, where: str | None = None) -> Frame:
     """How well producers batch: batches, records and bytes in them, and codec, by client and topic.
 
     `bytes_per_record` is as sent, compressed. `ratio` is how many times larger a record is where the same topic got
@@ -81,127 +67,116 @@ def batching(batches: "DataFrame", exchanges: "DataFrame") -> "DataFrame":
     the share of batches with one record, which cost as much as full ones: raise linger.ms and batch.size. Old batches
     (magic 0 and 1) hide their number of records when compressed, and count neither for these nor for `records`.
     """
-    counted_bytes = F.sum(F.when(F.col("records").isNotNull(), F.col("bytes")))
-    sent = batches.where("api = 'Produce' and direction = 'request' and not control").withColumn("topic", topic())
-    plain = (
-        sent.where("codec = 'none'")
-        .groupBy(F.col("cluster").alias("of_cluster"), F.col("topic").alias("of_topic"))
-        .agg(F.try_divide(counted_bytes, F.sum("records")).alias("plain"))
-    )
-    return (
-        with_client(sent, exchanges)
-        .groupBy("cluster", "client", "topic", "codec")
-        .agg(
-            F.count("*").alias("batches"),
-            F.sum("records").alias("records"),
-            F.sum("bytes").alias("bytes"),
-            F.try_divide(counted_bytes, F.sum("records")).alias("bytes_per_record"),
-            F.avg((F.col("records") <= 1).cast("int")).alias("single_share"),
-            *percentiles("records", "records_", 0.5, 0.99, unit=""),
-            *percentiles("bytes", "bytes_", 0.5, 0.99, unit=""),
-        )
-        .join(F.broadcast(plain), _same_topic(), "left")
-        .withColumn("ratio", F.when(F.col("codec") != "none", F.try_divide("plain", "bytes_per_record")))
-        .select(
-            "cluster",
-            "client",
-            "topic",
-            "codec",
-            "batches",
-            "records",
-            "bytes",
-            "bytes_per_record",
-            "ratio",
-            "single_share",
-            "records_p50",
-            "records_p99",
-            "bytes_p50",
-            "bytes_p99",
-        )
-        .orderBy(F.desc("batches"), "cluster", "client", "topic", "codec")
+    counted_bytes = "sum(case when records is not null then bytes end)"
+    return ask(
+        {"batches": batches, "exchanges": exchanges},
+        sent="select * from batches where api = 'Produce' and direction = 'request' and not control",
+        ours=of_exchanges("sent"),
+        plain=f"""
+            select cluster, {TOPIC} as topic, try_divide({counted_bytes}, sum(records)) as plain
+            from sent where codec = 'none' group by all""",
+        counted=f"""
+            select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, codec,
+                count(*) as batches, sum(records) as records, sum(bytes) as bytes,
+                try_divide({counted_bytes}, sum(records)) as bytes_per_record,
+                avg(case when records <= 1 then 1e0 when records > 1 then 0e0 end) as single_share,
+                {percentiles("records", "records_", 0.5, 0.99, unit="")},
+                {percentiles("bytes", "bytes_", 0.5, 0.99, unit="")}
+            from ours where {where or "true"} group by all""",
+        answer=f"""
+            select {"`time`," if every else ""} c.cluster, client, c.topic, codec, batches, records, bytes,
+                bytes_per_record,
+                case when codec != 'none' then try_divide(plain, bytes_per_record) end as ratio,
+                single_share, records_p50, records_p99, bytes_p50, bytes_p99
+            from counted c left join plain p
+                on c.cluster is not distinct from p.cluster and c.topic is not distinct from p.topic
+            order by {"`time`," if every else ""} batches desc, c.cluster nulls first, client nulls first,
+                c.topic nulls first, codec""",
     )
 
 
-def fetching(exchanges: "DataFrame", by: Sequence[str] = ("client", "broker"), replicas: bool = False) -> "DataFrame":
+def fetching(
+    exchanges: Frame, by: Sequence[str] = ("client", "broker"), every: str | None = None, replicas: bool = False
+) -> Frame:
     """How well consumers fetch: empty fetches, polls per second, and how long the broker let them wait.
 
     An empty fetch that was answered at once (`hasty`) waited less than half of its max_wait_ms: over-polling. Where
     bodies were not read (`records` is null) a fetch counts neither as empty nor as hasty.
     """
-    empty = F.col("records") == 0
-    hasty = empty & (F.col("latency_ns") < ns("max_wait_ms") / 2)
-    fetches = exchanges.where("api in ('Fetch', 'ShareFetch') and outcome = 'answered'")
-    return (
-        (fetches if replicas else fetches.where(~is_replica()))
-        .groupBy(*groups(by))
-        .agg(
-            F.count("*").alias("fetches"),
-            *rate("fetches"),
-            F.count_if(empty).alias("empty"),
-            F.count_if(hasty).alias("hasty"),
-            F.try_divide(F.count_if(empty), F.count_if(F.col("records").isNotNull())).alias("empty_share"),
-            F.count_if(F.col("records").isNotNull()).alias("read"),
-            F.sum("records").alias("records"),
-            F.sum("response_bytes").alias("bytes"),
-            F.max("max_wait_ms").alias("max_wait_ms"),
-            *percentiles("latency_ns", "", 0.5, 0.99),
-        )
-        .orderBy(F.desc("fetches"), *by)
+    return ask(
+        {"exchanges": exchanges},
+        answer=f"""
+            select {groups(by, every)} count(*) as fetches, {RATE} as fetches_per_second,
+                count_if(records = 0) as empty,
+                count_if(records = 0 and latency_ns < {ns("max_wait_ms")} / 2) as hasty,
+                try_divide(count_if(records = 0), count_if(records is not null)) as empty_share,
+                count_if(records is not null) as `read`,
+                sum(records) as records, sum(response_bytes) as bytes, max(max_wait_ms) as max_wait_ms,
+                {percentiles("latency_ns", "", 0.5, 0.99)}
+            from exchanges
+            where api in ('Fetch', 'ShareFetch') and outcome = 'answered' and {of_clients(replicas)}
+            group by all
+            {order("fetches desc", by=by, every=every)}""",
     )
 
 
-def lag(partitions: "DataFrame", exchanges: "DataFrame", replicas: bool = False) -> "DataFrame":
+def lag(
+    partitions: Frame,
+    exchanges: Frame,
+    every: str | None = None,
+    replicas: bool = False,
+    where: str | None = None,
+) -> Frame:
     """How far consumers are behind, as their fetches say: by client, topic and partition; first, last and most."""
-    fetched = partitions.where("api = 'Fetch' and direction = 'response' and lag_records is not null")
-    return (
-        with_client(of_consumers(fetched, exchanges, replicas), exchanges)
-        .groupBy("cluster", "client", topic(), "partition")
-        .agg(
-            F.count("*").alias("fetches"),
-            F.min_by("lag_records", "time").alias("first_lag_records"),
-            F.max_by("lag_records", "time").alias("last_lag_records"),
-            F.max("lag_records").alias("max_lag_records"),
-            F.max_by("lag_ns", "time").alias("last_lag_ns"),
-            F.max_by("high_watermark", "time").alias("high_watermark"),
-            F.max("time").alias("last"),
-        )
-        .withColumn("growing", F.col("last_lag_records") > F.col("first_lag_records"))
-        .orderBy(F.desc("last_lag_records"), F.desc("max_lag_records"), "cluster", "client", "topic", "partition")
+    return ask(
+        {"partitions": partitions, "exchanges": exchanges},
+        fetched="select * from partitions where api = 'Fetch' and direction = 'response' and lag_records is not null",
+        ours=of_exchanges("fetched", replicas),
+        answer=f"""
+            select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, `partition`,
+                count(*) as fetches,
+                {at_last("lag_records", "min_by")} as first_lag_records,
+                {at_last("lag_records")} as last_lag_records,
+                max(lag_records) as max_lag_records,
+                {at_last("lag_ns")} as last_lag_ns,
+                {at_last("high_watermark")} as high_watermark,
+                max(`time`) as last,
+                {at_last("lag_records")} > {at_last("lag_records", "min_by")} as growing
+            from ours where {where or "true"} group by all
+            order by {"`time`," if every else ""} last_lag_records desc, max_lag_records desc, cluster nulls first,
+                client nulls first, topic nulls first, `partition`""",
     )
 
 
-def offsets(partitions: "DataFrame", exchanges: "DataFrame", where: str | None = None) -> "DataFrame":
+def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where: str | None = None) -> Frame:
     """How groups commit: rate, the longest gap between two commits, offsets that went back, refusals.
 
     Commits of transactions (TxnOffsetCommit) are among them. A condition leaves commits out once the gaps between all
     of them are known.
     """
-    commits = partitions.where("api in ('OffsetCommit', 'TxnOffsetCommit')").withColumn("topic", topic())
-    asked = (
-        commits.where("direction = 'request'").drop("group_id").join(exchanges.select(*KEYS, "group_id"), list(KEYS))
-    )
-    refused = commits.where("direction = 'response' and error_code != 0").select(
-        *KEYS, "topic", "partition", F.lit(1).alias("refused")
-    )
-    before = Window.partitionBy("cluster", "group_id", "topic", "partition").orderBy("time", "connection", "number")
-    rows = (
-        asked.join(refused, [*KEYS, "topic", "partition"], "left")
-        .withColumn("gap_ns", (F.unix_micros("time") - F.unix_micros(F.lag("time").over(before))) * 1000)
-        .withColumn("back", F.when(F.col("offset") < F.lag("offset").over(before), 1).otherwise(0))
-    )
-    if where is not None:
-        rows = rows.where(where)
-    return (
-        rows.groupBy("cluster", "group_id", "topic", "partition")
-        .agg(
-            F.count("*").alias("commits"),
-            *rate("commits"),
-            F.max("gap_ns").alias("longest_gap_ns"),
-            F.min_by("offset", "time").alias("first_offset"),
-            F.max_by("offset", "time").alias("last_offset"),
-            F.sum("back").alias("went_back"),
-            F.coalesce(F.sum("refused"), F.lit(0)).alias("refused"),
-            F.max("time").alias("last"),
-        )
-        .orderBy("cluster", "group_id", "topic", "partition")
+    keys = " and ".join(f"a.{key} = r.{key}" for key in ("source", "connection", "number"))
+    return ask(
+        {"partitions": partitions, "exchanges": exchanges},
+        requests=f"select * from partitions where {_COMMITS} and direction = 'request'",
+        ours=of_exchanges("requests"),
+        asked=f"select *, {TOPIC} as of_topic from ours where asked_group is not null",
+        refusals=f"""
+            select distinct source, connection, `number`, {TOPIC} as of_topic, `partition`, 1 as is_refused
+            from partitions where {_COMMITS} and direction = 'response' and error_code != 0""",
+        told=f"""
+            select a.*, r.is_refused, unix_micros(a.`time`) - lag(unix_micros(a.`time`)) over before as gap_us,
+                a.`offset` < lag(a.`offset`) over before as is_back
+            from asked a left join refusals r
+                on {keys} and a.of_topic = r.of_topic and a.`partition` = r.`partition`
+            window before as (partition by a.cluster, a.asked_group, a.of_topic, a.`partition`
+                order by a.`time`, a.connection, a.`number`)""",
+        answer=f"""
+            select {f"{bucket(every)} as `time`," if every else ""} cluster, asked_group as group_id,
+                of_topic as topic, `partition`, count(*) as commits, {RATE} as commits_per_second,
+                max(gap_us) * 1000 as longest_gap_ns,
+                {at_last("`offset`", "min_by")} as first_offset,
+                {at_last("`offset`")} as last_offset,
+                count_if(is_back) as went_back, count_if(is_refused = 1) as refused, max(`time`) as last
+            from told where {where or "true"} group by all
+            order by {"`time`," if every else ""} cluster nulls first, group_id, topic nulls first, `partition`""",
     )

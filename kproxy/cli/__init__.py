@@ -23,6 +23,7 @@ _MODULE_OF = {
     "compat": "kproxy.cli.compat",
     "users": "kproxy.cli.users",
     "convert": "kproxy.cli.convert",
+    "analyze": "kproxy.cli.analyze_group",
     "spark": "kproxy.cli.spark_group",
     "ctl": "kproxy.cli.ctl",
     "decode": "kproxy.cli.decode",
@@ -68,8 +69,9 @@ def cli() -> None:
       kproxy run --listen localhost:9092 --bootstrap kafka-1:9092 --admin localhost:9600
       curl -s localhost:9600/metrics
     \b
-    Turn a packet capture into Parquet tables:
+    Turn a packet capture into Parquet tables, and ask them:
       kproxy convert incident.pcap --out tables
+      kproxy analyze slow tables
     \b
     Completion of commands and options in the shell: bash, zsh, fish
       echo 'eval "$(_KPROXY_COMPLETE=bash_source kproxy)"' >> ~/.bashrc

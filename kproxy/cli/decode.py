@@ -66,7 +66,7 @@ def decode(
     Records, for example a segment of a topic's log:
       kproxy decode --records --file 00000000000000000000.log
     \b
-    The frames of an exchange that `kproxy spark slow` names by its connection and number, from the capture:
+    The frames of an exchange that `kproxy analyze slow` names by its connection and number, from the capture:
       kproxy decode --exchange 1729372594811:12 incident.pcap
     \b
     Many at once, each line {"side": "request"|"response"|"data", "hex": ...} with "api_key" and "api_version" for a

@@ -1,43 +1,28 @@
-"""`kproxy spark JOB` and `kproxy spark ingest`: their options, what is checked before Spark starts, and one call.
+"""`kproxy spark JOB` and `kproxy spark ingest`: their options, and one call.
 
-Duty: a command per job, made from its function: its options are the function's parameters, its help the docstring. Help
-needs no pyspark. Spark's own words are kept from the terminal: its log goes to a file that is shown when it fails, and
-its errors are said in plain words.
+Duty: the questions of `kproxy analyze` for what outgrows one machine. Help needs no pyspark. Spark's own words are kept
+from the terminal: its log goes to a file that is shown when it fails, and its errors are said in plain words.
 """
 
-import inspect
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from kproxy.analysis.jobs import JOBS, Job
+from kproxy.cli.asking import Asked, check_tables, commands, with_options
 from kproxy.errors import KproxyError
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
-
-_PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "by": ("--by", {"metavar": "COLUMN,...", "help": "api, version, broker, client, host, or any column."}),
-    "every": ("--every", {"metavar": "TIME", "help": "Also over time, in steps like '10 seconds' or '1 minute'."}),
-    "slower_than_ms": (
-        "--slower-than-ms",
-        {"type": float, "metavar": "MS", "help": "Minimum total time, first request byte to last response byte."},
-    ),
-    "top": ("--top", {"type": int, "metavar": "N", "help": "How many, the slowest first."}),
-    "replicas": ("--replicas", {"is_flag": True, "help": "Count brokers that replicate too."}),
-    "kafka": ("--kafka", {"metavar": "RELEASE", "help": "The release to be ready for: 3.7.2, or 3.7."}),
-    "other": ("--with", {"metavar": "TABLES", "required": True, "help": "The other dataset."}),
-}
 
 # The driver of `ingest` plans, and on one machine moves few and large rows: to optimize that costs more than it saves.
 _PLANNING = ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "spark.sql.adaptive.enabled=false")
@@ -49,18 +34,6 @@ _SPARK = (
     click.option("--master", metavar="URL", help="Spark's master. Default: spark-submit's, else local[*]."),
     click.option("--conf", "config", metavar="KEY=VALUE", multiple=True, help="A setting of Spark."),
 )
-_ANSWER = (
-    click.option("--where", metavar="SQL", help="Only rows for which it holds, like \"api = 'Fetch'\"."),
-    click.option("--format", "shown", type=click.Choice(("table", "json", "csv", "parquet")), default="table"),
-    click.option("--out", metavar="DIR", help="Where --format parquet goes."),
-    click.option("--limit", type=click.IntRange(1), metavar="N", help="Rows at most. Default: 50 of a table."),
-)
-
-
-def _with(options: tuple[Callable[[Any], Any], ...], function: Any) -> Any:
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 def _require_pyspark() -> None:
@@ -109,89 +82,36 @@ def _log_kept() -> Iterator[None]:
             os.close(terminal)
 
 
-def _command(name: str, job: Job) -> click.Command:
-    parameters = list(inspect.signature(job.run).parameters.values())[len(job.tables) :]
+def answer(asked: Asked, master: str | None, config: tuple[str, ...]) -> None:
+    """Answer a question on Spark and show it."""
+    _require_pyspark()
 
-    def run(tables: str, where: str | None, shown: str, out: str | None, limit: int | None, **options: Any) -> None:
-        _require_pyspark()
-        master, config = options.pop("master"), options.pop("config")
-        arguments = {key: value for key, value in options.items() if value is not None}
-        if "by" in arguments:
-            arguments["by"] = arguments["by"].replace(",", " ").split()
-        own = _check(job, tables, where, shown, out, arguments)
+    from kproxy.analysis.question import Question
 
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
+    question = Question(asked.job, asked.options, **asked.chosen)
+    (folder,) = asked.places
+    others = [asked.other] if asked.other is not None else []
+    for line in question.check():
+        click.echo(line, err=True)
+    check_tables([folder, *others], asked.job.tables)
 
-        from kproxy import spark
-        from kproxy.views import answers
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
 
-        session = _session(master, config)
-        try:
-            frames = [spark.table(session, tables, table) for table in job.tables]
-            if "other" in arguments:
-                arguments["other"] = spark.table(session, arguments["other"], job.tables[0])
-            if where is not None and own:
-                arguments["where"] = where
-            elif where is not None:
-                frames[0] = frames[0].where(where)
-                if "other" in arguments:
-                    arguments["other"] = arguments["other"].where(where)
-            answers.show(job.run(*frames, **arguments), shown, out, limit)
-        except PySparkException as fault:
-            raise KproxyError(_in_words(fault)) from None
-        except Py4JJavaError as fault:  # of a task, while rows are fetched one by one
-            text = str(fault)
-            causes = re.findall(r"Caused by: \S+: (\[[A-Z_.]+\] .*)", text) or re.findall(r"Caused by: (.*)", text)
-            raise KproxyError(_plain(causes[-1] if causes else str(fault.java_exception))) from None
+    from kproxy import spark
+    from kproxy.views import answers
 
-    for parameter in parameters:
-        if parameter.name == "where":  # an option of every job
-            continue
-        flag, settings = _PARAMETERS[parameter.name]
-        default = parameter.default
-        if default not in (inspect.Parameter.empty, None, False):
-            said = ",".join(default) if isinstance(default, tuple) else default
-            settings = {**settings, "help": f"{settings['help']} Default: {said}."}
-        run = click.option(flag, parameter.name, **settings)(run)
-    run = click.argument("tables", metavar="TABLES")(_with(_ANSWER, _with(_SPARK, run)))
-    text = inspect.getdoc(job.run) or ""
-    return click.Command(
-        name,
-        callback=run,
-        params=list(reversed(run.__click_params__)),  # type: ignore[attr-defined]
-        help=f"{text}\n\n\b\nExample:\n  kproxy spark {name} tables{job.example}",
-        short_help=text.partition("\n")[0].partition(":")[0].rstrip(".") + ".",
-    )
-
-
-def _check(job: Job, tables: str, where: str | None, shown: str, out: str | None, arguments: dict[str, Any]) -> bool:
-    """Raise KproxyError for what is known to be wrong without Spark; returns whether the job applies the condition."""
-    from kproxy.analysis import checks, parties
-    from kproxy.tables import dataset
-
-    if (shown == "parquet") != (out is not None):
-        raise KproxyError("--format parquet and --out go together: Parquet is written to a folder")
-    if out is not None and "://" not in out and Path(out).exists():
-        raise KproxyError(f"--out {out} is there already: name a folder that is not")
-    for folder in (tables, *([arguments["other"]] if "other" in arguments else [])):
-        for table in job.tables:
-            dataset.has_rows(folder, table)
-    if "by" in arguments:
-        checks.check_groups(arguments["by"], job.tables[0])
-    if "every" in arguments:
-        checks.check_span(arguments["every"])
-    if "kafka" in arguments:
-        try:
-            release, _ = parties.served_by(arguments["kafka"])
-        except ValueError as fault:
-            raise KproxyError(str(fault)) from fault
-        if release != arguments["kafka"]:
-            click.echo(f"Kafka {arguments['kafka']} is judged as {release}, the newest of its line", err=True)
-    if where is None:
-        return False
-    checks.check_condition(where, job.tables[0])
-    return job.where is None or (bool(job.where) and set(checks.names_in(where)) <= set(job.where))
+    session = _session(master, config)
+    try:
+        tables = {table: spark.table(session, folder, table) for table in asked.job.tables}
+        other = None if asked.other is None else spark.table(session, asked.other, asked.job.tables[0])
+        answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit)
+    except PySparkException as fault:
+        raise KproxyError(_in_words(fault)) from None
+    except Py4JJavaError as fault:  # of a task, while rows are fetched one by one
+        text = str(fault)
+        causes = re.findall(r"Caused by: \S+: (\[[A-Z_.]+\] .*)", text) or re.findall(r"Caused by: (.*)", text)
+        raise KproxyError(_plain(causes[-1] if causes else str(fault.java_exception))) from None
 
 
 def _in_words(fault: "PySparkException") -> str:
@@ -301,4 +221,7 @@ def ingest(
         sys.exit(1)
 
 
-COMMANDS = {"ingest": _with(_SPARK, ingest), **{name: _command(name, job) for name, job in JOBS.items()}}
+COMMANDS = {
+    "ingest": with_options(_SPARK, ingest),
+    **commands("spark", click.argument("places", metavar="TABLES"), _SPARK, answer),
+}

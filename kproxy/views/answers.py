@@ -1,4 +1,4 @@
-"""How answers of jobs are shown: as a table in the terminal, as json or csv for other programs, as Parquet for Spark.
+"""How answers of jobs are shown: as a table in the terminal, as json or csv for other programs, or as Parquet.
 
 Duty: a table has durations and sizes with units, and fits: where a terminal is narrow its headers are broken, sentences
 go beneath their rows, and columns on the right are left out and named. json and csv keep every column and the numbers.
@@ -11,51 +11,74 @@ import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import click
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from kproxy.analysis import engine
 from kproxy.views import units
 
 TABLE_ROWS = 50
 WIDEST_WORD = 28  # of a text among others, where the terminal is narrow
 SENTENCES = ("explanation", "sentence")
 _GAP = "  "
-_LEFT = ("string", "timestamp", "boolean")
+_LEFT = (engine.TEXT, engine.TIME, engine.FLAG, engine.OTHER)
 
 
 def show(answer: Any, shown: str, out: str | None, limit: int | None) -> None:
-    """Print an answer, a DataFrame, or write it as Parquet into the folder `out`."""
-    if shown == "table":
-        print_table(answer, limit)
-        return
-    if limit is not None:
-        answer = answer.limit(limit)
+    """Print an answer, a frame of either engine, or write it into the file `out`, Parquet into a folder."""
     if shown == "parquet":
-        answer.write.mode("errorifexists").parquet(out)
-    elif shown == "json":
-        for row in _rows(answer):
-            print(json.dumps(row))
+        _write(answer if limit is None else engine.first_rows(answer, limit), Path(str(out)))
+        return
+    with _opened(out) as file:
+        if shown == "table":
+            print_table(answer, limit, file)
+            return
+        found = answer if limit is None else engine.first_rows(answer, limit)
+        columns = engine.columns(found)
+        rows = _rows(found)
+        if shown == "json":
+            for row in rows:
+                print(json.dumps(row), file=file)
+        else:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([column.name for column in columns])
+            for row in rows:
+                writer.writerow(row.values())
+
+
+@contextmanager
+def _opened(out: str | None) -> Iterator[TextIO]:
+    if out is None:
+        yield sys.stdout
     else:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(answer.columns)
-        for row in _rows(answer):
-            writer.writerow(row.values())
+        with Path(out).open("x", encoding="utf-8") as file:
+            yield file
+
+
+def _write(answer: Any, folder: Path) -> None:
+    if hasattr(answer, "sparkSession"):
+        answer.write.mode("errorifexists").parquet(str(folder))
+        return
+    import pyarrow.parquet as pq
+
+    rows = answer.arrow()
+    folder.mkdir(parents=True)
+    pq.write_table(rows, folder / "part-0.parquet", compression="zstd")
 
 
 def _rows(answer: Any) -> Iterator[dict[str, Any]]:
     """The rows with times as text, in UTC whatever zone the session has."""
-    from pyspark.sql import functions as F
-
-    times = [name for name, kind in answer.dtypes if kind == "timestamp"]
-    for name in times:
-        answer = answer.withColumn(name, F.unix_micros(name))
-    for row in answer.toLocalIterator():
-        values: dict[str, Any] = row.asDict()
+    columns = engine.columns(answer)
+    times = [column.name for column in columns if column.kind == engine.TIME]
+    for row in engine.rows(answer):
+        values = dict(zip((column.name for column in columns), row, strict=True))
         for name in times:
             if values[name] is not None:
                 values[name] = f"{units.time(values[name] * 1000, decimals=6).replace(' ', 'T')}Z"
@@ -85,31 +108,32 @@ class _Column:
         return lines
 
 
-def print_table(answer: Any, limit: int | None) -> None:
+def print_table(answer: Any, limit: int | None, file: TextIO) -> None:
     """All of an answer that the terminal is wide enough for; where there is no terminal, all of it."""
     most = limit or TABLE_ROWS
-    rows = list(_rows(answer.limit(most + 1)))
+    rows = list(_rows(engine.first_rows(answer, most + 1)))
     if not rows:
-        print("No rows.")
+        print("No rows.", file=file)
         return
+    found = engine.columns(answer)
     columns = [
         _Column(
-            _title(name, kind, answer.columns),
-            kind in _LEFT,
-            [text(name, row[name]) for row in rows[:most]],
-            name in SENTENCES,
+            _title(column.name, column.kind, [each.name for each in found]),
+            column.kind in _LEFT,
+            [text(column.name, row[column.name]) for row in rows[:most]],
+            column.name in SENTENCES,
         )
-        for name, kind in answer.dtypes
+        for column in found
     ]
-    for line in lines(columns, Console().width if sys.stdout.isatty() else None):
-        click.echo(line)
+    for line in lines(columns, Console().width if file is sys.stdout and sys.stdout.isatty() else None):
+        click.echo(line, file=file)
     if len(rows) > most and limit is None:
         click.echo(f"Only the first {most} rows: --limit shows more.", err=True)
 
 
 def _title(name: str, kind: str, names: Sequence[str]) -> str:
     """The header of a column: cells have the unit, so the name needs none, unless another column has the bare name."""
-    if kind == "timestamp":
+    if kind == engine.TIME:
         return f"{name}_UTC"
     for suffix in ("_ns", "_ms"):
         bare = name.removesuffix(suffix)

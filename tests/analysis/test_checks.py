@@ -6,39 +6,47 @@ from kproxy.analysis import checks, parties
 from kproxy.analysis.jobs import JOBS
 from kproxy.errors import KproxyError
 
+EXCHANGES = checks.names_of("exchanges")
+
 
 @pytest.mark.parametrize(
-    ("condition", "names"),
+    ("given", "meant"),
     [
-        ("api = 'Fetch'", ["api"]),
-        ("api = 'it''s `colour`' or API = \"colour = 1\"", ["api", "API"]),
-        ("lower(client_id) like 'x%' and not errors > 0", ["client_id", "errors"]),
-        ("time > timestamp '2026-01-01' and time < now() - interval 5 minutes", ["time"]),
-        ("cast(number as string) rlike '^1' and `group_id` is not null", ["number", "group_id"]),
-        ("case when latency_ns between 1e6 and 2.5e6 then true else false end", ["latency_ns"]),
-        ("exchanges.api in ('Fetch', 'Produce')", []),
-        ("exists(array(api), x -> x = api)", []),
-        ("api in (select api from other)", []),
-        ("date = date '2026-01-01' and hour >= 5", ["date", "hour"]),
-        ("", []),
+        ("api = 'Fetch'", "(`api` = 'Fetch')"),
+        ("api = 'it''s `colour`' or API = \"colour = 1\"", "(`api` = 'it''s `colour`' or `api` = 'colour = 1')"),
+        ("lower(client_id) like 'x%' and not errors > 0", "(lower(`client_id`) like 'x%' and not `errors` > 0)"),
+        ("time > timestamp '2026-01-01'", "(`time` > timestamp '2026-01-01')"),
+        ("time < now() - interval 5 minutes", "(`time` < now() - interval 5 minutes)"),
+        ("cast(number as string) = '1'", "(cast(`number` as string) = '1')"),
+        ("latency_ns between 1e6 and 2.5e-6", "(`latency_ns` between 1e6 and 2.5e-6)"),
+        ("client = 'x'", "(coalesce(nullif(client_id, ''), client_address) = 'x')"),
+        ("date = date '2026-01-01' and hour >= 5", "(`date` = date '2026-01-01' and `hour` >= 5)"),
+        (r"client_id = 'a\\b'", "(`client_id` = concat('a', chr(92), 'b'))"),
+        (r"client_id = 'a\'b'", "(`client_id` = 'a''b')"),
     ],
 )
-def test_names_in_a_condition(condition, names):
-    assert [name for name in checks.names_in(condition) if name not in checks.BY_HOUR] == [
-        name for name in names if name not in checks.BY_HOUR
-    ]
-    checks.check_condition(condition, "exchanges")
+def test_a_condition_in_the_words_of_both_engines(given, meant):
+    text = checks.condition(given, EXCHANGES, "exchanges")
+    assert text.replace(EXCHANGES["client"], "coalesce(nullif(client_id, ''), client_address)") == meant
+
+
+@pytest.mark.parametrize("text", ["", "  ", "1)", "((1)", "1; 2", "1 -- 2", "1 /* 2", "1 -> b", "'", '"', "`", "{x}"])
+def test_what_is_no_single_condition_is_refused(text):
+    with pytest.raises(KproxyError, match="--where cannot be read near"):
+        checks.condition(text, EXCHANGES, "exchanges")
 
 
 def test_what_is_wrong_is_named_with_what_is_there():
-    for condition in ("colour = 1", "api = 'x' and Colour > 3", "`client-id` = 'x'"):
+    for text in ("colour = 1", "api = 'x' and Colour > 3", "`client-id` = 'x'"):
         with pytest.raises(KproxyError, match=r"--where: exchanges has no column '.*': (did you mean|there are)"):
-            checks.check_condition(condition, "exchanges")
+            checks.condition(text, EXCHANGES, "exchanges")
+    with pytest.raises(KproxyError, match="regexp_like"):
+        checks.condition("api rlike 'F'", EXCHANGES, "exchanges")
     with pytest.raises(KproxyError, match="did you mean client"):
         checks.check_groups(["api", "clients"], "exchanges")
     with pytest.raises(KproxyError, match="connections has no column 'client'"):  # it has no client_id
         checks.check_groups(["client"], "connections")
-    for wrong in ("a while", "5", "minute", "5 fortnights"):
+    for wrong in ("a while", "5", "minute", "5 fortnights", "0 s", "-5m"):
         with pytest.raises(KproxyError, match="is no span of time"):
             checks.check_span(wrong)
 
@@ -47,7 +55,7 @@ def test_what_is_right_is_not_refused():
     for name, job in JOBS.items():
         words = job.example.split("--where ")
         if len(words) > 1:
-            checks.check_condition(words[1].strip('"'), job.tables[0])
+            checks.condition(words[1].strip('"'), checks.names_of(job.tables[0], dict(job.names)), job.tables[0])
         assert name == job.run.__name__
     checks.check_groups(["version", "broker", "client", "host", "cluster", "date", "error"], "exchanges")
     checks.check_groups(["host", "broker"], "connections")

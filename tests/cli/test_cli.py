@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kproxy.cli import check, cli, compat, convert, ctl, decode, demo, doctor, run, spark_group, users
+from kproxy.cli import analyze_group, check, cli, compat, convert, ctl, decode, demo, doctor, run, spark_group, users
 from tests import captures
 
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
@@ -103,6 +103,7 @@ def test_every_command_is_a_file_and_listed_with_its_help():
         demo: "demo",
         run: "run",
         spark_group: "spark",
+        analyze_group: "analyze",
         compat: "compat",
         doctor: "doctor",
         users: "users",

@@ -36,7 +36,7 @@ def test_units(name, value, said):
 
 def test_headers_say_utc_and_differ():
     names = ["time", "total_ns", "broker", "broker_ns", "throttle_ms", "max_wait_ms"]
-    kinds = ["timestamp", "bigint", "string", "bigint", "int", "int"]
+    kinds = ["time", "integer", "text", "integer", "integer", "integer"]
     titles = [answers._title(name, kind, names) for name, kind in zip(names, kinds, strict=True)]
     assert titles == ["time_UTC", "total", "broker", "broker_time", "throttle", "max_wait"]
 

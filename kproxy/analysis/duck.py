@@ -1,0 +1,220 @@
+"""Tables on DuckDB, the engine inside this process: a second from command to answer, without a JVM.
+
+    with Tables("tables") as tables:
+        print(jobs.latency(tables["exchanges"], by=["client"]).arrow())
+
+Duty: views over the Parquet files of a dataset, with the columns that this kproxy knows (what a file lacks is null),
+and macros that give DuckDB the functions that questions use by Spark's names. Percentiles are exact here: 8 bytes of
+memory for each row and percentile.
+
+Bounds: DuckDB takes what memory it needs, up to 80 % of the machine's; it reads the files of the dataset, no other, and
+writes none. Refuses to know questions.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from kproxy.tables import dataset, schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from duckdb import DuckDBPyConnection
+
+FETCHED_ROWS = 2048  # at a time
+
+# Spark's functions in DuckDB's words. What both have by the same name and meaning is not here.
+MACROS = {
+    "try_divide(a, b)": "cast(a as double) / nullif(cast(b as double), 0)",
+    "unix_micros(t)": "epoch_us(t)",
+    "timestamp_micros(us)": "make_timestamptz(cast(us as bigint))",
+    "percentile_approx(x, share, accuracy)": "quantile_disc(x, share)",
+    "max_by(x, key)": "arg_max_null(x, key)",  # as Spark: the value there, null or not
+    "min_by(x, key)": "arg_min_null(x, key)",
+    "count_if(holds)": "count(case when holds then 1 end)",  # its own is null where the condition always is
+    "regexp_like(x, pattern)": "regexp_matches(x, pattern)",
+    "named_struct(a, x, b, y)": "row(x, y)",
+    "named_struct(a, x, b, y, c, z)": "row(x, y, z)",
+    "format_number(x, decimals)": (
+        "case decimals when 0 then format('{:,.0f}', cast(x as double)) "
+        "when 1 then format('{:,.1f}', cast(x as double)) else format('{:,.2f}', cast(x as double)) end"
+    ),
+}
+
+
+class Frame:
+    """A table or an answer: a SELECT of DuckDB. Nothing is computed before rows are asked for."""
+
+    def __init__(self, connection: "DuckDBPyConnection", text: str) -> None:
+        self.text = text
+        self._connection = connection
+        self._dtypes: list[tuple[str, str]] | None = None
+
+    def asked(self, text: str) -> "Frame":
+        """The answer to a SELECT on the same connection. Raises DuckDB's errors for one that it does not take."""
+        frame = Frame(self._connection, text)
+        frame._dtypes = frame._described()
+        return frame
+
+    @property
+    def dtypes(self) -> list[tuple[str, str]]:
+        """Names and types of the columns, in DuckDB's words."""
+        if self._dtypes is None:
+            self._dtypes = self._described()
+        return self._dtypes
+
+    @property
+    def columns(self) -> list[str]:
+        return [name for name, _ in self.dtypes]
+
+    def _described(self) -> list[tuple[str, str]]:
+        return [(name, kind) for name, kind, *_ in self._connection.execute(f"describe {self.text}").fetchall()]
+
+    def limit(self, count: int) -> "Frame":
+        """The first rows."""
+        return self.asked(f"select * from ({self.text}) limit {int(count)}")
+
+    def fetched(self) -> Iterator[tuple[Any, ...]]:
+        """The rows as tuples of Python's values."""
+        found = self._connection.cursor().execute(self._plain())
+        try:
+            while portion := found.fetchmany(FETCHED_ROWS):
+                yield from portion
+        finally:
+            found.close()
+
+    def arrow(self) -> "pa.Table":
+        """All rows as an Arrow table."""
+        return self._connection.sql(self._plain()).to_arrow_table()
+
+    def _plain(self) -> str:
+        """The same with sums as the 64-bit integers that Spark makes of them."""
+        wide = [name for name, kind in self.dtypes if kind == "HUGEINT"]
+        casts = ", ".join(f"cast({quoted(name)} as bigint) as {quoted(name)}" for name in wide)
+        return f"select * replace ({casts}) from ({self.text})" if wide else self.text
+
+
+class Tables(Mapping[str, Frame]):
+    """The tables of a dataset, each read when it is first asked for. Close it, or use it in a `with`.
+
+    Raises KproxyError where the folder is no dataset, lacks a table that is asked for, or was written by a newer
+    kproxy; ModuleNotFoundError without duckdb.
+    """
+
+    def __init__(self, folder: str | Path, others: Sequence[str | Path] = ()) -> None:
+        """others: further folders that questions are put to (`beside`)."""
+        import duckdb
+
+        self.folder = Path(folder)
+        self._connection = duckdb.connect(
+            ":memory:", config={"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+        )
+        self._frames: dict[str, Frame] = {}
+        folders = ", ".join(_text(str(Path(place).absolute())) for place in (folder, *others))
+        for statement in (
+            "set timezone = 'UTC'",
+            "set default_null_order = 'nulls_first_on_asc_last_on_desc'",  # as in Spark
+            *(f"create macro {head} as {body}" for head, body in _macros()),
+            f"set allowed_directories = [{folders}]",
+            "set enable_external_access = false",
+            "set lock_configuration = true",
+        ):
+            self._connection.execute(statement)
+
+    def __enter__(self) -> "Tables":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the engine: its frames are of no use any more."""
+        self._connection.close()
+
+    def __getitem__(self, name: str) -> Frame:
+        if name not in schema.BY_NAME:
+            raise KeyError(name)
+        if name not in self._frames:
+            text = self.beside(self.folder, name).text
+            self._connection.execute(f"create view {quoted(name)} as {text}")
+            self._frames[name] = Frame(self._connection, f"select * from {quoted(name)}")
+        return self._frames[name]
+
+    def query(self, text: str) -> Frame:
+        """The answer to a SELECT, which may name every table that was asked for before."""
+        return Frame(self._connection, text)
+
+    def beside(self, folder: str | Path, name: str) -> Frame:
+        """A table of another dataset, to compare."""
+        known = schema.BY_NAME[name].schema
+        blank = ", ".join(f"cast(null as {type_text(field.type)}) as {quoted(field.name)}" for field in known)
+        text = f"select {blank} where false"
+        if dataset.has_rows(str(folder), name):
+            files = [str(path) for path in _files(Path(folder).absolute() / name)]
+            by_hour = any("/date=" in file for file in files)
+            listed = ", ".join(_text(re.sub(r"([*?\[])", r"[\1]", file)) for file in files)
+            read = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = {str(by_hour).lower()})"
+            columns = ", ".join(quoted(field.name) for field in known)
+            hours = ", date, hour" if by_hour else ""
+            # First all the columns in their order, none of which a file need have; those of newer files are left out.
+            text = f"select {columns}{hours} from ({text} union all by name select * from {read})"
+        return Frame(self._connection, text)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(schema.BY_NAME)
+
+    def __len__(self) -> int:
+        return len(schema.BY_NAME)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a table; readers skip what begins with "_" or "."."""
+    return sorted(path for path in folder.rglob("*.parquet") if path.name[0] not in "_.")
+
+
+def _macros() -> Iterator[tuple[str, str]]:
+    """Heads and bodies; of several by one name, which differ in their number of parameters, all together."""
+    by_name: dict[str, list[str]] = {}
+    for head, body in MACROS.items():
+        name, _, parameters = head.partition("(")
+        by_name.setdefault(name, []).append(f"({parameters} as {body}")
+    for name, forms in by_name.items():
+        first, *more = forms
+        head, _, body = first.partition(" as ")
+        yield f"{name}{head}", ", ".join([body, *more])
+
+
+def quoted(name: str) -> str:
+    """A name of a column or a table."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def type_text(kind: "pa.DataType") -> str:
+    """A type of Arrow in DuckDB's words."""
+    import pyarrow.types as of
+
+    if of.is_list(kind):
+        return f"{type_text(kind.value_type)}[]"
+    if of.is_struct(kind):
+        return f"struct({', '.join(f'{quoted(field.name)} {type_text(field.type)}' for field in kind)})"
+    return _TYPES[str(kind)]
+
+
+_TYPES = {
+    "int16": "smallint",
+    "int32": "integer",
+    "int64": "bigint",
+    "double": "double",
+    "string": "varchar",
+    "bool": "boolean",
+    "binary": "blob",
+    "timestamp[us, tz=UTC]": "timestamptz",
+}

@@ -1,0 +1,193 @@
+"""Pieces of SQL that questions are made of: names, literals, groups, percentiles, rates, who is a replica.
+
+Duty: text that Spark and DuckDB both take and mean the same by; one way to write a duration. Refuses to know a single
+question, and engines.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from kproxy.errors import KproxyError
+from kproxy.protocol.schema import schema
+from kproxy.proxy.config.api_groups import BROKER
+
+MS = 1_000_000
+ACCURACY = 10_000  # of approximate percentiles: exact below as many rows of a group
+FEW = 20  # groups of fewer rows say little: they are not ranked before others
+KEYS = ("source", "connection", "number")  # of an exchange
+_FETCHERS = "^(broker-[0-9]+-fetcher-[0-9]+|ReplicaFetcherThread-[0-9]+-[0-9]+)$"  # client ids, of today and before 2.3
+
+# What exchanges can be grouped by, beside any of their columns; and the columns that each is made of.
+GROUPS = {
+    "version": "api_version",
+    "broker": "concat_ws(':', broker_address, cast(broker_port as string))",
+    "client": "coalesce(nullif(client_id, ''), client_address)",
+    "host": "client_address",
+}
+GROUP_COLUMNS = {
+    "version": ("api_version",),
+    "broker": ("broker_address", "broker_port"),
+    "client": ("client_id", "client_address"),
+    "host": ("client_address",),
+}
+# Of the exchange that a row of `partitions` or `batches` is of, as `of_exchanges` brings them.
+EXCHANGE_NAMES = ("client", "host", "broker", "client_id", "asked_group")
+
+_UNITS_US = {
+    **dict.fromkeys(("us", "microsecond", "microseconds"), 1),
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1000),
+    **dict.fromkeys(("s", "second", "seconds"), 1_000_000),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60_000_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000_000),
+    **dict.fromkeys(("w", "week", "weeks"), 604_800_000_000),
+}
+
+
+def literal(value: str | int) -> str:
+    """A value in a text of both engines, whatever it holds: Spark gives a backslash a meaning, DuckDB none."""
+    if isinstance(value, int):
+        return str(int(value))
+    parts = ["'" + part.replace("'", "''") + "'" for part in value.split("\\")]
+    return parts[0] if len(parts) == 1 else f"concat({', chr(92), '.join(parts)})"
+
+
+def name(column: str) -> str:
+    """A column's name in a text of both engines."""
+    return "`" + column.replace("`", "``") + "`"
+
+
+def span_us(text: str) -> int:
+    """The microseconds of a span of time like "10 seconds", "1 minute", "5m"; ValueError for what is none."""
+    words = text.strip().lower().removeprefix("interval ").strip()
+    number = words.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    count = int(number) if number.isascii() and number.isdecimal() else 0
+    unit = _UNITS_US.get(words[len(number) :].strip(), 0)
+    if not count * unit:
+        raise ValueError(f"{text!r} is no span of time: give a number and a unit, like '10 seconds' or '1 minute'")
+    return count * unit
+
+
+def bucket(every: str) -> str:
+    """The start of the step of time that `time` is in; steps of `every` begin at the epoch."""
+    step = span_us(every)
+    return f"timestamp_micros(unix_micros(`time`) - unix_micros(`time`) % {step})"
+
+
+def group(by: str) -> str:
+    """What one name of `by` stands for."""
+    return GROUPS[by] if by in GROUPS else name(by)
+
+
+def groups(by: Sequence[str], every: str | None = None, own: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Columns to group by, over time too where `every` is given, like "1 minute": for `select`, with a comma behind.
+
+    own: what names stand for that are a question's own.
+    """
+    times = f"{bucket(every)} as `time`, " if every else ""
+    return times + "".join(f"{own.get(each) or group(each)} as {name(each)}, " for each in by)
+
+
+def grouped(by: Sequence[str], every: str | None = None) -> str:
+    """The same columns in a later step, by their names."""
+    return "".join(f"{name(each)}, " for each in ([*(["time"] if every else []), *by]))
+
+
+def order(*columns: str, by: Sequence[str] = (), every: str | None = None) -> str:
+    """`order by`: steps of time first, then `columns`, texts with their direction, then the groups."""
+    words = [f"{name(each)} nulls first" for each in by]
+    return f"order by {', '.join([*(['`time`'] if every else []), *columns, *words])}"
+
+
+def percentiles(column: str, prefix: str, *ranks: float, unit: str = "_ns") -> str:
+    """p50_ns, p99_ns, ... of a column, for `select`; null where all of it is."""
+    return ", ".join(
+        f"percentile_approx({column}, {rank:g}, {ACCURACY}) as {prefix}p{f'{rank:g}'[2:].ljust(2, '0')}{unit}"
+        for rank in ranks
+    )
+
+
+def ns(milliseconds: str) -> str:
+    """A column of milliseconds in nanoseconds."""
+    return f"(cast({milliseconds} as bigint) * {MS})"
+
+
+ALL_BYTES = "(coalesce(request_bytes, 0) + coalesce(response_bytes, 0))"  # of an exchange, both ways
+TOPIC = "coalesce(topic, topic_id)"  # by its name, or by its id where no answer named it
+
+# How many a second, from the first of the group to its last; null for less than two.
+RATE = "try_divide(count(*) - 1, (max(unix_micros(`time`)) - min(unix_micros(`time`))) / 1e6)"
+
+
+def at_last(column: str, order: str = "max_by") -> str:
+    """The value of a column in the last row of a group; "min_by": in its first. Rows are in order of time."""
+    return f"{order}({column}, named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`))"
+
+
+# Whether an exchange is a broker's own, replicating: by its replica id, else by the client id of its fetchers. Where a
+# Fetch v15 or newer was read without its body the replica id is not known.
+IS_REPLICA = (
+    f"case when replica_id is not null then replica_id >= 0 "
+    f"else coalesce(regexp_like(client_id, '{_FETCHERS}'), false) end"
+)
+# Whether a broker sent it to another, or to a controller: also what no client sends.
+OF_BROKERS = f"(({IS_REPLICA}) or coalesce(api in ({', '.join(map(literal, BROKER))}), false))"
+
+
+def of_clients(replicas: bool) -> str:
+    """A condition on exchanges: those of clients; all of them where `replicas` asks for brokers' own too."""
+    return "true" if replicas else f"not {OF_BROKERS}"
+
+
+def of_exchanges(rows: str, replicas: bool = True) -> str:
+    """A SELECT: rows of `partitions` or `batches` with what EXCHANGE_NAMES has, of their exchange.
+
+    `asked_group` is the group that its request names. Without `replicas` it leaves out the rows of brokers' own.
+    """
+    brought = {**{each: GROUPS[each] for each in ("client", "host", "broker")}, "client_id": "client_id"}
+    wanted = ", ".join(f"{text} as {each}" for each, text in brought.items())
+    keys = " and ".join(f"r.{key} = e.{key}" for key in KEYS)
+    return (
+        f"select r.*, {', '.join(f'e.{each}' for each in EXCHANGE_NAMES)} from {rows} r left join "
+        f"(select {', '.join(KEYS)}, {wanted}, group_id as asked_group, {OF_BROKERS} as is_broker from exchanges) e "
+        f"on {keys}" + ("" if replicas else " where not coalesce(e.is_broker, false)")
+    )
+
+
+def version_in(versions: Callable[[Any], range]) -> str:
+    """Whether an exchange's api and version are among those that a range of each API names."""
+    pairs = [str(api.key * 1000 + version) for api in schema().apis.values() for version in versions(api)]
+    return f"coalesce(cast(api_key as int) * 1000 + api_version in ({', '.join(pairs)}), false)"
+
+
+_DURATIONS = (
+    (7200e9, 3600e9, "h"),
+    (120e9, 60e9, "min"),
+    (999.5e6, 1e9, "s"),
+    (999.5e3, 1e6, "ms"),
+    (999.5, 1e3, "µs"),
+)  # as those of `views.units`: a test holds them to the same texts
+
+
+def duration_of(column: str) -> str:
+    """A column of nanoseconds, none of them negative, for people: three digits and a unit, "3.42 s"."""
+    cases = []
+    for least, size, unit in _DURATIONS:
+        amount = f"{column} / {size:.0f}e0"
+        cases.append(
+            f"when {column} >= {least:.1f}e0 then concat(case when {amount} < 9.995e0 then format_number({amount}, 2) "
+            f"when {amount} < 99.95e0 then format_number({amount}, 1) else format_number({amount}, 0) end, ' {unit}')"
+        )
+    return f"case {' '.join(cases)} when {column} = 0 then '0' else concat(cast({column} as string), ' ns') end"
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The end of a message about a name that is not known."""
+    near = get_close_matches(name, known, 3, 0.7) or [each for each in known if name and name in each][:3]
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+
+
+def no_such(what: str, given: str, known: Sequence[str]) -> KproxyError:
+    return KproxyError(f"{what} {given!r}: {did_you_mean(given, known)}")

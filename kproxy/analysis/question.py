@@ -1,0 +1,146 @@
+"""A question as people put it: a job, its options, and which rows it is about. The same for both engines.
+
+Duty: say what is wrong with it before an engine starts, choose the rows (from, to, where), run the job, and choose
+among the rows of the answer (having). Refuses to know engines, the command line, and how answers look.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from kproxy.analysis import checks, parties
+from kproxy.analysis.engine import Frame, ask, columns
+from kproxy.analysis.jobs import Job
+from kproxy.analysis.pieces import span_us
+from kproxy.errors import KproxyError
+from kproxy.tables import schema
+
+# First and last moments of rows, in microseconds; a connection is there from its first packet to its last.
+_FIRST_US = {
+    "connections": "cast(floor(start_ns / 1e3) as bigint)",
+    "quality": "cast(floor(first_ns / 1e3) as bigint)",
+}
+_LAST_US = {
+    "connections": "cast(floor(coalesce(end_ns, start_ns) / 1e3) as bigint)",
+    "quality": "cast(floor(last_ns / 1e3) as bigint)",
+}
+_CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d)(\.\d{1,6})?)?")
+
+
+@dataclass
+class Question:
+    """A job with its options. Times are as `moment` reads them; conditions are SQL; None: no such choice."""
+
+    job: Job
+    options: dict[str, Any] = field(default_factory=dict)
+    since: str | None = None
+    until: str | None = None
+    where: str | None = None
+    having: str | None = None
+
+    def check(self) -> list[str]:
+        """What is to be said before the answer. Raises KproxyError for what is known to be wrong."""
+        said = []
+        if "by" in self.options:
+            checks.check_groups(self.options["by"], self.job.tables[0])
+        if self.options.get("every") is not None:
+            checks.check_span(self.options["every"])
+        if "kafka" in self.options:
+            try:
+                release, _ = parties.served_by(self.options["kafka"])
+            except ValueError as fault:
+                raise KproxyError(str(fault)) from fault
+            if release != self.options["kafka"]:
+                said.append(f"Kafka {self.options['kafka']} is judged as {release}, the newest of its line")
+        self._condition()
+        for option, text in (("--from", self.since), ("--to", self.until)):
+            if text is not None:
+                moment(text, option)
+        return said
+
+    def answer(self, tables: Mapping[str, Frame], other: Frame | None = None) -> Frame:
+        """The answer from these tables; `other`: the first table of what is compared."""
+        frames = [tables[name] for name in self.job.tables]
+        options = dict(self.options)
+        chosen, own = self._condition()
+        conditions = [*self._times(), *([chosen] if chosen else [])]
+        if conditions:
+            text = f"select * from answered where {' and '.join(conditions)}"
+            frames[0] = ask({"answered": frames[0]}, chosen=text)
+        if other is not None:
+            options["other"] = other if chosen is None else ask({"t": other}, chosen=f"select * from t where {chosen}")
+        if own is not None:
+            options["where"] = own
+        answer = self.job.run(*frames, **options)
+        if self.having is None:
+            return answer
+        known = {column.name: f"`{column.name}`" for column in columns(answer)}
+        condition = checks.condition(self.having, known, "the answer", "--having")
+        return ask({"answer": answer}, some=f"select * from answer where {condition}")
+
+    def _condition(self) -> tuple[str | None, str | None]:
+        """The condition as one on rows of the first table, or else as one that the job applies itself."""
+        if self.where is None:
+            return None, None
+        job, table = self.job, self.job.tables[0]
+        known = checks.names_of(table, dict(job.names))
+        if job.has_condition and job.only is None:
+            return None, checks.condition(self.where, known, table)
+        text = checks.condition(self.where, known, table)
+        if job.has_condition and checks.names_in(self.where, list(known)) <= set(job.only or ()):
+            return None, text
+        return text, None
+
+    def _times(self) -> list[str]:
+        table = self.job.tables[0]
+        first, last = _FIRST_US.get(table, "unix_micros(`time`)"), _LAST_US.get(table, "unix_micros(`time`)")
+        found = []
+        for option, text, sign, us in (("--from", self.since, ">=", last), ("--to", self.until, "<", first)):
+            if text is None:
+                continue
+            at = moment(text, option)(f"(select min({first}) from answered)", f"(select max({last}) from answered)")
+            column = "`time`" if table not in _FIRST_US else f"timestamp_micros({us})"
+            found.append(f"{column} {sign} timestamp_micros({at})")
+        return found
+
+
+def moment(text: str, option: str = "--from") -> Callable[[str, str], str]:
+    """A moment as people write it; returns what makes SQL of it, in microseconds, from those of the first and last row.
+
+    ISO 8601, in UTC where no zone is said: "2026-01-31T10:15:00", "2026-01-31"; a time of the day of the first row,
+    "10:15"; "-5m", before the last row; "+30s", behind the first. Raises KproxyError for what is none of these.
+    """
+    given = text.strip()
+    if given[:1] in ("-", "+"):
+        try:
+            span = span_us(given[1:])
+        except ValueError:
+            raise _no_moment(text, option) from None
+        return lambda first, last: f"{last} - {span}" if given[0] == "-" else f"{first} + {span}"
+    if found := _CLOCK.fullmatch(given):
+        hours, minutes, seconds = (int(part or 0) for part in found.groups()[:3])
+        if hours < 25 and minutes < 60 and seconds < 60:
+            us = (hours * 3600 + minutes * 60 + seconds) * 1_000_000 + round(float(found[4] or 0) * 1e6)
+            return lambda first, last: f"{first} - {first} % 86400000000 + {us}"
+    try:
+        at = datetime.fromisoformat(given)
+    except ValueError:
+        raise _no_moment(text, option) from None
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    since = at - datetime.fromtimestamp(0, UTC)
+    us = (since.days * 86400 + since.seconds) * 1_000_000 + since.microseconds
+    return lambda first, last: str(us)
+
+
+def _no_moment(text: str, option: str) -> KproxyError:
+    return KproxyError(
+        f"{option} {text!r} is no time: give one of UTC like '2026-01-31T10:15:00' or '10:15', or one before the end, "
+        "like '-5m', or after the beginning, like '+30s'"
+    )
+
+
+def has_time(table: str) -> bool:
+    """Whether rows of a table can be chosen by time."""
+    return table in _FIRST_US or "time" in schema.BY_NAME[table].schema.names

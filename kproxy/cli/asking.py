@@ -1,0 +1,137 @@
+"""What the commands of `kproxy analyze` and `kproxy spark` share: a command for each job, made from its function.
+
+Duty: options are the function's parameters and those of every question; help is the docstring. What is wrong is said
+before an engine starts, in the same words for both. Refuses to know engines.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kproxy.analysis.jobs import JOBS, Job
+from kproxy.errors import KproxyError
+
+_PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "by": ("--by", {"metavar": "COLUMN,...", "help": "api, version, broker, client, host, or any column."}),
+    "every": ("--every", {"metavar": "TIME", "help": "Also over time, in steps like '10 seconds' or '1 minute'."}),
+    "slower_than_ms": (
+        "--slower-than-ms",
+        {"type": float, "metavar": "MS", "help": "Minimum total time, first request byte to last response byte."},
+    ),
+    "replicas": ("--replicas", {"is_flag": True, "help": "Also what brokers ask each other, replication above all."}),
+    "kafka": ("--kafka", {"metavar": "RELEASE", "help": "The release to be ready for: 3.7.2, or 3.7."}),
+    "other": ("--with", {"metavar": "TABLES", "required": True, "help": "The other dataset."}),
+}
+_CHOICE = (
+    click.option("--from", "since", metavar="TIME", help="Not before: '2026-01-31T10:15:00' or '10:15' (UTC), '-5m'."),
+    click.option("--to", "until", metavar="TIME", help="Before: as --from; '+30s' is 30 s after the beginning."),
+    click.option(
+        "--where", metavar="SQL", help="Only rows for which it holds, like \"api = 'Fetch' and client = 'app'\"."
+    ),
+    click.option("--having", metavar="SQL", help='Only rows of the answer for which it holds, like "exchanges > 100".'),
+)
+ANSWER = (
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Rows at most. Default: 50 of a table."),
+    click.option(
+        "--format",
+        "shown",
+        type=click.Choice(("table", "json", "csv", "parquet")),
+        default="table",
+        help="Units are in cells of a table and in names of columns (_ns, _ms, _bytes) elsewhere; times are UTC.",
+    ),
+    click.option("--out", metavar="PATH", help="A file for the answer; of Parquet a folder."),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked on the command line: of which tables, and how the answer is to be shown."""
+
+    job: Job
+    places: tuple[str, ...]
+    other: str | None
+    shown: str
+    out: str | None
+    limit: int | None
+    options: dict[str, Any] = field(default_factory=dict)
+    chosen: dict[str, str | None] = field(default_factory=dict)
+
+
+def with_options(options: Sequence[Callable[[Any], Any]], function: Any) -> Any:
+    """A function with options of click, in this order."""
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def command(
+    program: str,
+    job: Job,
+    places: Callable[[Any], Any],
+    more: Sequence[Callable[[Any], Any]],
+    answer: Callable[..., None],
+) -> click.Command:
+    """The command of a job. `places`: the argument; `more`: options of the engine, given to `answer` by name."""
+
+    def run(shown: str, out: str | None, limit: int | None, **given: Any) -> None:
+        chosen = {key: given.pop(key) for key in ("since", "until", "where", "having")}
+        found = given.pop("places")
+        names = {parameter.name for parameter in job.parameters}
+        options = {key: given.pop(key) for key in list(given) if key in names}
+        other = options.pop("other", None)
+        options = {key: value for key, value in options.items() if value is not None}
+        if "by" in options:
+            options["by"] = options["by"].replace(",", " ").split()
+        check_out(shown, out)
+        listed = (found,) if isinstance(found, str) else tuple(found)
+        answer(Asked(job, listed, other, shown, out, limit, options, chosen), **given)
+
+    run = with_options((*_CHOICE, *ANSWER, *more), run)
+    for parameter in reversed(job.parameters):
+        if parameter.name == "where":  # an option of every job
+            continue
+        flag, settings = _PARAMETERS[parameter.name]
+        default = parameter.default
+        if default not in (inspect.Parameter.empty, None, False):
+            said = ",".join(default) if isinstance(default, tuple) else default
+            settings = {**settings, "help": f"{settings['help']} Default: {said}."}
+        run = click.option(flag, parameter.name, **settings)(run)
+    run = places(run)
+    text = inspect.getdoc(job.run) or ""
+    return click.Command(
+        job.name,
+        callback=run,
+        params=list(reversed(run.__click_params__)),  # type: ignore[attr-defined]
+        help=f"{text}\n\n\b\nExample:\n  kproxy {program} {job.name} tables{job.example}",
+        short_help=text.partition("\n")[0].partition(":")[0].rstrip(".") + ".",
+    )
+
+
+def commands(
+    program: str, places: Callable[[Any], Any], more: Sequence[Callable[[Any], Any]], answer: Callable[..., None]
+) -> dict[str, click.Command]:
+    """The commands of all jobs, by name."""
+    return {name: command(program, job, places, more, answer) for name, job in JOBS.items()}
+
+
+def check_out(shown: str, out: str | None) -> None:
+    """Raise KproxyError where an answer cannot be written as asked."""
+    if shown == "parquet" and out is None:
+        raise KproxyError("--format parquet and --out go together: Parquet is written to a folder")
+    if out is not None and "://" not in out and Path(out).exists():
+        raise KproxyError(
+            f"--out {out} is there already: name {'a folder' if shown == 'parquet' else 'a file'} that is not"
+        )
+
+
+def check_tables(folders: Sequence[str], tables: Sequence[str]) -> None:
+    """Raise KproxyError for a folder that is no dataset, or lacks a table."""
+    from kproxy.tables import dataset
+
+    for folder in folders:
+        for table in tables:
+            dataset.has_rows(folder, table)

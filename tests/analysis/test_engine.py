@@ -1,0 +1,92 @@
+"""The same question on both engines: the same answer, of every job, on every capture of the repository."""
+
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import kproxy.spark
+from kproxy.analysis import engine
+from kproxy.analysis.duck import Tables
+from kproxy.analysis.jobs import JOBS
+from kproxy.convert.processes import convert
+from kproxy.tables import schema
+from tests.captures import folder
+
+MORE = {  # options beside the defaults
+    "latency": {"by": ["client", "version", "cluster"], "every": "2 seconds", "replicas": True},
+    "slow": {"slower_than_ms": 1, "replicas": True},
+    "throttle": {"by": ["broker"], "every": "1 minute"},
+    "errors": {"by": ["api", "error", "client"], "every": "10s", "replicas": True},
+    "talkers": {"by": ["source", "broker"], "every": "1 minute"},
+    "skew": {"replicas": True, "where": "(`partition` = 0)"},
+    "batching": {"every": "1 minute", "where": "(client is not null)"},
+    "fetching": {"by": ["host", "version"], "every": "5 seconds", "replicas": True},
+    "lag": {"every": "5 seconds", "replicas": True},
+    "offsets": {"every": "10 seconds", "where": "(`offset` > 3)"},
+    "clients": {"kafka": "3.9", "replicas": True},
+    "connections": {"by": ["source"], "every": "1 minute"},
+    "compare": {"by": ["api", "version"], "replicas": True},
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """The tables of every capture that can be read by itself."""
+    place = tmp_path_factory.mktemp("all")
+    files = [
+        path
+        for archive in ("captures", "shapes")
+        for path in sorted(folder(archive).iterdir())
+        if path.name.partition(".")[2] in ("pcap", "pcapng", "pcap.gz")
+    ]
+    summary = convert(files, place)
+    assert len(summary.quality) > 30
+    one = tmp_path_factory.mktemp("one")  # a file for each table: to open 60 costs Spark more than to answer
+    for table in schema.TABLES:
+        (one / table).mkdir()
+        found = pa.concat_tables(pq.ParquetFile(path).read() for path in sorted((place / table).iterdir()))
+        pq.write_table(found, one / table / "all.parquet")
+    return one
+
+
+def answers(job, tables, options):
+    if job.name == "compare":
+        part = "select * from exchanges where source in ('k41_quota.pcap', 'k41_librdkafka.pcap')"
+        options = {"other": engine.ask({"exchanges": tables["exchanges"]}, part=part), **options}
+    frame = job.run(*(tables[name] for name in job.tables), **options)
+    return engine.columns(frame), list(engine.rows(frame))
+
+
+def alike(one, other):
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return one == other and isinstance(one, type(other))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_both_engines_give_the_same_answer(spark, dataset, name):
+    job = JOBS[name]
+    with Tables(dataset) as tables:
+        spark_tables = {table: kproxy.spark.table(spark, str(dataset), table) for table in job.tables}
+        for options in ({}, MORE[name]) if name in MORE else ({},):
+            mine, theirs = (answers(job, of, options) for of in (tables, spark_tables))
+            assert mine[0] == theirs[0]
+            assert len(mine[1]) == len(theirs[1]) and mine[1]
+            for one, other in zip(mine[1], theirs[1], strict=True):
+                assert all(map(alike, one, other)), (one, other)
+
+
+def test_percentiles_of_many_rows_are_within_their_error(spark, tmp_path):
+    """Beyond 10,000 rows of a group Spark's are approximate: off by a ten thousandth of the rows at most."""
+    text = (
+        "select percentile_approx(x, 0.5, 10000) as p50, percentile_approx(x, 0.99, 10000) as p99, "
+        "percentile_approx(x, 0.999, 10000) as p999 from (select cast(i * 7919 % 200003 as bigint) as x from numbers)"
+    )
+    with Tables(tmp_path) as tables:
+        numbers = tables.query("select unnest(range(200003)) as i")
+        (exact,) = engine.rows(engine.ask({"numbers": numbers}, answer=text))
+    (near,) = engine.rows(engine.ask({"numbers": spark.range(200003).withColumnRenamed("id", "i")}, answer=text))
+    assert exact == (100001, 198002, 199802)
+    assert all(abs(one - other) <= 200003 / 10_000 + 1 for one, other in zip(exact, near, strict=True))

@@ -1,0 +1,159 @@
+"""The command line of questions: every job from its options to its answer, in every format; mistakes."""
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from kproxy.analysis.jobs import JOBS
+from kproxy.cli import cli
+from kproxy.errors import KproxyError
+
+
+def run(*arguments):
+    done = CliRunner().invoke(cli, ["analyze", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def told(*arguments):
+    return [json.loads(line) for line in run(*arguments, "--format", "json").splitlines()]
+
+
+@pytest.mark.parametrize("program", ["analyze", "spark"])
+def test_help_teaches_by_example(program):
+    """Of each job: what it tells, its options with their defaults, and a command that its own options allow."""
+    whole = CliRunner().invoke(cli, [program, "--help"]).output
+    assert all(f"  {name} " in whole for name in JOBS)
+    for name in JOBS:
+        said = CliRunner().invoke(cli, [program, name, "--help"], terminal_width=200).output
+        example = next(line for line in said.splitlines() if line.startswith(f"    kproxy {program} {name} tables"))
+        options = [word for word in example.split() if word.startswith("--")]
+        assert all(f"  {option} " in said for option in options), name
+    assert "Default: api." in CliRunner().invoke(cli, [program, "latency", "--help"], terminal_width=200).output
+
+
+def test_examples_work(tables, tmp_path, monkeypatch):
+    """Those of the help, as they stand there."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tables, "tables")
+    shutil.copytree(tables, "tables-after")
+    for name in JOBS:
+        said = CliRunner().invoke(cli, ["analyze", name, "--help"], terminal_width=200).output
+        example = next(line.strip() for line in said.splitlines() if line.startswith(f"    kproxy analyze {name} "))
+        code = "import sys; from kproxy.cli import main; main()"
+        command = f"{sys.executable} -c '{code}' {example.removeprefix('kproxy ')}"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and not done.stderr.replace("Only the first 50 rows: --limit shows more.\n", "")
+
+
+def test_formats(tables, tmp_path):
+    by = ("latency", tables, "--by", "api,client")
+    lines = told(*by)
+    table = list(csv.DictReader(io.StringIO(run(*by, "--format", "csv"))))
+    assert [{name: str(value) for name, value in line.items()} for line in lines] == table and lines
+    run(*by, "--format", "parquet", "--out", tmp_path / "latency")
+    assert pq.read_table(tmp_path / "latency").to_pylist() == lines
+    shown = run(*by, "--limit", "3").splitlines()
+    assert len(shown) == 4 and shown[0].split()[:4] == ["api", "client", "exchanges", "p50"]
+    assert any(unit in shown[1] for unit in (" ms", " s", " µs"))
+    assert run(*by, "--format", "csv", "--out", tmp_path / "latency.csv") == ""
+    assert (tmp_path / "latency.csv").read_text() == run(*by, "--format", "csv")
+
+
+def test_what_a_table_does_not_show_is_said(tables, tmp_path):
+    done = CliRunner().invoke(cli, ["analyze", "clients", "--replicas", str(tables)])
+    assert len(done.stdout.splitlines()) == 51 and done.stderr.endswith("Only the first 50 rows: --limit shows more.\n")
+    assert run("throttle", tables, "--where", "false") == "No rows.\n"
+    shutil.copy(tables / "_kproxy.json", tmp_path)
+    (tmp_path / "exchanges").mkdir()
+    assert run("latency", tmp_path) == "No rows.\n"  # the captures had nothing for that table
+    done = CliRunner().invoke(cli, ["analyze", "clients", str(tables), "--kafka", "3.7.1"])
+    assert "Kafka 3.7.1 is judged as 3.7.2, the newest of its line" in done.stderr
+
+
+def test_options_reach_the_job(tables):
+    slow = told("slow", tables, "--slower-than-ms", 1000, "--limit", 2, "--where", "api = 'Produce'")
+    assert len(slow) == 2 and all(row["api"] == "Produce" and row["total_ns"] > 1_000_000_000 for row in slow)
+    both = told("compare", tables, "--with", tables, "--by", "api")
+    assert both and all(row["exchanges"] == row["b_exchanges"] and row["p99_change"] in (1.0, None) for row in both)
+
+
+def test_conditions_do_not_change_what_is_computed_over_all_rows(tables):
+    """Gaps between commits, and a partition's part of its topic."""
+    for job, where in (("offsets", "partition = 0"), ("skew", "partition = 0"), ("slow", "api = 'Fetch'")):
+        everything, some = told(job, tables), told(job, tables, "--where", where)
+        chosen = [row for row in everything if (row["api"] == "Fetch" if job == "slow" else row["partition"] == 0)]
+        assert some == chosen and 0 < len(some) <= len(everything)
+
+
+def test_conditions_take_the_names_of_groups_and_those_that_sql_reserves(tables):
+    clients = {row["client"] for row in told("talkers", tables, "--by", "client")}
+    one = sorted(clients)[0]
+    for job in ("latency", "talkers", "fetching", "slow", "throttle", "errors", "clients"):
+        asked = ["--by", "client"] if job in ("latency", "talkers", "fetching", "throttle", "errors") else []
+        for row in told(job, tables, *asked, "--where", f"CLIENT = '{one}'"):
+            assert row["client"] == one
+    for job, column in (("lag", "client"), ("batching", "client"), ("offsets", "group_id")):
+        everything = told(job, tables)
+        value = everything[0][column]
+        quoted = value.replace("'", "''")
+        assert told(job, tables, "--where", f"{column} = '{quoted}'") == [
+            row for row in everything if row[column] == value
+        ]
+    assert told("offsets", tables, "--where", "offset >= 0 and `partition` < 1000") == told("offsets", tables)
+    assert told("latency", tables, "--where", 'api = "Fetch" and client_id != \'a\\\\b""c{}\'', "--replicas")
+
+
+def test_times(tables):
+    seconds = told("latency", tables, "--by", "source", "--every", "1 second")
+    first, last = min(row["time"] for row in seconds), max(row["time"] for row in seconds)
+    total = sum(row["exchanges"] for row in seconds)
+    middle = sorted(row["time"] for row in seconds)[len(seconds) // 2]
+    before, after = (
+        sum(row["exchanges"] for row in told("latency", tables, "--by", "source", option, middle))
+        for option in ("--to", "--from")
+    )
+    assert before + after == total and 0 < before < total
+    assert before == sum(row["exchanges"] for row in seconds if row["time"] < middle)
+    clock = sum(row["exchanges"] for row in told("latency", tables, "--by", "source", "--from", middle[11:19]))
+    assert clock == after
+    tail = told("latency", tables, "--by", "source", "--every", "1 second", "--from", "-2s")
+    assert tail and min(row["time"] for row in tail) >= last[:17] and sum(row["exchanges"] for row in tail) < total
+    head = told("latency", tables, "--by", "source", "--every", "1 second", "--to", "+2s")
+    assert head and head[0]["time"] == first and sum(row["exchanges"] for row in head) < total
+    assert told("connections", tables, "--from", "-1s") and told("quality", tables, "--from", "-1s")
+    for name in JOBS:
+        if name != "compare":
+            run(name, tables, "--from", first, "--to", last)
+
+
+def test_mistakes(mistakes, tables):
+    for arguments, said in mistakes:
+        with pytest.raises(KproxyError) as fault:
+            run(*arguments)
+        assert said in str(fault.value) and "\n" not in str(fault.value)
+    for where, said in (
+        ("foo(api)", "foo does not exist"),
+        ("api", "Could not convert string"),
+        ("api =", "--where cannot be read"),
+    ):
+        with pytest.raises(KproxyError, match=said) as fault:
+            run("latency", tables, "--where", where)
+        assert "\n" not in str(fault.value) and "Error:" not in str(fault.value)
+
+
+def test_the_engine_is_silent_and_quick_to_explain_itself(tables):
+    code = "import sys; from kproxy.cli import main; sys.argv[0] = 'kproxy'\ntry: main()\nfinally: "
+    code += "print('LOADED', *({'pyarrow', 'duckdb', 'pyspark', 'numpy'} & set(sys.modules)), file=sys.stderr)"
+    command = [sys.executable, "-c", code, "analyze"]
+    done = subprocess.run([*command, "quality", str(tables)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "pyspark" not in done.stderr and done.stderr.startswith("LOADED")
+    done = subprocess.run([*command, "slow", "--help"], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "LOADED"
