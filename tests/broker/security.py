@@ -62,13 +62,14 @@ class Tokens:
         }
         self.jwks.write_text(json.dumps({"keys": [key]}))
 
-    def token(self, user: str, lifetime_s: float = 3600, **claims: Any) -> str:
-        """A token for a user, signed (RS256) unless this issuer signs none."""
-        header = {"alg": "RS256", "kid": "test"} if self.signed else {"alg": "none"}
+    def token(self, user: str, lifetime_s: float = 3600, *, signed: bool | None = None, **claims: Any) -> str:
+        """A token for a user, signed (RS256) if `signed`, by default as this issuer does."""
+        signed = self.signed if signed is None else signed
+        header = {"alg": "RS256", "kid": "test"} if signed else {"alg": "none"}
         now = time.time()
         body = {"iss": ISSUER, "sub": user, "aud": AUDIENCE, "iat": int(now) - 1, "exp": int(now + lifetime_s)} | claims
         signing = f"{_base64(json.dumps(header).encode())}.{_base64(json.dumps(body).encode())}"
-        signature = self._key.sign(signing.encode(), padding.PKCS1v15(), hashes.SHA256()) if self.signed else b""
+        signature = self._key.sign(signing.encode(), padding.PKCS1v15(), hashes.SHA256()) if signed else b""
         return f"{signing}.{_base64(signature)}"
 
     def file(self, user: str, lifetime_s: float = 3600) -> Path:

@@ -24,6 +24,7 @@ class Client:
     mode: str = "groups"
     codecs: tuple[str, ...] = _ALL
     text: bool = False  # keys and headers that stand on a command line
+    unsigned: bool = False  # it makes its tokens itself, unsigned
 
     @property
     def ordered(self) -> bool:
@@ -72,5 +73,5 @@ CLIENTS = (
     Client("Sarama 1.61.1", "Sarama", "go", _go),
     Client("kafka-go 0.4.51", "kafka-go", "go", _go),
     Client("KafkaJS 2.2.4", "KafkaJS", "node", _node, codecs=("none", "gzip", "snappy", "lz4")),
-    Client("kcat 1.7.1", "kcat", "kcat", _python, text=True),
+    Client("kcat 1.7.1", "kcat", "kcat", _python, text=True, unsigned=True),
 )

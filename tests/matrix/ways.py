@@ -31,8 +31,11 @@ class Way:
     def slug(self) -> str:
         return self.name.lower().replace(" ", "-")
 
-    def client(self, security: Security) -> dict[str, str]:
-        """The job's `security`: the same through kproxy and without it, since one CA vouches for both."""
+    def client(self, security: Security, *, proxied: bool) -> dict[str, str]:
+        """The job's `security`: the same through kproxy and without it, since one CA vouches for both.
+
+        But for tokens: kproxy takes signed ones only, and brokers before 3.1 only those that are not.
+        """
         protocol = LISTENERS[self.listener]
         found = {"protocol": protocol, "user": USER}
         if "SSL" in protocol:
@@ -43,7 +46,8 @@ class Way:
             found |= {"certificate": str(certificate.certificate), "key": str(certificate.key)}
             found["keystore"] = str(security.keystore(certificate))
         if self.mechanism:
-            found |= {"mechanism": self.mechanism, "password": USERS[USER], "token": security.tokens.token(USER)}
+            token = security.tokens.token(USER, signed=True if self.own and proxied else None)
+            found |= {"mechanism": self.mechanism, "password": USERS[USER], "token": token}
         return found
 
 

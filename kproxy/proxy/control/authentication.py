@@ -30,7 +30,7 @@ from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.request import ask
 from kproxy.proxy.upstream.rewrite import cap_versions
 from kproxy.wire import frames
-from kproxy.wire.interest import HeldBudget
+from kproxy.wire.interest import UNSUPPORTED_VERSION, HeldBudget
 from kproxy.wire.state import unsupported_version
 
 VERSIONS_S = 30.0
@@ -110,6 +110,8 @@ class _Conversation:
         if version not in schema().apis[API_VERSIONS].request.versions:
             return unsupported_version(correlation_id).frame[4:]
         body = await self._owner.versions(self._client, version)
+        if body["errorCode"] == UNSUPPORTED_VERSION:
+            version = 0  # in which brokers say so (KIP-511), whatever was asked
         frame = codec.encode_response(API_VERSIONS, version, {"correlationId": correlation_id}, body)
         sized = _SIZE.pack(len(frame)) + frame
         return (cap_versions(version, memoryview(sized)) or sized)[4:]

@@ -103,6 +103,27 @@ def counted(here: Live) -> dict[tuple[str, str, str], int]:
     return {key: count for key, count in cells.authentications.items() if count}
 
 
+def test_a_client_newer_than_its_broker_is_told_as_a_broker_tells_it(tmp_path: Path) -> None:
+    """KIP-511: an ApiVersions that the broker does not know is answered in version 0, and the client asks again."""
+
+    async def test() -> None:
+        async with served(tmp_path, AUTHENTICATION) as here:
+            await ready(here)
+            client = await Wire.dial(here.port)
+            named = {"clientSoftwareName": "franz-go", "clientSoftwareVersion": "1"}
+            await client.send(request(API_VERSIONS, 5, 1, named))
+            broker = await here.broker.accept()
+            header, _ = codec.decode_request((await broker.frame())[4:])
+            served_versions = [{"apiKey": API_VERSIONS, "minVersion": 0, "maxVersion": 4}]
+            body = {"errorCode": 35, "apiKeys": served_versions}
+            await broker.send(response(API_VERSIONS, 0, header["correlationId"], body))
+            header, answer = codec.decode_response((await client.frame())[4:], API_VERSIONS, 0)
+            assert (header["correlationId"], answer["errorCode"], answer["apiKeys"]) == (1, 35, served_versions)
+            assert (await logged_in(client))["errorCode"] == 0
+
+    live(test())
+
+
 def test_a_session_that_is_renewed_goes_on_and_one_that_is_not_ends_with_the_next_request(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION + "session_lifetime_s = 0.4\n") as here:

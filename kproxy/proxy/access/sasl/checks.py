@@ -18,6 +18,10 @@ _PEPPER = secrets.token_bytes(32)  # of this process: what is remembered of pass
 # The client's first message of RFC 7628, 3.1: a GS2 header, then pairs that end with 0x01, and one more 0x01.
 _BEARER = re.compile(r"n,(?:a=([^,]*))?,\x01(?:[A-Za-z]+=[^\x01]*\x01)*?auth=[Bb]earer +([^\x01 ]+)\x01")
 
+# The nonce of a client's final message of RFC 5802. librdkafka before 2.6.1 puts its own part before the whole once
+# more, which brokers before 4.0 accept (by String.endsWith, since 3.7.2), and which proves as much.
+_NONCE = re.compile(r",r=([^,]*)")
+
 
 class LoginRefusedError(Exception):
     """A login is refused; the text is the client's to see."""
@@ -117,6 +121,10 @@ class ScramCheck:
             if self._round == 1:
                 self._server.set_client_first(text)
                 return str(self._server.get_server_first()).encode(), None
+            found = _NONCE.search(text)
+            nonce = self._server.nonce
+            if found is not None and found[1].endswith(str(nonce)):
+                self._server.nonce = type(nonce)(found[1])
             self._server.set_client_final(text)
             final = str(self._server.get_server_final()).encode()
         except Exception:  # scramp's, of whatever a client invents

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scramp import ScramClient
 
 from kproxy.errors import RefusedClient, UpstreamError
 from kproxy.protocol import codec
-from kproxy.proxy.access.sasl.checks import Checks
+from kproxy.proxy.access.sasl.checks import Checks, LoginRefusedError, ScramCheck
 from kproxy.proxy.access.sasl.clients import Authenticator, Session
 from kproxy.proxy.access.sasl.login import log_in
 from kproxy.proxy.access.sasl.mechanisms import OAuthBearer, Plain, Scram
@@ -147,6 +148,25 @@ def test_a_session_ends_with_its_token(users: UsersFile) -> None:
     assert 0 < session.lifetime_ms <= 2000
     assert authenticator(users, talk).lifetime_ms(session.known) <= 2000
     assert authenticator(users, talk, 1.0).lifetime_ms(session.known) <= 1000
+
+
+@pytest.mark.parametrize("is_forged", [False, True])
+def test_a_nonce_that_repeats_the_clients_part_is_accepted_and_no_other(users: UsersFile, is_forged: bool) -> None:
+    """librdkafka before 2.6.1 repeats it."""
+    check = ScramCheck("SCRAM-SHA-256", users)
+    client = ScramClient(["SCRAM-SHA-256"], "alice", "pass of alice")
+    first, _ = check.receive(client.get_client_first().encode())
+    client.set_server_first(first.decode())
+    own, whole = client.c_nonce, client.nonce
+    client.nonce = type(whole)(f"{own}{str(whole)[:-1] if is_forged else whole}")
+    final = client.get_client_final().encode()
+    if is_forged:
+        with pytest.raises(LoginRefusedError):
+            check.receive(final)
+        return
+    answer, known = check.receive(final)
+    client.set_server_final(answer.decode())
+    assert known is not None and known.name == "alice"
 
 
 def request(key: int, version: int, body: dict[str, Any]) -> bytes:
