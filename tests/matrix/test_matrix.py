@@ -44,7 +44,7 @@ def test_the_short_matrix(tmp_path: Path) -> None:
     assert len(outcomes) == len(wanted)
     report.write(tmp_path / "page.md", outcomes, [release], chosen, ways.WAYS)
     failed = {(one.case.client.name, one.case.way.name): one.reason for one in outcomes if one.state != "works"}
-    # kcat makes its token itself, unsigned; the librdkafka of Debian 12 repeats the nonce of SCRAM, which Kafka 4 refuses
+    # kcat makes its token itself, unsigned; Debian's librdkafka repeats the nonce of SCRAM, which Kafka 4 refuses
     of_kcat = ("OAUTHBEARER", "OAUTHBEARER by kproxy", "SCRAM")
     assert all(name.startswith("kcat") and way in of_kcat for name, way in failed), failed
     print((tmp_path / "page.md").read_text())
