@@ -19,7 +19,7 @@ LAYERS = (
     {"wire"},
     {"insight", "metrics", "tables", "capture"},
     {"convert", "proxy"},
-    {"analysis", "spark"},
+    {"analysis", "spark", "watch"},
     {"views"},
     {"demo"},
     {"cli"},

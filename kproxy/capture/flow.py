@@ -7,16 +7,18 @@ Memory: 4 * content.HEAD bytes of a flow that is not decided yet, and what its s
 packets belong to a flow, and when it ends.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from socket import AF_INET, AF_INET6, inet_ntop
+from typing import Any
 
 from kproxy.capture import content
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import Budget, Conversation, Receiver
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import Desync, Event, Gap
+from kproxy.wire.events import CLIENT, NONE, Desync, Event, Exchange, Gap
 from kproxy.wire.state import Usual
 from kproxy.zookeeper import session as zookeeper
 
@@ -69,6 +71,35 @@ class Flow:
     def total(self, counter: str) -> int:
         """Both halves together: retransmissions, out_of_order, zero_windows, gaps, gap_bytes or truncated."""
         return int(getattr(self.talk.halves[0], counter) + getattr(self.talk.halves[1], counter))
+
+    def sent_again(self, exchange: Exchange) -> int:
+        """Segments that were sent again between an exchange's first byte and its last."""
+        times = self.talk.retransmitted_ns
+        if not times:
+            return 0
+        start = exchange.request_start if exchange.request_start != NONE else exchange.response_start
+        end = exchange.response_end if exchange.response_end != NONE else self.last_ns
+        return bisect_right(times, end) - bisect_left(times, start)
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of its row of `connections` that say what TCP did."""
+        client = self.client
+        return {
+            "start_ns": self.first_ns,
+            "end_ns": self.last_ns,
+            "client_bytes": self.payload_bytes[client ^ CLIENT],
+            "broker_bytes": self.payload_bytes[client ^ 1],
+            "tls": "tls_decrypted" if self.decrypted else "tls" if self.speaks == content.TLS else "plain",
+            "start_seen": self.start_seen,
+            "end_seen": self.close in ("fin", "reset"),
+            "close": self.close,
+            "handshake_rtt_ns": None if self.rtt_ns < 0 else self.rtt_ns,
+            "retransmissions": self.total("retransmissions"),
+            "out_of_order": self.total("out_of_order"),
+            "zero_windows": self.total("zero_windows"),
+            "gaps": self.total("gaps"),
+            "gap_bytes": self.total("gap_bytes"),
+        }
 
 
 class Deaf:

@@ -58,7 +58,7 @@ class Handlers:
     """Callbacks of the owner, for connections that speak Kafka or are encrypted, and for those of ZooKeeper."""
 
     decided: Callable[[Flow], Listener]  # the protocol of a flow is clear; returns the listener of its events
-    many: Callable[[Sequence[Flow], Bulk], None]  # exchanges read by column, instead of events
+    many: Callable[[Sequence[Flow], Bulk], None] | None  # exchanges read by column; None: all come as events
     ended: Callable[[Flow], None]
     zookeeper: Callable[[ConnectionInfo], ZooKeeperListener] | None = None  # None: nobody listens
 
@@ -92,6 +92,7 @@ class Flows:
         self._first = first  # of several processes that read the same capture, the one that counts its packets
         self._dissector = Dissector(quality if first else Quality())
         self._interest = Interest(details=True, detail=detail, room=room, kept=kept)
+        self._reads_columns = handlers.many is not None and detail <= BATCHES
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._shards = {number: _Shard() for number in shards}
@@ -215,7 +216,7 @@ class Flows:
             receiver = talk.receiver
             # A row counts segments sent again up to its emission: later ones must not be in it.
             is_late = max(talk.retransmitted_ns, default=0) > stretch.first_ns
-            if isinstance(receiver, Kafka) and not is_late and self._interest.detail <= BATCHES:
+            if isinstance(receiver, Kafka) and not is_late and self._reads_columns:
                 at_once.append((flow, Part(receiver, low, high, talk.clock_ns)))
             elif receiver is DEAF:
                 talk.clock_ns = max(talk.clock_ns, int(segments.time_ns[low:high].max(initial=0)))
@@ -227,7 +228,8 @@ class Flows:
             flow.last_ns = stretch.last_ns
         flows = [flow for flow, _ in at_once]
         for bulk in pairs.read(whole, segments, [part for _, part in at_once], self._interest.detail):
-            self._handlers.many(flows, bulk)
+            if self._handlers.many is not None:
+                self._handlers.many(flows, bulk)
         for flow, part in at_once:
             flow.talk.clock_ns = part.clock_ns
 
@@ -250,6 +252,31 @@ class Flows:
         self._ways.clear()
         self._recent.clear()
         self._last_ns = -1
+
+    # --- captures without an end -------------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> list[Flow]:
+        """The flows that are open now, of all kinds."""
+        return [flow for shard in self._shards.values() for flow in list(shard.open)]
+
+    def trust(self, ports: Collection[int]) -> None:
+        """These are brokers' ports too, from now on; connections that are known stay what they are."""
+        self._ports |= {port.to_bytes(2) for port in ports}
+
+    def expire(self, before_ns: int) -> int:
+        """End the flows whose last packet is older than that, and forget ended ones; returns how many ended.
+
+        One that goes on later begins anew, in its middle.
+        """
+        ended = 0
+        for shard in self._shards.values():
+            for flow in [flow for flow in shard.open if flow.last_ns < before_ns]:
+                self._end(flow, "idle")
+                ended += 1
+            while shard.ended and shard.ended[0].last_ns < before_ns:
+                self._forget(shard.ended.popleft())
+        return ended
 
     def reopen(self, flow: Flow) -> Receiver:
         """Takes the decrypted bytes of an ended TLS flow, as if they had come in clear."""
@@ -390,10 +417,13 @@ class Flows:
             self._report_end(flow)
         shard.ended.append(flow)
         if len(shard.ended) > MAX_ENDED:
-            old = shard.ended.popleft()
-            for key in old.keys:
-                if self._ways.get(key, (None,))[0] is old:
-                    del self._ways[key]
+            self._forget(shard.ended.popleft())
+
+    def _forget(self, flow: Flow) -> None:
+        """Let go of an ended flow: what comes with its keys begins another one."""
+        for key in flow.keys:
+            if self._ways.get(key, (None,))[0] is flow:
+                del self._ways[key]
 
     def _report_end(self, flow: Flow) -> None:
         """Count a flow whose protocol is clear for good, report its end and release it."""
@@ -443,11 +473,11 @@ class Flows:
             room = self._shards[shard_of(flow.keys[0])].zookeeper
             session = zookeeper.Session(midstream=not flow.start_seen, room=room)
             return ZooKeeper(session, flow.client, listen(flow.info) if listen is not None else None, self.quality)
-        listener = self._handlers.decided(flow)
         if speaks == content.TLS:
+            self._handlers.decided(flow)
             return DEAF
         flow.session = CapturedSession(self._interest, midstream=not flow.start_seen)
-        return Kafka(flow.session, flow.client, listener, self.quality)
+        return Kafka(flow.session, flow.client, self._handlers.decided(flow), self.quality)
 
     def _note(self, kind: str, time_ns: int, *, count: int = 1, size: int = 0, last_ns: int = -1) -> None:
         if self._first:

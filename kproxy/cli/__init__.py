@@ -26,6 +26,7 @@ _MODULE_OF = {
     "analyze": "kproxy.cli.analyze_group",
     "spark": "kproxy.cli.spark_group",
     "ctl": "kproxy.cli.ctl",
+    "watch": "kproxy.cli.watch",
     "decode": "kproxy.cli.decode",
     "demo": "kproxy.cli.demo",
 }

@@ -4,14 +4,12 @@ Duty: read captures, listen to their flows, and hand rows on in batches. Memory:
 know where rows go, and how flows are shared out among processes or machines.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from kproxy.capture import content
 from kproxy.capture.captures import Capture
 from kproxy.capture.decrypt import decrypt
 from kproxy.capture.flow import Flow
@@ -27,7 +25,7 @@ from kproxy.tables.records import Chosen, RecordColumns
 from kproxy.tables.schema import Table
 from kproxy.wire.bodies import RECORDS
 from kproxy.wire.bulk import Bulk
-from kproxy.wire.events import CLIENT, NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
+from kproxy.wire.events import NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
 
 BATCH_ROWS = writer.RUN_ROWS  # so that one batch is one run, and in order
 CONNECTION_ROWS = 1024  # they are kept as dicts, which take ten times the space
@@ -154,7 +152,6 @@ class _Tally:
         self._flow = flow
         self.info = flow.info
         self._rows = rows
-        self._retransmitted = flow.talk.retransmitted_ns
         self.positions: Positions = {}
         self.requests = 0
         self.answers = 0
@@ -177,7 +174,7 @@ class _Tally:
 
     def _exchange(self, exchange: Exchange) -> None:
         rows = self._rows
-        rows.exchanges.append(self.info, exchange, self._sent_again(exchange) if self._retransmitted else 0)
+        rows.exchanges.append(self.info, exchange, self._flow.sent_again(exchange))
         if exchange.request_body is not None or exchange.response_body is not None:
             rows.partitions.append(self.info, exchange, self.positions)
             rows.batches.append(self.info, exchange)
@@ -187,24 +184,14 @@ class _Tally:
         if rows.exchanges.rows >= BATCH_ROWS or rows.partitions.rows >= BATCH_ROWS or rows.batches.rows >= BATCH_ROWS:
             rows.flush(BATCH_ROWS)
 
-    def _sent_again(self, exchange: Exchange) -> int:
-        """Segments of the connection that were sent again between the exchange's first byte and its last."""
-        times = self._retransmitted
-        start = exchange.request_start if exchange.request_start != NONE else exchange.response_start
-        end = exchange.response_end if exchange.response_end != NONE else self._flow.last_ns
-        return bisect_right(times, end) - bisect_left(times, start)
-
     def row(self) -> dict[str, Any]:
-        flow, info = self._flow, self.info
-        client = flow.client
-        session = flow.session
+        info = self.info
+        session = self._flow.session
         return {
             "source": info.source,
             "cluster": info.cluster,
             "connection": info.id,
-            "time": flow.first_ns // 1000,
-            "start_ns": flow.first_ns,
-            "end_ns": flow.last_ns,
+            "time": self._flow.first_ns // 1000,
             "client_address": info.client_address,
             "client_port": info.client_port,
             "broker_address": info.broker_address,
@@ -212,24 +199,13 @@ class _Tally:
             "broker_id": info.broker_id,
             "requests": self.requests,
             "answers": self.answers,
-            "client_bytes": flow.payload_bytes[client ^ CLIENT],
-            "broker_bytes": flow.payload_bytes[client ^ 1],
             "software_name": session.software[0] if session and session.software else None,
             "software_version": session.software[1] if session and session.software else None,
             "sasl_mechanism": session.sasl_mechanism if session else None,
             "sasl_tokens": session.sasl_tokens if session else 0,
-            "tls": "tls_decrypted" if flow.decrypted else "tls" if flow.speaks == content.TLS else "plain",
-            "start_seen": flow.start_seen,
-            "end_seen": flow.close in ("fin", "reset"),
-            "close": flow.close,
-            "handshake_rtt_ns": None if flow.rtt_ns < 0 else flow.rtt_ns,
-            "retransmissions": flow.total("retransmissions"),
-            "out_of_order": flow.total("out_of_order"),
-            "zero_windows": flow.total("zero_windows"),
-            "gaps": flow.total("gaps"),
-            "gap_bytes": flow.total("gap_bytes"),
             "resyncs": self._resyncs,
             "faults": self._faults,
+            **self._flow.columns(),
         }
 
 

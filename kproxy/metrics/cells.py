@@ -45,6 +45,7 @@ from kproxy.metrics.known import (
 )
 from kproxy.metrics.lag import Fetching, Lags
 from kproxy.metrics.named import ClientCells, Clients, Topics
+from kproxy.metrics.passive import ENDS, PassiveCells
 from kproxy.metrics.tls import TlsSide
 from kproxy.metrics.upstream import ClusterState, UpstreamCells
 from kproxy.protocol.error_codes import ERRORS, error_name
@@ -161,10 +162,10 @@ class BrokerCells:
         """Requests that wait for an answer now."""
         return self.elsewhere + sum(len(connection.pending) for connection in self.live.copy())
 
-    def listened(self, listener: str) -> None:
+    def listened(self, listener: str, causes: Iterable[str]) -> None:
         """Connections to this broker can come through a listener: its series begin, at 0."""
         if listener not in self.accepted:
-            self.disconnects.update(dict.fromkeys(((listener, cause) for cause in DISCONNECT_CAUSES), 0))
+            self.disconnects.update(dict.fromkeys(((listener, cause) for cause in causes), 0))
             self.open[listener] = 0
             self.accepted[listener] = 0
 
@@ -172,7 +173,8 @@ class BrokerCells:
 class ClusterCells:
     """What is counted of one cluster as a whole, and its brokers."""
 
-    def __init__(self, cluster: str) -> None:
+    def __init__(self, cluster: str, causes: Iterable[str] = DISCONNECT_CAUSES) -> None:
+        """causes: why connections may end."""
         self.cluster = cluster
         self.brokers: dict[str, BrokerCells] = {}
         self.topics: Topics | None = None  # with a detail that reads bodies, and so are:
@@ -191,6 +193,7 @@ class ClusterCells:
         self.unbound = 0  # brokers in answers for which no port is open
         self.authentications: dict[tuple[str, str, str], int] = {}  # by side, mechanism and outcome: all are known
         self.refusals: dict[tuple[str, str], int] = {}  # by api and reason; of a cluster without a policy empty
+        self._causes = tuple(causes)
         self._apis = set(EVERYDAY_APIS)
         self._unknown_apis: set[int] = set()
         self._errors: set[tuple[str, int]] = set()
@@ -201,7 +204,7 @@ class ClusterCells:
         cells = self.brokers.get(broker)
         if cells is None:
             cells = self.brokers[broker] = BrokerCells(self.cluster, broker)
-        cells.listened(listener)
+        cells.listened(listener, self._causes)
         return cells
 
     def expect(self, broker: str, listener: str) -> None:
@@ -263,13 +266,13 @@ class ClusterCells:
             broker.by_plan[plan] = cells
         return cells
 
-    def count_errors(self, cells: ApiCells, codes: tuple[int, ...]) -> None:
-        """Add the error codes of one answer, all levels."""
+    def count_errors(self, cells: ApiCells, codes: tuple[int, ...], times: int = 1) -> None:
+        """Add the error codes of one answer, all levels, or of several that have the same."""
         counts = cells.errors
         for code in codes:
             if code not in counts:
                 code = self._error_cell(cells.api, code)
-            counts[code] = counts.get(code, 0) + 1
+            counts[code] = counts.get(code, 0) + times
 
     def _error_cell(self, api: str, code: int) -> int:
         """The code under which an error is counted: its own, while there is room for it."""
@@ -397,6 +400,32 @@ class ConnectionMetrics:
                 self.errors += len(event.errors)
                 self._cluster.count_errors(cells, event.errors)
 
+    # --- what is read by column (columns.py), and seen from beside the connection ------------------------------------
+
+    @property
+    def of_broker(self) -> BrokerCells:
+        """What is counted of the broker."""
+        return self._cells
+
+    def api_cells(self, plan: ApiPlan) -> ApiCells:
+        """What is counted of an API at the broker."""
+        return self._by_plan.get(plan) or self._cluster.api_cells(self._cells, plan)
+
+    def count_error(self, cells: ApiCells, code: int, times: int) -> None:
+        """Add the error code that so many answers have at their top level."""
+        self._cluster.count_errors(cells, (code,), times)
+
+    def move(self, broker: str) -> None:
+        """It has become known which broker is at the other end: from now on its cells count."""
+        former, listener = self._cells, self._listener
+        cells = self._cells = self._cluster.broker(broker, listener)
+        self._by_plan = cells.by_plan
+        if self._open:
+            former.live.discard(self)
+            former.open[listener] -= 1
+            cells.live.add(self)
+            cells.open[listener] += 1
+
     def _unusual(self, event: Event) -> None:
         cluster = self._cluster
         if isinstance(event, Exchange):
@@ -498,6 +527,7 @@ class Metrics:
         self.upgrades = {"failed": 0}  # attempts to have another process take over; one that succeeds ends this one
         self.predecessor_connections = 0  # that the process before this one still has
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
+        self.passive: PassiveCells | None = None  # of `kproxy watch`
 
     def upstream(self, cluster: str, causes: Sequence[str], state: Callable[[], ClusterState]) -> UpstreamCells:
         """The cells of a cluster's upstream: why dials may fail, and from now on a function that returns its state."""
@@ -515,7 +545,7 @@ class Metrics:
         """The cells of a cluster; its series begin with the first call."""
         cells = self.clusters.get(name)
         if cells is None:
-            cells = self.clusters[name] = ClusterCells(name)
+            cells = self.clusters[name] = ClusterCells(name, DISCONNECT_CAUSES if self.passive is None else ENDS)
         return cells
 
     def connection(

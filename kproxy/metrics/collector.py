@@ -1,7 +1,8 @@
 """Cells to Prometheus metric families, at scrape time.
 
-Every name, help text and label of the exposition stands here and nowhere else; names are only ever added. Seconds and
-cumulative buckets are made here, from nanoseconds and plain counts. Safe on any thread (see `cells`).
+Every name, help text and label of the exposition stands here, those of `kproxy watch` in `passive_families`, and
+nowhere else; names are only ever added. Seconds and cumulative buckets are made here, from nanoseconds and plain
+counts. Safe on any thread (see `cells`).
 
 Refuses to know events, HTTP and text formats: those are prometheus_client's.
 """
@@ -24,6 +25,7 @@ from kproxy import __version__
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics, error_label
 from kproxy.metrics.named import OTHER
+from kproxy.metrics.passive_families import OF_A_PROXY, passive_families
 from kproxy.protocol.compression import codec_name
 
 _CLUSTER = ("cluster",)
@@ -51,6 +53,14 @@ class CellCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        passive = self._metrics.passive
+        for family in self._families():
+            if passive is None or family.name not in OF_A_PROXY:
+                yield family
+        if passive is not None:
+            yield from passive_families(passive)
+
+    def _families(self) -> Iterator[Metric]:
         metrics = self._metrics
         now_ns = metrics.now_ns()
         clusters = list(metrics.clusters.values())

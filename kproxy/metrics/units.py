@@ -25,6 +25,7 @@ _NOT_SUMS: dict[type, set[str]] = {
         "worker_restarts",
         "worker_usage",
         "reloads",
+        "passive",
     },
     ClusterCells: {"cluster", "brokers", "topics", "lags", "clients", "upstream"},
     BrokerCells: {"cluster", "broker", "live", "apis", "by_plan"},

@@ -17,12 +17,12 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event as Signal
 from threading import Lock, Thread
 from traceback import extract_tb
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -99,8 +99,13 @@ class Recorder:
         self._thread.start()
         log.info("recording into %s", self.folder)
 
-    def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
-        tally = _Tally(info)
+    def note(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add rows of `quality` that somebody else has counted; those of one source and kind are added up."""
+        self._quality.add([dict(row) for row in rows])
+
+    def connected(self, info: ConnectionInfo, tcp: "Tcp | None" = None) -> Callable[[list[Event]], None]:
+        """tcp: what is seen of the connection's TCP, where kproxy is not an end of it."""
+        tally = _Tally(info, tcp)
         lock = self._lock
         self.dropped.setdefault(info.source, 0)
 
@@ -172,6 +177,18 @@ class Recorder:
             log.exception("a defect of kproxy's recorder: %d events are lost", self._files.give_up())
 
 
+class Tcp(Protocol):
+    """What packets show of a connection."""
+
+    def columns(self) -> dict[str, Any]:
+        """Of its row of `connections`, when it has ended."""
+        ...
+
+    def sent_again(self, exchange: Exchange) -> int:
+        """Segments that were sent again during an exchange."""
+        ...
+
+
 class _Portion:
     """Packed rows of all tables, as their events come."""
 
@@ -222,14 +239,20 @@ class _Portion:
                 self.partitions.append(tally.info, exchange, tally.positions)
                 self.batches.append(tally.info, exchange)
                 self.names.learn(exchange.response_body)
-                self.exchanges.append(tally.info, exchange)
+                self._row(tally, exchange)
             except Exception:
                 self.partitions.rewind(before[0])
                 self.batches.rewind(before[1])
                 raise
         else:
-            self.exchanges.append(tally.info, exchange)  # one row: whole or not at all
+            self._row(tally, exchange)  # one row: whole or not at all
         tally.count(exchange)
+
+    def _row(self, tally: "_Tally", exchange: Exchange) -> None:
+        if tally.tcp is None:
+            self.exchanges.append(tally.info, exchange)
+        else:
+            self.exchanges.append(tally.info, exchange, tally.tcp.sent_again(exchange))
 
 
 class _Defects:
@@ -290,6 +313,8 @@ class _Quality:
                 known = self._rows.setdefault((row["source"], row["kind"]), row)
                 if known is not row:
                     known["count"] += row["count"]
+                    if row.get("bytes") is not None:
+                        known["bytes"] = (known.get("bytes") or 0) + row["bytes"]
                     known["first_ns"] = min(known["first_ns"], row["first_ns"])
                     known["last_ns"] = max(known["last_ns"], row["last_ns"])
 
@@ -415,8 +440,9 @@ class _Files:
 class _Tally:
     """One connection: what its own row counts, and how far its consumer has come."""
 
-    def __init__(self, info: ConnectionInfo) -> None:
+    def __init__(self, info: ConnectionInfo, tcp: Tcp | None) -> None:
         self.info = info
+        self.tcp = tcp
         self.positions: Positions = {}
         self.faults = 0
         self._requests = 0
@@ -427,7 +453,7 @@ class _Tally:
         self._answers += exchange.response_end != NONE
 
     def row(self, closed: Closed) -> dict[str, Any]:
-        """What TCP does is not seen from here; those columns are null."""
+        """What TCP does is not seen from a proxy; those columns are null."""
         info = self.info
         software_name, software_version = closed.software or (None, None)
         return {
@@ -458,6 +484,7 @@ class _Tally:
             "gap_bytes": 0,
             "resyncs": 0,
             "faults": self.faults,
+            **({} if self.tcp is None else self.tcp.columns()),
         }
 
 

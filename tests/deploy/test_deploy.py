@@ -19,6 +19,7 @@ import yaml
 
 from kproxy import __version__
 from kproxy.cli.run import run
+from kproxy.cli.watch import settings_of, watch
 from kproxy.proxy.access.certificates import is_for, read_pem
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
@@ -135,6 +136,30 @@ def test_systemd():
     assert (service["Type"], service["NotifyAccess"]) == ("notify", "all")
 
 
+def test_watching_has_one_capability_and_options_that_hold():
+    """As a service, and on each node of Kubernetes."""
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.read(DEPLOY / "kproxy-watch.service")
+    service = unit["Service"]
+    assert service["AmbientCapabilities"] == service["CapabilityBoundingSet"] == "CAP_NET_RAW"
+    assert "AF_PACKET" in service["RestrictAddressFamilies"].split()
+    (document,) = yaml.safe_load_all((DEPLOY / "kubernetes-watch.yaml").read_text())
+    kubernetes_validate.validate(document, "1.31", strict=True)
+    template = document["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert container["image"] == f"kproxy:{__version__}"
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_RAW"]}
+    for arguments in (shlex.split(service["ExecStart"])[1:], container["args"]):
+        assert arguments[0] == watch.name
+        options = watch.make_context("watch", list(arguments[1:])).params
+        assert settings_of(**{name: each for name, each in options.items() if not name.startswith("log_")}).admin
+    admin = settings_of(**{name: each for name, each in options.items() if not name.startswith("log_")}).admin
+    assert admin is not None
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(admin.port)
+    assert [port["containerPort"] for port in container["ports"]] == [admin.port]
+
+
 def test_systemd_hands_in_the_ports_of_the_configuration():
     """As `systemd-socket-activate` does it, with the names of the unit."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
@@ -208,13 +233,14 @@ def test_systemd_accepts_the_units(tmp_path):
     )
     # What the system itself has wrong is none of ours.
     assert not [line for line in done.stderr.splitlines() if "kproxy" in line], done.stderr
-    done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--threshold=30", str(tmp_path / "kproxy.service")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("kproxy.service", "kproxy-watch.service"):
+        done = subprocess.run(
+            ["systemd-analyze", "security", "--offline=true", "--threshold=30", str(tmp_path / name)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_kubernetes_patch_is_valid_beside_a_broker():

@@ -1,6 +1,7 @@
 """docs/metrics.md says what is exposed: every metric, its type, its labels and its HELP."""
 
 import re
+from itertools import chain
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,6 +12,7 @@ from kproxy.metrics.bounds import DURATION_NS, quantile
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.metrics.known import DISCONNECT_CAUSES, FAULTS
+from kproxy.metrics.passive import ENDS, PassiveCells
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import Session
@@ -28,7 +30,11 @@ def test_the_page_describes_every_metric_as_it_is_exposed():
         name: (type_, set(re.findall(r"`(\w+)`", labels)), text) for name, type_, labels, text in SECTION.findall(PAGE)
     }
     exposed = {}
-    for family in text_string_to_metric_families(render(registry_of(busy_metrics()))[0].decode()):
+    passive = Metrics()
+    passive.passive = PassiveCells("eth0", ["gap"])
+    passive.passive.copies["default"] = 1
+    pages = [render(registry_of(metrics))[0].decode() for metrics in (passive, busy_metrics())]
+    for family in chain.from_iterable(map(text_string_to_metric_families, pages)):
         if family.name.startswith("kproxy_"):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = set().union(*(sample.labels for sample in family.samples)) - {"le"}
@@ -40,7 +46,7 @@ def test_the_page_describes_every_metric_as_it_is_exposed():
 
 
 def test_the_page_names_every_cause_and_every_kind():
-    for value in (*DISCONNECT_CAUSES, *DIAL_CAUSES, *(kind for _, kind in FAULTS)):
+    for value in (*DISCONNECT_CAUSES, *ENDS, *DIAL_CAUSES, *(kind for _, kind in FAULTS)):
         assert f"`{value}`" in PAGE, value
 
 

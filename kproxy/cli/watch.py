@@ -1,0 +1,119 @@
+"""`kproxy watch`: the options of the passive mode. The work is done in `kproxy.watch`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from kproxy.watch.settings import Settings
+
+_ANY_PORT = "any"
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command()
+@click.option(
+    "--interface",
+    "interfaces",
+    metavar="NAME",
+    multiple=True,
+    help="Interface whose packets are read; can be given several times. any: all of them.",
+)
+@click.option(
+    "--port",
+    "ports",
+    metavar="PORT|any",
+    multiple=True,
+    help="Port of brokers; can be given several times. any: Kafka is found by its content, on all ports. "
+    "Default: 9092. The ports that brokers' answers name are added.",
+)
+@click.option(
+    "--admin",
+    metavar="[HOST:]PORT",
+    help="Address of the HTTP server: /metrics, /health, /ready, /api/connections. Without a host: this machine alone.",
+)
+@click.option("--record", metavar="DIR", type=click.Path(path_type=Path), help="Record the traffic as tables.")
+@click.option(
+    "--cluster", metavar="NAME", default="default", help="The label, and column, `cluster`. Default: default."
+)
+@click.option(
+    "--detail",
+    metavar="headers|topics|batches",
+    default="headers",
+    help="What is read of each frame: headers and errors (default), also topics and lag, or also every batch.",
+)
+@click.option(
+    "--buffer-mib",
+    metavar="MIB",
+    type=int,
+    default=64,
+    help="Memory for packets that wait to be read; what comes while it is full is dropped and counted. Default: 64.",
+)
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="Whom to become once the socket is open. Default: who called sudo; without sudo, the user stays the same. "
+    "All capabilities are given up in any case.",
+)
+@click.option("--log-format", metavar="FORMAT", default="text", help="text, or json: an object a line. Default: text.")
+@click.option("--log-level", metavar="LEVEL", default="info", help="debug, info, warning or error. Default: info.")
+def watch(log_format: str, log_level: str, **options: Any) -> None:
+    """Watch a cluster from beside: metrics and tables from packets, with nothing between clients and brokers.
+
+    It needs the right to capture (sudo, or CAP_NET_RAW), on the machine of a broker, of clients, or at a mirror port.
+
+    \b
+    On a broker, with metrics at localhost:9464/metrics:
+      sudo kproxy watch --interface eth0 --admin 9464
+    \b
+    Brokers at other ports, all interfaces of a Kubernetes node, and also tables of what was seen:
+      sudo kproxy watch --interface any --port 9092 --port 9094 --admin 9464 --record tables
+    \b
+    Find out where Kafka is spoken at all:
+      sudo kproxy watch --interface any --port any --admin 9464
+      curl -s localhost:9464/api/connections
+    """
+    from kproxy.errors import KproxyError, missing_package
+    from kproxy.proxy import log_lines
+
+    if log_format not in log_lines.FORMATS:
+        raise KproxyError(f"--log-format {log_format}: one of {', '.join(log_lines.FORMATS)}")
+    if log_level not in _LEVELS:
+        raise KproxyError(f"--log-level {log_level}: one of {', '.join(_LEVELS)}")
+    settings = settings_of(**options)
+    try:
+        from kproxy.watch.watcher import Watcher
+    except ModuleNotFoundError as error:
+        missing = missing_package(error.name)
+        if missing is None:
+            raise
+        raise KproxyError(f"watching {missing}") from None
+
+    watcher = Watcher(settings)
+    watcher.open(os.environ)  # before the log, whose thread would keep what this one gives up
+    log_lines.begin(log_level, log_format)
+
+    import uvloop
+
+    uvloop.run(watcher.run(os.environ))
+
+
+def settings_of(*, admin: str | None, interfaces: tuple[str, ...], ports: tuple[str, ...], **rest: Any) -> "Settings":
+    """What the options say; KproxyError for what they cannot."""
+    from kproxy.errors import KproxyError
+    from kproxy.proxy.config.addresses import parse_address
+    from kproxy.watch.settings import PORT, Settings
+
+    try:
+        address = None if admin is None else parse_address(admin if ":" in admin else f":{admin}", lowest_port=0)
+    except ValueError as fault:
+        raise KproxyError(f"--admin: {fault}") from None
+    for port in ports:
+        if port != _ANY_PORT and not (port.isascii() and port.isdigit() and len(port) < 6):
+            raise KproxyError(f"--port {port}: a number from 1 to 65535, or any")
+    if _ANY_PORT in ports and len(ports) > 1:
+        raise KproxyError("--port any has all ports in it: leave the others out")
+    numbers = () if ports == (_ANY_PORT,) else tuple(sorted(set(map(int, ports)))) or (PORT,)
+    return Settings(interfaces, numbers, admin=address, **rest)

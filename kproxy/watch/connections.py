@@ -1,0 +1,269 @@
+"""The connections that are watched: each counted, recorded and shown as one that goes through a proxy.
+
+Duty: take the events of flows to metrics and sinks, learn brokers from what answers say, and give each connection its
+broker as soon as that is known. Bounded by the flows (capture.flows): what is kept here is kept per open connection.
+Runs on the thread of the event loop. Refuses to know interfaces, and how packets are read.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kproxy.capture import content
+from kproxy.capture.flow import Flow
+from kproxy.metrics import Metrics
+from kproxy.metrics.cells import ConnectionMetrics
+from kproxy.metrics.columns import count
+from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.proxy.relay.listeners import normal
+from kproxy.proxy.upstream.destinations import MAX_BROKERS, Destinations
+from kproxy.watch.copies import Twins
+from kproxy.wire.bulk import Bulk
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import CLIENT, Closed, Event, Exchange
+
+if TYPE_CHECKING:
+    from kproxy.tables.recorder import Recorder
+
+LISTENER = "watch"  # the label that ports of a proxy have
+UNKNOWN = "bootstrap"  # the label of brokers that no answer has named yet
+_MAX_NAME = 256
+
+Json = dict[str, Any]
+
+
+class Connection:
+    """One connection that speaks Kafka; the listener of its events."""
+
+    __slots__ = ("_events", "_kept", "_owner", "_record", "counting", "flow", "number")
+
+    def __init__(self, flow: Flow, number: int, owner: "Connections", counting: ConnectionMetrics) -> None:
+        assert flow.info is not None
+        self.flow = flow
+        self.number = number
+        self.counting = counting
+        self._owner = owner
+        self._kept: Closed | None = None  # its last event, until all is known of its end
+        self._record = None if owner.recorder is None else owner.recorder.connected(flow.info, self)
+
+    def __call__(self, events: list[Event]) -> None:
+        self.counting.events(events)
+        owner = self._owner
+        for event in events:
+            if event.__class__ is Exchange and event.response_body is not None and event.response_body.brokers:
+                owner.learn(event.response_body.brokers)
+        if self._record is not None:
+            last = events[-1] if events else None
+            if isinstance(last, Closed):
+                self._kept = last
+                events = events[:-1]
+            if events:
+                self._record(events)
+
+    def end(self) -> None:
+        """The flow has ended."""
+        flow = self.flow
+        self.counting.closed(_cause(flow, self._kept))
+        if self._record is not None:
+            self._record([self._kept or _closed(flow)])
+
+    # --- what the recorder asks (tables.recorder.Tcp) ----------------------------------------------------------------
+
+    def columns(self) -> Json:
+        return _columns(self.flow)
+
+    def sent_again(self, exchange: Exchange) -> int:
+        return self.flow.sent_again(exchange)
+
+    # --- what operators ask ------------------------------------------------------------------------------------------
+
+    def row(self) -> Json:
+        """What is known of it: a row of /api/connections."""
+        flow = self.flow
+        info, session = flow.info, flow.session
+        assert info is not None
+        client_id = software = None
+        requests = pending = 0
+        if session is not None:
+            client_id = session.client_id
+            software = session.software
+            requests, pending = session.requests, len(session.pending)
+        return {
+            "number": self.number,
+            "cluster": info.cluster,
+            "listener": LISTENER,
+            "client": str(Address(info.client_address, info.client_port)),
+            "client_id": None if client_id is None else client_id[:_MAX_NAME],
+            "software": None if software is None else " ".join(software)[:_MAX_NAME],
+            "broker": info.broker_id,
+            "upstream": str(Address(info.broker_address, info.broker_port)),
+            "opened_ns": info.opened_ns,
+            "last_packet_ns": flow.last_ns,
+            "start_seen": flow.start_seen,
+            "requests": requests,
+            "requests_pending": pending,
+            "bytes_in": flow.payload_bytes[flow.client ^ CLIENT],
+            "bytes_out": flow.payload_bytes[flow.client ^ 1],
+            "gaps": flow.total("gaps"),
+            "gap_bytes": flow.total("gap_bytes"),
+            "retransmissions": flow.total("retransmissions"),
+        }
+
+
+class Encrypted:
+    """A connection of which TLS leaves only TCP to be seen: it has a row in `connections` when it has ended."""
+
+    __slots__ = ("_record", "flow")
+
+    def __init__(self, flow: Flow, owner: "Connections") -> None:
+        assert flow.info is not None
+        self.flow = flow
+        self._record = None if owner.recorder is None else owner.recorder.connected(flow.info, self)
+
+    def __call__(self, events: list[Event]) -> None:
+        pass
+
+    def end(self) -> None:
+        if self._record is not None:
+            self._record([_closed(self.flow)])
+
+    def columns(self) -> Json:
+        return _columns(self.flow)
+
+    def sent_again(self, exchange: Exchange) -> int:
+        return 0
+
+
+class Connections:
+    """All of one cluster; the handlers of its flows."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        cluster: str,
+        destinations: Destinations,
+        *,
+        bodies: bool,
+        recorder: "Recorder | None" = None,
+        on_ports: Callable[[set[int]], None] = lambda ports: None,
+    ) -> None:
+        """bodies: topics are counted too. on_ports: called with the ports of brokers that are new."""
+        self.recorder = recorder
+        self._metrics = metrics
+        self._cluster = cluster
+        self._cells = metrics.cluster(cluster)
+        self._bodies = bodies
+        self._destinations = destinations
+        self._on_ports = on_ports
+        self._open: dict[Flow, Connection] = {}  # the oldest first
+        self._others: dict[Flow, Encrypted] = {}
+        self._copies: set[Flow] = set()
+        self._twins = Twins()
+        self._numbers = 0
+        self._nameless: dict[Connection, None] = {}  # whose broker is not known
+        self._numeric: dict[Address, int] = {}  # brokers that name themselves by number: nothing has to be looked up
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(list(self._open.values()))
+
+    @property
+    def objects(self) -> int:
+        """About how many Python objects the connections have."""
+        return 50 * (len(self._open) + len(self._others))
+
+    # --- the handlers of flows ---------------------------------------------------------------------------------------
+
+    def decided(self, flow: Flow) -> Callable[[list[Event]], None]:
+        """It is clear that a flow speaks Kafka, or TLS; returns what takes its events."""
+        info = flow.info
+        assert info is not None
+        if self._twins.is_copy(flow):
+            self._copies.add(flow)
+            passive = self._metrics.passive
+            if passive is not None:
+                passive.copies[self._cluster] = passive.copies.get(self._cluster, 0) + 1
+            return _nothing
+        node_id = self._broker_of(info)
+        if node_id is not None:
+            flow.info = info = replace(info, broker_id=node_id)
+        if flow.speaks == content.TLS:
+            encrypted = self._others[flow] = Encrypted(flow, self)
+            return encrypted
+        self._numbers += 1
+        pending = flow.session.pending if flow.session is not None else ()
+        label = UNKNOWN if node_id is None else str(node_id)
+        counting = self._metrics.connection(info, LISTENER, label, pending, topics=self._bodies)
+        connection = self._open[flow] = Connection(flow, self._numbers, self, counting)
+        if node_id is None:
+            self._nameless[connection] = None
+        return connection
+
+    def many(self, flows: Sequence[Flow], bulk: Bulk) -> None:
+        """Exchanges of some flows, all at once."""
+        of_flows = [self._open.get(flow) for flow in flows]
+        count([None if each is None else each.counting for each in of_flows], bulk)
+
+    def ended(self, flow: Flow) -> None:
+        connection = self._open.pop(flow, None) or self._others.pop(flow, None)
+        if connection is not None:
+            connection.end()
+            if isinstance(connection, Connection):
+                self._nameless.pop(connection, None)
+        self._copies.discard(flow)
+
+    # --- brokers -----------------------------------------------------------------------------------------------------
+
+    def learn(self, brokers: Mapping[tuple[str, int], int]) -> None:
+        """An answer names brokers: node ids by host and port."""
+        named = [(node_id, Address(*at)) for at, node_id in brokers.items()]
+        known = [(node_id, address) for node_id, address in named if address.host and 0 < address.port < 1 << 16]
+        for node_id in self._destinations.learn(known):
+            self._cells.expect(str(node_id), LISTENER)
+        before = len(self._numeric)
+        for node_id, address in known:
+            if numeric(address.host) is not None and (len(self._numeric) < MAX_BROKERS or address in self._numeric):
+                self._numeric[normal(address)] = node_id
+        if len(self._numeric) > before:
+            self.name_brokers()
+        self._on_ports({address.port for _, address in known})
+
+    def _broker_of(self, info: ConnectionInfo) -> int | None:
+        address = Address(info.broker_address, info.broker_port)
+        found = self._numeric.get(normal(address))
+        return found if found is not None else self._destinations.broker_at(address)
+
+    def name_brokers(self) -> None:
+        """Give connections their brokers, as far as these have become known."""
+        for connection in list(self._nameless):
+            info = connection.flow.info
+            assert info is not None
+            node_id = self._broker_of(info)
+            if node_id is not None:
+                del self._nameless[connection]
+                connection.flow.info = replace(info, broker_id=node_id)
+                connection.counting.move(str(node_id))
+
+
+def _nothing(events: list[Event]) -> None:
+    """Takes the events of what is counted elsewhere."""
+
+
+def _columns(flow: Flow) -> Json:
+    assert flow.info is not None
+    return {**flow.columns(), "broker_id": flow.info.broker_id}  # it may have become known later than the connection
+
+
+def _closed(flow: Flow) -> Closed:
+    return Closed(CLIENT, flow.last_ns)
+
+
+def _cause(flow: Flow, closed: Closed | None) -> str:
+    """Why a connection ended, as one of `metrics.passive.ENDS`."""
+    if flow.close == "reset":
+        return "client_reset" if flow.reset_by == flow.client else "broker_reset"
+    if flow.close == "fin":
+        return "client_closed" if closed is None or closed.first == CLIENT else "broker_closed"
+    return "reused" if flow.close == "reused" else "idle"

@@ -1,0 +1,104 @@
+"""Which packets the kernel copies for us: a program of classic BPF, made of ports and interfaces.
+
+Duty: `program` writes the instructions. The packets begin at their IP header (the socket is SOCK_DGRAM), so one
+program serves every kind of interface. What the kernel cannot decide cheaply is accepted and left to `capture`:
+fragments behind the first, IPv6 with extension headers, a second VLAN tag. A loopback interface shows each packet on
+its way out and again on its way in: the first is left out.
+
+Format: linux/Documentation/networking/filter.rst; the offsets from -0x1000 on are "ancillary data". Bounded by
+MAX_PORTS ports, and MAX_INTERFACES: jumps reach 255 instructions. Refuses to know sockets.
+"""
+
+from collections.abc import Collection
+from struct import pack
+
+MAX_PORTS = 64
+MAX_INTERFACES = 32
+
+SNAP = 0x40000  # bytes of a packet at most: more than the largest that the kernel merges of several (GRO)
+
+_OUTGOING = 4  # PACKET_OUTGOING of linux/if_packet.h
+_PROTOCOL, _KIND, _INTERFACE = (0xFFFFF000 + offset for offset in (0, 4, 8))
+_LOAD, _LOAD_HALF, _LOAD_BYTE, _LOAD_HALF_AT_X = 0x20, 0x28, 0x30, 0x48
+_X_IS, _X_IS_HEADER = 0x01, 0xB1
+_JUMP, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x05, 0x15, 0x45, 0x06
+
+_IPV4, _IPV6, _TAG, _SERVICE_TAG = 0x0800, 0x86DD, 0x8100, 0x88A8
+_TCP = 6
+_EXTENSIONS = (0, 43, 44, 51, 60)  # hop by hop, routing, fragment, authentication, destination
+
+# (code, value, where to go on if it holds, and if not); None: at the next one
+_Step = tuple[int, int, str | None, str | None]
+
+
+def program(ports: Collection[int], interfaces: Collection[int] = (), loopbacks: Collection[int] = ()) -> list[bytes]:
+    """The instructions that accept TCP from or to some ports (none, or more than MAX_PORTS: any), 8 bytes each.
+
+    interfaces: the numbers of those that are looked at; none, or more than MAX_INTERFACES: all.
+    loopbacks: those of which only what comes in is looked at.
+    """
+    steps: list[_Step | str] = []
+    if 0 < len(interfaces) <= MAX_INTERFACES:
+        steps.append((_LOAD, _INTERFACE, None, None))
+        steps += [(_IF_EQUAL, number, "kind", None) for number in sorted(interfaces)]
+        steps.append((_RETURN, 0, None, None))
+    steps.append("kind")
+    if loopbacks:
+        steps += [(_LOAD, _KIND, None, None), (_IF_EQUAL, _OUTGOING, None, "protocol"), (_LOAD, _INTERFACE, None, None)]
+        steps += [(_IF_EQUAL, number, "drop", None) for number in sorted(loopbacks)[:MAX_INTERFACES]]
+    steps += [
+        "protocol",
+        (_LOAD, _PROTOCOL, None, None),
+        (_IF_EQUAL, _IPV4, "ipv4", None),
+        (_IF_EQUAL, _IPV6, "ipv6", None),
+        (_IF_EQUAL, _TAG, "accept", None),
+        (_IF_EQUAL, _SERVICE_TAG, "accept", None),
+        "drop",
+        (_RETURN, 0, None, None),
+        "ipv4",
+        (_LOAD_BYTE, 9, None, None),
+        (_IF_EQUAL, _TCP, None, "drop_here"),
+        (_LOAD_HALF, 6, None, None),
+        (_IF_ANY_BIT, 0x1FFF, "accept", None),
+        (_X_IS_HEADER, 0, None, None),
+        (_JUMP, 0, "ports", None),
+        "ipv6",
+        (_LOAD_BYTE, 6, None, None),
+        *((_IF_EQUAL, kind, "accept", None) for kind in _EXTENSIONS),
+        (_X_IS, 40, None, None),
+        (_IF_EQUAL, _TCP, "ports", None),
+        "drop_here",
+        (_RETURN, 0, None, None),
+        "accept",
+        (_RETURN, SNAP, None, None),
+        "ports",
+    ]
+    if 0 < len(ports) <= MAX_PORTS:
+        for end in (0, 2):
+            steps.append((_LOAD_HALF_AT_X, end, None, None))
+            steps += [(_IF_EQUAL, port, "found", None) for port in sorted(ports)]
+        steps.append((_RETURN, 0, None, None))
+    steps += ["found", (_RETURN, SNAP, None, None)]
+    return _assembled(steps)
+
+
+def _assembled(steps: list[_Step | str]) -> list[bytes]:
+    """Instructions, with names of places as distances."""
+    places: dict[str, int] = {}
+    count = 0
+    for step in steps:
+        if isinstance(step, str):
+            places[step] = count
+        else:
+            count += 1
+    written: list[bytes] = []
+    for step in steps:
+        if isinstance(step, str):
+            continue
+        code, value, holds, fails = step
+        behind = len(written) + 1
+        then, other = (0 if name is None else places[name] - behind for name in (holds, fails))
+        if code == _JUMP:
+            value, then = then, 0
+        written.append(pack("=HBBI", code, then, other, value))
+    return written

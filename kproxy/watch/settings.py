@@ -1,0 +1,51 @@
+"""What `kproxy watch` is told, and what of it makes no sense. Refuses to know how it is written on a command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kproxy.errors import KproxyError
+from kproxy.proxy.config.addresses import Address
+from kproxy.watch.filters import MAX_PORTS
+from kproxy.wire.bodies import DETAILS
+
+PORT = 9092  # of brokers, where no other is named
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Raises KproxyError for what cannot be.
+
+    ports: of brokers; empty: any, Kafka is found by its content. learns_ports: those that answers name are added.
+    user: whom to become once the socket is open; None: who called sudo. processes: look for the processes of
+    connections in /proc.
+    """
+
+    interfaces: tuple[str, ...]
+    ports: tuple[int, ...] = (PORT,)
+    learns_ports: bool = True
+    admin: Address | None = None
+    record: Path | None = None
+    cluster: str = "default"
+    detail: str = "headers"
+    buffer_mib: int = 64
+    user: str | None = None
+    processes: bool = False
+
+    def __post_init__(self) -> None:
+        for port in self.ports:
+            if not 0 < port < 1 << 16:
+                raise KproxyError(f"--port {port}: ports are from 1 to 65535, or any")
+        if len(self.ports) > MAX_PORTS:
+            raise KproxyError(
+                f"--port: {len(self.ports)} ports; at most {MAX_PORTS}, or any, which finds Kafka by itself"
+            )
+        if not self.cluster:
+            raise KproxyError("--cluster: the name is empty: leave it out, or name it")
+        if self.detail not in DETAILS:
+            raise KproxyError(f"--detail {self.detail}: one of {', '.join(DETAILS)}")
+        if not 2 <= self.buffer_mib <= 4096:
+            raise KproxyError(f"--buffer-mib {self.buffer_mib}: from 2 to 4096")
+        if self.admin is None and self.record is None:
+            raise KproxyError(
+                "nothing would come of it: give it --admin HOST:PORT, for metrics, or --record DIR, for tables"
+            )

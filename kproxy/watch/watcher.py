@@ -1,0 +1,416 @@
+"""The composition root of `kproxy watch`: the socket, the flows, what counts and records them, and the admin server.
+
+One process, one event loop. Packets are read on it, a window at a time, and between two windows the admin server has
+its turn. Once a second it looks after what packets do not trigger: the kernel's counts, interfaces that came or went,
+brokers whose names were looked up, flows that have been silent for IDLE_S.
+
+Nothing is lost silently: what the kernel drops, and what packets do not show, is counted, and reported in `quality`.
+Memory: the ring, what `capture.flows` bounds, the recorder's. Refuses to know what is in packets.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from kproxy import __version__
+from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.quality import KINDS, Quality
+from kproxy.errors import KproxyError, missing_package
+from kproxy.metrics import Metrics
+from kproxy.metrics.passive import PassiveCells
+from kproxy.metrics.summary import summarise
+from kproxy.proxy import log_lines
+from kproxy.proxy.control import parameters, systemd
+from kproxy.proxy.control.garbage import FullCollections
+from kproxy.proxy.control.tasks import Tasks
+from kproxy.proxy.relay.listeners import why_unbound
+from kproxy.proxy.upstream.destinations import Destinations
+from kproxy.proxy.upstream.resolver import Resolver
+from kproxy.watch import privileges
+from kproxy.watch.connections import Connections
+from kproxy.watch.copies import OneInterface
+from kproxy.watch.filters import MAX_PORTS, program
+from kproxy.watch.interfaces import ANY, Asked, refused
+from kproxy.watch.ring import BLOCK_BYTES, Ring
+from kproxy.watch.settings import Settings
+from kproxy.wire.bodies import BATCHES, DETAILS, ERRORS
+
+if TYPE_CHECKING:
+    from kproxy.proxy.control.admin import Admin
+    from kproxy.tables.recorder import Recorder
+
+IDLE_S = 20 * 60  # twice as long as brokers keep silent connections (connections.max.idle.ms)
+TICK_S = 1.0
+EXPIRE_TICKS = 30
+REPORT_TICKS = 60  # between two reports of what was found into `quality`
+DRAIN_S = 2.0  # for packets that wait when it ends
+WINDOWS_PER_TURN = 4
+MAX_ROWS = 10_000  # of /api/connections in one answer
+_DEFAULT_ROWS = 1000
+_ROWS_PER_SLICE = 50
+_LOOPBACK = "localhost"
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+# What is counted of a flow when it ends, and shown while it is open.
+_OF_OPEN = {
+    "duplicate_packets": "duplicates",
+    "retransmissions": "retransmissions",
+    "out_of_order": "out_of_order",
+    "zero_windows": "zero_windows",
+    "long_gap": "long_gaps",
+    "gap": "gaps",
+    "truncated": "truncated",
+}
+
+log = logging.getLogger("kproxy.watch")
+
+
+class _Found(Quality):
+    """Findings of a capture without an end: connections that are copies are known as they begin (copies.Twins)."""
+
+    def stream(self, numbers: tuple[int, int], name: str, time_ns: int, size: int) -> None:
+        pass
+
+
+class Watcher:
+    """`open`, as whoever may capture; then `run`, until a signal ends it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self._asked = Asked(settings.interfaces)
+        self._passive = self.metrics.passive = PassiveCells(self._asked.label or ANY, KINDS)
+        self._interface = self._passive.interfaces[self._asked.label or ANY]
+        self._ports = set(settings.ports)
+        self._quality = _Found()
+        self._told: dict[str, tuple[int, int]] = {}  # of findings, what is in `quality` already
+        self._one_interface = None if self._asked.is_one else OneInterface()
+        self._ring: Ring | None = None
+        self._recorder: Recorder | None = None
+        self._admin: Admin | None = None
+        self._is_here = True  # every interface that was named is there, and up
+        self._numbers: tuple[int, ...] = ()  # of the interfaces that the filter lets through
+        self._tasks = Tasks("watch")
+        self._ends = asyncio.Event()
+        self._destinations = Destinations(Resolver())
+        self._connections: Connections
+        self._flows: Flows
+        self._ticks = 0
+        self._dropping = False
+        self._who = ""  # uid, gid and capabilities
+
+    # --- start -------------------------------------------------------------------------------------------------------
+
+    def open(self, environment: Mapping[str, str]) -> None:
+        """Open the socket, and give up what is needed for that alone. Raises KproxyError."""
+        settings = self.settings
+        self._asked.check()
+        user = privileges.user_to_become(settings.user, environment)
+        blocks = max(2, settings.buffer_mib * (1 << 20) // BLOCK_BYTES)
+        try:
+            self._ring = Ring(self._program(), blocks)
+            self._bind()
+        except OSError as fault:
+            raise refused(fault) from None
+        keep = (privileges.SYS_PTRACE, privileges.DAC_READ_SEARCH) if settings.processes else ()
+        self._who = privileges.drop(user, keep)
+
+    def _program(self) -> list[bytes]:
+        found = self._asked.found()
+        numbers = () if self._asked.names == (ANY,) else tuple(each.number for each in found)
+        self._numbers = tuple(each.number for each in found)
+        return program(self._ports, () if len(numbers) == 1 else numbers, [i.number for i in found if i.is_loopback])
+
+    def _bind(self) -> None:
+        assert self._ring is not None
+        self._ring.bind(self._asked.names[0] if self._asked.is_one else "")
+
+    async def run(self, environment: Mapping[str, str]) -> None:
+        """Watch until a signal. Raises KproxyError where the admin port or the folder cannot be had."""
+        assert self._ring is not None
+        settings, metrics = self.settings, self.metrics
+        loop = asyncio.get_running_loop()
+        for number in _ENDING:
+            signal.signal(number, lambda number, _: loop.call_soon_threadsafe(self._signalled, number))
+        metrics.log_lines_dropped = log_lines.dropped
+        log.info("kproxy %s: the packet socket is open, what is left: %s", __version__, self._who)
+        self._start_recorder()
+        self._start_flows()
+        notifier = systemd.Notifier(dict(environment))
+        collections = FullCollections(lambda: self._connections.objects)
+        await self._start_admin()
+        collections.start()
+        loop.add_reader(self._ring.fileno(), self._readable)
+        self._tasks.spawn(self._destinations.run())
+        self._tasks.spawn(self._tick())
+        self._tasks.spawn(notifier.run(self.not_ready, self._describe))
+        ports = ",".join(map(str, sorted(self._ports))) or "any"
+        log.info("watching interface=%s ports=%s buffer_mib=%d", self._asked.label, ports, settings.buffer_mib)
+        try:
+            await self._ends.wait()
+        finally:
+            notifier.stopping("reads the packets that wait", DRAIN_S + 10)
+            loop.remove_reader(self._ring.fileno())
+            self._finish()
+            collections.stop()
+            await self._tasks.cancel()
+            if self._recorder is not None:
+                await asyncio.to_thread(self._recorder.close)
+            if self._admin is not None:
+                await self._admin.stop()
+            self._ring.close()
+            text = "stopped: packets=%d dropped=%d"
+            log.info(text, self._interface.packets, self._interface.dropped)
+
+    def _start_recorder(self) -> None:
+        settings = self.settings
+        if settings.record is None:
+            return
+        try:
+            from kproxy.tables.recorder import Recorder
+        except ModuleNotFoundError as fault:  # heavy, and not everybody's
+            missing = missing_package(fault.name)
+            raise (KproxyError(f"--record {missing}") if missing else fault) from None
+        self._recorder = Recorder(settings.record, {"detail": {settings.cluster: settings.detail}, "watch": True})
+        self._recorder.start()
+        self.metrics.recorder_dropped = self._recorder.dropped
+
+    def _start_flows(self) -> None:
+        settings = self.settings
+        detail = min(DETAILS[settings.detail], BATCHES)
+        self._connections = Connections(
+            self.metrics,
+            settings.cluster,
+            self._destinations,
+            bodies=detail != ERRORS,
+            recorder=self._recorder,
+            on_ports=self._learn_ports,
+        )
+        # Columns cost least; who wants topics, or rows, gets each exchange as an event.
+        by_column = detail == ERRORS and self._recorder is None
+        handlers = Handlers(
+            self._connections.decided, self._connections.many if by_column else None, self._connections.ended
+        )
+        self._flows = Flows(
+            self._source, self._quality, handlers, cluster=settings.cluster, ports=settings.ports, detail=detail
+        )
+        self._passive.findings = self._findings
+
+    @property
+    def _source(self) -> str:
+        return f"watch:{self._asked.label}"
+
+    async def _start_admin(self) -> None:
+        address = self.settings.admin
+        if address is None:
+            return
+        from kproxy.metrics.collector import registry_of
+        from kproxy.metrics.exposition import render
+        from kproxy.proxy.control.admin import Admin
+
+        registry = registry_of(self.metrics)
+        admin = Admin(
+            address.host or _LOOPBACK,
+            address.port,
+            scrape=lambda accept: render(registry, accept),
+            not_ready=self.not_ready,
+            api={"connections": self._api_connections, "traffic": self._api_traffic, "watch": self._api_watch},
+        )
+        try:
+            await admin.start()
+        except OSError as fault:
+            raise KproxyError(f"--admin {address} cannot be bound: {why_unbound(fault)}") from None
+        self._admin = admin
+        log.info("admin at %s: /metrics /health /ready", admin.url)
+
+    # --- packets -----------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        for _ in range(WINDOWS_PER_TURN):
+            if not self._read():
+                return
+
+    def _read(self) -> bool:
+        """Take a window of packets; whether there was one."""
+        ring = self._ring
+        assert ring is not None
+        window = ring.window()
+        if window is None:
+            self._look_for_fault()
+            return False
+        last_ns = window.records[-1][0]
+        try:
+            if self._one_interface is not None:
+                window, left_out = self._one_interface(window, ring.interface)
+                self._passive.duplicates += left_out
+            self._flows.window(window)
+        finally:
+            ring.release()
+        self._passive.behind_ns = max(0, time.time_ns() - last_ns)
+        return True
+
+    def _look_for_fault(self) -> None:
+        assert self._ring is not None
+        fault = self._ring.fault()
+        if fault and fault != errno.ENETDOWN:
+            log.warning("the packet socket reports: %s", os.strerror(fault))
+
+    def _finish(self) -> None:
+        """Read what waits, and end all flows."""
+        assert self._ring is not None
+        end_s = time.monotonic() + DRAIN_S
+        while self._ring.has_more and time.monotonic() < end_s:
+            self._read()
+        self._count()
+        self._flows.finish()
+        self._report()
+
+    # --- what packets do not trigger ---------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._ticks += 1
+            # The kernel's clock stamps packets, and it may be set: what is compared with their times follows it.
+            self.metrics.clock_offset_ns = time.time_ns() - time.monotonic_ns()
+            self._count()
+            self._look_after_interfaces()
+            self._connections.name_brokers()
+            if not self._ticks % EXPIRE_TICKS:
+                self._flows.expire(time.time_ns() - IDLE_S * 10**9)
+            if not self._ticks % REPORT_TICKS:
+                self._report()
+
+    def _count(self) -> None:
+        """Take over the kernel's counts."""
+        ring, cells = self._ring, self._interface
+        assert ring is not None
+        ring.count()
+        dropped = ring.dropped - cells.dropped
+        cells.packets = ring.packets - ring.dropped
+        cells.dropped = ring.dropped
+        if dropped:
+            now_ns = time.time_ns()
+            self._quality.note("kernel_drops", now_ns, count=dropped)
+            if not self._dropping:  # one line per burst
+                log.warning(
+                    "packets are dropped: more come than kproxy reads; kproxy_watch_dropped_packets_total counts them. "
+                    "Watch fewer ports (--port), give it a larger --buffer-mib, or a core of its own"
+                )
+        self._dropping = bool(dropped)
+
+    def _look_after_interfaces(self) -> None:
+        """Interfaces come and go: what is there is watched."""
+        assert self._ring is not None
+        missing = self._asked.missing()
+        numbers = tuple(each.number for each in self._asked.found())
+        if numbers != self._numbers:
+            try:
+                self._ring.attach(self._program())
+                if not missing or not self._asked.is_one:
+                    self._bind()
+            except OSError as fault:  # it has gone again
+                self._numbers = ()
+                log.debug("interfaces cannot be bound now: %s", fault)
+        if bool(missing) == self._is_here:
+            self._is_here = not missing
+            self._interface.is_up = self._is_here
+            if missing:
+                log.warning("%s: its packets are missing until it is back", "; ".join(missing))
+            else:
+                log.info("interface=%s is back", self._asked.label)
+
+    def _learn_ports(self, ports: set[int]) -> None:
+        """Answers name the ports of brokers: those are watched too."""
+        if not self._ports or not self.settings.learns_ports or ports <= self._ports:
+            return
+        new = sorted(ports - self._ports)[: MAX_PORTS - len(self._ports)]
+        if not new:
+            return
+        self._ports |= set(new)
+        self._flows.trust(new)
+        assert self._ring is not None
+        with suppress(OSError):
+            self._ring.attach(self._program())
+        log.info("brokers have other ports too: ports=%s", ",".join(map(str, sorted(self._ports))))
+
+    def _findings(self) -> Mapping[str, int]:
+        """How often each kind of thing was found, in ended flows and in those that are open."""
+        counts = {kind: self._quality.count(kind) for kind in KINDS if kind != "same_stream"}
+        for flow in self._flows.open:
+            for kind, counter in _OF_OPEN.items():
+                counts[kind] += flow.total(counter)
+            if flow.speaks is not None:
+                counts[flow.speaks] = counts.get(flow.speaks, 0) + 1
+        return counts
+
+    def _report(self) -> None:
+        """Findings that no row of `quality` has yet go to the recorder."""
+        if self._recorder is None:
+            return
+        rows = []
+        for row in self._quality:
+            count, size = self._told.get(row.kind, (0, 0))
+            if row.count > count or row.bytes > size:
+                self._told[row.kind] = row.count, row.bytes
+                now_ns = time.time_ns()
+                rows.append(
+                    {
+                        "source": self._source,
+                        "kind": row.kind,
+                        "count": row.count - count,
+                        "bytes": row.bytes - size,
+                        "first_ns": now_ns if row.first_ns < 0 else row.first_ns,
+                        "last_ns": now_ns if row.last_ns < 0 else row.last_ns,
+                        "sentence": row.sentence,
+                    }
+                )
+        self._recorder.note(rows)
+
+    # --- operators ---------------------------------------------------------------------------------------------------
+
+    def not_ready(self) -> list[str]:
+        """Why nothing is seen now; nothing: it watches."""
+        return [] if self._is_here else self._asked.missing()
+
+    def _describe(self) -> str:
+        return f"kproxy {__version__}: watches {self._asked.label}, {len(self._connections)} connections"
+
+    def _signalled(self, number: int) -> None:
+        log.info("%s: stopping", signal.Signals(number).name)
+        self._ends.set()
+
+    def _api_traffic(self, _: Mapping[str, str]) -> Any:
+        return summarise(self.metrics, time.time_ns()).as_json()
+
+    def _api_watch(self, _: Mapping[str, str]) -> Any:
+        cells = self._passive
+        return {
+            "interfaces": list(self._asked.names),
+            "missing": self._asked.missing(),
+            "ports": sorted(self._ports),
+            "packets": self._interface.packets,
+            "dropped_packets": self._interface.dropped,
+            "duplicate_packets": cells.duplicates,
+            "delay_s": round(cells.behind_ns / 1e9, 6),
+            "connections": len(self._connections),
+            "flows": len(self._flows.open),
+            "findings": {kind: count for kind, count in cells.found().items() if count},
+        }
+
+    def _api_connections(self, query: Mapping[str, str]) -> AsyncIterator[list[dict[str, Any]]]:
+        """Open connections, the oldest first: at most `limit`, of those whose number is above `after`."""
+        limit = parameters.number(query, "limit", _DEFAULT_ROWS, MAX_ROWS)
+        after = parameters.number(query, "after", 0, 1 << 62)
+        return self._connection_slices(after, limit)
+
+    async def _connection_slices(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
+        wanted = [connection for connection in self._connections if connection.number > after][:limit]
+        for start in range(0, len(wanted), _ROWS_PER_SLICE):
+            yield [connection.row() for connection in wanted[start : start + _ROWS_PER_SLICE]]
