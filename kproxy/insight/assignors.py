@@ -2,15 +2,20 @@
 
 Duty: range and round robin, as the clients' assignors have them (`RangeAssignor`, `RoundRobinAssignor` of Java, `range`
 and `roundrobin` of librdkafka), so that what a group's leader sent can be compared; and what is wrong with any
-assignment: partitions that nobody owns, and that two own. Other strategies depend on what members owned before, or on
-racks, and are not computed.
+assignment: partitions that nobody owns, that two own, that one owns who does not want them. What sticky strategies
+assign depends on what members owned before, and what range does on racks: of those it is checked that they hold.
 
-Memory and time are bounded by the partitions of the topics that are subscribed to, which the caller limits. Refuses to
-know frames, generations and where partition counts come from.
+Time is bounded by MAX_STEPS: members times topics, and partitions. Refuses to know frames, generations and where
+partition counts come from.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+COOPERATIVE = "cooperative-sticky"
+STICKY = ("sticky", COOPERATIVE)
+MAX_STEPS = 2_000_000
+MAX_NAMED = 10  # partitions in what is said to be wrong
 
 Owned = Mapping[str, frozenset[tuple[str, int]]]  # member id -> (topic, partition)
 
@@ -21,15 +26,83 @@ class Member(NamedTuple):
     id: str
     instance_id: str | None  # of a static member (KIP-345)
     topics: Sequence[str]  # that it subscribes to
+    rack: str | None = None
+    owned: frozenset[tuple[str, int]] | None = None  # what it said that it owned when it joined
+
+
+class Verdict(NamedTuple):
+    """What is to be said of an assignment."""
+
+    reason: str | None = None  # what is wrong; None: nothing that is known
+    expected: Owned | None = None  # what the strategy computes
+    sent: Owned | None = None
+    holds: bool | None = None  # for strategies that are not computed
+
+    def agrees(self, member_id: str) -> bool | None:
+        """Whether a member has what it should; None: it cannot be said."""
+        if self.expected is None or self.sent is None:
+            return self.holds
+        return self.sent.get(member_id) == self.expected.get(member_id)
+
+
+def checked(strategy: str, members: Sequence[Member], partitions: Mapping[str, int], sent: Owned) -> Verdict:
+    """Compare what a leader sent with what its strategy computes, or with what it must hold."""
+    if not members:
+        return Verdict()
+    expected = computed(strategy, members, partitions)
+    if expected is not None:
+        differs = any(sent.get(member.id, frozenset()) != expected[member.id] for member in members)
+        differs = differs or not sent.keys() <= expected.keys()
+        if not differs or not any(member.rack is not None for member in members):
+            words = _wrong(strategy, members, partitions, sent) or f"not what {strategy} computes"
+            return Verdict(words if differs else None, expected, sent)
+    if strategy in STICKY and all(topic in partitions for member in members for topic in member.topics):
+        wrong = _wrong(strategy, members, partitions, sent)
+        return Verdict(wrong, holds=wrong is None)
+    return Verdict()
+
+
+def _wrong(strategy: str, members: Sequence[Member], partitions: Mapping[str, int], sent: Owned) -> str | None:
+    """What no assignment of Kafka's own strategies may have, in words; None: it has nothing of it."""
+    if sum(partitions.get(topic, 0) for topic in _topics(members)) > MAX_STEPS:
+        return None
+    wrong = []
+    twice = owned_twice(sent)
+    if twice:
+        words = [f"{topic}-{index} by {' and '.join(who[:3])}" for (topic, index), who in sorted(twice.items())]
+        wrong.append(f"owned twice: {_few(words)}")
+    nobody = unowned(sent, members, partitions)
+    if strategy == COOPERATIVE:  # what is to move is owned by nobody for a generation
+        nobody = nobody.difference(*(member.owned or frozenset() for member in members))
+    if nobody:
+        wrong.append(f"owned by nobody: {_few([f'{topic}-{index}' for topic, index in sorted(nobody)])}")
+    wanted = {member.id: frozenset(member.topics) for member in members}
+    unwanted = [
+        f"{topic}-{index} at {member}"
+        for member, owned in sorted(sent.items())
+        for topic, index in sorted(owned)
+        if topic not in wanted.get(member, ())
+    ]
+    if unwanted:
+        wrong.append(f"at one who did not subscribe: {_few(unwanted)}")
+    return "; ".join(wrong) or None
+
+
+def _few(words: Sequence[str]) -> str:
+    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
+    return ", ".join(words[:MAX_NAMED]) + more
 
 
 def computed(strategy: str, members: Iterable[Member], partitions: Mapping[str, int]) -> Owned | None:
-    """What the strategy assigns; None for a strategy that is not computed, or if a topic's partitions are not known.
+    """What the strategy assigns; None for one that is not computed, for too much, or where partitions are not known.
 
     partitions: how many a topic has; 0 for one that does not exist.
     """
     ordered = sorted(members, key=_order)
-    if any(topic not in partitions for member in ordered for topic in member.topics):
+    topics = _topics(ordered)
+    if any(topic not in partitions for topic in topics):
+        return None
+    if len(ordered) * len(topics) + sum(partitions[topic] for topic in topics) > MAX_STEPS:
         return None
     if strategy == "range":
         return _range(ordered, partitions)
@@ -65,8 +138,9 @@ def _topics(members: Iterable[Member]) -> list[str]:
 def _range(members: Sequence[Member], partitions: Mapping[str, int]) -> Owned:
     """Of each topic a run of partitions for each member; the first members get one more where it does not come out."""
     owned: dict[str, set[tuple[str, int]]] = {member.id: set() for member in members}
+    wanted = [(member.id, frozenset(member.topics)) for member in members]
     for topic in _topics(members):
-        subscribed = [member.id for member in members if topic in member.topics]
+        subscribed = [member_id for member_id, topics in wanted if topic in topics]
         each, more = divmod(partitions[topic], len(subscribed))
         first = 0
         for place, member in enumerate(subscribed):
@@ -76,14 +150,18 @@ def _range(members: Sequence[Member], partitions: Mapping[str, int]) -> Owned:
     return {member: frozenset(found) for member, found in owned.items()}
 
 
-def _round_robin(members: Sequence[Member], partitions: Mapping[str, int]) -> Owned:
+def _round_robin(members: Sequence[Member], partitions: Mapping[str, int]) -> Owned | None:
     """All partitions of all topics in turn, each to the next member that subscribes to its topic."""
     owned: dict[str, set[tuple[str, int]]] = {member.id: set() for member in members}
-    place = 0
+    wanted = [frozenset(member.topics) for member in members]
+    place = steps = 0
     for topic in _topics(members):
         for index in range(partitions[topic]):
-            while topic not in members[place].topics:
+            while topic not in wanted[place]:
                 place = (place + 1) % len(members)
+                steps += 1
+                if steps > MAX_STEPS:
+                    return None
             owned[members[place].id].add((topic, index))
             place = (place + 1) % len(members)
     return {member: frozenset(found) for member, found in owned.items()}

@@ -2,34 +2,33 @@
 
 A generation begins when the first member is told its number, and what set it off is found among what was said since
 the one before: a member joined that was not there, one left, one changed its subscription, the leader joined again. A
-member that is gone without a word was expired by the coordinator; when, is not on the wire.
+member that is gone without a word was expired by the coordinator; when is not on the wire, only between what times.
 
-`STATES` is the coordinator's own state machine as the wire shows it. Bounds: the caller forgets groups it has too many
-of; a group has MAX_MEMBERS members, the others are not followed. Refuses to know where exchanges come from.
+`STATES` is the coordinator's own state machine as the wire shows it. Bounds: those of `group` and `embedded`; members
+that were given an id and have not joined with it are as many as members. Refuses to know where exchanges come from.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from kproxy.errors import ProtocolError
-from kproxy.insight.assignors import Member, Owned, computed
+from kproxy.insight.assignors import Member, checked
+from kproxy.insight.embedded import NOTHING, Owned, assigned, listed, subscription
+from kproxy.insight.group import MAX_MEMBERS, Cause, Group, GroupRow
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Body, Spoken
-from kproxy.protocol import codec
-from kproxy.protocol.error_codes import error_name
 
-OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 8, 11, 12, 13, 14
-APIS = frozenset((OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP))
-REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 27, 79
-MAX_MEMBERS = 4096
+JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 11, 12, 13, 14
+MEMBER_ID_REQUIRED = 79
 CONSUMER = "consumer"  # the type of protocol whose members carry subscriptions; Connect's, for example, do not
+MS = 1_000_000
 
 # (state, what is seen) -> state. What is seen of no entry changes nothing.
 STATES = {
     ("Empty", "join"): "PreparingRebalance",
     ("Stable", "join"): "PreparingRebalance",
     ("CompletingRebalance", "join"): "PreparingRebalance",
+    ("Dead", "join"): "PreparingRebalance",
     ("Stable", "left"): "PreparingRebalance",
     ("CompletingRebalance", "left"): "PreparingRebalance",
     ("Empty", "generation"): "CompletingRebalance",
@@ -39,18 +38,26 @@ STATES = {
     ("PreparingRebalance", "emptied"): "Empty",
     ("CompletingRebalance", "emptied"): "Empty",
     ("Stable", "emptied"): "Empty",
+    ("Empty", "deleted"): "Dead",
 }
 
 
 @dataclass(slots=True)
-class _Joined:
-    """A member, as its last JoinGroup said."""
+class Joined:
+    """A member, as its last JoinGroup said, or as its leader was told."""
 
     id: str
     instance_id: str | None = None
     client_id: str | None = None
+    client_address: str | None = None
     topics: tuple[str, ...] | None = None  # None: not known, or no consumer
+    rack: str | None = None
     asked_ns: int = 0  # when its last JoinGroup came
+    heard_ns: int = 0  # its last word that was seen; heartbeats without an error are not
+    session_ns: int = 0  # its session's timeout
+    said_owned: Owned | None = None  # what it said that it owned when it joined (cooperative ones)
+    owned: Owned | None = None  # what it was last given; None: not known
+    is_gone: bool = False  # it left, or was said to be expired
 
 
 @dataclass(slots=True)
@@ -63,81 +70,90 @@ class _Generation:
     joined_ns: int
     started_ns: int
     last_to_join: str
-    joined: dict[str, _Joined] = field(default_factory=dict)
+    joined: dict[str, Joined] = field(default_factory=dict)
     members: int = 0  # as the leader was told; 0: not seen
     synced: set[str] = field(default_factory=set)
     synced_ns: int = 0
     last_request_ns: int = 0
+    last_but_one_ns: int = 0
 
 
-class ClassicGroup:
+class _Asked(NamedTuple):
+    """A member that was given an id, to join with."""
+
+    deadline_ns: int
+    event: GroupEvent  # should it not come
+
+
+class ClassicGroup(Group):
     """One group. `feed` returns the rows that an exchange gives; `finish` those of what is not complete."""
 
     def __init__(self, cluster: str, group_id: str) -> None:
-        self.cluster = cluster
-        self.group_id = group_id
+        super().__init__(cluster, group_id, "classic")
         self.state = "Empty"
         self.generation = -1
         self.strategy: str | None = None
-        self.members: dict[str, _Joined] = {}
-        self.coordinator_id: int | None = None
-        self._before: dict[str, _Joined] = {}
-        self._left: set[str] = set()
-        self._causes: list[tuple[int, str, str | None, str]] = []  # (time, cause, member, reason) since the last one
-        self._moved_from: int | None = None
+        self.members: dict[str, Joined] = {}
+        self._before: dict[str, Joined] = {}
+        self._left: dict[str, Joined] = {}  # members that are gone since the last generation
+        self._asked: dict[str, _Asked] = {}
         self._forming: _Generation | None = None
+        self._counted: dict[str, int] = {}  # partitions of topics when they were last assigned
+        self._strange = False  # whether members were there before anything was seen of the group
 
     @property
     def weight(self) -> int:
         """About how many members it remembers, those that left and what they said included."""
         forming = self._forming
         now = len(self.members) + len(self._before) + (0 if forming is None else len(forming.joined))
-        return 1 + now + len(self._left) + len(self._causes)
+        return 1 + now + len(self._left) + len(self._causes) + len(self._asked)
 
-    def feed(self, spoken: Spoken, partitions: Mapping[str, int]) -> Iterator[GroupEvent | Rebalance | Assignment]:
-        """The rows of an exchange of `APIS`. partitions: how many each known topic has."""
-        if spoken.response is None:
+    def feed(self, spoken: Spoken, partitions: Mapping[str, int]) -> Iterator[GroupRow]:
+        """The rows of an exchange of `_READERS`' APIs. partitions: how many each known topic has."""
+        if self._asked:
+            yield from self._never_joined(spoken.request_end)
+        answer = spoken.response
+        if answer is None:
+            if spoken.api_key == JOIN_GROUP:
+                reason = spoken.request.get("reason") or "it was never answered"
+                yield self.event(spoken, "join", at=spoken.request_end, reason=reason)
             return
-        error = spoken.response.get("errorCode", 0)
-        if not error and spoken.broker_id is not None and spoken.broker_id != self.coordinator_id:
-            self._moved_from = self.coordinator_id
-            self.coordinator_id = spoken.broker_id
-        if spoken.api_key == JOIN_GROUP:
-            yield from self._join(spoken, spoken.response)
-        elif spoken.api_key == SYNC_GROUP:
-            yield from self._sync(spoken, spoken.response, partitions)
-        elif spoken.api_key == LEAVE_GROUP:
-            yield from self._leave(spoken, spoken.response)
-        elif spoken.api_key == HEARTBEAT and error:
-            yield self._event(spoken, "heartbeat_failed", error=error)
-        elif spoken.api_key == OFFSET_COMMIT:
-            codes = {part["errorCode"] for topic in spoken.response["topics"] for part in topic["partitions"]}
-            for code in sorted(codes - {0}):
-                yield self._event(spoken, "commit_failed", error=code)
+        if not answer.get("errorCode", 0):
+            yield from self.coordinated_by(spoken.broker_id, spoken)
+        yield from _READERS[spoken.api_key](self, spoken, answer, partitions)
 
-    def finish(self) -> Iterator[Rebalance]:
+    def finish(self) -> Iterator[GroupRow]:
         """The generation that was forming when nothing more came."""
         if self._forming is not None:
-            yield self._rebalance(self._forming)
+            yield from self._close(self._forming)
             self._forming = None
+
+    def heard(self, member_id: str, at: int) -> None:
+        """A member gave a sign of life."""
+        member = self.members.get(member_id)
+        if member is not None:
+            member.heard_ns = max(member.heard_ns, at)
 
     # --- joining -----------------------------------------------------------------------------------------------------
 
-    def _join(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent | Rebalance]:
+    def _join(self, spoken: Spoken, answer: Body, _: Mapping[str, int]) -> Iterator[GroupRow]:
         error = answer["errorCode"]
         reason = spoken.request.get("reason")
         member_id = answer["memberId"] or spoken.request["memberId"]
-        yield self._event(spoken, "join", member_id=member_id, reason=reason, at=spoken.request_end, generation=None)
+        yield self.event(spoken, "join", member_id=member_id, reason=reason, at=spoken.request_end, generation=None)
         if error:
-            yield self._event(spoken, "join_answered", member_id=member_id, error=error, generation=None)
+            if error == MEMBER_ID_REQUIRED and len(self._asked) < MAX_MEMBERS:
+                self._ask(spoken, member_id)
+            yield self.event(spoken, "join_answered", member_id=member_id, error=error, generation=None)
             return
         member = self._member(spoken, member_id, answer.get("protocolName"))
         number = answer["generationId"]
-        if number == self.generation and self._forming is None:
+        answered = self.event(spoken, "join_answered", member_id=member_id, generation=number)
+        if number == self.generation and self._forming is None and self.state not in ("Empty", "Dead"):
             # No rebalance: a follower rejoins a stable group with the same subscription and is told the generation
             # that there is, or a static member comes back under a new id (KIP-345).
-            self._replace(member)
-            yield self._event(spoken, "join_answered", member_id=member_id, generation=number)
+            yield answered
+            yield from self._replaced(member, spoken)
             return
         if self._forming is None or number != self._forming.number:
             yield from self.finish()
@@ -147,18 +163,26 @@ class ClassicGroup:
         self._note_cause(member, spoken, reason)
         forming.started_ns = min(forming.started_ns, spoken.request_end)
         if spoken.request_end >= forming.last_request_ns:
+            forming.last_but_one_ns = forming.last_request_ns
             forming.last_request_ns, forming.last_to_join = spoken.request_end, member_id
+        else:
+            forming.last_but_one_ns = max(forming.last_but_one_ns, spoken.request_end)
         if len(forming.joined) < MAX_MEMBERS:
             forming.joined[member_id] = member
+            if member_id in self.members:  # as the leader was told before
+                self.members[member_id] = member
         forming.joined_ns = max(forming.joined_ns, spoken.response_start)
         if answer["members"]:
             forming.members = len(answer["members"])
             self._learn_members(answer["members"])
-        yield self._event(spoken, "join_answered", member_id=member_id, generation=number)
+        yield answered
 
     def _begin(self, number: int, answer: Body, spoken: Spoken) -> None:
-        self._before, self.members = self.members, {}
-        self._left.clear()
+        if self.generation == -1 and number > 1:
+            self._strange = True
+        elif self._before or self.members:
+            self._strange = False
+        self._before, self.members, self._left = self._left | self.members, {}, {}
         self._move("join")
         self._move("generation")
         self.generation = number
@@ -167,20 +191,25 @@ class ClassicGroup:
         at = spoken.response_start
         self._forming = _Generation(number, self.strategy, answer["leader"], at, spoken.request_end, member_id)
 
-    def _replace(self, member: _Joined) -> None:
-        """The static member of an instance has another id than before."""
+    def _replaced(self, member: Joined, spoken: Spoken) -> Iterator[GroupEvent]:
+        """A static member that came back under another id has the assignment of its former self."""
         for old in list(self.members.values()):
-            if member.instance_id is not None and old.instance_id == member.instance_id:
+            if member.instance_id is not None and old.instance_id == member.instance_id and old.id != member.id:
                 del self.members[old.id]
+                member.owned = old.owned
                 self.members[member.id] = member
+                reason = f"instance {member.instance_id} was {old.id}"
+                yield self.event(spoken, "member_replaced", member_id=member.id, reason=reason)
 
-    def _member(self, spoken: Spoken, member_id: str, strategy: str | None) -> _Joined:
-        member = _Joined(member_id, spoken.request.get("groupInstanceId"), spoken.client_id)
-        member.asked_ns = spoken.request_end
-        protocols = {each["name"]: each["metadata"] for each in spoken.request["protocols"]}
+    def _member(self, spoken: Spoken, member_id: str, strategy: str | None) -> Joined:
+        request = spoken.request
+        member = Joined(member_id, request.get("groupInstanceId"), spoken.client_id, spoken.client_address)
+        member.asked_ns, member.heard_ns = spoken.request_end, spoken.response_start
+        member.session_ns = request["sessionTimeoutMs"] * MS
+        protocols = {each["name"]: each["metadata"] for each in request["protocols"]}
         metadata = protocols.get(strategy) if strategy is not None else None
-        if metadata is not None and spoken.request["protocolType"] == CONSUMER:
-            member.topics = _subscription(metadata)
+        if metadata is not None and request["protocolType"] == CONSUMER:
+            _subscribe(member, metadata)
         return member
 
     def _learn_members(self, members: list[Body]) -> None:
@@ -190,53 +219,130 @@ class ClassicGroup:
         for each in members[:MAX_MEMBERS]:
             known = forming.joined.get(each["memberId"])
             if known is None:
-                topics = _subscription(each["metadata"])
-                known = _Joined(each["memberId"], each.get("groupInstanceId"), None, topics)
+                known = Joined(each["memberId"], each.get("groupInstanceId"))
+                _subscribe(known, each["metadata"])
+            former = self._before.get(known.id)
+            if former is not None:
+                known.owned, known.client_id = former.owned, known.client_id or former.client_id
             self.members[known.id] = known
 
-    def _note_cause(self, member: _Joined, spoken: Spoken, reason: str | None) -> None:
+    def _note_cause(self, member: Joined, spoken: Spoken, reason: str | None) -> None:
         old = self._before.get(member.id)
         at = spoken.request_end
-        if old is None:
-            if member.instance_id is not None and any(
-                each.instance_id == member.instance_id for each in self._before.values()
-            ):
-                self._causes.append((at, "member_replaced", member.id, reason or "a static member under a new id"))
-            else:
-                self._causes.append((at, "member_joined", member.id, reason or "a new member"))
-        elif old.topics is not None and member.topics is not None and set(old.topics) != set(member.topics):
-            self._causes.append((at, "subscription_changed", member.id, reason or "other topics than before"))
+        given = self._asked.pop(member.id, None)
+        if old is not None:
+            if old.topics is not None and member.topics is not None and set(old.topics) != set(member.topics):
+                self.caused(at, "subscription_changed", member.id, reason or "other topics than before")
+        elif member.instance_id is not None and any(
+            each.instance_id == member.instance_id for each in self._before.values()
+        ):
+            self.caused(at, "member_replaced", member.id, reason or "a static member under a new id")
+        elif self._strange and given is None and spoken.request["memberId"]:
+            self._before[member.id] = member  # it has had its id for longer than anything was seen of the group
+        else:
+            self.caused(at, "member_joined", member.id, reason or "a new member")
+
+    # --- those that do not come --------------------------------------------------------------------------------------
+
+    def _ask(self, spoken: Spoken, member_id: str) -> None:
+        timeout_ms = spoken.request["sessionTimeoutMs"]
+        at = spoken.response_start + max(0, timeout_ms) * MS
+        reason = f"it was given this id to join with, and did not within its session of {timeout_ms} ms"
+        event = self.event(spoken, "never_joined", member_id=member_id, at=at, reason=reason, generation=None)
+        self._asked[member_id] = _Asked(at, event)
+
+    def _never_joined(self, now_ns: int) -> Iterator[GroupEvent]:
+        """Those whom the coordinator has given up by now."""
+        for member_id in [each for each, asked in self._asked.items() if asked.deadline_ns < now_ns]:
+            yield self._asked.pop(member_id).event
+
+    def _expired(self, forming: _Generation, after: Mapping[str, Joined]) -> Iterator[GroupEvent]:
+        """Members of before that are gone without a word: no sooner than `heard_ns`, no later than the event's time."""
+        instances = {each.instance_id for each in after.values()} - {None}
+        for member_id in sorted(self._before.keys() - after.keys()):
+            member = self._before[member_id]
+            if not member.is_gone and member.instance_id not in instances:  # else it left, or was replaced
+                words = f"not in generation {forming.number}"
+                yield self._expiry(member, forming.joined_ns, forming.number, words)
+
+    def _expiry(self, member: Joined, at: int, generation: int, words: str) -> GroupEvent:
+        if member.heard_ns:
+            words += f"; its last word seen was {max(0, at - member.heard_ns) / 1e9:.1f} s before"
+        if member.session_ns:
+            words += f", its session lasts {member.session_ns / 1e9:g} s"
+        return GroupEvent(
+            at,
+            self.cluster,
+            self.group_id,
+            self.protocol,
+            "expired",
+            member.id,
+            member.instance_id,
+            member.client_id,
+            member.client_address,
+            generation,
+            self.coordinator_id,
+            reason=words,
+        )
 
     # --- assignments -------------------------------------------------------------------------------------------------
 
-    def _sync(
-        self, spoken: Spoken, answer: Body, partitions: Mapping[str, int]
-    ) -> Iterator[GroupEvent | Rebalance | Assignment]:
+    def _sync(self, spoken: Spoken, answer: Body, partitions: Mapping[str, int]) -> Iterator[GroupRow]:
         member_id, number = spoken.request["memberId"], spoken.request["generationId"]
-        yield self._event(spoken, "sync", member_id=member_id, generation=number, at=spoken.request_end)
+        yield self.event(spoken, "sync", at=spoken.request_end)
         error = answer["errorCode"]
-        yield self._event(spoken, "sync_answered", member_id=member_id, generation=number, error=error)
+        yield self.event(spoken, "sync_answered", error=error)
         if error:
             return
+        self.heard(member_id, spoken.response_start)
         forming = self._forming
         if spoken.request["assignments"]:
             yield from self._assigned(spoken, partitions)
+        if number == self.generation:
+            yield from self._given(spoken, answer)
         if forming is None or number != forming.number:
             return
-        forming.synced.add(member_id)
+        if len(forming.synced) < MAX_MEMBERS:
+            forming.synced.add(member_id)
         forming.synced_ns = max(forming.synced_ns, spoken.response_start)
         self._move("assigned")
         if forming.members and forming.synced >= self.members.keys():
             yield from self.finish()
 
-    def _assigned(self, spoken: Spoken, partitions: Mapping[str, int]) -> Iterator[Assignment]:
-        owned = _owned(spoken.request["assignments"])
+    def _given(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
+        """What a member has got that it had not, and what it had and has no longer."""
+        member = self.members.get(spoken.request["memberId"])
+        owned = assigned(answer["assignment"])
         if owned is None:
+            if answer["assignment"]:
+                yield self.event(spoken, "assigned", reason=f"{len(answer['assignment'])} bytes of {self.strategy}")
             return
-        members = [Member(each.id, each.instance_id, each.topics or ()) for each in self.members.values()]
-        expected = computed(self.strategy or "", members, partitions) if members else None
+        before = NOTHING
+        if member is not None:
+            before = member.owned if member.owned is not None else member.said_owned or NOTHING
+            member.owned = owned
+        if before - owned:
+            yield self.event(spoken, "revoked", reason=listed(before - owned))
+        if owned - before:
+            yield self.event(spoken, "assigned", reason=listed(owned - before))
+
+    def _assigned(self, spoken: Spoken, partitions: Mapping[str, int]) -> Iterator[GroupRow]:
+        """What the leader assigned, if they are consumers, and whether it is right."""
+        owned: dict[str, Owned] = {}
+        for each in spoken.request["assignments"][:MAX_MEMBERS]:
+            parts = assigned(each["assignment"])
+            if parts is None:
+                return
+            owned[each["memberId"]] = parts
+        members = [
+            Member(each.id, each.instance_id, each.topics or (), each.rack, each.said_owned)
+            for each in self.members.values()
+        ]
+        verdict = checked(self.strategy or "", members, partitions, owned)
+        self._counted = {topic: partitions.get(topic, 0) for member in members for topic in member.topics}
+        if verdict.reason:
+            yield self.event(spoken, "assignment_differs", reason=verdict.reason)
         for member_id, parts in owned.items():
-            agrees = None if expected is None else parts == expected.get(member_id)
             known = self.members.get(member_id)
             for topic, index in sorted(parts):
                 yield Assignment(
@@ -249,129 +355,149 @@ class ClassicGroup:
                     topic,
                     index,
                     self.strategy,
-                    agrees,
+                    verdict.agrees(member_id),
                 )
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
-    def _leave(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent | Rebalance]:
-        if answer["errorCode"]:
-            return
-        leaving = spoken.request.get("members") or [{"memberId": spoken.request.get("memberId")}]
-        for each in leaving:
-            member_id, reason = each["memberId"], each.get("reason")
+    def _leave(self, spoken: Spoken, answer: Body, _: Mapping[str, int]) -> Iterator[GroupRow]:
+        leaving = spoken.request.get("members")
+        codes = [each["errorCode"] for each in answer.get("members") or ()]
+        if leaving is None:
+            leaving = [{"memberId": spoken.request.get("memberId")}]
+        for place, each in enumerate(leaving):
+            member_id, instance_id, reason = each["memberId"], each.get("groupInstanceId"), each.get("reason")
+            error = answer["errorCode"] or (codes[place] if place < len(codes) else 0)
+            if not member_id and instance_id:  # an administrator names static members by their instances
+                member_id = next((one.id for one in self.members.values() if one.instance_id == instance_id), "")
             at = spoken.request_end
-            yield self._event(spoken, "leave", member_id=member_id, reason=reason, at=at)
-            self._causes.append((at, "member_left", member_id, reason or "it said that it leaves"))
-            self._left.add(member_id)
-        self._move("left")
-        if self.members.keys() <= self._left:
+            known = {"member_id": member_id, "group_instance_id": instance_id, "generation": None}
+            yield self.event(spoken, "leave", reason=reason, at=at, error=error, **known)
+            if error:
+                continue
+            self.caused(at, "member_left", member_id, reason or "it said that it leaves")
+            self._asked.pop(member_id, None)
+            self._gone(member_id)
+            self._move("left")
+        if self._left and not self.members:
             yield from self.finish()
             self._move("emptied")
 
+    def _gone(self, member_id: str) -> None:
+        """It is no member any more; of the generation that is now it was one."""
+        member = self.members.pop(member_id, None)
+        if member is not None:
+            self._left[member_id] = member
+            member.is_gone = True
+
+    # --- what is told of it ------------------------------------------------------------------------------------------
+
+    def _heartbeat(self, spoken: Spoken, answer: Body, _: Mapping[str, int]) -> Iterator[GroupEvent]:
+        self.heard(spoken.request["memberId"], spoken.request_end)
+        return self.failed(spoken, "heartbeat_failed", {answer["errorCode"]})
+
+    def described(self, spoken: Spoken, told: Body) -> Iterator[GroupEvent]:
+        """What a coordinator says of the group in DescribeGroups: taken over, where it says more than was seen."""
+        yield from self.coordinated_by(spoken.broker_id, spoken)
+        state, members = told["groupState"], told["members"]
+        differs = (state, len(members)) != (self.state, len(self.members)) and self.generation != -1
+        reason = f"{state}, {len(members)} members"
+        reason += f"; seen here: {self.state}, {len(self.members)} members" if differs else ""
+        yield self.event(spoken, "described", error=told["errorCode"], reason=reason, generation=None)
+        if self._forming is not None or told["errorCode"] or state not in STATES.values():
+            return
+        self.state = state
+        if self.generation == -1:
+            self._adopt(told)
+            return
+        there = {each["memberId"] for each in members}
+        for member_id in sorted(self.members.keys() - there):
+            at, member = spoken.response_start, self.members[member_id]
+            yield self._expiry(member, at, self.generation, "no member when the group was described")
+            self.caused(at, "session_expired", member_id, "gone without a word: the coordinator expired its session")
+            self._gone(member_id)
+
+    def _adopt(self, told: Body) -> None:
+        """The members of a group of which nothing else was seen."""
+        self.strategy = told["protocolData"] or None
+        for each in told["members"][:MAX_MEMBERS]:
+            member = Joined(each["memberId"], each.get("groupInstanceId"), each["clientId"], each["clientHost"])
+            if told["protocolType"] == CONSUMER:
+                _subscribe(member, each["memberMetadata"])
+                member.owned = assigned(each["memberAssignment"])
+            self.members[member.id] = member
+
+    def deleted(self) -> None:
+        self.members.clear()
+        self._move("emptied")
+        self._move("deleted")
+
     # --- what a generation was ---------------------------------------------------------------------------------------
 
-    def _rebalance(self, forming: _Generation) -> Rebalance:
+    def _close(self, forming: _Generation) -> Iterator[GroupRow]:
         before, after = self._before, self.members or forming.joined
-        count = forming.members or len(forming.joined)
-        cause, member_id, reason, at = self._cause(forming, before, after)
         complete = bool(forming.members) and forming.synced >= self.members.keys()
+        cause = self._cause(forming, before, after)
+        if forming.members:
+            yield from self._expired(forming, after)
+        else:
+            self.members = dict(forming.joined)  # as far as they were seen
+        waited = forming.last_request_ns - forming.last_but_one_ns if forming.last_but_one_ns else None
         self._causes.clear()
-        self._moved_from = None
-        return Rebalance(
+        self._moved = None
+        yield Rebalance(
             self.cluster,
             self.group_id,
-            "classic",
+            self.protocol,
             forming.strategy,
             forming.number,
-            cause,
-            member_id,
-            reason,
-            min(forming.started_ns, at),
+            cause.cause,
+            cause.member_id,
+            cause.reason,
+            min(forming.started_ns, cause.at),
             forming.joined_ns,
             forming.synced_ns if complete else None,
             len(before),
-            count,
+            forming.members or len(forming.joined),
             len(before.keys() & after.keys()),
             forming.last_to_join,
             self.coordinator_id,
+            waited,
         )
 
-    def _cause(
-        self, forming: _Generation, before: Mapping[str, _Joined], after: Mapping[str, _Joined]
-    ) -> tuple[str, str | None, str, int]:
-        """What set a generation off: (cause, member, reason in words, when)."""
+    def _cause(self, forming: _Generation, before: Mapping[str, Joined], after: Mapping[str, Joined]) -> Cause:
+        """What set a generation off."""
         if self._causes:
-            at, cause, member_id, reason = min(self._causes, key=lambda each: each[0])
-            return cause, member_id, reason, at
+            return min(self._causes, key=lambda each: each.at)
         at = forming.started_ns
-        gone = sorted(before.keys() - after.keys())
+        gone = sorted(before.keys() - after.keys()) if forming.members else []
         if gone:
-            return "session_expired", gone[0], "gone without a word: the coordinator expired its session", at
-        if self._moved_from is not None:
-            return "coordinator_moved", None, f"another coordinator: {self.coordinator_id}", at
+            return Cause(at, "session_expired", gone[0], "gone without a word: the coordinator expired its session")
+        if self._moved is not None:
+            return self._moved._replace(at=at)
         again = [each for each in after.values() if each.id in before and each.asked_ns]
         if again:
             first = min(again, key=lambda each: each.asked_ns)
             if first.id == forming.leader:
-                return "leader_rejoined", first.id, "as after a change of topics, or a step of a cooperative one", at
-            return "subscription_changed", first.id, "the same topics, and other partitions of its own", at
-        return "unknown", None, "what set it off was not seen", at
+                words = "as after a change of topics, or a step of a cooperative one"
+                return Cause(at, "leader_rejoined", first.id, words)
+            return Cause(at, "subscription_changed", first.id, "the same topics, and other partitions of its own")
+        return Cause(at, "unknown", None, "what set it off was not seen")
 
     def _move(self, seen: str) -> None:
         self.state = STATES.get((self.state, seen), self.state)
 
-    def _event(
-        self,
-        spoken: Spoken,
-        event: str,
-        *,
-        error: int = 0,
-        at: int | None = None,
-        generation: int | None = -1,
-        member_id: str | None = None,
-        reason: str | None = None,
-    ) -> GroupEvent:
-        request: Any = spoken.request
-        if generation == -1:
-            generation = request.get("generationId", request.get("generationIdOrMemberEpoch"))
-        return GroupEvent(
-            spoken.response_start if at is None else at,
-            self.cluster,
-            self.group_id,
-            "classic",
-            event,
-            member_id if member_id is not None else request.get("memberId"),
-            request.get("groupInstanceId"),
-            spoken.client_id,
-            spoken.client_address,
-            generation,
-            spoken.broker_id,
-            error_name(error) if error else None,
-            reason,
-            spoken.connection,
-            spoken.number,
-        )
+
+def _subscribe(member: Joined, metadata: bytes) -> None:
+    told = subscription(metadata)
+    if told is not None:
+        member.topics, member.said_owned, member.rack = told
 
 
-def _subscription(metadata: bytes) -> tuple[str, ...] | None:
-    """The topics of a ConsumerProtocolSubscription; None: it is none, as another kind of client may send."""
-    try:
-        _, subscription = codec.decode_data("ConsumerProtocolSubscription", metadata)
-    except ProtocolError:
-        return None
-    return tuple(subscription["topics"])
-
-
-def _owned(assignments: list[Body]) -> Owned | None:
-    """What a leader assigned; None if it is no consumer's."""
-    owned = {}
-    for each in assignments:
-        parts: Any = ()
-        if each["assignment"]:
-            try:
-                parts = codec.decode_data("ConsumerProtocolAssignment", each["assignment"])[1]["assignedPartitions"]
-            except ProtocolError:
-                return None
-        owned[each["memberId"]] = frozenset((part["topic"], index) for part in parts for index in part["partitions"])
-    return owned
+_READERS: dict[int, Callable[[ClassicGroup, Spoken, Body, Mapping[str, int]], Iterator[Any]]] = {
+    JOIN_GROUP: ClassicGroup._join,
+    HEARTBEAT: ClassicGroup._heartbeat,
+    LEAVE_GROUP: ClassicGroup._leave,
+    SYNC_GROUP: ClassicGroup._sync,
+}
+APIS = frozenset(_READERS)

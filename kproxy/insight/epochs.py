@@ -3,9 +3,11 @@
 Every member heartbeats with its epoch, and is told the next one together with what it owns then. An epoch above all
 that were told before is a rebalance of the group; what set it off is found among what members said since the last: one
 joined (epoch 0), one left (-1, -2), one changed its subscription. Otherwise a member was silent for long, and expired,
-or the topics changed. An epoch that no member was told is not on the wire.
+or the topics changed. An epoch that no member was told is not on the wire. Members of a streams group own tasks, which
+are called by their subtopology as partitions are by their topic.
 
-Bounds: MAX_MEMBERS members. Refuses to know where exchanges come from.
+`STATES` is what members' epochs show of the coordinator's own states. Bounds: those of `group` and `embedded`. Refuses
+to know where exchanges come from.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,42 +15,50 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from kproxy.insight.embedded import MAX_OWNED, MAX_TOPICS, NOTHING, Owned, listed
+from kproxy.insight.group import MAX_MEMBERS, Cause, Group, GroupRow
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
-from kproxy.insight.spoken import Spoken
-from kproxy.protocol.error_codes import error_name
+from kproxy.insight.spoken import Body, Spoken
 
 PROTOCOLS = {68: "consumer", 76: "share", 88: "streams"}  # ConsumerGroupHeartbeat, ShareGroupHeartbeat, Streams...
-MAX_MEMBERS = 4096
 SILENT_INTERVALS = 3  # of heartbeats: a coordinator expires a session after nine by default
 UNSAID = "metadata_changed"  # the cause of an epoch when no member said anything
-_LEAVING = (-1, -2)  # for good; and as a static member that comes back
+LEAVING, LEAVING_STATIC = -1, -2  # for good; and as a static member that comes back
+GONE = (25, 110)  # UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH: whoever hears this is no member any more
+MS = 1_000_000
 
-Owned = frozenset[tuple[str, int]]
+# (whether it has members, whether all of them are at the group's epoch) -> state
+STATES = {
+    (False, False): "Empty",
+    (False, True): "Empty",
+    (True, False): "Reconciling",
+    (True, True): "Stable",
+}
 
 
 @dataclass(slots=True)
 class _Member:
     id: str
     client_id: str | None
+    client_address: str | None
     instance_id: str | None
     epoch: int
     heard_ns: int
     interval_ns: int = 0
     topics: tuple[str, ...] | None = None
-    owned: Owned = frozenset()
+    regex: str | None = None  # of topics that it subscribes to, instead of names or beside them
+    owned: Owned = NOTHING
 
 
-class EpochGroup:
+class EpochGroup(Group):
     """One group. `feed` returns the rows that a heartbeat gives; `finish` those of what is not complete."""
 
     def __init__(self, cluster: str, group_id: str, protocol: str) -> None:
-        self.cluster = cluster
-        self.group_id = group_id
-        self.protocol = protocol
+        super().__init__(cluster, group_id, protocol)
         self.epoch = 0  # the highest that a member was told
+        self.strategy: str | None = None  # the assignor that a member asked for, or that a describe named
         self.members: dict[str, _Member] = {}
-        self.coordinator_id: int | None = None
-        self._causes: list[tuple[int, str, str | None, str]] = []  # (time, cause, member, reason)
+        self._static: dict[str, tuple[str, Owned]] = {}  # by instance: the id and partitions of one that comes back
         self._before = 0  # members when the last epoch began
         self._begun_ns = 0  # when its first member was told of the last epoch
         self._forming: Rebalance | None = None
@@ -57,47 +67,47 @@ class EpochGroup:
     @property
     def state(self) -> str:
         """As the coordinator calls it, as far as members' epochs show."""
-        if not self.members:
-            return "Empty"
-        return "Stable" if all(each.epoch == self.epoch for each in self.members.values()) else "Reconciling"
+        return STATES[bool(self.members), all(each.epoch == self.epoch for each in self.members.values())]
+
+    @property
+    def generation(self) -> int:
+        """The epoch, as groups of the classic protocol call it."""
+        return self.epoch
 
     @property
     def weight(self) -> int:
         """About how many members it remembers, what they said included."""
-        return 1 + len(self.members) + len(self._told) + len(self._causes)
+        return 1 + len(self.members) + len(self._told) + len(self._causes) + len(self._static)
 
-    def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[GroupEvent | Rebalance | Assignment]:
+    def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[GroupRow]:
         """The rows of a heartbeat. names: topics by their ids; one that is not there is called by its id."""
         request, answer = spoken.request, spoken.response
         if answer is None:
             return
         if answer["errorCode"]:
             yield self._event(spoken, "heartbeat_failed", error=answer["errorCode"])
+            if answer["errorCode"] in GONE:
+                yield from self._fenced(spoken)
             return
-        if spoken.broker_id is not None:
-            self.coordinator_id = spoken.broker_id
-        if request["memberEpoch"] in _LEAVING:
+        yield from self.coordinated_by(spoken.broker_id, spoken)
+        if request["memberEpoch"] in (LEAVING, LEAVING_STATIC):
             yield from self._leave(spoken)
             return
         member, is_new = self._met(spoken)
-        if is_new and request["memberEpoch"] == 0:
-            self._note(spoken, "member_joined", member.id, "a new member")
-            yield self._event(spoken, "join", at=spoken.request_end)
-            yield self._event(spoken, "join_answered")
-        topics = request.get("subscribedTopicNames")
-        if topics is not None:
-            if member.topics is not None and set(topics) != set(member.topics):
-                self._note(spoken, "subscription_changed", member.id, "other topics than before")
-            member.topics = tuple(topics)
+        if request["memberEpoch"] == 0 and (is_new or not member.epoch):
+            yield from self._joined(member, spoken)
+        self._subscribed(member, spoken)
         member.epoch = answer["memberEpoch"]
         if member.epoch > self.epoch:
             yield from self.finish()
-            self._begin(member, spoken)
-        if answer.get("assignment") is not None:
-            yield from self._assigned(member, spoken, _owned(answer["assignment"], names))
+            yield from self._begin(member, spoken)
+        owned = _owned(answer, names)
+        if owned is not None:
+            yield from self._assigned(member, spoken, owned)
         forming = self._forming
         if forming is not None and member.epoch >= forming.generation:
-            self._told.add(member.id)
+            if len(self._told) < MAX_MEMBERS:
+                self._told.add(member.id)
             if forming.ended_ns is None and self._told >= self.members.keys():
                 forming = self._forming = forming._replace(ended_ns=spoken.response_start)
             # One that nobody said the cause of waits for the next heartbeat: who set it off may be told last.
@@ -110,6 +120,14 @@ class EpochGroup:
             yield self._forming
             self._forming = None
 
+    def heard(self, member_id: str, at: int) -> None:
+        """A member gave a sign of life."""
+        member = self.members.get(member_id)
+        if member is not None:
+            member.heard_ns = max(member.heard_ns, at)
+
+    # --- members -----------------------------------------------------------------------------------------------------
+
     def _met(self, spoken: Spoken) -> tuple[_Member, bool]:
         """The member that heartbeats, and whether it is new here."""
         assert spoken.response is not None
@@ -118,26 +136,92 @@ class EpochGroup:
         is_new = member is None
         if member is None:
             instance_id = spoken.request.get("instanceId")
-            member = _Member(member_id, spoken.client_id, instance_id, 0, spoken.request_end)
+            who = spoken.client_id, spoken.client_address
+            member = _Member(member_id, *who, instance_id, 0, spoken.request_end)
             if len(self.members) < MAX_MEMBERS:
                 self.members[member_id] = member
-        member.heard_ns = spoken.request_end
-        member.interval_ns = spoken.response["heartbeatIntervalMs"] * 1_000_000
+        member.heard_ns = max(member.heard_ns, spoken.request_end)
+        member.interval_ns = spoken.response["heartbeatIntervalMs"] * MS
         return member, is_new
 
-    def _leave(self, spoken: Spoken) -> Iterator[GroupEvent | Rebalance]:
-        member_id = spoken.request["memberId"]
-        self.members.pop(member_id, None)
-        self._note(spoken, "member_left", member_id, "it said that it leaves")
-        yield self._event(spoken, "leave", at=spoken.request_end)
+    def _joined(self, member: _Member, spoken: Spoken) -> Iterator[GroupEvent]:
+        """It is new, or it was fenced and begins again."""
+        former = self._static.pop(member.instance_id, None) if member.instance_id is not None else None
+        at = spoken.request_end
+        yield self._event(spoken, "join", at=at)
+        yield self._event(spoken, "join_answered")
+        if former is not None and former[0] != member.id:
+            member.owned = former[1]
+            reason = f"instance {member.instance_id} was {former[0]}"
+            self._note(spoken, "member_replaced", member.id, reason)
+            yield self._event(spoken, "member_replaced", reason=reason)
+        else:
+            self._note(spoken, "member_joined", member.id, "a new member")
+
+    def _subscribed(self, member: _Member, spoken: Spoken) -> None:
+        """Null says that nothing is new; of a streams member the topology has the topics."""
+        request = spoken.request
+        topics, regex = request.get("subscribedTopicNames"), request.get("subscribedTopicRegex")
+        if request.get("topology") is not None:
+            topics = [topic for each in request["topology"]["subtopologies"] for topic in each["sourceTopics"]]
+        if request.get("serverAssignor"):
+            self.strategy = request["serverAssignor"]
+        if topics is None and regex is None:
+            return
+        topics = member.topics if topics is None else tuple(sorted(set(topics))[:MAX_TOPICS])
+        regex = member.regex if regex is None else regex or None
+        if (member.topics, member.regex) != (None, None) and (topics, regex) != (member.topics, member.regex):
+            self._note(spoken, "subscription_changed", member.id, "other topics than before")
+        member.topics, member.regex = topics, regex
+
+    def _leave(self, spoken: Spoken) -> Iterator[GroupRow]:
+        request = spoken.request
+        member = self.members.pop(request["memberId"], None)
+        reason = "it said that it leaves"
+        if request["memberEpoch"] == LEAVING_STATIC:
+            reason = "a static member that may come back"
+            instance_id = request.get("instanceId")
+            if member is not None and instance_id is not None and len(self._static) < MAX_MEMBERS:
+                self._static[instance_id] = member.id, member.owned
+        else:
+            self._note(spoken, "member_left", request["memberId"], reason)
+        if request.get("shutdownApplication"):
+            reason = "it asks all members to shut down"
+        yield self._event(spoken, "leave", at=spoken.request_end, reason=reason)
         if not self.members:
             yield from self.finish()
+
+    def _fenced(self, spoken: Spoken) -> Iterator[GroupEvent]:
+        """A member learns that it is none any more: it was expired before, at a time that nobody was told."""
+        member = self.members.pop(spoken.request["memberId"], None)
+        if member is not None and member.heard_ns < spoken.request_end:
+            yield self._gone(member, spoken.response_start)
+            reason = "gone without a word: the coordinator expired its session"
+            self.caused(member.heard_ns, "session_expired", member.id, reason)
+
+    def _gone(self, member: _Member, at: int) -> GroupEvent:
+        """A member was expired: no sooner than its last word, no later than `at`."""
+        silent = (at - member.heard_ns) / 1e9
+        return GroupEvent(
+            at,
+            self.cluster,
+            self.group_id,
+            self.protocol,
+            "expired",
+            member.id,
+            member.instance_id,
+            member.client_id,
+            member.client_address,
+            member.epoch,
+            self.coordinator_id,
+            reason=f"its last word seen was {silent:.1f} s before; it heartbeats every {member.interval_ns / 1e9:g} s",
+        )
 
     def _note(self, spoken: Spoken, cause: str, member_id: str, reason: str) -> None:
         """Keep a cause for the epoch to come, or give it to the one that others were told before this answer."""
         assert spoken.response is not None
         at, forming = spoken.request_end, self._forming
-        is_late = at < self._begun_ns and spoken.response["memberEpoch"] in (self.epoch, *_LEAVING)
+        is_late = at < self._begun_ns and spoken.response["memberEpoch"] in (self.epoch, LEAVING, LEAVING_STATIC)
         if is_late and forming is not None and forming.cause == UNSAID:
             self._before = len(self.members)
             self._forming = forming._replace(
@@ -149,30 +233,38 @@ class EpochGroup:
                 members_after=self._before,
             )
         elif not is_late or cause != "member_joined":  # a new member is told the epoch that it set off
-            self._causes.append((at, cause, member_id, reason))
+            self.caused(at, cause, member_id, reason)
 
-    def _begin(self, member: _Member, spoken: Spoken) -> None:
+    # --- epochs ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, member: _Member, spoken: Spoken) -> Iterator[GroupEvent]:
         """A member was told an epoch that nobody was told before."""
         skipped = member.epoch - self.epoch - 1
         self.epoch, self._begun_ns = member.epoch, spoken.response_start
-        self._causes.sort(key=lambda cause: cause[0])
+        self._causes.sort(key=lambda cause: cause.at)
         left_over = min(skipped, max(0, len(self._causes) - 1))  # epochs that no member was told had causes too
-        causes, self._causes = self._causes[left_over:], []
-        at, cause, cause_member, reason = causes[0] if causes else self._unsaid(member, spoken)
-        self._causes = causes[1:]
-        others = [each for each in self.members.values() if each.id != cause_member or cause != "member_joined"]
+        causes = self._causes[left_over:]
+        if not causes:
+            expired = self._silent(spoken.request_end)
+            if expired is not None:
+                yield self._gone(expired, spoken.request_end)
+            causes = [self._unsaid(expired, spoken.request_end)]
+        cause, self._causes = causes[0], causes[1:]
+        others = [
+            each for each in self.members.values() if each.id != cause.member_id or cause.cause != "member_joined"
+        ]
         before, self._before = self._before, len(self.members)
         self._told = set()
         self._forming = Rebalance(
             self.cluster,
             self.group_id,
             self.protocol,
-            None,
+            self.strategy,
             member.epoch,
-            cause,
-            cause_member,
-            reason,
-            at,
+            cause.cause,
+            cause.member_id,
+            cause.reason,
+            cause.at,
             spoken.response_start,
             None,
             before,
@@ -182,22 +274,31 @@ class EpochGroup:
             self.coordinator_id,
         )
 
-    def _unsaid(self, member: _Member, spoken: Spoken) -> tuple[int, str, str | None, str]:
-        """Why there is a new epoch though no member said anything."""
-        at = spoken.request_end
+    def _silent(self, at: int) -> _Member | None:
+        """A member that has not been heard of for long is gone by now."""
         for each in self.members.values():
             if each.interval_ns and at - each.heard_ns > SILENT_INTERVALS * each.interval_ns:
-                del self.members[each.id]
-                return at, "session_expired", each.id, "silent for long: the coordinator expired its session"
-        return at, UNSAID, None, "no member said anything new: a topic has other partitions than before"
+                return self.members.pop(each.id)
+        return None
+
+    def _unsaid(self, expired: _Member | None, at: int) -> Cause:
+        """Why there is a new epoch though no member said anything."""
+        if expired is not None:
+            words = "silent for long: the coordinator expired its session"
+            return Cause(at, "session_expired", expired.id, words)
+        if self._moved is not None:
+            moved, self._moved = self._moved, None
+            return moved._replace(at=at)
+        words = "no member said anything new: a topic has other partitions than before"
+        return Cause(at, UNSAID, None, words)
 
     def _assigned(self, member: _Member, spoken: Spoken, owned: Owned) -> Iterator[GroupEvent | Assignment]:
         taken, given = member.owned - owned, owned - member.owned
         member.owned = owned
         if taken:
-            yield self._event(spoken, "revoked", reason=_listed(taken))
+            yield self._event(spoken, "revoked", reason=listed(taken))
         if given:
-            yield self._event(spoken, "assigned", reason=_listed(given))
+            yield self._event(spoken, "assigned", reason=listed(given))
         for topic, index in sorted(owned):
             yield Assignment(
                 spoken.response_start,
@@ -208,44 +309,48 @@ class EpochGroup:
                 member.client_id,
                 topic,
                 index,
-                spoken.request.get("serverAssignor"),
+                self.strategy,
                 None,
             )
+
+    # --- what is told of it ------------------------------------------------------------------------------------------
+
+    def described(self, spoken: Spoken, told: Body) -> Iterator[GroupEvent]:
+        """What a coordinator says of the group in ConsumerGroupDescribe, ShareGroupDescribe, StreamsGroupDescribe."""
+        yield from self.coordinated_by(spoken.broker_id, spoken)
+        state, members = told["groupState"], told["members"]
+        differs = self.members and (told["groupEpoch"], len(members)) != (self.epoch, len(self.members))
+        reason = f"{state}, {len(members)} members, epoch {told['groupEpoch']}"
+        reason += f"; seen here: {self.state}, {len(self.members)} members, epoch {self.epoch}" if differs else ""
+        yield self.event(spoken, "described", error=told["errorCode"], reason=reason, generation=told["groupEpoch"])
+        if not told["errorCode"]:
+            self.strategy = told.get("assignorName") or self.strategy
+
+    def deleted(self) -> None:
+        self.members.clear()
 
     def _event(
         self, spoken: Spoken, event: str, *, error: int = 0, at: int | None = None, reason: str | None = None
     ) -> GroupEvent:
-        request = spoken.request
-        answer: Any = spoken.response or {}
-        epoch = answer.get("memberEpoch") if not error and at is None else request["memberEpoch"]
-        return GroupEvent(
-            spoken.response_start if at is None else at,
-            self.cluster,
-            self.group_id,
-            self.protocol,
-            event,
-            answer.get("memberId") or request["memberId"],
-            request.get("instanceId"),
-            spoken.client_id,
-            spoken.client_address,
-            epoch,
-            spoken.broker_id,
-            error_name(error) if error else None,
-            reason,
-            spoken.connection,
-            spoken.number,
-        )
+        """An event with the epoch that a member is told, or has if it says something itself."""
+        answer: Any = spoken.response
+        known = {"member_id": answer.get("memberId") or spoken.request["memberId"]}
+        epoch = answer["memberEpoch"] if not error and at is None else spoken.request["memberEpoch"]
+        return self.event(spoken, event, error=error, at=at, reason=reason, generation=epoch, **known)
 
 
-def _owned(assignment: Any, names: Mapping[UUID, str]) -> Owned:
-    """What an answer assigns. A streams member gets tasks instead, of which partitions are not read."""
-    parts = assignment.get("topicPartitions") or ()
-    return frozenset(
-        (names.get(part["topicId"], str(part["topicId"])), index) for part in parts for index in part["partitions"]
-    )
-
-
-def _listed(owned: Owned, most: int = 20) -> str:
-    """Partitions in words: "orders-0, orders-1"."""
-    found = [f"{topic}-{index}" for topic, index in sorted(owned)]
-    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+def _owned(answer: Body, names: Mapping[UUID, str]) -> Owned | None:
+    """What an answer assigns; None: nothing new. A streams member gets tasks; its standby tasks own nothing."""
+    assignment: Any = answer.get("assignment")
+    if assignment is not None:
+        told = [
+            (names.get(part["topicId"], str(part["topicId"])), part["partitions"])
+            for part in assignment.get("topicPartitions") or ()
+        ]
+    elif answer.get("activeTasks") is not None:
+        told = [(part["subtopologyId"], part["partitions"]) for part in answer["activeTasks"]]
+    else:
+        return None
+    if sum(len(indexes) for _, indexes in told) > MAX_OWNED:
+        return None
+    return frozenset((topic, index) for topic, indexes in told for index in indexes)

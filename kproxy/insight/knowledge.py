@@ -4,27 +4,22 @@ Duty: order. `Topics` learns first, since the other parts ask it for names and c
 exchange is of gives its rows. Another part is a class with `apis`, `feed`, `finish` and `left_out`, and an entry in
 `Knowledge`. The caller feeds exchanges in the order of their answers, and `finish` at the end.
 
-Bounds: MAX_GROUPS groups, MAX_MEMBERS members of all groups together; the group that was heard of least recently is
-forgotten, with a row for the generation that it was forming. Those of topics and partitions are in their modules. What
-was left out is counted. Refuses to know where exchanges come from and where rows go.
+Bounds are those of the parts. What was left out is counted. Refuses to know where exchanges come from and where rows
+go.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 from uuid import UUID
 
-from kproxy.insight import classic, epochs, leadership, topics, topology
+from kproxy.insight import groups, leadership, topics, topology
 from kproxy.insight.changes import Changes
-from kproxy.insight.classic import ClassicGroup
-from kproxy.insight.epochs import EpochGroup
+from kproxy.insight.groups import Groups
 from kproxy.insight.leadership import Partitions
-from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row, Topology
+from kproxy.insight.rows import Leadership, Row, Topology
 from kproxy.insight.spoken import Spoken
 from kproxy.insight.topics import Topics
 from kproxy.insight.topology import Cluster, of_partition
-
-MAX_GROUPS = 10_000
-MAX_MEMBERS = 100_000  # of all groups; what a group remembers of members that left counts too
 
 
 class Part(Protocol):
@@ -47,59 +42,6 @@ class Part(Protocol):
     def finish(self) -> Iterator[Row]:
         """The rows of what is not complete when nothing more comes."""
         ...
-
-
-class Groups:
-    """The groups of one cluster, of all protocols. A group that changes its protocol is two: both are true."""
-
-    apis = classic.APIS | epochs.PROTOCOLS.keys()
-
-    def __init__(self, cluster: str) -> None:
-        self.cluster = cluster
-        self.forgotten = 0
-        self._groups: dict[tuple[str, str], ClassicGroup | EpochGroup] = {}  # least recently heard of first
-        self._weights: dict[tuple[str, str], int] = {}
-        self._weight = 0  # of all
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        return {"groups": self.forgotten}
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def __iter__(self) -> Iterator[ClassicGroup | EpochGroup]:
-        return iter(self._groups.values())
-
-    def get(self, group_id: str, protocol: str = "classic") -> ClassicGroup | EpochGroup | None:
-        return self._groups.get((group_id, protocol))
-
-    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[GroupEvent | Rebalance | Assignment]:
-        protocol = epochs.PROTOCOLS.get(spoken.api_key, "classic")
-        key = spoken.request["groupId"], protocol
-        group = self._groups.pop(key, None)
-        if group is None:
-            group = ClassicGroup(self.cluster, key[0]) if protocol == "classic" else EpochGroup(self.cluster, *key)
-        self._groups[key] = group
-        if isinstance(group, ClassicGroup):
-            yield from group.feed(spoken, topics.partitions)
-        else:
-            yield from group.feed(spoken, topics.names)
-        self._weight += group.weight - self._weights.get(key, 0)
-        self._weights[key] = group.weight
-        while len(self._groups) > MAX_GROUPS or self._weight > MAX_MEMBERS:
-            yield from self._forget()
-
-    def finish(self) -> Iterator[GroupEvent | Rebalance | Assignment]:
-        for group in self._groups.values():
-            yield from group.finish()
-
-    def _forget(self) -> Iterator[GroupEvent | Rebalance | Assignment]:
-        key, group = next(iter(self._groups.items()))
-        yield from group.finish()
-        del self._groups[key]
-        self._weight -= self._weights.pop(key)
-        self.forgotten += 1
 
 
 class Leaders:
@@ -165,8 +107,6 @@ class Knowledge:
             yield from part.finish()
 
 
-APIS = frozenset(
-    topics.APIS | Groups.apis | Leaders.apis | topology.APIS | Changes.apis
-)  # what `Knowledge` wants to be fed
-# Of these, which are by far the most, answers without an error say nothing.
-ONLY_FAILED = frozenset((classic.HEARTBEAT, classic.OFFSET_COMMIT))
+# What `Knowledge` wants to be fed.
+APIS = frozenset(topics.APIS | groups.APIS | Leaders.apis | topology.APIS | Changes.apis)
+ONLY_FAILED = groups.ONLY_FAILED  # of these, answers without an error say nothing

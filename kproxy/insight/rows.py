@@ -7,7 +7,12 @@ from typing import NamedTuple
 
 
 class GroupEvent(NamedTuple):
-    """One thing that happened in a group, at the end of the message that says so."""
+    """One thing that happened in a group, at the end of the message that says so.
+
+    coordinator_found, coordinator_not_found, coordinator_moved; join, join_answered, sync, sync_answered; assigned,
+    revoked (partitions, by their names in `reason`); assignment_differs; heartbeat_failed, commit_failed,
+    offset_fetch_failed; leave; member_replaced; described, deleted; and what is only inferred: expired, never_joined.
+    """
 
     time_ns: int
     cluster: str
@@ -45,6 +50,7 @@ class Rebalance(NamedTuple):
     rejoined: int  # members of before that had to join again: the herd
     last_to_join: str | None
     coordinator_id: int | None
+    waited_ns: int | None = None  # that all others waited for the last one to join
 
 
 class Assignment(NamedTuple):
@@ -59,7 +65,9 @@ class Assignment(NamedTuple):
     topic: str
     partition: int
     strategy: str | None
-    agrees: bool | None  # with what the strategy computes; None: it cannot be computed
+    # With what the strategy computes; of sticky ones, that they hold: each partition once, at one who wants it. None:
+    # it cannot be computed.
+    agrees: bool | None
 
 
 class RegistryRow(NamedTuple):

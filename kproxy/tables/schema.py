@@ -293,6 +293,7 @@ REBALANCES = Table(
             ("rejoined", I32),
             ("last_to_join", TEXT),
             ("coordinator_id", I32),
+            ("waited_ns", I64),
         ]
     ),
     ("time", "group_id", "generation"),

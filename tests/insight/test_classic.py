@@ -71,9 +71,9 @@ def test_how_many_were_there_before_and_had_to_join_again():
     assert found["range-g", 8].rejoined == 0  # both had been away for longer than their session
 
 
-def test_a_leaders_assignment_is_checked_and_a_cooperative_one_is_not():
+def test_a_leaders_assignment_is_checked():
     agreeing = Counter((row.strategy, row.agrees) for row in of(Assignment))
-    assert set(agreeing) == {("range", True), ("roundrobin", True), ("cooperative-sticky", None)}
+    assert set(agreeing) == {("range", True), ("roundrobin", True), ("cooperative-sticky", True)}
     last = {}
     for row in of(Assignment):
         last.setdefault((row.group_id, row.generation), set()).add((row.topic, row.partition))
@@ -100,7 +100,7 @@ def test_what_happened_is_in_events():
 
 
 def test_states_are_those_of_the_coordinator():
-    names = {"Empty", "PreparingRebalance", "CompletingRebalance", "Stable"}
+    names = {"Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"}
     assert {state for state, _ in STATES} | set(STATES.values()) == names
 
 
@@ -110,22 +110,29 @@ def test_another_kind_of_group_has_no_assignments_and_breaks_nothing():
     metadata = b"\0\2" + b"\xff" * 9
     protocols = [{"name": "sessioned", "metadata": metadata}]
     request = {"groupId": "connect", "memberId": "m", "protocolType": "connect", "protocols": protocols}
+    request["sessionTimeoutMs"] = 10_000
     members = [{"memberId": "m", "metadata": metadata}]
     answer = {"errorCode": 0, "generationId": 1, "protocolName": "sessioned", "leader": "m", "memberId": "m"}
     joined = Spoken(11, 2, request, answer | {"members": members}, 1, 2)
     synced = {"groupId": "connect", "memberId": "m", "generationId": 1}
     assigned = synced | {"assignments": [{"memberId": "m", "assignment": b"\xff" * 5}]}
-    found = [row for each in (joined, Spoken(14, 2, assigned, {"errorCode": 0}, 3, 4)) for row in group.feed(each, {})]
+    found = [
+        row
+        for each in (joined, Spoken(14, 2, assigned, {"errorCode": 0, "assignment": b"12345"}, 3, 4))
+        for row in group.feed(each, {})
+    ]
     assert not [row for row in found if isinstance(row, Assignment)]
     (row,) = [row for row in found if isinstance(row, Rebalance)]
     assert (row.strategy, row.ended_ns, row.cause) == ("sessioned", 4, "member_joined")
     assert group.state == "Stable"
-    assert not list(group.feed(Spoken(11, 2, request, None, 5, 0), {}))
+    (asked,) = group.feed(Spoken(11, 2, request, None, 5, 0), {})
+    assert (asked.event, asked.time_ns, asked.reason) == ("join", 5, "it was never answered")
 
 
 def joined(member, number, at, members=()):
     protocols = [{"name": "range", "metadata": b"\0\0\0\0\0\0\xff\xff\xff\xff"}]
     request = {"groupId": "g", "memberId": member, "protocolType": "consumer", "protocols": protocols}
+    request["sessionTimeoutMs"] = 10_000
     told = [{"memberId": each, "metadata": protocols[0]["metadata"]} for each in members]
     answer = {"errorCode": 0, "generationId": number, "protocolName": "range", "leader": "a", "memberId": member}
     return Spoken(11, 7, request, answer | {"members": told}, at, at + 1)
@@ -133,7 +140,7 @@ def joined(member, number, at, members=()):
 
 def synced(member, number, at, assignments=()):
     request = {"groupId": "g", "memberId": member, "generationId": number, "assignments": assignments}
-    return Spoken(14, 5, request, {"errorCode": 0}, at, at + 1)
+    return Spoken(14, 5, request, {"errorCode": 0, "assignment": b""}, at, at + 1)
 
 
 def test_a_follower_that_rejoins_a_stable_group_is_no_rebalance():

@@ -1,0 +1,195 @@
+"""The groups of one cluster, of all protocols: whose exchange is it?
+
+Duty: an exchange goes to its group, or to each of those that it names: FindCoordinator, the describes and DeleteGroups
+name several. A commit, or a coordinator that is sought, does not make a group known: what is not a group's own member
+may send these, and gets events only. A group that changes its protocol is two: both are true.
+
+Bounds: MAX_GROUPS groups, MAX_WEIGHT members of all groups together; the group that was heard of least recently is
+forgotten, with a row for the generation that it was forming. So are coordinators of groups, beyond as many. MAX_NAMED
+groups of one exchange are looked at. Refuses to know what is in a message.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kproxy.insight import classic, epochs
+from kproxy.insight.classic import ClassicGroup
+from kproxy.insight.epochs import EpochGroup
+from kproxy.insight.group import Group, GroupRow
+from kproxy.insight.rows import GroupEvent
+from kproxy.insight.spoken import Body, Spoken
+from kproxy.insight.topics import Topics
+
+OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, DESCRIBE_GROUPS, TXN_OFFSET_COMMIT, DELETE_GROUPS = 8, 9, 10, 15, 28, 42
+DESCRIBES = {DESCRIBE_GROUPS: "classic", 69: "consumer", 77: "share", 89: "streams"}
+GROUP_KEY = 0  # of FindCoordinator; others are transactional ids and share partitions
+GROUP_ID_NOT_FOUND = 69
+MAX_GROUPS = 10_000
+MAX_WEIGHT = 100_000  # in members; what a group remembers of members that left counts too
+MAX_NAMED = 10_000
+
+# Of these, which are by far the most, answers without an error say nothing.
+ONLY_FAILED = frozenset((OFFSET_COMMIT, OFFSET_FETCH, classic.HEARTBEAT, TXN_OFFSET_COMMIT))
+
+Key = tuple[str, str]  # id, protocol
+AnyGroup = ClassicGroup | EpochGroup
+
+
+class Groups:
+    """Of one cluster."""
+
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+        self.forgotten = 0
+        self._groups: dict[Key, AnyGroup] = {}  # least recently heard of first
+        self._weights: dict[Key, int] = {}
+        self._weight = 0  # of all
+        self._coordinators: dict[str, int] = {}
+
+    @property
+    def apis(self) -> frozenset[int]:
+        return APIS
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        return {"groups": self.forgotten}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[AnyGroup]:
+        return iter(self._groups.values())
+
+    def get(self, group_id: str, protocol: str = "classic") -> AnyGroup | None:
+        return self._groups.get((group_id, protocol))
+
+    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[GroupRow]:
+        """The rows of an exchange of `APIS`."""
+        shared = _SHARED.get(spoken.api_key)
+        if shared is not None:
+            if spoken.response is not None:
+                yield from shared(self, spoken, spoken.response)
+            return
+        key = spoken.request["groupId"], epochs.PROTOCOLS.get(spoken.api_key, "classic")
+        group = self._known(key)
+        if isinstance(group, ClassicGroup):
+            yield from group.feed(spoken, topics.partitions)
+        else:
+            yield from group.feed(spoken, topics.names)
+        yield from self._weigh(key, group)
+
+    def finish(self) -> Iterator[GroupRow]:
+        """The rows of what is not complete when nothing more comes."""
+        for group in self._groups.values():
+            yield from group.finish()
+
+    # --- which groups there are --------------------------------------------------------------------------------------
+
+    def _known(self, key: Key) -> AnyGroup:
+        """The group, which is the one heard of last from now on."""
+        group = self._groups.pop(key, None)
+        if group is None:
+            group = ClassicGroup(self.cluster, key[0]) if key[1] == "classic" else EpochGroup(self.cluster, *key)
+            group.coordinator_id = self._coordinators.get(key[0])
+        self._groups[key] = group
+        return group
+
+    def _any(self, group_id: str) -> Group:
+        """A group by its id alone; one that is not known is not remembered either."""
+        for protocol in ("consumer", "classic", "streams", "share"):
+            group = self._groups.get((group_id, protocol))
+            if group is not None:
+                return group
+        unknown = Group(self.cluster, group_id, "classic")
+        unknown.coordinator_id = self._coordinators.get(group_id)
+        return unknown
+
+    def _weigh(self, key: Key, group: AnyGroup) -> Iterator[GroupRow]:
+        """Forget groups, if there are too many now."""
+        weight = group.weight
+        self._weight += weight - self._weights.get(key, 0)
+        self._weights[key] = weight
+        while self._groups and (len(self._groups) > MAX_GROUPS or self._weight > MAX_WEIGHT):
+            oldest, forgotten = next(iter(self._groups.items()))
+            yield from forgotten.finish()
+            self._drop(oldest)
+            self.forgotten += 1
+
+    def _drop(self, key: Key) -> None:
+        del self._groups[key]
+        self._weight -= self._weights.pop(key, 0)
+
+    # --- what is not of one group's members alone --------------------------------------------------------------------
+
+    def _committed(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
+        """OffsetCommit, TxnOffsetCommit."""
+        group = self._any(spoken.request["groupId"])
+        if isinstance(group, ClassicGroup | EpochGroup):
+            group.heard(spoken.request.get("memberId") or "", spoken.request_end)
+        codes = {part["errorCode"] for topic in answer["topics"] for part in topic["partitions"]}
+        yield from group.failed(spoken, "commit_failed", codes)
+
+    def _offsets_fetched(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
+        several = answer.get("groups")
+        if several is None:
+            several = [answer | {"groupId": spoken.request["groupId"]}]
+        for each in several[:MAX_NAMED]:
+            codes = {part["errorCode"] for topic in each["topics"] for part in topic["partitions"]}
+            codes.add(each.get("errorCode", 0))
+            yield from self._any(each["groupId"]).failed(spoken, "offset_fetch_failed", codes)
+
+    def _coordinator_found(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
+        if spoken.request.get("keyType", GROUP_KEY) != GROUP_KEY:
+            return
+        several = answer.get("coordinators")
+        if several is None:
+            several = [answer | {"key": spoken.request["key"]}]
+        for each in several[:MAX_NAMED]:
+            group, error, node = self._any(each["key"]), each["errorCode"], each["nodeId"]
+            if error:
+                reason = each.get("errorMessage")
+                yield group.event(spoken, "coordinator_not_found", error=error, reason=reason, coordinator_id=None)
+                continue
+            where = f"{each['host']}:{each['port']}"
+            yield group.event(spoken, "coordinator_found", reason=where, coordinator_id=node)
+            for moved in group.coordinated_by(node, spoken):
+                yield moved._replace(coordinator_id=node)
+            self._coordinators.pop(each["key"], None)
+            self._coordinators[each["key"]] = node
+            if len(self._coordinators) > MAX_GROUPS:
+                del self._coordinators[next(iter(self._coordinators))]
+
+    def _described(self, spoken: Spoken, answer: Body) -> Iterator[GroupRow]:
+        for told in answer["groups"][:MAX_NAMED]:
+            key = told["groupId"], DESCRIBES[spoken.api_key]
+            if told["errorCode"] == GROUP_ID_NOT_FOUND and spoken.api_key != DESCRIBE_GROUPS:
+                continue  # tools ask so first, whatever a group's protocol is
+            known = self._groups.get(key)
+            if known is None and (told["errorCode"] or not told["members"]):
+                group = Group(self.cluster, *key)  # there is none, or nothing to know of it
+                error, reason = told["errorCode"], f"{told['groupState']}, 0 members"
+                yield group.event(spoken, "described", error=error, reason=reason, coordinator_id=spoken.broker_id)
+                continue
+            group = self._known(key)
+            yield from group.described(spoken, told)
+            yield from self._weigh(key, group)
+
+    def _deleted(self, spoken: Spoken, answer: Body) -> Iterator[GroupRow]:
+        for each in answer["results"][:MAX_NAMED]:
+            group, error = self._any(each["groupId"]), each["errorCode"]
+            yield group.event(spoken, "deleted", error=error, reason=each.get("errorMessage"))
+            key = group.group_id, group.protocol
+            if not error and key in self._groups:
+                yield from self._groups[key].finish()
+                self._drop(key)
+
+
+_SHARED: dict[int, Callable[[Groups, Spoken, Body], Iterator[Any]]] = {
+    OFFSET_COMMIT: Groups._committed,
+    OFFSET_FETCH: Groups._offsets_fetched,
+    FIND_COORDINATOR: Groups._coordinator_found,
+    TXN_OFFSET_COMMIT: Groups._committed,
+    DELETE_GROUPS: Groups._deleted,
+    **dict.fromkeys(DESCRIBES, Groups._described),
+}
+APIS = classic.APIS | epochs.PROTOCOLS.keys() | _SHARED.keys()

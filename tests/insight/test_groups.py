@@ -1,0 +1,311 @@
+"""Groups of all protocols: members and what they own are as the official tool said, errors as the brokers logged."""
+
+import gzip
+import json
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.insight import groups
+from kproxy.insight.groups import APIS, Groups
+from kproxy.insight.rows import GroupEvent, Rebalance
+from kproxy.insight.spoken import Spoken
+from kproxy.insight.topics import APIS as TOPICS
+from kproxy.insight.topics import Topics
+from kproxy.protocol.error_codes import error_name
+from kproxy.protocol.schema import schema
+from tests import captures
+from tests.insight.test_changes import LINE
+from tests.insight.truth import CAPTURE, DATA, departures, log, spoken
+from tests.protocol.messages import Layout, bodies
+
+BROKERS = range(9091, 9096)
+
+
+def feed(known, topics, each):
+    if each.api_key in TOPICS:
+        topics.feed(each)
+    return list(known.feed(each, topics)) if each.api_key in APIS else []
+
+
+@cache
+def rows(name=None):
+    known, topics = Groups("c"), Topics()
+    path = CAPTURE if name is None else captures.capture(name)
+    ports = (9092,) if name is None else BROKERS
+    return [row for each in spoken(path, ports, APIS | TOPICS) for row in feed(known, topics, each)] + [*known.finish()]
+
+
+def events(*names, of=None):
+    return [row for row in rows(of) if isinstance(row, GroupEvent) and row.event in names]
+
+
+# --- against the official tool ------------------------------------------------------------------------------------
+
+
+def described():
+    """(from, to, {group: what `--state` says}, {group: {member: partitions}} of `--members --verbose`)."""
+    for line in gzip.decompress((DATA / "k41_groups_a.describe.jsonl.gz").read_bytes()).splitlines():
+        said = json.loads(line)
+        states, members = {}, {}
+        for row in said["text"].splitlines():
+            cells = row.split()
+            if said["how"] == "--state" and "(" in row and cells[0].endswith("-g"):
+                states[cells[0]] = int(re.search(r"\((\d)\)", row)[1]), cells[-2], int(cells[-1])
+            elif said["how"] == "--members" and len(cells) > 4 and cells[0].endswith("-g"):
+                current = next((cell for cell in cells[2:] if re.search(r":\d+(,|;|$)", cell)), "")
+                members.setdefault(cells[0], {})[cells[1]] = owned(current)
+        yield said["from"], said["to"], states, members
+
+
+def owned(cell):
+    """ "orders:0,2, clicks:1" as partitions."""
+    return {(part.split(":")[0], int(index)) for part in re.findall(r"[^\s:;,]+:[\d,]+", cell)
+            for index in part.split(":")[1].strip(",").split(",")}  # fmt: skip
+
+
+def state(group):
+    return group.coordinator_id, group.state, len(group.members)
+
+
+def members(group):
+    return {member.id: set(member.owned or ()) for member in group.members.values()}
+
+
+def test_state_members_and_what_they_own_are_as_the_tool_described_them():
+    """Each describe took some seconds: at some time of these the group was as it says, coordinator included."""
+    known, topics, exchanges = Groups("c"), Topics(), iter(spoken(CAPTURE, (9092,), APIS | TOPICS))
+    compared, waiting = Counter(), None
+    for begin, end, states, owners in described():
+        open_states, open_owners = dict(states), dict(owners)
+        while True:
+            for group in known:
+                if state(group) == open_states.get(group.group_id):
+                    del open_states[group.group_id]
+                    compared["state"] += 1
+                if members(group) == open_owners.get(group.group_id):
+                    del open_owners[group.group_id]
+                    compared["members"] += 1
+            waiting = waiting or next(exchanges, None)
+            if waiting is None or waiting.response_start / 1e9 > end:
+                break
+            feed(known, topics, waiting)
+            waiting = None
+        assert not open_states and not open_owners, (begin, open_states, open_owners)
+    assert compared["state"] >= 15 and compared["members"] >= 15
+
+
+# --- against the brokers' logs ------------------------------------------------------------------------------------
+
+
+def test_who_expired_was_removed_by_the_coordinator_or_killed():
+    """Those of the broker that was killed it told nobody of: their members came back as others."""
+    found = {row.member_id for row in events("expired")}
+    removed = set(re.findall(r"removing member (\S+) on heartbeat expiration", log()))
+    assert removed <= found
+    assert not found & departures()
+    assert {member.split("-")[0] for member in found} == {
+        "r0",
+        "r2",
+        "r3",
+        "rr0",
+        "rr1",
+        "c1",
+        "c2",
+        "inst",
+    }
+
+
+def test_static_members_that_come_back_replace_themselves():
+    found = events("member_replaced")
+    assert len(found) == log().count("Static member which joins during Stable stage")
+    assert {row.group_instance_id for row in found} == {"inst-0", "inst-1"}
+
+
+def test_the_coordinator_is_the_one_that_logged_the_group():
+    logged = Counter(re.findall(r"b(\d) .*?Stabilized group (\S+) ", log()))
+    for row in rows():
+        if isinstance(row, Rebalance) and row.protocol == "classic":
+            assert logged[str(row.coordinator_id), row.group_id]
+    moved = {(row.group_id, row.reason) for row in events("coordinator_moved")}
+    assert moved == {(group, "broker 2 instead of broker 3") for group in ("rr-g", "coop-g")}
+
+
+# The event of each API whose answer has an error.
+EVENTS = {
+    "FindCoordinator": "coordinator_not_found",
+    "JoinGroup": "join_answered",
+    "SyncGroup": "sync_answered",
+    "Heartbeat": "heartbeat_failed",
+    "LeaveGroup": "leave",
+    "OffsetCommit": "commit_failed",
+    "OffsetFetch": "offset_fetch_failed",
+    "TxnOffsetCommit": "commit_failed",
+    "ConsumerGroupHeartbeat": "heartbeat_failed",
+    "ShareGroupHeartbeat": "heartbeat_failed",
+    "DeleteGroups": "deleted",
+}
+
+
+def logged_errors(name):
+    """How often each event with its error must be there, by the brokers' own decoding: for each code of an answer."""
+    found = Counter()
+    for line in (captures.folder("brokerlogs") / f"{name}.brokerlog").open():
+        entry = json.loads(LINE.match(line)[1])
+        api = schema().apis[entry["requestHeader"]["requestApiKey"]].name
+        if api == "FindCoordinator" and entry["request"].get("keyType"):
+            continue
+        if api in EVENTS:
+            codes = {int(code) for code in re.findall(r'"errorCode": ?(-?\d+)', json.dumps(entry["response"]))} - {0}
+            found += Counter((EVENTS[api], error_name(code)) for code in codes)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    ("k39_zk_cluster", "k41_java_cluster", "k41_kafkajs", "k41_librdkafka", "k41_kip848_share", "k41_sasl_plain"),
+)
+def test_every_error_of_a_group_is_an_event(name):
+    found = Counter((row.event, row.error) for row in rows(name) if isinstance(row, GroupEvent) and row.error)
+    found = Counter({key: count for key, count in found.items() if key[0] != "described"})
+    assert found == logged_errors(name)
+
+
+def test_what_is_new_to_a_member_is_what_it_had_not():
+    """A cooperative group: who leaves is missed, its partitions go to others in one generation or two."""
+    owned_by, seen = {}, set()
+    for row in events("assigned", "revoked"):
+        if row.group_id == "coop-g":
+            parts = set(row.reason.split(", "))
+            has = owned_by.setdefault(row.member_id, set())
+            assert not has & parts if row.event == "assigned" else has >= parts
+            owned_by[row.member_id] = has ^ parts
+            seen.add((row.event, row.generation))
+    assert ("revoked", 2) in seen and ("assigned", 3) in seen  # the second member gets what the first gave up
+
+
+# --- made up ------------------------------------------------------------------------------------------------------
+
+
+def fed(*said):
+    known, topics = Groups("c"), Topics()
+    return [row for each in said for row in known.feed(each, topics)]
+
+
+def asked(member, at, error=0, generation=1, group="g"):
+    request = {"groupId": group, "memberId": "", "sessionTimeoutMs": 6000, "protocolType": "consumer", "protocols": []}
+    answer = {"errorCode": error, "memberId": member, "generationId": generation, "leader": member, "members": []}
+    return Spoken(11, 5, request, answer, at, at + 1)
+
+
+def test_a_member_that_was_given_an_id_and_never_joined_is_named_when_its_session_is_over():
+    second = 10**9
+    later = Spoken(
+        12, 4, {"groupId": "g", "memberId": "x", "generationId": 1}, {"errorCode": 27}, 9 * second, 9 * second
+    )
+    found = fed(asked("slow", second, error=79), later)
+    (row,) = [row for row in found if row.event == "never_joined"]
+    assert (row.member_id, row.time_ns) == ("slow", 7 * second + 1)
+
+
+def test_a_batch_of_coordinators_and_a_transactional_id():
+    coordinators = [
+        {"key": "a", "nodeId": 3, "host": "h", "port": 1, "errorCode": 0},
+        {"key": "b", "nodeId": -1, "host": "", "port": -1, "errorCode": 15, "errorMessage": "not now"},
+    ]
+    batch = Spoken(10, 4, {"keyType": 0, "coordinatorKeys": ["a", "b"]}, {"coordinators": coordinators}, 1, 2)
+    of_transaction = Spoken(10, 4, {"keyType": 1, "coordinatorKeys": ["a"]}, {"coordinators": coordinators[:1]}, 1, 2)
+    old = Spoken(10, 0, {"key": "c"}, {"errorCode": 0, "nodeId": 1, "host": "h", "port": 1}, 3, 4)
+    found = fed(batch, of_transaction, old, asked("m", 5, group="a"))
+    assert [(row.group_id, row.event, row.coordinator_id, row.reason) for row in found[:3]] == [
+        ("a", "coordinator_found", 3, "h:1"),
+        ("b", "coordinator_not_found", None, "not now"),
+        ("c", "coordinator_found", 1, "h:1"),
+    ]
+    assert {row.coordinator_id for row in found if row.group_id == "a"} == {3}
+
+
+def test_a_group_of_which_nothing_was_seen_is_known_once_it_is_described():
+    known, topics = Groups("c"), Topics()
+    member = {"memberId": "m", "clientId": "c", "clientHost": "/h", "memberMetadata": b"", "memberAssignment": b""}
+    told = {"groupId": "g", "errorCode": 0, "groupState": "Stable", "protocolType": "consumer", "protocolData": "range"}
+    (row,) = known.feed(Spoken(15, 5, {}, {"groups": [told | {"members": [member]}]}, 1, 2), topics)
+    assert (row.event, row.reason) == ("described", "Stable, 1 members")
+    group = known.get("g")
+    assert (group.state, group.strategy, set(group.members)) == ("Stable", "range", {"m"})
+    rows = list(known.feed(Spoken(42, 2, {}, {"results": [{"groupId": "g", "errorCode": 0}]}, 3, 4), topics))
+    assert [row.event for row in rows] == ["deleted"]
+    assert known.get("g") is None
+
+
+def test_a_commit_does_not_make_a_group():
+    """Simple consumers, and anybody, may send one."""
+    known = Groups("c")
+    parts = [{"partitions": [{"errorCode": 25}, {"errorCode": 0}, {"errorCode": 25}]}]
+    (row,) = known.feed(Spoken(8, 2, {"groupId": "g", "memberId": "m"}, {"topics": parts}, 1, 2), Topics())
+    assert (row.event, row.error, len(known)) == ("commit_failed", "UNKNOWN_MEMBER_ID", 0)
+
+
+def test_tasks_of_streams_groups_are_assigned_and_revoked():
+    topology = {"subtopologies": [{"sourceTopics": ["in"]}]}
+
+    def beat(epoch, told, at, tasks, topology=None):
+        request = {"groupId": "s", "memberId": "m", "memberEpoch": epoch, "topology": topology, "instanceId": None}
+        answer = {"errorCode": 0, "memberId": "m", "memberEpoch": told, "heartbeatIntervalMs": 5000}
+        active = None if tasks is None else [{"subtopologyId": "0", "partitions": tasks}]
+        return Spoken(88, 0, request, answer | {"activeTasks": active}, at, at + 1)
+
+    found = fed(beat(0, 1, 1, [0, 1], topology), beat(1, 1, 3, None), beat(1, 2, 5, [1]))
+    said = [
+        (row.event, row.reason) for row in found if isinstance(row, GroupEvent) and row.event in ("assigned", "revoked")
+    ]
+    assert said == [("assigned", "0-0, 0-1"), ("revoked", "0-0")]
+    assert [row.protocol for row in found if isinstance(row, Rebalance)] == ["streams"]
+
+
+def test_coordinators_and_groups_are_bounded(monkeypatch):
+    monkeypatch.setattr(groups, "MAX_GROUPS", 3)
+    known = Groups("c")
+    answer = {"errorCode": 0, "nodeId": 1, "host": "h", "port": 1}
+    for number in range(9):
+        list(known.feed(Spoken(10, 0, {"key": f"g{number}"}, answer, 1, 2), Topics()))
+        list(known.feed(asked(f"m{number}", number, group=f"g{number}"), Topics()))
+    assert len(known) == len(known._coordinators) == 3
+    assert known.left_out == {"groups": 6}
+
+
+LAYOUTS = [(key, version) for key in sorted(APIS) for version in schema().apis[key].request.versions]
+IDS = st.sampled_from(["", "a", "b"])
+NUMBERS = st.sampled_from([-2, -1, 0, 1, 2, 79, 2**31 - 1])
+
+
+def lying(draw, body):
+    """Few ids, generations and errors, so that messages meet in one group."""
+    for key, value in list(body.items()):
+        if key in ("groupId", "memberId", "groupInstanceId", "leader", "key", "name") and value is not None:
+            body[key] = draw(IDS)
+        elif key in ("generationId", "memberEpoch", "errorCode", "nodeId"):
+            body[key] = draw(NUMBERS if key != "errorCode" else st.sampled_from([0, 0, 0, 25, 79]))
+        elif isinstance(value, list):
+            for each in value:
+                if isinstance(each, dict):
+                    lying(draw, each)
+    return body
+
+
+@settings(deadline=None)
+@given(data=st.data(), pairs=st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=6))
+def test_whatever_is_fed_gives_rows_and_never_an_error(data, pairs):
+    known, topics = Groups("c"), Topics()
+    for key, version in pairs:
+        api = schema().apis[key]
+        request = lying(data.draw, data.draw(bodies(Layout(api.request, version, key, "request"))))
+        response = data.draw(st.none() | bodies(Layout(api.response, version, key, "response")))
+        at, took = data.draw(st.integers(0, 2**62)), data.draw(st.integers(-5, 10**10))
+        told = None if response is None else lying(data.draw, response)
+        list(known.feed(Spoken(key, version, request, told, at, at + took), topics))
+    list(known.finish())
