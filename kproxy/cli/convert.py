@@ -16,6 +16,14 @@ import click
     metavar="N",
     help="Port of a broker; may be repeated. Default: Kafka is recognised by its content, on any port.",
 )
+@click.option(
+    "--zookeeper-port",
+    "zookeeper_ports",
+    type=click.IntRange(1, 65535),
+    multiple=True,
+    metavar="N",
+    help="Port of ZooKeeper, beside those of --port; may be repeated. Default: likewise by content.",
+)
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="Value of the column `cluster`.")
 @click.option(
     "--rotated", is_flag=True, help="The files are parts of one capture; they are read in the order of their packets."
@@ -64,6 +72,7 @@ def convert(
     captures: tuple[str, ...],
     out: str,
     ports: tuple[int, ...],
+    zookeeper_ports: tuple[int, ...],
     cluster: str,
     rotated: bool,
     detail: str,
@@ -102,6 +111,7 @@ def convert(
     machine.retain()
     settings = job.Settings(
         ports=ports,
+        zookeeper_ports=zookeeper_ports,
         cluster=cluster,
         rotated=rotated,
         key_log=key_log,

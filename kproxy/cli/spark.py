@@ -145,6 +145,14 @@ def _plain(text: str) -> str:
     metavar="N",
     help="A broker's port. Default: by content.",
 )
+@click.option(
+    "--zookeeper-port",
+    "zookeeper_ports",
+    type=click.IntRange(1, 65535),
+    multiple=True,
+    metavar="N",
+    help="Port of ZooKeeper, beside those of --port. Default: likewise by content.",
+)
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
 @click.option("--rotated", is_flag=True, help="The files are one capture, in the order of their packets.")
 @click.option("--detail", type=click.Choice(("headers", "topics", "batches")), default="batches", show_default=True)
@@ -174,6 +182,7 @@ def ingest(
     config: tuple[str, ...],
     tasks: int,
     ports: tuple[int, ...],
+    zookeeper_ports: tuple[int, ...],
     cluster: str,
     rotated: bool,
     detail: str,
@@ -201,6 +210,7 @@ def ingest(
 
     settings = Settings(
         ports=ports,
+        zookeeper_ports=zookeeper_ports,
         cluster=cluster,
         rotated=rotated,
         key_log=key_log,

@@ -150,7 +150,9 @@ def _read(job: Job, flows: Flows, is_over: Callable[[], bool]) -> None:
 
 
 def _flows(kind: type[Flows], job: Job, handlers: Handlers) -> Flows:
-    return kind(job.source, Quality(), handlers, cluster=job.cluster, ports=job.ports)
+    return kind(
+        job.source, Quality(), handlers, cluster=job.cluster, ports=job.ports, zookeeper_ports=job.zookeeper_ports
+    )
 
 
 # --- the bytes -------------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ class Settings:
     """How captures are read. Raises KproxyError for what cannot be, and where two settings exclude each other.
 
     ports: of brokers; empty: Kafka is found by content, on any port.
+    zookeeper_ports: of ZooKeeper; it is found by content too, but where `ports` are named on those of both only.
     cluster: the column `cluster`.
     rotated: the files are one capture, read in the order of their first packets.
     key_log: an SSLKEYLOGFILE of the TLS connections, which are decrypted with tshark.
@@ -62,9 +63,10 @@ class Settings:
     checksums: bool = False
     records: Chosen | None = None
     overwrite: bool = False
+    zookeeper_ports: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for port in self.ports:
+        for port in (*self.ports, *self.zookeeper_ports):
             if not 0 < port < 1 << 16:
                 raise KproxyError(f"port {port}: ports are from 1 to 65535")
         if not self.cluster:
@@ -82,6 +84,7 @@ class Settings:
         return [
             *(["--cluster", self.cluster] if self.cluster != "default" else []),
             *(text for port in self.ports for text in ("--port", str(port))),
+            *(text for port in self.zookeeper_ports for text in ("--zookeeper-port", str(port))),
             *(["--key-log", str(self.key_log)] if self.key_log else []),
         ]
 
@@ -102,6 +105,7 @@ class Job:
     key_log: str | None = None  # SSLKEYLOGFILE of its TLS connections
     detail: int = BATCHES  # one of bodies.DETAILS
     records: Chosen | None = None  # then there is a table of them too
+    zookeeper_ports: tuple[int, ...] = ()
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -127,6 +131,11 @@ class Summary:
         """Whether any connection of any capture speaks Kafka."""
         return any(quality.count("kafka") for quality in self.quality.values())
 
+    @property
+    def found_zookeeper(self) -> bool:
+        """Whether any connection of any capture speaks ZooKeeper's protocol."""
+        return any(quality.count("zookeeper") for quality in self.quality.values())
+
 
 def captures_of(captures: Sequence[Path | str], settings: Settings) -> list[Job]:
     """The captures that paths stand for: one for each path, or with `rotated` one of all.
@@ -137,7 +146,8 @@ def captures_of(captures: Sequence[Path | str], settings: Settings) -> list[Job]
     paths = [file for path in captures for file in _files(str(path))]
     ports = tuple(sorted(set(settings.ports)))
     key_log = str(settings.key_log) if settings.key_log else None
-    rest = (settings.cluster, ports, key_log, settings.look, settings.records)
+    zookeeper_ports = tuple(sorted(set(settings.zookeeper_ports)))
+    rest = (settings.cluster, ports, key_log, settings.look, settings.records, zookeeper_ports)
     if settings.rotated:
         paths = in_time(paths)
         return [Job(_source(paths[0]), tuple(paths), *rest)]

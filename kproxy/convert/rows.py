@@ -83,6 +83,7 @@ class Rows:
             Handlers(self.decided, self.many, self.ended),
             cluster=job.cluster,
             ports=job.ports,
+            zookeeper_ports=job.zookeeper_ports,
             shards=shards,
             first=first,
             detail=job.detail if self.records is None else RECORDS,

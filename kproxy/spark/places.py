@@ -60,7 +60,7 @@ def packets(number: int, capture: int, file: int, split: Split, job: Job) -> Ite
         return
     quality = Quality()
     clock = Clock()
-    wanted = frozenset(port.to_bytes(2) for port in job.ports)
+    wanted = frozenset(port.to_bytes(2) for port in (*job.ports, *job.zookeeper_ports) if job.ports)
     known: dict[bytes, int] = {}
     inline = split.whole and not is_plain(split.path)
     connections: list[int] = []  # of the packets that are in no row yet

@@ -8,7 +8,8 @@ Options, beside the paths (files, patterns or folders):
   its payload.
 - `from`, `to`: ISO 8601; rows whose `time` lies in between, `to` not included. `apis`: names of exchanges' APIs.
 - `records` (of that table): topics whose records are told, as `kproxy convert --records` has them, and `recordValues`.
-- `ports`: brokers' ports; by default Kafka is found by content. `cluster`: the column `cluster`.
+- `ports`: brokers' ports; by default Kafka is found by content.
+  `zookeeperPorts`: ZooKeeper's, likewise. `cluster`: the column `cluster`.
 - `rotated`: true: the files are one capture, in the order of their packets.
 - `splitBytes` (segments): a larger file is shared out among tasks; 128 MiB by default, 0 never.
 - `quietSeconds` (streams): a file is complete when it has not changed for so long; 60.
@@ -143,7 +144,8 @@ class _Settings:
         self.places = json.loads(options["paths"]) if "paths" in options else [options.get("path", "")]
         if not all(self.places):
             raise KproxyError("no capture is named: give paths to load()")
-        self.ports = tuple(sorted({int(port) for port in options.get("ports", "").replace(",", " ").split()}))
+        self.ports = _ports(options.get("ports", ""))
+        self.zookeeper_ports = _ports(options.get("zookeeperPorts", ""))
         self.cluster = options.get("cluster", "default")
         self.rotated = options.get("rotated", "false").lower() == "true"
         self.split_bytes = int(options.get("splitBytes", SPLIT_BYTES))
@@ -163,7 +165,13 @@ class _Settings:
         return found
 
     def jobs(self, files: Sequence[str], rotated: bool) -> list[Job]:
-        settings = Settings(ports=self.ports, cluster=self.cluster, rotated=rotated, records=self.records)
+        settings = Settings(
+            ports=self.ports,
+            cluster=self.cluster,
+            rotated=rotated,
+            records=self.records,
+            zookeeper_ports=self.zookeeper_ports,
+        )
         return captures_of(files, settings) if files else []
 
     def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -176,6 +184,10 @@ class _Settings:
         if self.apis is not None and "api" in batch.schema.names:
             batch = batch.filter(pc.is_in(batch["api"], pa.array(self.apis, TEXT)))
         return batch
+
+
+def _ports(text: str) -> tuple[int, ...]:
+    return tuple(sorted({int(port) for port in text.replace(",", " ").split()}))
 
 
 def _time(text: str | None) -> pa.Scalar | None:
@@ -303,7 +315,7 @@ def _rows(job: Job, table: Table) -> Iterator[pa.RecordBatch]:
 def _segments(part: Part) -> Iterator[pa.RecordBatch]:
     job, split = part.job, part.split
     assert split is not None
-    ports = {port.to_bytes(2) for port in job.ports}
+    ports = {port.to_bytes(2) for port in (*job.ports, *job.zookeeper_ports) if job.ports}
     file = Path(split.path).name
     sender: dict[bytes, tuple[str, int, str, int]] = {}
     columns: list[list[Any]] = [[] for _ in SEGMENTS.schema]

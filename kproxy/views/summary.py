@@ -47,7 +47,7 @@ def show(summary: Summary, found: Overview | None = None, *, strict: bool = Fals
     if summary.chosen is not None and not summary.rows.get("records"):
         _say(printable(_no_records(summary.chosen.topics, summary.topics)))
     complaints = [printable(str(fault)) for fault in summary.failed]
-    if summary.quality and not summary.found_kafka:
+    if summary.quality and not (summary.found_kafka or summary.found_zookeeper):
         complaints.append("no Kafka was found: the tables have no exchanges")
     elif strict:
         complaints += [
@@ -150,6 +150,10 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
             )
         if quality.count("tls"):
             return "No plaintext Kafka in it; to read the TLS connections, give their keys with --key-log FILE."
+        if quality.count("zookeeper"):
+            lost = losses(quality, key_log)
+            whole = f"Not complete: {', '.join(lost)}." if lost else "Complete."
+            return f"No Kafka in it, but ZooKeeper, whose operations are in the table registry. {whole}"
         return "No Kafka in it. If there should be, name the brokers' ports with --port."
     lost = losses(quality, key_log)
     twice = " Exchanges of connections captured twice are counted twice." if quality.count("same_stream") else ""
@@ -174,6 +178,7 @@ def losses(quality: Quality, key_log: str | None = None) -> list[str]:
             ("midstream", "connections were open before the capture began"),
             ("resync", "bytes were skipped to find the next frame"),
             ("strays", "segments fit no window of their connection"),
+            ("zookeeper_fault", "ZooKeeper connections break their protocol"),
             ("fault", "connections break the protocol or answer what was not captured"),
             ("idle", "too many connections were open at once"),
             ("tls", "some connections are encrypted" + (" with keys that the key log lacks" if key_log else "")),
