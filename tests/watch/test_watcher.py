@@ -114,8 +114,13 @@ def test_its_tables_are_those_of_a_capture(seen, tmp_path):
         ]
         assert len(off) > 5
         assert sorted(off)[len(off) // 2] < 0.01, name
+    # Two processors write into a ring: each socket has its own order of packets that come at the same moment.
     found, expected = (
-        {row["kind"]: row["count"] for row in pq.read_table(folder / "quality").to_pylist()}
+        {
+            row["kind"]: row["count"]
+            for row in pq.read_table(folder / "quality").to_pylist()
+            if row["kind"] not in ("clock_back", "out_of_order")
+        }
         for folder in (seen["tables"], tmp_path / "converted")
     )
     assert found == expected
