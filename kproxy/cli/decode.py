@@ -22,6 +22,11 @@ import click
 @click.option(
     "--exchange", metavar="CONNECTION:NUMBER", help="Find request and answer of a row of `exchanges` in its capture."
 )
+@click.option(
+    "--zookeeper",
+    is_flag=True,
+    help="Decode ZooKeeper's frames: of captures, or requests as hex; --response NAME for an answer.",
+)
 @click.option("--sized/--bare", default=None, help="Frames with or without their 4-byte sizes. Default: recognised.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as Kafka's own converters write it.")
 @click.option("--jsonl", is_flag=True, help="Read and write one JSON object per line; nothing is masked.")
@@ -45,6 +50,7 @@ def decode(
     data: str | None,
     records: bool,
     exchange: str | None,
+    zookeeper: bool,
     sized: bool | None,
     as_json: bool,
     jsonl: bool,
@@ -69,6 +75,10 @@ def decode(
     The frames of an exchange that `kproxy analyze slow` names by its connection and number, from the capture:
       kproxy decode --exchange 1729372594811:12 incident.pcap
     \b
+    ZooKeeper's operations and notifications in a capture, or a frame of its protocol:
+      kproxy decode --zookeeper incident.pcap
+      kproxy decode --zookeeper 0000000100000004000000012f01
+    \b
     Many at once, each line {"side": "request"|"response"|"data", "hex": ...} with "api_key" and "api_version" for a
     response and "message" for data; with --records just {"hex": ...}:
       kproxy decode --jsonl < frames.jsonl
@@ -80,6 +90,11 @@ def decode(
     if jsonl and (given or response or data or exchange):
         raise click.UsageError("--jsonl reads lines, from --file or standard input, and each says what it is")
     source = file or sys.stdin.buffer
+    if zookeeper:
+        if data or records or exchange or jsonl:
+            raise click.UsageError("--zookeeper goes with --response, --sized, --bare and --json alone")
+        _zookeeper(given, file, response, sized, as_json, (ports, cluster, rotated, key_log))
+        return
 
     from kproxy.errors import Malformed
     from kproxy.protocol import decode as decoding
@@ -133,6 +148,36 @@ def decode(
                 click.echo(json.dumps(decoding.as_json(one, show_secrets=show_secrets), indent=2))
             else:
                 view.show(one, show_secrets=show_secrets, records=records_shown)
+
+
+def _zookeeper(
+    given: tuple[str, ...],
+    file: BinaryIO | None,
+    response: str | None,
+    sized: bool | None,
+    as_json: bool,
+    of_capture: tuple[tuple[int, ...], str, bool, str | None],
+) -> None:
+    from kproxy.protocol import decode as decoding
+    from kproxy.views import zookeeper as view
+    from kproxy.zookeeper import decode as zookeeper
+
+    if given and Path(given[0]).exists():
+        from kproxy.convert.job import Settings
+        from kproxy.convert.reading import zookeeper_events
+
+        ports, cluster, rotated, key_log = of_capture
+        settings = Settings(zookeeper_ports=ports, cluster=cluster, rotated=rotated, key_log=key_log)
+        for info, event in zookeeper_events(given, settings):
+            view.show(event, info, as_json=as_json)
+        return
+    raw = decoding.contents(file or sys.stdin.buffer) if not given else " ".join(given).encode()
+    frames = zookeeper.sized(bytes(decoding.bytes_of(raw, must_be_hex=bool(given))), has_sizes=sized)
+    if response is not None:
+        view.show_answer(response, zookeeper.answer(frames, response), as_json=as_json)
+        return
+    for operation in zookeeper.requests(frames):
+        view.show(operation, None, as_json=as_json)
 
 
 def _write_line(pieces: Iterable[str]) -> None:

@@ -1,19 +1,23 @@
-"""The rows of captures as plain dicts, for programs: `kproxy.exchanges`.
+"""The rows of captures as plain dicts, for programs: `kproxy.exchanges`; and what ZooKeeper's connections say.
 
 Duty: the rows that `kproxy convert` would write, in the same order, without a dataset. They are sorted in runs on the
 disk, in a temporary folder, so memory is bounded whatever the capture's size (see `tables.writer`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from kproxy.capture.captures import Capture
+from kproxy.capture.flows import Flows, Handlers
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.rows import Rows
 from kproxy.errors import KproxyError
 from kproxy.tables import schema, writer
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.zookeeper.session import Event as ZooKeeperEvent
 
 
 def exchanges(
@@ -47,3 +51,31 @@ def exchanges(
         for part in writer.merged(table, sorter.runs):
             for batch in rows.names.fill(part).to_batches(max_chunksize=writer.STEP_ROWS):
                 yield from batch.to_pylist()
+
+
+def zookeeper_events(
+    captures: Sequence[Path | str], settings: Settings
+) -> Iterator[tuple[ConnectionInfo, ZooKeeperEvent]]:
+    """What the ZooKeeper connections of captures say, a window of packets after the other, values included.
+
+    In the order of time for each connection. Raises as `exchanges`.
+    """
+    for job in captures_of(captures, settings):
+        ready: list[tuple[ConnectionInfo, ZooKeeperEvent]] = []
+
+        def connected(info: ConnectionInfo, into: list[tuple[ConnectionInfo, ZooKeeperEvent]] = ready) -> _Listener:
+            return lambda events: into.extend((info, event) for event in events)
+
+        handlers = Handlers(lambda flow: lambda events: None, lambda *_: None, lambda flow: None, connected)
+        flows = Flows(
+            job.source, Quality(), handlers, cluster=job.cluster, ports=job.ports, zookeeper_ports=job.zookeeper_ports
+        )
+        for window in Capture(job.paths, Quality()).windows():
+            flows.window(window)
+            yield from ready
+            ready.clear()
+        flows.finish()
+        yield from ready
+
+
+_Listener = Callable[[list[ZooKeeperEvent]], None]

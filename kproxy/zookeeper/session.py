@@ -183,6 +183,11 @@ class Session:
         while not self.opaque and self._cut(side, half, now_ns):
             half.begun = now_ns
 
+    def held(self, side: int) -> int:
+        """Bytes of a side that are no whole frame yet."""
+        half = self._halves[side]
+        return len(half.data) + half.dropped
+
     def gap(self, side: int) -> None:
         """Bytes of a side are missing, which only captures know. What is pending can no longer be paired by order."""
         half = self._halves[side]
