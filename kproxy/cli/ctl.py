@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from kproxy.proxy.control.asking import AdminPort
 
 _PAGE = 10_000
+_GROUPS_PAGE = 1000
+_GROUP_COLUMNS = ("cluster", "group", "protocol", "state", "generation", "members", "coordinator")
+_REBALANCE_COLUMNS = ("last_rebalance", "took", "cause", "reason")
 _COLUMNS = ("number", "cluster", "listener", "client", "principal", "client_id", "software", "tls", "broker", "age")
 _COUNTS = ("requests", "requests_pending", "bytes_in", "bytes_out")
 
@@ -110,6 +113,35 @@ def connections(port: "Callable[[], AdminPort]", cluster: str | None, client: st
     from kproxy.views import operator as view
 
     view.show_table(view.connections(rows, time.time_ns()), (*_COLUMNS, *_COUNTS), "no connections")
+
+
+@ctl.command()
+@click.option("--cluster", metavar="NAME", help="Only those of this cluster.")
+@click.option("--group", metavar="TEXT", help="Only those whose id contains this.")
+@as_json
+@click.pass_obj
+def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | None, as_json: bool) -> None:
+    """Consumer groups, as their traffic tells: state, members, the last rebalance and what set it off.
+
+    Of clusters whose `detail` is topics or batches, and of groups that were heard of since kproxy started.
+
+    \b
+      kproxy ctl groups
+      kproxy ctl groups --group orders --json | jq '.[].members'
+    """
+    admin, rows, after = port(), [], ""
+    while page := admin.get("/api/groups", limit=_GROUPS_PAGE, after=after):
+        rows += [row for row in page if cluster in (None, row["cluster"]) and (group or "") in row["group"]]
+        after = f"{page[-1]['cluster']}/{page[-1]['group']}"
+        if len(page) < _GROUPS_PAGE:
+            break
+    if as_json:
+        _print(rows)
+        return
+    from kproxy.views import operator as view
+
+    nothing = 'no groups were heard of: does the cluster have detail = "topics"?'
+    view.show_table(view.groups(rows, time.time_ns()), (*_GROUP_COLUMNS, *_REBALANCE_COLUMNS), nothing)
 
 
 def _matches(row: dict[str, Any], cluster: str | None, client: str | None) -> bool:

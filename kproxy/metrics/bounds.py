@@ -27,6 +27,8 @@ PROXY_NS = _times(us=(5, 10, 25, 50, 100, 250, 500, 1000, 2500), ms=(5, 10, 25, 
 THROTTLE_NS = _times(ms=(1, 10, 50, 100, 250, 500, 1000, 2500), s=(5, 10, 30))
 # A wait may span the mutes of several throttles, of those that an administrator's quota window of minutes makes too.
 MUTE_NS = _times(ms=(1, 10, 50, 100, 250, 500, 1000, 2500), s=(5, 10, 30, 60, 300))
+# A rebalance waits for the slowest member: as long as max.poll.interval.ms, which is 5 minutes by default.
+REBALANCE_NS = _times(ms=(100, 500), s=(1, 5, 15, 60, 300))
 # 64 B to 16 MiB by fours, then the largest request that a broker takes by default.
 SIZE_BYTES = (*(64 << 2 * power for power in range(10)), 100 << 20)
 

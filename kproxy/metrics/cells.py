@@ -31,6 +31,7 @@ from kproxy.metrics.bounds import (
     THROTTLE_NS,
     cell,
 )
+from kproxy.metrics.groups import InsightCells
 from kproxy.metrics.known import (
     ADDRESS_APIS,
     DISCONNECT_CAUSES,
@@ -42,6 +43,7 @@ from kproxy.metrics.known import (
     MAX_BORN,
     OWN_APIS,
     UNANSWERED_CAUSES,
+    UNHEARD,
 )
 from kproxy.metrics.lag import Fetching, Lags
 from kproxy.metrics.named import ClientCells, Clients, Topics
@@ -180,6 +182,8 @@ class ClusterCells:
         self.topics: Topics | None = None  # with a detail that reads bodies, and so are:
         self.lags: Lags | None = None
         self.clients = Clients()
+        self.insight: Callable[[], InsightCells] | None = None  # what is known of groups, as last counted
+        self.unheard: dict[str, int] = {}  # exchanges that insight did not get, by why
         self.unanswered: dict[tuple[str, str], int] = {}  # by api and cause
         self.faults = dict.fromkeys(FAULTS, 0)  # by side and kind
         self.paused = dict.fromkeys(SIDES, 0)  # by side
@@ -217,6 +221,12 @@ class ClusterCells:
         for reason in reasons:
             for api in EVERYDAY_APIS if reason in EVERYDAY_REASONS else (OTHER_API,):
                 self.refusals.setdefault((api, reason), 0)
+
+    def follow(self) -> dict[str, int]:
+        """Insight is fed from here: what it does not get is counted in what this returns, from 0."""
+        for why in UNHEARD:
+            self.unheard.setdefault(why, 0)
+        return self.unheard
 
     def refused(self, api: str, reason: str) -> None:
         """A request was refused by the policy."""

@@ -1,29 +1,29 @@
 """Cells to Prometheus metric families, at scrape time.
 
-Every name, help text and label of the exposition stands here, those of `kproxy watch` in `passive_families`, and
-nowhere else; names are only ever added. Seconds and cumulative buckets are made here, from nanoseconds and plain
+Every name, help text and label of the exposition stands here, in `collector_groups` and, those of `kproxy watch`, in
+`passive_families`; names are only ever added. Seconds and cumulative buckets are made here, from nanoseconds and plain
 counts. Safe on any thread (see `cells`).
 
 Refuses to know events, HTTP and text formats: those are prometheus_client's.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator
 from time import time_ns
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     InfoMetricFamily,
 )
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from kproxy import __version__
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics, error_label
+from kproxy.metrics.collector_groups import of_groups
+from kproxy.metrics.families import Histogram as _Histogram
+from kproxy.metrics.families import Sum as _Sum
 from kproxy.metrics.named import OTHER
 from kproxy.metrics.passive_families import OF_A_PROXY, passive_families
 from kproxy.protocol.compression import codec_name
@@ -80,6 +80,7 @@ class CellCollector(Collector):
         yield from _topics(clusters, now_ns)
         yield from _lags(clusters, now_ns, time_ns())
         yield from _clients(clusters, now_ns)
+        yield from of_groups(clusters, now_ns)
         yield from _process(metrics)
         yield from _changes(metrics)
 
@@ -487,47 +488,3 @@ def _changes(metrics: Metrics) -> Iterator[Metric]:
 def _codec(codecs: int) -> str:
     """The name of the one codec in a set of bits."""
     return codec_name(codecs.bit_length() - 1) if codecs.bit_count() == 1 else "mixed"
-
-
-class _Sum:
-    """A counter whose cells are finer than its labels."""
-
-    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        self._family = CounterMetricFamily(name, text, labels=labels)
-        self._counts: dict[tuple[str, ...], int] = {}
-
-    def add(self, labels: tuple[str, ...], count: int) -> None:
-        self._counts[labels] = self._counts.get(labels, 0) + count
-
-    def family(self) -> Metric:
-        for labels, count in self._counts.items():
-            self._family.add_metric(labels, count)
-        return self._family
-
-
-class _Histogram:
-    """A histogram whose cells are finer than its labels; `unit` is how many of the cell's units make one of ours."""
-
-    def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[int], unit: int = 10**9) -> None:
-        self._family = HistogramMetricFamily(name, text, labels=labels)
-        self._les = [_le(bound / unit) for bound in bounds] + ["+Inf"]
-        self._unit = unit
-        self._cells: dict[tuple[str, ...], tuple[list[int], int]] = {}
-
-    def add(self, labels: tuple[str, ...], counts: list[int], total: int) -> None:
-        before = self._cells.get(labels)
-        if before is None:
-            self._cells[labels] = (counts.copy(), total)
-        else:
-            self._cells[labels] = ([a + b for a, b in zip(before[0], counts, strict=True)], before[1] + total)
-
-    def family(self) -> Metric:
-        for labels, (counts, total) in self._cells.items():
-            buckets = list(zip(self._les, accumulate(counts), strict=True))
-            self._family.add_metric(labels, buckets, total / self._unit)
-        return self._family
-
-
-def _le(bound: float) -> str:
-    text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
-    return text

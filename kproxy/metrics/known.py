@@ -77,6 +77,9 @@ FAULTS = (
     ("broker", "unexpected_answer"),
 )
 
+# Why insight is not told of an exchange.
+UNHEARD = ("too_large", "too_many", "queue_full")
+
 # Answers with addresses that a large body may carry behind its records, where they are hidden instead of replaced.
 HIDING_APIS = ("Fetch", "ShareFetch")
 # Requests that kproxy answers in the broker's place: an ApiVersions newer than it reads.

@@ -118,6 +118,7 @@ class Shared:
                 cluster.upstream.state = ours.upstream.state
             else:
                 cluster.upstream = None  # its state is the parent's to know
+            cluster.insight = None if ours is None else ours.insight
         now_ns = own.now_ns()
         for name, cells in merged.clusters.items():
             of_cluster = [_of(source, CLIENT, name) for source in living.values()]

@@ -46,6 +46,25 @@ def connections(rows: Iterable[Row], now_ns: int) -> list[Row]:
     return [{**row, "age": age((now_ns - int(row["opened_ns"])) / 1e9)} for row in rows]
 
 
+def groups(rows: Iterable[Row], now_ns: int) -> list[Row]:
+    """Rows of /api/groups, each with its last rebalance on the same line."""
+    found: list[Row] = []
+    for row in rows:
+        last: Row = row["last_rebalance"] or {}
+        ended_ns = last.get("ended_ns")
+        found.append(
+            {
+                **row,
+                "members": row["member_count"],
+                "last_rebalance": f"{age((now_ns - int(last['started_ns'])) / 1e9)} ago" if last else None,
+                "took": age((ended_ns - int(last["started_ns"])) / 1e9) if ended_ns is not None else None,
+                "cause": last.get("cause"),
+                "reason": last.get("reason"),
+            }
+        )
+    return found
+
+
 def age(seconds: float) -> str:
     """A duration of a connection or a request, in its largest units: "3d 4h", "12.3 s"."""
     if seconds < 60:

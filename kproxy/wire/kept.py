@@ -26,6 +26,7 @@ class Kept:
 
     apis: the API keys of exchanges whose frames are kept; Produce is not among them.
     only_failed: those of them that are kept only if the answer has an error, such as Heartbeat.
+    left_out: exchanges that are not kept are counted there, by why; there need be no entry for GAP.
     """
 
     __slots__ = ("apis", "held_bytes", "left_out", "limit_bytes", "max_frame_bytes", "only_failed")
@@ -37,6 +38,7 @@ class Kept:
         only_failed: Collection[int] = (),
         max_frame_bytes: int = MAX_FRAME,
         limit_bytes: int = MAX_TOGETHER,
+        left_out: dict[str, int] | None = None,
     ) -> None:
         if 0 in apis:
             raise ValueError("frames of Produce carry records, which are not kept")
@@ -44,7 +46,7 @@ class Kept:
         self.only_failed = frozenset(only_failed)
         self.max_frame_bytes = max_frame_bytes
         self.limit_bytes = limit_bytes
-        self.left_out = dict.fromkeys(WHY, 0)  # exchanges that are not kept, by why
+        self.left_out = dict.fromkeys(WHY, 0) if left_out is None else left_out
         self.held_bytes = 0  # of pending requests and of frames in transit
 
     def fits(self, size_bytes: int) -> bool:

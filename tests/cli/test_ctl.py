@@ -19,7 +19,19 @@ from tests.wire.playbook import request, response
 HOST = "127.0.0.1"
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
 HEARTBEAT, API_VERSIONS, METADATA = 12, 18, 3
-COMMANDS = ("status", "connections", "requests", "close", "drain", "log-level", "brokers", "policy", "reload", "trace")
+COMMANDS = (
+    "status",
+    "connections",
+    "groups",
+    "requests",
+    "close",
+    "drain",
+    "log-level",
+    "brokers",
+    "policy",
+    "reload",
+    "trace",
+)
 
 
 @contextmanager
@@ -94,6 +106,7 @@ def test_what_a_kproxy_is_doing(kproxy):
     assert all(text in table for text in ("orders-7", "tester 1.2", "User:ANONYMOUS", "bootstrap"))
     (row,) = json.loads(asked(*options, "connections", "--client", "orders", "--json"))
     assert asked(*options, "connections", "--client", "nobody").strip() == "no connections"
+    assert "no groups were heard of" in asked(*options, "groups")
     assert "ApiVersions" in asked(*options, "requests", str(row["number"]))
     (brokers,) = json.loads(asked(*options, "brokers", "--json"))
     assert "1" in brokers["brokers"] and HOST in asked(*options, "brokers")

@@ -4,6 +4,7 @@ import subprocess
 from bisect import bisect_left
 from itertools import pairwise
 from math import ceil
+from time import time_ns
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from kproxy.metrics import Metrics, bounds
 from kproxy.metrics.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
+from kproxy.metrics.groups import InsightCells
 from kproxy.metrics.tls import CLIENT_RESULTS, TlsSide
 from kproxy.metrics.upstream import ClusterState
 from kproxy.wire.bodies import BLANK, Found, Sums
@@ -143,9 +145,23 @@ def busy_metrics():
     tls.ended("ok", 2 * MS)
     tls.ended("plaintext", MS)
     tls.reloads["failed"] += 1
+    metrics.cluster("default").follow()
+    metrics.cluster("default").insight = followed
     bodies = metrics.connection(info("bodies"), "main", "2", topics=True)
     bodies.events([*consumed(metrics.now_ns(), written_ms)])
     return metrics
+
+
+def followed():
+    """What another process has counted of groups and partitions."""
+    cells = InsightCells()
+    group = cells.group("billing", time_ns())
+    cells.rebalanced(group, "member_left", 3_000 * MS)
+    cells.stands(group, "PreparingRebalance", 4, 12)
+    group.failures["commit"] += 2
+    cells.leadership("orders", 0, "offline", None, 2)
+    cells.left_out["undecodable"] += 1
+    return cells
 
 
 def consumed(now_ns, written_ms):

@@ -46,6 +46,7 @@ def test_one_worker_shown_by_its_parent_is_what_it_would_show_itself():
     own.upstream("default", (), worker.clusters["default"].upstream.state)
     for name, side in worker.cluster("default").tls.items():  # certificates: every process has loaded them
         own.cluster("default").tls[name] = TlsSide(tuple(side.results), side.expiries)
+    own.cluster("default").insight = worker.cluster("default").insight  # one process tells the parent of groups
     shared = Shared(own)
     shared.take(1, told(Published(worker)))
     alone, seen = samples(worker), samples(shared.merged())

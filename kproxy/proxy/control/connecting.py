@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic_ns
 
 from kproxy.errors import RefusedClient, UpstreamError
+from kproxy.insight.knowledge import APIS, ONLY_FAILED
 from kproxy.metrics.upstream import UpstreamCells
 from kproxy.proxy.access.policy import Policy
 from kproxy.proxy.access.policy_authorizer import Peer, PolicyAuthorizer
@@ -42,6 +43,7 @@ from kproxy.wire.bodies import DETAILS
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import SIDES, Desync
 from kproxy.wire.interest import Interest
+from kproxy.wire.kept import Kept
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.session import Session
 
@@ -113,6 +115,10 @@ class Connector:
         self._caps = policy.caps()
         if policy.is_active:
             worker.metrics.cluster(cluster.name).has_policy(policy.reasons)
+        self._kept: Kept | None = None
+        if cluster.detail != "headers":
+            unheard = worker.metrics.cluster(cluster.name).follow()
+            self._kept = Kept(APIS, only_failed=ONLY_FAILED, left_out=unheard)
         interest = partial(
             Interest,
             rewrite=redirected is None,
@@ -121,6 +127,7 @@ class Connector:
             detail=DETAILS[cluster.detail],
             held=worker.held,
             names=self._policy is not None and self._policy.needs_names,
+            kept=self._kept,
         )
         authorizes = None if self._policy is None else self._policy.authorizes
         self._interest = interest(authorizes=authorizes if self._logins is None else and_logins(authorizes))
@@ -267,6 +274,11 @@ class Connector:
                 *(sink.connected(info) for sink in worker.sinks),
                 *((self._redirected.look_for_brokers,) if self._redirected is not None else ()),
                 *((of_policy.events,) if of_policy is not None else ()),
+                *(
+                    (worker.feed.connected(info, client.principal, self._kept.left_out),)
+                    if self._kept is not None
+                    else ()
+                ),
             ],
             self._fault,
             partial(self._closed, worker.loops.own_end(broker), client.ticket),

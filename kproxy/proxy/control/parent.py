@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SCRAPE_S = 0.5  # for workers to send what they have counted; a worker that does not is shown as it last was
 ROWS_S = 2.0
 _ENDS_S = 3.0  # beyond the drain's time, for workers to end
+_SENT_S = 5.0  # for a worker to take a message
 _PUSH_S = 0.005  # what changes within it is sent once
 
 log = logging.getLogger("kproxy.processes")
@@ -101,6 +102,19 @@ class Parent(Server):
         member.channel.send("begin", beginning)
         for state in self._pushed.values():
             member.channel.send("state", state)
+        self._give_stream(member)
+
+    def _give_stream(self, member: Member) -> None:
+        """A stream to the process that decodes what relays keep, if it runs."""
+        sock = self._link.stream() if self._link is not None else None
+        if sock is not None:
+            member.channel.send("insight", files=[sock.fileno()])
+            # A descriptor must stay open until it is sent.
+            asyncio.get_running_loop().call_later(_SENT_S if member.channel.is_behind else 0.0, sock.close)
+
+    def _give_streams(self) -> None:
+        for member in self.crew.members:
+            self._give_stream(member)
 
     def _changed(self) -> None:
         if self._push is None:

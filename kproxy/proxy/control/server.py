@@ -24,8 +24,10 @@ from kproxy.proxy.config.tls import ClientTls
 from kproxy.proxy.control import descriptors, parameters
 from kproxy.proxy.control.broker_ports import MAX_BROKERS
 from kproxy.proxy.control.changes import Changes, same_upstream
+from kproxy.proxy.control.channel import Gone
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.draining import drain
+from kproxy.proxy.control.feed_link import FeedLink
 from kproxy.proxy.control.operating import OPERATIONS, connection_row
 from kproxy.proxy.control.reload import Reloader
 from kproxy.proxy.control.tasks import Tasks
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 MAX_ROWS = 10_000  # of /api/connections in one answer
 _DEFAULT_ROWS = 1000
 LOOPBACK = "localhost"
+MAX_GROUPS = 1000  # of /api/groups in one answer
+_DEFAULT_GROUPS = 100
 _ROWS_PER_SLICE = 50  # of about 3 us each
 _ADMIN_RETIRES_S = 1.0
 _MAKING_S = 0.02
@@ -74,6 +78,7 @@ class Server:
         self._recorder: Recorder | None = None
         self._draining = False
         self._tasks = Tasks("server")
+        self._link: FeedLink | None = None  # to the process that decodes; a worker's parent has it
 
     @property
     def addresses(self) -> dict[str, Address]:
@@ -96,7 +101,19 @@ class Server:
             proxy = self._cluster(self._running, cluster)
             self.clusters.append(proxy)
             proxy.start()
+        self._follow_groups()
         await self._start_admin(self.config.admin, shares)
+
+    def _follow_groups(self) -> None:
+        """Know the groups and leaders of clusters whose `detail` asks for it."""
+        if self._link is None:
+            self._link = FeedLink(self.metrics, self._give_streams)
+        self._link.ensure(self.config)
+
+    def _give_streams(self) -> None:
+        """What relays keep goes to the process that decodes, which is new."""
+        assert self._link is not None
+        self._running.feed.use(self._link.stream())
 
     async def preflight(self) -> list[tuple[str, str]]:
         """Build what `start` would, and start nothing; returns the faults, those of all clusters."""
@@ -193,6 +210,7 @@ class Server:
             api={
                 "clusters": self._api_clusters,
                 "connections": self._api_connections,
+                "groups": self._api_groups,
                 "traffic": self._api_traffic,
                 **operator.reads,
             },
@@ -296,6 +314,7 @@ class Server:
             raise
         self.config = new
         self._set_limits(new, differing)
+        self._follow_groups()
         for name in differing.drained:
             self._tasks.spawn(self._drain_cluster(name))
         if former is not None and self._admin is not former:
@@ -388,6 +407,9 @@ class Server:
             self._worker.ageing.stop()
             self._worker.poller.close()
             self._worker.close()
+            await asyncio.to_thread(self._worker.feed.close)
+        if self._link is not None:
+            await self._link.close()
         await self._tasks.cancel()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
@@ -436,6 +458,16 @@ class Server:
         limit = parameters.number(query, "limit", _DEFAULT_ROWS, MAX_ROWS)
         after = parameters.number(query, "after", 0, 1 << 62)
         return self._connection_slices(after, limit)
+
+    async def _api_groups(self, query: "Query") -> list[dict[str, Any]]:
+        """Groups as last heard of, by cluster and group: at most `limit`, of those behind `after` (CLUSTER/GROUP)."""
+        limit = parameters.number(query, "limit", _DEFAULT_GROUPS, MAX_GROUPS)
+        cluster, _, group = query.get("after", "").partition("/")
+        assert self._link is not None
+        try:
+            return await self._link.groups((cluster, group), limit)
+        except Gone:
+            raise ValueError("the process that follows groups does not answer now: ask again") from None
 
     async def _connection_slices(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
         relays = sorted(self._worker.relays.values(), key=lambda relay: relay.number) if self._worker else []

@@ -9,6 +9,7 @@ from kproxy.metrics import Metrics
 from kproxy.proxy.access.audit import Audit
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.ageing import Ageing
+from kproxy.proxy.control.feed import Feed
 from kproxy.proxy.control.tracing import Traces
 from kproxy.proxy.relay.handshakes import Handshakes
 from kproxy.proxy.relay.listeners import Gate
@@ -42,6 +43,7 @@ class Worker:
     dialler: Dialler = field(init=False)
     ageing: Ageing = field(init=False)
     traces: Traces = field(default_factory=Traces)
+    feed: Feed = field(default_factory=Feed)  # what is decoded in another process
     audit: Audit | None = field(init=False)  # of all clusters; its thread is this process's
     _connections: int = 0
     _handshakes: Handshakes | None = None

@@ -70,6 +70,7 @@ class _Process:
         self._beginning: Beginning
         self._server: WorkerServer | None = None
         self._states: list[ClusterState] = []  # that came before the server began
+        self._stream: socket.socket | None = None  # as well
 
     async def run(self) -> None:
         handlers: dict[str, Handler] = {
@@ -82,6 +83,7 @@ class _Process:
             "connections": self._connections,
             "loop": self._loop,
             "question": self._question,
+            "insight": self._insight,
             "drain": self._stop.set,
             "at_once": self._at_once.set,
         }
@@ -100,6 +102,8 @@ class _Process:
         self._server = server
         for state in self._states:
             server.take(state)
+        if self._stream is not None:
+            server.feed_into(self._stream)
         channel.send("ready")
         collections = FullCollections(server.objects)
         collections.start()
@@ -165,6 +169,17 @@ class _Process:
             if client is not None:
                 client.close()
             self._channel.send("left", number)
+
+    def _insight(self, files: Iterable[int]) -> None:
+        """A stream to the process that decodes what relays keep."""
+        for file in files:
+            sock = socket.socket(fileno=file)
+            if self._server is None:
+                if self._stream is not None:
+                    self._stream.close()
+                self._stream = sock
+            else:
+                self._server.feed_into(sock)
 
     async def _publish_often(self) -> None:
         while True:
@@ -233,6 +248,13 @@ class WorkerServer(Server):
     async def _drain(self, worker: Worker, at_once: asyncio.Event) -> tuple[int, int]:
         self.drained = await super()._drain(worker, at_once)
         return self.drained
+
+    def _follow_groups(self) -> None:
+        """The parent's: all workers feed one process."""
+
+    def feed_into(self, sock: socket.socket) -> None:
+        """From now on what relays keep goes there."""
+        self._running.feed.use(sock)
 
     def reconfigure_as_told(self, new: Config, differing: Changes) -> None:
         """Run by other settings: the parent already does."""

@@ -1,0 +1,100 @@
+"""Cells of groups and leadership to Prometheus metric families, at scrape time; see `collector`.
+
+Refuses to know how they came about: another process counts them.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from kproxy.metrics.bounds import REBALANCE_NS
+from kproxy.metrics.cells import ClusterCells
+from kproxy.metrics.families import Histogram
+from kproxy.metrics.groups import InsightCells
+from kproxy.metrics.named import OTHER
+
+_GROUP = ("cluster", "group")
+
+
+def of_groups(clusters: Sequence[ClusterCells], now_ns: int) -> Iterator[Metric]:
+    """What insight knows of clusters that it follows."""
+    known = [(each.cluster, each.insight(), each.unheard) for each in clusters if each.insight is not None]
+    yield from _groups([(name, cells) for name, cells, _ in known], now_ns)
+    yield from _clusters(known)
+
+
+def _groups(known: Sequence[tuple[str, InsightCells]], now_ns: int) -> Iterator[Metric]:
+    rebalances = CounterMetricFamily("kproxy_group_rebalances", "Rebalances of a group.", labels=_GROUP)
+    durations = Histogram(
+        "kproxy_group_rebalance_seconds",
+        "Time from what set a rebalance off until its last member had its assignment.",
+        _GROUP,
+        REBALANCE_NS,
+    )
+    rebalancing = GaugeMetricFamily(
+        "kproxy_group_rebalancing", "1 while a group rebalances and its members may stand still, else 0.", labels=_GROUP
+    )
+    members = GaugeMetricFamily("kproxy_group_members", "Members of a group.", labels=_GROUP)
+    generation = GaugeMetricFamily(
+        "kproxy_group_generation", "Generation of a group; the epoch, for the newer protocols.", labels=_GROUP
+    )
+    moves = CounterMetricFamily(
+        "kproxy_group_coordinator_moves", "Rebalances of a group since its coordinator moved.", labels=_GROUP
+    )
+    split = CounterMetricFamily(
+        "kproxy_group_split_brains", "Partitions that two members of a group fetched at the same time.", labels=_GROUP
+    )
+    failures = CounterMetricFamily(
+        "kproxy_group_failures",
+        "Requests of members that their coordinator refused; what is part of every rebalance is left out.",
+        labels=(*_GROUP, "operation"),
+    )
+    for cluster, cells in known:
+        for group_id, group in cells.groups.shown(now_ns):
+            labels = cluster, OTHER if group_id is None else group_id
+            rebalances.add_metric(labels, group.rebalances)
+            durations.add(labels, group.duration, group.duration_ns)
+            moves.add_metric(labels, group.coordinator_moves)
+            split.add_metric(labels, group.split)
+            for operation, count in group.failures.items():
+                failures.add_metric((*labels, operation), count)
+            if group_id is not None:  # the others have no state together
+                rebalancing.add_metric(labels, group.is_rebalancing)
+                members.add_metric(labels, group.members)
+                generation.add_metric(labels, group.generation)
+    yield from (rebalances, durations.family(), rebalancing, members, generation, moves, split, failures)
+
+
+def _clusters(known: Sequence[tuple[str, InsightCells, dict[str, int]]]) -> Iterator[Metric]:
+    causes = CounterMetricFamily(
+        "kproxy_rebalance_causes", "Rebalances of all groups, by what set them off.", labels=("cluster", "cause")
+    )
+    changes = CounterMetricFamily(
+        "kproxy_leadership_changes",
+        "Changes of partitions' leaders and replicas, as controllers and brokers told them.",
+        labels=("cluster", "change"),
+    )
+    offline = GaugeMetricFamily(
+        "kproxy_partitions_offline", "Partitions without a leader, as last told.", labels=("cluster",)
+    )
+    shrunk = GaugeMetricFamily(
+        "kproxy_partitions_isr_shrunk",
+        "Partitions with replicas that are not in sync, as last told.",
+        labels=("cluster",),
+    )
+    left_out = CounterMetricFamily(
+        "kproxy_insight_left_out",
+        "Exchanges, groups and partitions that insight does not know of, by why.",
+        labels=("cluster", "why"),
+    )
+    for cluster, cells, unheard in known:
+        for cause, count in cells.causes.items():
+            causes.add_metric((cluster, cause), count)
+        for change, count in cells.changes.items():
+            changes.add_metric((cluster, change), count)
+        offline.add_metric((cluster,), cells.offline)
+        shrunk.add_metric((cluster,), cells.shrunk)
+        for why, count in (unheard | cells.left_out).items():
+            left_out.add_metric((cluster, why), count)
+    yield from (causes, changes, offline, shrunk, left_out)

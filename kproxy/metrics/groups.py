@@ -1,0 +1,137 @@
+"""What insight says of groups and partitions, counted: for so many groups by name, the rest together.
+
+Duty: cells of consumer groups (rebalances, members, failures), of what set rebalances off, and of how leaders and
+replicas changed. The process that decodes fills them and sends them whole; whoever is scraped only shows the last.
+
+Bounded by MAX_GROUPS cells (see `top`) and MAX_PARTITIONS partitions that are remembered as offline or without all
+their replicas. Refuses to know messages and how a group is understood.
+"""
+
+from bisect import bisect_left
+
+from kproxy.metrics.bounds import REBALANCE_NS, cell
+from kproxy.metrics.named import MAX_LABEL
+from kproxy.metrics.top import Top
+
+MAX_GROUPS = 250
+MAX_PARTITIONS = 65536
+EMPTY_EXPIRY_NS = 3600 * 10**9  # of a group without members
+EXPIRY_NS = 7 * 24 * 3600 * 10**9  # a group in good order is not heard of for days
+_EVENT = 1  # how much one event of a group counts for its rank
+
+# What can fail, by the event that says so.
+OPERATIONS = ("join", "sync", "heartbeat", "commit")
+CAUSES = (
+    *("member_joined", "member_left", "session_expired", "subscription_changed", "metadata_changed"),
+    *("leader_rejoined", "coordinator_moved", "member_replaced", "unknown"),
+)
+CHANGES = ("created", "elected", "isr_shrunk", "isr_grown", "offline", "moved", "deleted")
+# Why insight does not know of an exchange that it got, or of what that names.
+LEFT_OUT = ("undecodable", "not_followed")
+STEADY = frozenset(("Empty", "Stable", "Dead"))
+
+
+class GroupCells:
+    """What is counted of one group; the rank is events, halved now and then."""
+
+    __slots__ = (
+        "coordinator_moves",
+        "duration",
+        "duration_ns",
+        "failures",
+        "generation",
+        "members",
+        "rank",
+        "rebalances",
+        "seen_ns",
+        "split",
+        "state",
+    )
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.seen_ns = 0
+        self.rebalances = 0
+        self.duration = cell(REBALANCE_NS)  # of those that ended
+        self.duration_ns = 0
+        self.failures = dict.fromkeys(OPERATIONS, 0)
+        self.coordinator_moves = 0
+        self.split = 0
+        self.members = 0
+        self.generation = -1
+        self.state = "Empty"
+
+    @property
+    def is_rebalancing(self) -> bool:
+        return self.state not in STEADY
+
+    def is_gone(self, now_ns: int) -> bool:
+        return self.seen_ns + (EXPIRY_NS if self.members else EMPTY_EXPIRY_NS) < now_ns
+
+    def admitted(self, rank: int) -> None:
+        self.rank = rank
+
+    def halve(self) -> None:
+        self.rank //= 2
+
+
+class InsightCells:
+    """Of one cluster."""
+
+    def __init__(self) -> None:
+        self.groups: Top[str, GroupCells] = Top(MAX_GROUPS, GroupCells)
+        self.causes = dict.fromkeys(CAUSES, 0)
+        self.changes = dict.fromkeys(CHANGES, 0)
+        self.left_out = dict.fromkeys(LEFT_OUT, 0)
+        self._offline: dict[tuple[str, int], None] = {}
+        self._shrunk: dict[tuple[str, int], None] = {}
+
+    @property
+    def offline(self) -> int:
+        """Partitions that have no leader now, as far as was told."""
+        return len(self._offline)
+
+    @property
+    def shrunk(self) -> int:
+        """Partitions with fewer in-sync replicas than replicas."""
+        return len(self._shrunk)
+
+    def group(self, group_id: str, at_ns: int) -> GroupCells:
+        """The cells of a group that something is heard of."""
+        name = group_id[:MAX_LABEL]
+        cells = self.groups.cells.get(name)
+        if cells is None:
+            cells = self.groups.cell_for(name, _EVENT, at_ns)
+        cells.rank += _EVENT
+        cells.seen_ns = max(cells.seen_ns, at_ns)
+        return cells
+
+    def rebalanced(self, cells: GroupCells, cause: str, duration_ns: int | None) -> None:
+        """A rebalance is over; None: not all of its members got their assignment."""
+        cells.rebalances += 1
+        self.causes[cause if cause in self.causes else "unknown"] += 1
+        if cause == "coordinator_moved":
+            cells.coordinator_moves += 1
+        if duration_ns is not None:
+            cells.duration[bisect_left(REBALANCE_NS, duration_ns)] += 1
+            cells.duration_ns += duration_ns
+
+    def stands(self, cells: GroupCells, state: str, members: int, generation: int) -> None:
+        """How a group stands now; `other` stands for no single one."""
+        if cells is not self.groups.other:
+            cells.state, cells.members, cells.generation = state, members, generation
+
+    def leadership(self, topic: str, partition: int, change: str, leader: int | None, missing: int) -> None:
+        """A partition changed. missing: replicas that are not in sync; None: it has no leader."""
+        if change in self.changes:
+            self.changes[change] += 1
+        key = topic, partition
+        _remember(self._offline, key, leader is None and change != "deleted")
+        _remember(self._shrunk, key, missing > 0 and change != "deleted")
+
+
+def _remember(partitions: dict[tuple[str, int], None], key: tuple[str, int], is_so: bool) -> None:
+    if not is_so:
+        partitions.pop(key, None)
+    elif len(partitions) < MAX_PARTITIONS:
+        partitions[key] = None

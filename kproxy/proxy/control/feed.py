@@ -1,0 +1,227 @@
+"""Exchanges with their frames on their way from relays to the process that decodes them (`feed_process.py`).
+
+Duty: the sink of a relay's process. It queues what sessions kept, which costs the loop an append; a thread writes it to
+a socket, almost all of the time outside the interpreter. Where the other process falls behind, exchanges are dropped
+and counted, and no relay waits. Without a socket (that process is being started) they wait as well.
+
+Bounded: QUEUE_BYTES that wait. Refuses to know what is in a frame.
+"""
+
+import logging
+import pickle
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from struct import Struct
+from threading import Event as Signal
+from threading import Thread
+from time import monotonic, sleep
+from typing import NamedTuple
+
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import Event, Exchange, Unanswered
+
+QUEUE_BYTES = 32 << 20
+QUEUE_FULL = "queue_full"
+_ITEM_BYTES = 1000  # of one that waits, its frames left out
+_GATHER_S = 0.01  # what comes within it is written together
+_CHUNK_BYTES = 64 * 1024
+_CLOSE_S = 2.0
+
+_HEAD = Struct(">IIi")  # bytes of the pickled fields, of the request, of the answer; -1: there is none
+
+log = logging.getLogger("kproxy.insight")
+
+
+class Whose(NamedTuple):
+    """Of a connection: what insight says of each of its exchanges."""
+
+    cluster: str
+    client_address: str
+    broker_id: int | None
+    connection: int
+    source: str
+    principal: str | None
+
+
+class Heard(NamedTuple):
+    """An exchange on its way, with its frames."""
+
+    whose: Whose
+    api_key: int
+    api_version: int
+    number: int
+    request_end: int
+    response_start: int  # 0: it was never answered
+    request: bytes
+    response: bytes | None
+
+    @property
+    def at_ns(self) -> int:
+        """Its place in the order of answers."""
+        return self.response_start or self.request_end
+
+    @property
+    def size_bytes(self) -> int:
+        return _ITEM_BYTES + len(self.request) + len(self.response or b"")
+
+
+class Feed:
+    """What relays of one process have for insight."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Heard, dict[str, int]]] = deque()
+        self._bytes = 0  # added by the loop only
+        self._written = 0  # added by the thread only
+        self._sock: socket.socket | None = None
+        self._wake = Signal()
+        self._closing = False
+        self._thread: Thread | None = None
+
+    def use(self, sock: socket.socket | None) -> None:
+        """From now on write to this socket; None: there is nobody who reads. Takes it over."""
+        before, self._sock = self._sock, sock
+        if before is not None:
+            with suppress(OSError):
+                before.shutdown(socket.SHUT_RDWR)  # a write that waits ends
+            before.close()
+        if sock is not None:
+            sock.setblocking(True)
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="feed", daemon=True)
+                self._thread.start()
+            self._wake.set()
+
+    def connected(
+        self, info: ConnectionInfo, principal: str | None, left_out: dict[str, int]
+    ) -> Callable[[list[Event]], None]:
+        """What takes the events of a connection; what is dropped is counted in `left_out`."""
+        whose = Whose(info.cluster, info.client_address, info.broker_id, info.id, info.source, principal)
+        waiting, wake = self._waiting, self._wake
+
+        def take(events: list[Event]) -> None:
+            for event in events:
+                if event.__class__ is Exchange:
+                    exchange = event
+                elif event.__class__ is Unanswered:
+                    exchange = event.exchange
+                else:
+                    continue
+                plan = exchange.plan
+                if plan.kept is None or exchange.request_frame is None:
+                    continue
+                start = exchange.response_start if exchange.response_frame is not None else 0
+                heard = Heard(
+                    whose,
+                    plan.api_key,
+                    plan.api_version,
+                    exchange.number,
+                    exchange.request_end,
+                    start,
+                    exchange.request_frame,
+                    exchange.response_frame,
+                )
+                size = heard.size_bytes
+                if self._bytes - self._written + size > QUEUE_BYTES:
+                    left_out[QUEUE_FULL] = left_out.get(QUEUE_FULL, 0) + 1
+                    continue
+                self._bytes += size
+                waiting.append((heard, left_out))
+                if not wake.is_set():
+                    wake.set()
+
+        return take
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that the other process has not got yet."""
+        return self._bytes - self._written
+
+    def close(self) -> None:
+        """Write what waits, for a short time, and end. Blocks."""
+        end = monotonic() + _CLOSE_S
+        while self._waiting and self._sock is not None and monotonic() < end:
+            sleep(_GATHER_S)
+        self._closing = True
+        self._wake.set()
+        self.use(None)
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.wait()
+            sleep(_GATHER_S)
+            self._wake.clear()
+            sock = self._sock
+            if sock is None:
+                continue  # `use` wakes it
+            try:
+                self._write(sock)
+            except OSError:
+                if self._sock is sock:
+                    self._sock = None  # its owner starts another one
+                    sock.close()
+
+    def _write(self, sock: socket.socket) -> None:
+        small = bytearray()
+        sizes = 0
+        while self._waiting:
+            heard, left_out = self._waiting.popleft()
+            try:
+                for part in packed(heard):
+                    if len(part) < _CHUNK_BYTES:
+                        small += part
+                    if len(small) >= _CHUNK_BYTES or len(part) >= _CHUNK_BYTES:
+                        sock.sendall(small)
+                        small.clear()
+                    if len(part) >= _CHUNK_BYTES:
+                        sock.sendall(part)
+            except OSError:
+                left_out[QUEUE_FULL] = left_out.get(QUEUE_FULL, 0) + 1
+                self._written += sizes + heard.size_bytes
+                raise
+            sizes += heard.size_bytes
+            if not small:
+                self._written, sizes = self._written + sizes, 0
+        if small:
+            sock.sendall(small)
+        self._written += sizes
+
+
+def packed(heard: Heard) -> Iterator[bytes]:
+    """One exchange as bytes of a stream, in parts."""
+    fields = pickle.dumps(tuple(heard[:-2]), pickle.HIGHEST_PROTOCOL)
+    response = heard.response
+    yield _HEAD.pack(len(fields), len(heard.request), -1 if response is None else len(response)) + fields
+    yield heard.request
+    if response is not None:
+        yield response
+
+
+class Unpacker:
+    """Bytes of a stream as exchanges. Bounded by one exchange and one read."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Heard]:
+        """The exchanges that are whole with these bytes."""
+        self._data += data
+        view = memoryview(self._data)
+        pos = 0
+        while len(view) - pos >= _HEAD.size:
+            fields, request, response = _HEAD.unpack_from(view, pos)
+            end = pos + _HEAD.size + fields + request + max(response, 0)
+            if end > len(view):
+                break
+            at = pos + _HEAD.size
+            whose, api_key, api_version, number, request_end, response_start = pickle.loads(view[at : at + fields])
+            at += fields
+            answer = None if response < 0 else bytes(view[at + request : end])
+            asked = bytes(view[at : at + request])
+            yield Heard(whose, api_key, api_version, number, request_end, response_start, asked, answer)
+            pos = end
+        view.release()
+        del self._data[:pos]

@@ -1,0 +1,125 @@
+"""Groups are followed by a process beside the relays, whatever their number; it may end, and relays go on."""
+
+import json
+import os
+import signal
+
+from tests.proxy.control.test_parent import Run, alive, children, kproxy, total
+from tests.proxy.live import Wire, live, request, response
+
+JOIN, SYNC, HEARTBEAT, LEAVE, COMMIT = 11, 14, 12, 13, 8
+PATIENCE_S = 120
+
+
+async def exchanged(client: Wire, broker: Wire, asked: bytes, answer: bytes) -> None:
+    await client.send(asked)
+    assert await broker.frame() == asked
+    await broker.send(answer)
+    assert await client.frame() == answer
+
+
+async def rebalance(pairs: list[tuple[Wire, Wire]], group: str, generation: int) -> None:
+    """All members join and get their assignments: the first one leads."""
+    ids = [f"m{number}" for number in range(len(pairs))]
+    protocols = [{"name": "range", "metadata": b""}]
+    for number, (client, broker) in enumerate(pairs):
+        asked = {"groupId": group, "memberId": ids[number], "protocolType": "connect", "protocols": protocols}
+        told = {"generationId": generation, "protocolName": "range", "leader": "m0", "memberId": ids[number]}
+        if number == 0:
+            told["members"] = [{"memberId": id_, "metadata": b""} for id_ in ids]
+        await exchanged(client, broker, request(JOIN, 5, generation, asked), response(JOIN, 5, generation, told))
+    for number, (client, broker) in enumerate(pairs):
+        asked = {"groupId": group, "memberId": ids[number], "generationId": generation}
+        if number == 0:
+            asked["assignments"] = [{"memberId": id_, "assignment": b""} for id_ in ids]
+        await exchanged(client, broker, request(SYNC, 3, generation, asked), response(SYNC, 3, generation))
+
+
+async def groups(here: Run, query: str = "") -> list[dict]:
+    return json.loads(await here.get(f"/api/groups{query}"))
+
+
+async def known(here: Run, group: str, generation: int) -> dict:
+    """What is said of a group, once that generation is stable."""
+    found: list[dict] = []
+
+    async def is_there() -> bool:
+        found[:] = [each for each in await groups(here) if each["group"] == group]
+        return bool(found) and found[0]["generation"] == generation and found[0]["state"] == "Stable"
+
+    await here.until(is_there)
+    return found[0]
+
+
+def test_a_rebalance_is_in_the_metrics_and_in_api_groups():
+    async def test(workers: int):
+        async with kproxy("--detail", "topics", workers=workers) as here:
+            await here.said("groups and leaders are followed by process")
+            before = await here.scrape()
+            for name, label in (("kproxy_rebalance_causes", "cause"), ("kproxy_leadership_changes", "change")):
+                assert {value for series, value in before.items() if series.startswith(name)} == {0}, label
+            pairs = [await here.connect() for _ in range(3)]
+            await rebalance(pairs[:2], "g", 1)
+            await rebalance(pairs, "g", 2)
+            found = await known(here, "g", 2)
+            assert (found["protocol"], found["strategy"], found["member_count"]) == ("classic", "range", 3)
+            assert [member["member_id"] for member in found["members"]] == ["m0", "m1", "m2"]
+            last = found["last_rebalance"]
+            assert (last["cause"], last["member_id"], last["members_after"]) == ("member_joined", "m2", 3)
+            client, broker = pairs[0]
+            for error in (0, 0, 25, 27):
+                asked = request(HEARTBEAT, 4, 9, {"groupId": "g", "memberId": "m0", "generationId": 2})
+                await exchanged(client, broker, asked, response(HEARTBEAT, 4, 9, {"errorCode": error}))
+
+            async def is_counted() -> bool:
+                samples = await here.scrape()
+                return total(samples, "kproxy_group_failures_total", group="g", operation="heartbeat") == 1
+
+            await here.until(is_counted)
+            samples = await here.scrape()
+            assert total(samples, "kproxy_group_rebalances_total", group="g") == 2
+            assert total(samples, "kproxy_group_members", group="g") == 3
+            assert total(samples, "kproxy_group_generation", group="g") == 2
+            assert total(samples, "kproxy_group_rebalancing", group="g") == 0
+            assert total(samples, "kproxy_group_rebalance_seconds_count", group="g") == 2
+            assert total(samples, "kproxy_rebalance_causes_total", cause="member_joined") == 2
+            assert total(samples, "kproxy_insight_left_out_total") == 0
+            await rebalance(pairs[:1], "another", 7)
+            await known(here, "another", 7)
+            assert [each["group"] for each in await groups(here, "?limit=1")] == ["another"]
+            assert [each["group"] for each in await groups(here, "?after=default/another")] == ["g"]
+
+    for workers in (1, 2):
+        live(test(workers), PATIENCE_S)
+
+
+def test_without_a_detail_nothing_is_followed_and_no_process_runs():
+    async def test():
+        async with kproxy(workers=1) as here:
+            client, broker = await here.connect()
+            await rebalance([(client, broker)], "g", 1)
+            assert await groups(here) == [] and not children(here.process.pid)
+            assert not total(await here.scrape(), "kproxy_rebalance_causes_total")
+
+    live(test(), PATIENCE_S)
+
+
+def test_if_the_process_is_killed_relays_go_on_and_another_one_follows():
+    async def test():
+        async with kproxy("--detail", "topics", workers=1) as here:
+            line = await here.said("groups and leaders are followed by process")
+            client, broker = await here.connect()
+            os.kill(int(line.split()[-1]), signal.SIGKILL)
+            await here.said("the process that follows groups has ended")
+            assert await alive(client, broker)
+
+            async def again() -> bool:
+                return sum("groups and leaders are followed by process" in each for each in here.lines) == 2
+
+            await here.until(again)
+            await rebalance([(client, broker)], "g", 3)
+            assert (await known(here, "g", 3))["member_count"] == 1
+            here.process.send_signal(signal.SIGTERM)
+            assert await here.process.wait() == 0
+
+    live(test(), PATIENCE_S)
