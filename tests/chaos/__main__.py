@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from tests.chaos.run import run
+from tests.chaos.run import STUCK_AFTER_S, run
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,12 +18,17 @@ from tests.chaos.run import run
 @click.option("--seed", type=int, help="Of the schedule of faults. Default: another one each time.")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Of kproxy.")
 @click.option(
+    "--stuck-after-s", type=float, default=STUCK_AFTER_S, show_default=True, help="Without progress after a fault."
+)
+@click.option(
     "--json", "output", type=click.Path(path_type=Path), help="A file for the tally. It is printed in any case."
 )
 @click.option(
     "--keep", type=click.Path(path_type=Path), help="A folder for all logs. Default: one that is kept on failure."
 )
-def main(minutes: float, seed: int | None, workers: int, output: Path | None, keep: Path | None) -> None:
+def main(
+    minutes: float, seed: int | None, workers: int, stuck_after_s: float, output: Path | None, keep: Path | None
+) -> None:
     """Kill, cut, stall and move all there is, then look for anything lost, doubled, torn or stuck."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of a shell's background, too: brokers are ended in any case
         signal.signal(number, signal.default_int_handler)
@@ -36,6 +41,7 @@ def main(minutes: float, seed: int | None, workers: int, output: Path | None, ke
         seconds=minutes * 60,
         seed=chosen,
         workers=workers,
+        stuck_after_s=stuck_after_s,
         say=lambda text: click.echo(f"{time.monotonic() - start:6.0f} s  {text}"),
     )
     click.echo(tally.json())

@@ -16,10 +16,13 @@ from typing import Any
 
 import psutil
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.broker.cluster import wait_for
 from tests.chaos.load import PARTITIONS
 from tests.chaos.stage import Stage
+
+_SET = AlterConfigOpType.SET
 
 Fault = Callable[[Stage, random.Random], None]
 
@@ -110,16 +113,37 @@ def refused_behind(stage: Stage, chance: random.Random) -> None:
 def certificate_rotated(stage: Stage, chance: random.Random) -> None:
     """The files of kproxy's certificate change; it shows the new one soon, and keeps its connections."""
     del chance
-    certificate = stage.kproxy.rotate().certificate.read_text().strip()
+    leaf = _leaf(stage.kproxy.rotate().certificate.read_text().strip())
     host, port = stage.kproxy.tls_bootstrap.split(":")
-    first = ssl.PEM_cert_to_DER_cert(certificate[: certificate.index("-----END") + 25])
+    wait_for("kproxy to show its new certificate", lambda: _shows(host, int(port), leaf), 60)
 
-    def shown() -> bool:
-        with suppress(OSError):
-            return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)), timeout=5)) == first
-        return False
 
-    wait_for("kproxy to show its new certificate", shown, 60)
+def brokers_certificates_rotated(stage: Stage, chance: random.Random) -> None:
+    """Brokers show other certificates of the same CA, one after the other, to connections that kproxy then makes."""
+    hosts = [f"{host}" for fronts in stage.fronts.values() for host in {one.split(":")[0] for one in fronts.values()}]
+    admin = stage.admin()
+    for broker in stage.cluster.brokers:
+        name = f"rotated-{broker.node_id}-{chance.randrange(1 << 30)}"
+        certificate = stage.security.authority.server("localhost", *hosts, file=name)
+        keystore = str(stage.security.keystore(certificate))
+        entry = ConfigEntry("listener.name.ssl.ssl.keystore.location", keystore, incremental_operation=_SET)
+        resource = ConfigResource(ConfigResource.Type.BROKER, str(broker.node_id), incremental_configs=[entry])
+        for future in admin.incremental_alter_configs([resource]).values():
+            future.result(30)
+        host, port = broker.address_of("SSL").split(":")
+        leaf = _leaf(certificate.certificate.read_text())
+        wait_for("a broker to show its new certificate", lambda: _shows(host, int(port), leaf), 60)  # noqa: B023
+    stage.behind.do(do="cut", share=0.7, seed=chance.randrange(1 << 30))
+
+
+def _leaf(pem: str) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(pem[: pem.index("-----END") + 25].strip())
+
+
+def _shows(host: str, port: int, leaf: bytes) -> bool:
+    with suppress(OSError):
+        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, port), timeout=5)) == leaf
+    return False
 
 
 def worker_killed(stage: Stage, chance: random.Random) -> None:
@@ -187,6 +211,7 @@ FAULTS: dict[str, Fault] = {
     "brokers' links slow": slow_behind,
     "brokers refuse": refused_behind,
     "certificate rotated": certificate_rotated,
+    "brokers' certificates rotated": brokers_certificates_rotated,
     "kproxy reloaded": reloaded,
     "kproxy upgraded": upgraded,
 }

@@ -5,26 +5,36 @@ progress is found by `progress`, a number that only grows.
 """
 
 import random
+import subprocess
 import threading
 import time
+from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from tests.broker.cluster import java
 
 PARTITIONS = 6
 _LIBRDKAFKA = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 500, "log_level": 0, "socket.timeout.ms": 20_000}
 _SIZES = (0, 10, 100, 500, 2000, 2000, 500, 100, 40_000)
 _IN_FLIGHT = 2000  # records that are sent and not acknowledged: then a producer waits
+_FLUSH_S = 120
 
 
 def value(number: int) -> bytes:
     """The number, and as many bytes after it as it wants."""
     pattern = blake2b(b"%d" % number, digest_size=16).digest()
     return b"%d:" % number + pattern * (_SIZES[number % len(_SIZES)] // 16)
+
+
+def _key(number: int) -> bytes:
+    return b"%d" % (number % 100)
 
 
 def number_of(data: bytes) -> int:
@@ -67,15 +77,48 @@ class Load:
 
 
 class Producing(Load):
-    """acks=all, retries without end; idempotent or not."""
+    """acks=all, retries without end; idempotent or not. Subclasses know the client."""
 
-    def __init__(self, settings: dict[str, Any], topic: str, *, idempotent: bool, per_s: int) -> None:
+    def __init__(self, topic: str, *, idempotent: bool, per_s: int) -> None:
         super().__init__(f"producer of {topic}")
         self.topic = topic
         self.idempotent = idempotent
         self.acknowledged: set[int] = set()
         self.sent = 0
         self._pause_s = 1 / per_s
+
+    def _acknowledged(self, number: int) -> None:
+        self.acknowledged.add(number)
+        self.progress += 1
+
+    def _given_up(self, fault: object) -> None:
+        self.faults.append(f"{self.name}: a record was given up: {fault}")
+
+    def _send(self, number: int) -> None:
+        raise NotImplementedError
+
+    def _wait(self) -> None:
+        """Give the client time for about one record."""
+        time.sleep(self._pause_s)
+
+    def _flush(self, timeout_s: float) -> None:
+        """Wait for all that was sent, then end the client's connections."""
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            if self.sent - self.progress < _IN_FLIGHT:
+                self._send(self.sent)
+                self.sent += 1
+            self._wait()
+        self._flush(_FLUSH_S)
+        if left := self.sent - len(self.acknowledged):
+            self.faults.append(f"{self.name}: {left} records neither acknowledged nor refused after {_FLUSH_S} s")
+
+
+class LibrdkafkaProducing(Producing):
+    def __init__(self, settings: dict[str, Any], topic: str, *, idempotent: bool, per_s: int) -> None:
+        super().__init__(topic, idempotent=idempotent, per_s=per_s)
         self._producer = Producer(
             {
                 **settings,
@@ -95,22 +138,110 @@ class Producing(Load):
 
     def _delivered(self, fault: KafkaError | None, message: Message) -> None:
         if fault is not None:
-            self.faults.append(f"{self.name}: a record was given up: {fault}")
-            return
-        self.acknowledged.add(number_of(message.value()))
-        self.progress += 1
+            self._given_up(fault)
+        else:
+            self._acknowledged(number_of(message.value()))
+
+    def _send(self, number: int) -> None:
+        self._producer.produce(self.topic, value(number), _key(number), on_delivery=self._delivered)
+
+    def _wait(self) -> None:
+        self._producer.poll(self._pause_s)
+        time.sleep(self._pause_s / 2)
+
+    def _flush(self, timeout_s: float) -> None:
+        self._producer.flush(timeout_s)
+        del self._producer  # which ends its connections
+
+
+class PythonProducing(Producing):
+    """kafka-python, idempotent."""
+
+    def __init__(self, settings: dict[str, Any], topic: str, *, per_s: int) -> None:
+        super().__init__(topic, idempotent=True, per_s=per_s)
+        self._settings = settings
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            if self.sent - self.progress < _IN_FLIGHT:
-                key = b"%d" % (self.sent % 100)
-                self._producer.produce(self.topic, value(self.sent), key, on_delivery=self._delivered)
-                self.sent += 1
-            self._producer.poll(self._pause_s)
-            time.sleep(self._pause_s / 2)
-        if left := self._producer.flush(120):
-            self.faults.append(f"{self.name}: {left} records neither acknowledged nor refused after 120 s")
-        del self._producer  # which ends its connections
+        from kafka import KafkaProducer  # type: ignore[import-untyped]
+
+        self._producer = KafkaProducer(
+            **self._settings,
+            acks="all",
+            enable_idempotence=True,
+            retries=1 << 30,
+            delivery_timeout_ms=1 << 30,
+            linger_ms=5,
+            max_block_ms=_FLUSH_S * 1000,
+            reconnect_backoff_ms=50,
+            reconnect_backoff_max_ms=500,
+        )
+        super()._run()
+
+    def _send(self, number: int) -> None:
+        sent = self._producer.send(self.topic, value(number), _key(number))
+        sent.add_callback(lambda _, number=number: self._acknowledged(number))
+        sent.add_errback(self._given_up)
+
+    def _flush(self, timeout_s: float) -> None:
+        with suppress(Exception):  # what is left is counted
+            self._producer.flush(timeout_s)
+        self._producer.close(5)
+
+
+class JavaProducing(Producing):
+    """Kafka's own client in a process of its own (Producing.java), idempotent."""
+
+    def __init__(self, settings: Mapping[str, str], topic: str, folder: Path, *, per_s: int) -> None:
+        super().__init__(topic, idempotent=True, per_s=per_s)
+        self._errors = folder / "java-producer.log"
+        own = {
+            "acks": "all",
+            "enable.idempotence": "true",
+            "linger.ms": "5",
+            "delivery.timeout.ms": str((1 << 31) - 1),
+            "max.block.ms": str(_FLUSH_S * 1000),
+            "reconnect.backoff.max.ms": "500",
+            "request.timeout.ms": "20000",
+        }
+        file = folder / "java-producer.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in {**settings, **own}.items()))
+        source = str(Path(__file__).with_name("Producing.java"))  # which Java compiles as it starts
+        self._command = [*java(source, str(file), topic)]
+
+    def _run(self) -> None:
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        reading = threading.Thread(target=self._read)
+        reading.start()
+        try:
+            super()._run()
+        finally:
+            self._process.kill()
+            self._process.wait()
+            reading.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            word, _, rest = line.strip().partition(" ")
+            if word == "ack":
+                self._acknowledged(int(rest))
+            else:
+                self._given_up(line)
+
+    def _send(self, number: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{number} {b64encode(value(number)).decode()}\n")
+        self._process.stdin.flush()
+
+    def _flush(self, timeout_s: float) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        time.sleep(0.5)  # for its last lines to be read
 
 
 class Transactions(Load):

@@ -11,10 +11,10 @@ from pathlib import Path
 from tests.broker.cluster import wait_for
 from tests.chaos import load
 from tests.chaos.faults import FAULTS, WITH_WORKERS, schedule
-from tests.chaos.load import Group, Load, Producing, Transactions
+from tests.chaos.load import Group, JavaProducing, LibrdkafkaProducing, Load, Producing, PythonProducing, Transactions
 from tests.chaos.stage import Stage
 
-STUCK_AFTER_S = 90  # since a fault ended: more than librdkafka's longest wait, on a busy machine
+STUCK_AFTER_S = 90  # more than librdkafka's longest wait, on a busy machine
 _SETTLED = 5  # records, or transactions, of each load
 _RSS_MARGIN = 64 << 20
 _FD_MARGIN = 16
@@ -26,6 +26,7 @@ class Tally:
 
     seed: int
     workers: int
+    stuck_after_s: float  # since a fault ended: then a load that makes no progress is stuck
     seconds: float = 0
     faults: dict[str, int] = field(default_factory=dict)
     recovery_s: dict[str, float] = field(default_factory=dict)  # the longest of each fault, for all loads to go on
@@ -43,13 +44,21 @@ class Tally:
         return json.dumps(asdict(self), indent=2)
 
 
-def run(folder: Path, *, seconds: float, seed: int, workers: int = 1, say: Callable[[str], None] = print) -> Tally:
+def run(
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    workers: int = 1,
+    stuck_after_s: float = STUCK_AFTER_S,
+    say: Callable[[str], None] = print,
+) -> Tally:
     """A run of about so many seconds of faults. Its logs are left in `folder`."""
-    tally = Tally(seed, workers)
+    tally = Tally(seed, workers, stuck_after_s)
     start = time.monotonic()
     with Stage(folder, workers=workers) as stage:
         say(f"three brokers and kproxy run after {time.monotonic() - start:.0f} s")
-        stage.create_topics("idempotent", "retried", "transactions")
+        stage.create_topics("idempotent", "retried", "java", "kafka-python", "transactions")
         loads, groups = _loads(stage, seed)
         for one in loads:
             one.start()
@@ -88,8 +97,15 @@ def _loads(stage: Stage, seed: int) -> tuple[list[Load], dict[str, tuple[str, Co
             way = plain if number == 1 else tls
             members.append(Group(way, topic, received, name=f"member {number} of {name}", **own))
     return [
-        Producing(tls, "idempotent", idempotent=True, per_s=100),
-        Producing(plain, "retried", idempotent=False, per_s=100),
+        LibrdkafkaProducing(tls, "idempotent", idempotent=True, per_s=100),
+        LibrdkafkaProducing(plain, "retried", idempotent=False, per_s=100),
+        JavaProducing(
+            {"bootstrap.servers": stage.kproxy.tls_bootstrap, **stage.security.java("SSL")},
+            "java",
+            stage.folder,
+            per_s=50,
+        ),
+        PythonProducing({"bootstrap_servers": stage.kproxy.bootstrap}, "kafka-python", per_s=30),
         Transactions(tls, "transactions", seed),
         *members,
     ], groups
@@ -127,8 +143,8 @@ def _settle(loads: Sequence[Load], tally: Tally, name: str, say: Callable[[str],
         ]
 
     while stuck() and not any(one.faults for one in loads):
-        if time.monotonic() - start > STUCK_AFTER_S:
-            tally.violations.append(f"after '{name}': no progress of {stuck()} within {STUCK_AFTER_S} s")
+        if time.monotonic() - start > tally.stuck_after_s:
+            tally.violations.append(f"after '{name}': no progress of {stuck()} within {tally.stuck_after_s:.0f} s")
             return
         time.sleep(0.1)
     took = time.monotonic() - start
@@ -177,7 +193,7 @@ def _finish(
     logs = {one.topic: load.dump(settings, one.topic, committed=False) for one in producing}
     logs[transactions.topic] = load.dump(settings, transactions.topic, committed=True)
     there = {topic: {number for partition in log for number in partition} for topic, log in logs.items()}
-    deadline = time.monotonic() + STUCK_AFTER_S
+    deadline = time.monotonic() + tally.stuck_after_s
     while time.monotonic() < deadline and any(there[topic] - seen.keys() for topic, seen in groups.values()):
         time.sleep(0.5)
     for member in members:

@@ -42,6 +42,7 @@ _SETTINGS = {
     "replica.lag.time.max.ms": "5000",
     "unclean.leader.election.enable": "false",
     "group.min.session.timeout.ms": "3000",
+    "ssl.allow.dn.changes": "true",  # of a broker that gets another certificate while it runs
 }
 for _name in [name for name in _SETTINGS if "sasl" in name or "reauth" in name]:
     del _SETTINGS[_name]
