@@ -24,7 +24,8 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from kproxy.protocol.schema import api_name, schema
-from kproxy.proxy.access.policy_resources import ENVELOPE, KINDS, METADATA, TOPIC, kinds_of
+from kproxy.proxy.access.policy_lists import MENTIONED
+from kproxy.proxy.access.policy_resources import ENVELOPE, GROUP, KINDS, METADATA, TOPIC, kinds_of
 from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.api_groups import ALWAYS, READ_ONLY, group_keys
 from kproxy.proxy.config.policy import Rule, default_of
@@ -47,6 +48,7 @@ REASONS = (
     *("rule", "default", "read_only", "unknown_api", "unknown_version", "unknown_topic_id", "malformed", "too_large"),
 )
 
+DESCRIBE_GROUPS = 15
 _FIRST_METADATA_WITH_AUTO_CREATION = 4  # its flag can be cleared
 
 
@@ -263,6 +265,19 @@ class Clearance:
             self._apis[api_key, version] = found
         return found
 
+    def sees(self, kind: str, name: str) -> bool:
+        """Whether answers may mention it: a topic that Metadata may ask for, a group that DescribeGroups may."""
+        return self._describing(kind).named(kind, name).allowed
+
+    @cached_property
+    def sees_some(self) -> bool:
+        """Whether answers may mention some topics or groups, and others not."""
+        return self._describing(TOPIC).depends_on(TOPIC) or self._describing(GROUP).depends_on(GROUP)
+
+    def _describing(self, kind: str) -> ApiRules:
+        key = METADATA if kind == TOPIC else DESCRIBE_GROUPS
+        return self.api(key, schema().apis[key].request.versions[-1])
+
     def unknown(self, api_key: int, version: int) -> Verdict:
         """About a request that cannot be read: the schema lacks its key or version, or it carries another one."""
         if not self._policy.is_active:
@@ -348,6 +363,8 @@ class Policy:
             return True
         if self.read_only and (api_key not in _readable() or api_key == METADATA):
             return True
+        if self.hides_in(api_key):
+            return True
         kinds = _kinds(api_key, version)
         for rule in self.rules:
             if rule.is_about(api_key, version, kinds):
@@ -356,6 +373,14 @@ class Policy:
                 if rule.is_for_all:
                     return False
         return not self.default.allowed
+
+    def hides_in(self, api_key: int) -> bool:
+        """Whether answers of that API can mention what some client may not see."""
+        return self.filters_lists and api_name(api_key) in MENTIONED and self._tells_names_apart
+
+    @cached_property
+    def _tells_names_apart(self) -> bool:
+        return any(TOPIC in rule.named or GROUP in rule.named for rule in self.rules)
 
     def clears_auto_creation(self, api_key: int, version: int) -> bool:
         """Whether brokers must not create a topic that such a request asks for."""

@@ -25,7 +25,16 @@ from kproxy.proxy.access.policy import (
     Policy,
     Verdict,
 )
-from kproxy.proxy.access.policy_lists import filter_list, kind_of_list, metadata_answer, metadata_request
+from kproxy.proxy.access.policy_lists import (
+    DESCRIBE_TOPIC_PARTITIONS,
+    cursor_of,
+    filter_list,
+    hide_mentioned,
+    kind_of_list,
+    metadata_answer,
+    metadata_request,
+    with_cursor,
+)
 from kproxy.proxy.access.policy_refusals import CODES, refusal
 from kproxy.proxy.access.policy_refusals import UNKNOWN_TOPIC_ID as UNKNOWN_TOPIC_ID_CODE
 from kproxy.proxy.access.policy_resources import (
@@ -39,12 +48,14 @@ from kproxy.proxy.access.policy_resources import (
     Reader,
     reader,
 )
+from kproxy.proxy.access.share_sessions import SHARE_ACKNOWLEDGE, SHARE_FETCH, ShareSessions, no_session
 from kproxy.proxy.access.topic_names import TopicNames
 from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, Replace
 from kproxy.wire.events import ANSWERED, ClientNamed, Event, Exchange, Unanswered
 from kproxy.wire.frames import REQUEST_HEAD_BYTES
 from kproxy.wire.interest import ApiPlan, Interest
 
+MAX_CURSORS = 16  # of lists that a connection is in the middle of
 _CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
 _NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
 
@@ -92,6 +103,9 @@ class PolicyAuthorizer:
         self._client_name: str | None = None
         self._treatments: dict[ApiPlan, Treatment] = {}  # by what the session calls an API and version
         self._software: tuple[str, str] | None = None
+        self._share_sessions = ShareSessions()
+        self._cursors: dict[str, str] = {}  # what a client was shown -> the topic that it may not see
+        self._next_cursor = 1
         self._lines: dict[int, dict[str, Any]] = {}  # by number: audited requests that are not answered yet
 
     # --- decisions ---------------------------------------------------------------------------------------------------
@@ -104,7 +118,12 @@ class PolicyAuthorizer:
         if not plan.known or plan.api_key == ENVELOPE:
             return self._unknown(exchange)
         constant = self._clearance.api(plan.api_key, plan.api_version).constant
-        if constant is None or not constant.allowed or policy.clears_auto_creation(plan.api_key, plan.api_version):
+        if (
+            constant is None
+            or not constant.allowed
+            or self._hides(plan.api_key)
+            or policy.clears_auto_creation(plan.api_key, plan.api_version)
+        ):
             return HOLD
         return None
 
@@ -133,8 +152,15 @@ class PolicyAuthorizer:
             self._lines[exchange.number] = self._line(exchange, names, verdict)
         if names.all_of is not None and self._policy.filters_lists and plan.api in LISTS:
             self._filter(exchange, rules)
+        elif self._hides(key):
+            self._edits[exchange.number] = partial(hide_mentioned, key, version, sees=self._clearance.sees)
+            exchange.plan = self._interest.held_plan(plan)
         if key == FETCH and rules.depends_on(TOPIC):
             return self._without_session(exchange, frame)
+        if key in (SHARE_FETCH, SHARE_ACKNOWLEDGE) and rules.depends_on(TOPIC):
+            return self._of_own_share_session(exchange, frame)
+        if key == DESCRIBE_TOPIC_PARTITIONS and self._cursors:
+            return self._with_real_cursor(exchange, frame)
         if clears:
             try:
                 patched = metadata_request(version, frame, None, clear_auto_creation=True)
@@ -154,13 +180,48 @@ class PolicyAuthorizer:
             return Answer(*unknown_session(version, exchange.correlation_id))
         return None if patched is None else Replace(patched)
 
+    def _of_own_share_session(self, exchange: Exchange, frame: Any) -> Decision:
+        """What goes on with a session reads what was named when it began, which may have been another client."""
+        plan = exchange.plan
+        try:
+            if self._share_sessions.goes_on(plan.api_key, plan.api_version, memoryview(frame)):
+                return None
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault))
+        return Answer(*no_session(plan.api_key, plan.api_version, exchange.correlation_id))
+
+    def _with_real_cursor(self, exchange: Exchange, frame: Any) -> Decision:
+        """A list goes on at a topic that the client may not see: it was given another name for it."""
+        try:
+            cursor = cursor_of(exchange.plan.api_version, "request", memoryview(frame))
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault))
+        if cursor is None or (topic := self._cursors.get(cursor[0])) is None:
+            return None
+        return Replace(with_cursor(memoryview(frame), cursor[1], cursor[2], topic))
+
+    def _hide_cursor(self, rules: ApiRules, version: int, frame: memoryview) -> bytes | None:
+        cursor = cursor_of(version, "response", frame)
+        if cursor is None or rules.named(TOPIC, cursor[0]).allowed:
+            return None
+        shown = f"(hidden-{self._next_cursor})"  # no topic can be called so
+        self._next_cursor += 1
+        self._cursors[shown] = cursor[0]
+        if len(self._cursors) > MAX_CURSORS:
+            del self._cursors[next(iter(self._cursors))]
+        return with_cursor(frame, cursor[1], cursor[2], shown)
+
     def _treat(self, key: int, version: int) -> Treatment:
         """What is done with requests of a version, for the clearance of now."""
         policy = self._policy
         rules = self._clearance.api(key, version)
         is_audited, clears = policy.is_audited(key), policy.clears_auto_creation(key, version)
-        passes = rules.constant is not None and rules.constant.allowed and not (is_audited or clears)
+        passes = rules.constant is not None and rules.constant.allowed
+        passes = passes and not (is_audited or clears or self._hides(key))
         return rules, None if passes else reader(key, version), is_audited, clears
+
+    def _hides(self, key: int) -> bool:
+        return self._policy.hides_in(key) and self._clearance.sees_some
 
     def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
         edit = self._edits.pop(exchange.number, None)
@@ -338,7 +399,14 @@ class PolicyAuthorizer:
                     return rules.named(kind, what).allowed
             return all(isinstance(what, UUID) and self._by_id(rules, what).allowed for what in found)
 
-        self._edits[exchange.number] = partial(filter_list, plan.api_key, plan.api_version, keep=keep)
+        def edit(answer: memoryview) -> bytes | None:
+            listed = filter_list(plan.api_key, plan.api_version, answer, keep)
+            if plan.api_key != DESCRIBE_TOPIC_PARTITIONS:
+                return listed
+            paged = self._hide_cursor(rules, plan.api_version, answer if listed is None else memoryview(listed))
+            return listed if paged is None else paged
+
+        self._edits[exchange.number] = edit
         exchange.plan = self._interest.held_plan(plan)
 
     # --- events ------------------------------------------------------------------------------------------------------

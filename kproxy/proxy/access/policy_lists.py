@@ -9,14 +9,14 @@ A frame here begins with its 4-byte size. Raises Malformed. Refuses to know rule
 """
 
 from collections.abc import Callable, Collection
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
 from kproxy.protocol.codec import Span, encode_response, locate
 from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
 from kproxy.protocol.schema import api_name, schema
-from kproxy.proxy.access.policy_resources import GROUP, METADATA, TOPIC, TRANSACTIONAL_ID
+from kproxy.proxy.access.policy_resources import CLUSTER, GROUP, METADATA, TOPIC, TRANSACTIONAL_ID, resource_kind
 from kproxy.wire.frames import Edit, patched
 
 # By API: the array of the answer, the field of its elements that names one, and the kind.
@@ -30,11 +30,46 @@ LISTED: dict[str, tuple[tuple[str, str], str]] = {
     "OffsetFetch": (("topics", "name"), TOPIC),
     "DescribeShareGroupOffsets": (("groups.topics", "topicName"), TOPIC),
 }
+_RESOURCE, _TYPE = "resourceName", "resourceType"  # a name, and what it is of
+# By API: the arrays of answers to other requests whose elements name topics that the client may not see; the field that
+# names one, "" where the elements themselves are names.
+MENTIONED: dict[str, tuple[tuple[str, str], ...]] = {
+    "ConsumerGroupDescribe": (
+        ("groups.members.subscribedTopicNames", ""),
+        ("groups.members.assignment.topicPartitions", "topicName"),
+        ("groups.members.targetAssignment.topicPartitions", "topicName"),
+    ),
+    "DescribeTransactions": (("transactionStates.topics", "topic"),),
+    "ListConfigResources": (("configResources", _RESOURCE),),
+    "ShareGroupDescribe": (
+        ("groups.members.subscribedTopicNames", ""),
+        ("groups.members.assignment.topicPartitions", "topicName"),
+    ),
+    "StreamsGroupDescribe": (
+        ("groups.topology.subtopologies.sourceTopics", ""),
+        ("groups.topology.subtopologies.repartitionSinkTopics", ""),
+        ("groups.topology.subtopologies.stateChangelogTopics", "name"),
+        ("groups.topology.subtopologies.repartitionSourceTopics", "name"),
+        ("groups.topologyDescription.subtopologies.nodes.sourceTopics", ""),
+        ("groups.topologyDescription.globalStores.source.sourceTopics", ""),
+        ("groups.topologyDescription.globalStores.processor.sourceTopics", ""),
+    ),
+}
+# By API: fields that name a topic and can be null.
+_NULLED = {
+    "StreamsGroupDescribe": (
+        "groups.topologyDescription.subtopologies.nodes.sinkTopic",
+        "groups.topologyDescription.globalStores.source.sinkTopic",
+        "groups.topologyDescription.globalStores.processor.sinkTopic",
+    ),
+}
+DESCRIBE_TOPIC_PARTITIONS = 75
 _OFFSET_FETCH, _FIRST_OF_GROUPS, _FIRST_BY_ID = 9, 8, 10
 
 _REQUEST, _RESPONSE = 12, 8  # where bodies begin: behind the size and, of a request, key, version and correlation id
 
 Keep = Callable[[list[str | UUID]], bool]  # whether to keep the element that these name
+Sees = Callable[[str, str], bool]  # whether the client may see what is called so, by its kind
 
 
 @cache
@@ -60,6 +95,58 @@ def filter_list(api_key: int, version: int, frame: memoryview, keep: Keep) -> by
     array, names, compact = _places(api_key, version)
     edits, _ = _removed(_located(api_key, version, "response", array, names), frame, _RESPONSE, names, compact, keep)
     return patched(frame, edits) if edits else None
+
+
+def hide_mentioned(api_key: int, version: int, frame: memoryview, sees: Sees) -> bytes | None:
+    """The answer without what it mentions and the client may not see; None: it may see all."""
+    api = api_name(api_key)
+    flexible = version in schema().apis[api_key].response.flexible_versions
+    now: bytes | None = None
+    for array, name in MENTIONED[api]:
+        names = (f"{array}.{name}",) if name else ()
+        if name == _RESOURCE:
+            names = (*names, f"{array}.{_TYPE}")
+        view = frame if now is None else memoryview(now)
+        spans_of = _located(api_key, version, "response", array, names)
+        keep = partial(_sees_resource if name == _RESOURCE else _sees_topic, sees)
+        edits, _ = _removed(spans_of, view, _RESPONSE, names, flexible, keep)
+        now = patched(view, edits) if edits else now
+    for path in _NULLED.get(api, ()):
+        view = frame if now is None else memoryview(now)
+        nulled: list[Edit] = []
+        for _, start, end in locate(api_key, version, "response", (path,))(view, _RESPONSE, len(view)):
+            topic = _read_name(view, start, end, flexible)
+            if isinstance(topic, str) and not sees(TOPIC, topic):
+                nulled.append((start, end, b"\0"))
+        now = patched(view, nulled) if nulled else now
+    return now
+
+
+def _sees_topic(sees: Sees, found: list[Any]) -> bool:
+    return sees(TOPIC, found[0])
+
+
+def _sees_resource(sees: Sees, found: list[Any]) -> bool:
+    """[name, type]; version 0 has no types, and lists only what is none of a kind."""
+    kind = resource_kind(found[1]) if len(found) > 1 else CLUSTER
+    return kind == CLUSTER or sees(kind, found[0])
+
+
+def cursor_of(version: int, side: str, frame: memoryview) -> tuple[str, int, int] | None:
+    """(topic, start, end) of what the next page of DescribeTopicPartitions begins with; None: there is no cursor."""
+    path = "cursor.topicName" if side == "request" else "nextCursor.topicName"
+    begin = _REQUEST if side == "request" else _RESPONSE
+    for _, start, end in locate(DESCRIBE_TOPIC_PARTITIONS, version, side, (path,))(frame, begin, len(frame)):
+        name = _read_name(frame, start, end, compact=True)
+        if isinstance(name, str):
+            return name, start, end
+    return None
+
+
+def with_cursor(frame: memoryview, start: int, end: int, topic: str) -> bytes:
+    """The frame with another topic where `cursor_of` found one."""
+    text = topic.encode()
+    return patched(frame, [(start, end, write_uvarint(len(text) + 1) + text)])
 
 
 def metadata_request(version: int, frame: memoryview, keep: Keep | None, *, clear_auto_creation: bool) -> bytes | None:
@@ -137,7 +224,7 @@ def _removed(
     edits: list[Edit] = []
     last = (begin, begin, 0)
     left = gone = 0
-    found: list[str | UUID] = []
+    found: list[Any] = []
     for index, start, end in spans_of(frame, begin, len(frame)):
         if index == 0:
             if gone and count:
@@ -145,6 +232,8 @@ def _removed(
             last = start, end, left
             left = gone = 0
         elif index == 1:
+            if not names:
+                found = [_read_name(frame, start, end, compact)]
             if keep(found):
                 left += 1
             else:
@@ -152,14 +241,16 @@ def _removed(
                 edits.append((start, end, b""))
             found = []
         else:
-            value = _read_name(frame, start, end, compact, is_id=names[index - 2].endswith("topicId"))
+            value = _read_name(frame, start, end, compact, names[index - 2])
             if value is not None:
                 found.append(value)
     return edits, last
 
 
-def _read_name(frame: memoryview, start: int, end: int, compact: bool, *, is_id: bool) -> str | UUID | None:
-    if is_id:
+def _read_name(frame: memoryview, start: int, end: int, compact: bool, path: str = "") -> str | UUID | int | None:
+    if path.endswith(_TYPE):
+        return frame[start]
+    if path.endswith("topicId"):
         topic_id = UUID(bytes=bytes(frame[start:end]))
         return topic_id if topic_id.int else None
     if compact:

@@ -18,6 +18,7 @@ from kproxy.proxy.config.api_groups import GROUPS
 from kproxy.wire.events import BROKER, CLIENT
 from tests.protocol.messages import Layout, layouts
 from tests.proxy.access.policies import IDS, Decided, cluster, random_body
+from tests.wire import playbook
 from tests.wire.playbook import sized
 
 REQUESTS = [layout for layout in layouts() if layout.side == "request"]
@@ -171,7 +172,8 @@ def allowed(
         if not patterns:
             return allows
         if kind in KINDS:
-            if kind in rule and fnmatch.fnmatchcase(name, rule[kind]):
+            globs = rule.get(kind, [])
+            if any(fnmatch.fnmatchcase(name, glob) for glob in ([globs] if isinstance(globs, str) else globs)):
                 return allows
         elif kind == "nothing":
             if allows and set(patterns) & can_name(api, version):
@@ -211,6 +213,8 @@ def expected(settings: dict[str, Any], layout: Layout, body: dict[str, Any], who
             if body["sessionEpoch"] > 0:
                 return "no session"
             return "forwarded" if (body["sessionId"], body["sessionEpoch"]) == (0, -1) else "in part"
+        if api in ("ShareFetch", "ShareAcknowledge") and someone is None:  # it goes on with what others began
+            return "forwarded" if api == "ShareFetch" and body["shareSessionEpoch"] == 0 else "no session"
         return "forwarded"
     if api == "Metadata" and not any(kind in ("all", "nothing") for kind, _ in found):
         return "in part"
@@ -328,6 +332,102 @@ def test_what_passes_is_what_the_rules_say(seed):
         assert whole.sent == talk.sent, context
     share = {kind: count / tally.total() for kind, count in tally.items()}
     assert share["forwarded"] > 0.3 and share["answered"] > 0.2 and share["closed"] > 0.01 and tally["in part"], tally
+
+
+# --- answers that mention names ---------------------------------------------------------------------------------------
+
+MENTIONED = {"DescribeTransactions", "ListConfigResources"} | {
+    f"{kind}GroupDescribe" for kind in ("Consumer", "Share", "Streams")
+}
+MENTIONING = [key for key, api in schema().apis.items() if api.name in MENTIONED]
+
+
+def seen(rules: list[dict[str, Any]], kind: str, name: str) -> bool:
+    """Whether Metadata may name a topic, and DescribeGroups a group."""
+    api = "Metadata" if kind == "topic" else "DescribeGroups"
+    version = schema().apis[3 if kind == "topic" else 15].request.versions[-1]
+    default = not any(rule["action"] == "allow" for rule in rules)
+    who = {"principal": "User:alice", "client_id": "c", "address": "10.1.2.3"}
+    return bool(allowed(rules, default, api, version, who, (kind, name)))
+
+
+def shown(rules: list[dict[str, Any]], value: Any, key: str = "") -> Any:
+    """An answer as the client should get it: field names alone say what is a topic."""
+    if isinstance(value, dict):
+        return {
+            name: None
+            if name == "sinkTopic" and inner is not None and not seen(rules, "topic", inner)
+            else shown(rules, inner, name)
+            for name, inner in value.items()
+        }
+    if not isinstance(value, list):
+        return value
+    kept = []
+    for inner in value:
+        kind, name = "topic", None
+        if isinstance(inner, str):
+            name = inner if key in ("subscribedTopicNames", "sourceTopics", "repartitionSinkTopics") else None
+        elif isinstance(inner, dict) and key == "configResources":
+            kind = {2: "topic", 32: "group"}.get(inner.get("resourceType", 16), "")
+            name = inner["resourceName"] if kind else None
+        elif isinstance(inner, dict):
+            name = inner.get("topicName", inner.get("topic"))
+            if key in ("stateChangelogTopics", "repartitionSourceTopics"):
+                name = inner["name"]
+        if name is None or seen(rules, kind, name):
+            kept.append(shown(rules, inner, key))
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("api_key", MENTIONING)
+def test_an_answer_mentions_what_the_client_may_name_and_nothing_else(api_key, seed):
+    rng = random.Random(seed)
+    layouts_of = [one for one in layouts() if one.side == "response" and one.api_key == api_key]
+    hidden = 0
+    for layout in layouts_of * 100:
+        kinds = rng.sample(("topic", "group"), rng.choice((1, 1, 2)))
+        patterns = ("orders*", "secret-1", "a*", "?")
+        rules = [{"action": "deny", kind: [rng.choice(patterns), rng.choice(patterns)]} for kind in kinds]
+        rules.insert(rng.randrange(2), {"action": "allow", "topic": rng.choice(("orders-1", "app"))})
+        rules.append({"action": "allow", "api": ["describe", "admin", "read"]})
+        message = schema().apis[api_key].request
+        ask = next(one for one in REQUESTS if one.api_key == api_key and one.version == layout.version)
+        body = {"groupIds": ["x:y:0"], "transactionalIds": ["x:y:0"], "resourceTypes": []}
+        body = {field.name: body.get(field.name, False) for field in message.fields if layout.version in field.versions}
+        talk = Decided(*rules)
+        talk.client(sized(ask.encode(body, "c")))
+        assert talk.requests() == [ask.encode(body, "c")], rules
+        answer = random_body(layout, rng)
+        frame = codec.encode_response(api_key, layout.version, {"correlationId": 0}, answer)
+        number = int.from_bytes(talk.requests()[0][4:8], "big", signed=True)
+        frame = number.to_bytes(4, "big", signed=True) + bytes(frame[4:])
+        talk.broker(sized(frame))
+        (got,) = talk.answers()
+        there = codec.decode_response(frame, api_key, layout.version)[1]
+        wanted = shown(rules, there)
+        assert codec.decode_response(got, api_key, layout.version)[1] == wanted, (rules, there)
+        hidden += wanted != there
+        passes = Decided(*rules, filter_lists=False).client(sized(ask.encode(body, "c")))
+        assert passes.broker(sized(frame)).answers() == [frame]
+    assert hidden > 2
+
+
+def test_a_page_that_ends_at_a_hidden_topic_goes_on_there_and_does_not_name_it():
+    key = 75
+    talk = Decided({"action": "deny", "topic": "secret-*"})
+    first = {"topics": [], "responsePartitionLimit": 1, "cursor": None}
+    talk.client(playbook.request(key, 0, 1, first))
+    topics = [{"errorCode": 0, "name": name, "topicId": IDS[1], "partitions": []} for name in ("orders", "secret-0")]
+    page = {"topics": topics, "nextCursor": {"topicName": "secret-1", "partitionIndex": 7}}
+    talk.broker(sized(bytes(codec.encode_response(key, 0, {"correlationId": 1}, page))))
+    answer = talk.answer(key, 0)
+    assert [topic["name"] for topic in answer["topics"]] == ["orders"]
+    cursor = answer["nextCursor"]
+    assert "secret" not in cursor["topicName"] and cursor["partitionIndex"] == 7
+    again = first | {"cursor": cursor}
+    talk.client(playbook.request(key, 0, 2, again))
+    assert codec.decode_request(talk.requests()[1])[1]["cursor"] == {"topicName": "secret-1", "partitionIndex": 7}
 
 
 # --- single facts -----------------------------------------------------------------------------------------------------

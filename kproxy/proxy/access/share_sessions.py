@@ -1,0 +1,59 @@
+"""Sessions of ShareFetch (KIP-932), for clients that may read some topics and not others.
+
+A ShareFetch that goes on with a session names only what changes: the broker remembers the rest, by group and member,
+whoever named it. Acknowledgements need a session, so clients cannot do without. So a client whose rules tell topics
+apart may go on with sessions that it began on the same connection, where each topic was judged; of any other it learns
+that the broker has no such session, and begins one, as after a broker's restart.
+
+Bounded: MOST sessions of a connection, the oldest is forgotten. Pure. Refuses to know rules.
+"""
+
+from functools import cache
+
+from kproxy.protocol.codec import encode_response, locate
+
+SHARE_FETCH, SHARE_ACKNOWLEDGE = 78, 79
+SHARE_SESSION_NOT_FOUND = 122
+MOST = 64
+_BODY = 12  # behind the size, key, version and correlation id
+_FIELDS = ("groupId", "memberId", "shareSessionEpoch")
+
+
+class ShareSessions:
+    """Those of one connection."""
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[bytes, bytes], None] = {}
+
+    def goes_on(self, api_key: int, version: int, frame: memoryview) -> bool:
+        """Note a request, with its 4-byte size. False: it goes on with a session that was not begun here.
+
+        Raises Malformed.
+        """
+        found: list[bytes] = []
+        for _, start, end in locate(api_key, version, "request", _FIELDS)(frame, _BODY, len(frame)):
+            found.append(bytes(frame[start:end]))
+        (group, member), epoch = found[:2], int.from_bytes(found[2], "big", signed=True)
+        if epoch == 0 and api_key == SHARE_FETCH:
+            self._begun.pop((group, member), None)
+            self._begun[group, member] = None
+            if len(self._begun) > MOST:
+                del self._begun[next(iter(self._begun))]
+            return True
+        known = (group, member) in self._begun
+        if epoch < 0:
+            self._begun.pop((group, member), None)
+        return known
+
+
+def no_session(api_key: int, version: int, correlation_id: int) -> tuple[bytes, tuple[int, ...]]:
+    """(the answer, with its 4-byte size, after which clients begin a session; the error in it)"""
+    header, body = _no_session(api_key, version)
+    return header + correlation_id.to_bytes(4, "big", signed=True) + body, (SHARE_SESSION_NOT_FOUND,)
+
+
+@cache
+def _no_session(api_key: int, version: int) -> tuple[bytes, bytes]:
+    body = {"errorCode": SHARE_SESSION_NOT_FOUND, "responses": []}
+    frame = encode_response(api_key, version, {"correlationId": 0}, body)
+    return len(frame).to_bytes(4, "big"), bytes(frame[4:])

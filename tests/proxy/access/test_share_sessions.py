@@ -1,0 +1,76 @@
+"""Clients that may read some topics go on with no session of ShareFetch that they did not begin."""
+
+from uuid import UUID
+
+import pytest
+
+from kproxy.protocol.schema import schema
+from kproxy.proxy.access import share_sessions
+from kproxy.proxy.access.share_sessions import SHARE_ACKNOWLEDGE, SHARE_FETCH
+from kproxy.wire.events import BROKER
+from tests.proxy.access.policies import Decided
+from tests.wire.playbook import request
+
+NO_SECRETS = {"action": "deny", "topic": "secret-*"}
+ORDERS, SECRET = UUID(int=7), UUID(int=8)
+VERSIONS = [
+    (key, version) for key in (SHARE_FETCH, SHARE_ACKNOWLEDGE) for version in schema().apis[key].request.versions
+]
+
+
+def ask(key, version, epoch, *topics, member="m", number=1):
+    wanted = [{"topicId": topic, "partitions": []} for topic in topics]
+    return request(
+        key, version, number, {"groupId": "g", "memberId": member, "shareSessionEpoch": epoch, "topics": wanted}
+    )
+
+
+def judged():
+    talk = Decided(NO_SECRETS)
+    talk.names.learn({ORDERS: "orders", SECRET: "secret-1"})
+    return talk
+
+
+@pytest.mark.parametrize("cuts", [[], [20], range(1, 40, 3)])
+@pytest.mark.parametrize(("key", "version"), VERSIONS)
+def test_the_session_of_somebody_else_cannot_be_gone_on_with(key, version, cuts):
+    talk = judged().client(ask(key, version, 5), cuts)  # names nothing: a broker would send what was named before
+    assert talk.sent[BROKER] == b""
+    assert talk.answer(key, version)["errorCode"] == 122 and not talk.faults
+
+
+@pytest.mark.parametrize("version", schema().apis[SHARE_FETCH].request.versions)
+def test_a_session_that_was_begun_here_goes_on_until_it_ends(version):
+    talk = judged()
+    dialogue = [
+        ask(SHARE_FETCH, version, 0, ORDERS),
+        ask(SHARE_FETCH, version, 1, number=2),
+        ask(SHARE_ACKNOWLEDGE, version, 2, ORDERS, number=3),
+        ask(SHARE_ACKNOWLEDGE, version, -1, number=4),
+    ]
+    talk.client(b"".join(dialogue))
+    assert talk.sent[BROKER] == b"".join(dialogue)
+    talk.client(ask(SHARE_FETCH, version, 5, number=5)).client(ask(SHARE_FETCH, version, 1, member="other", number=6))
+    assert talk.sent[BROKER] == b"".join(dialogue)
+
+
+def test_what_is_denied_begins_none():
+    talk = judged().client(ask(SHARE_FETCH, 1, 0, SECRET))
+    assert talk.sent[BROKER] == b""
+    talk.client(ask(SHARE_FETCH, 1, 1, number=2))
+    assert talk.sent[BROKER] == b""
+
+
+def test_few_sessions_are_remembered(monkeypatch):
+    monkeypatch.setattr(share_sessions, "MOST", 2)
+    talk = judged()
+    begun = b"".join(ask(SHARE_FETCH, 1, 0, ORDERS, member=name, number=at) for at, name in enumerate("abc"))
+    talk.client(begun)
+    goes_on = ask(SHARE_FETCH, 1, 1, member="c", number=4)
+    talk.client(ask(SHARE_FETCH, 1, 1, member="a", number=3)).client(goes_on)
+    assert talk.sent[BROKER] == begun + goes_on
+
+
+def test_sessions_stay_where_rules_do_not_tell_topics_apart():
+    frame = ask(SHARE_FETCH, 1, 5)
+    assert Decided({"action": "deny", "group": "other"}).client(frame).sent[BROKER] == frame
