@@ -144,6 +144,8 @@ def test_the_dashboard_shows_every_metric(scraped):
         "kproxy_policy_refusals",  # there where a listener has a policy
         "kproxy_audit_lines",
         "kproxy_audit_lines_dropped",
+        "kproxy_group_generation",
+        "kproxy_insight_left_out",
         "kproxy_workers",  # with one process there is nothing to see
         "kproxy_worker_restarts",
         "kproxy_worker_cpu_seconds",

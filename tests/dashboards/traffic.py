@@ -28,7 +28,7 @@ from tests.certificates import Authority
 from tests.proxy.live import HOST, Broker, TlsWire, Wire, free_ports, request, response
 
 TIMEOUT_S = 60
-PRODUCE, FETCH, OFFSET_COMMIT, API_VERSIONS = 0, 1, 8, 18
+PRODUCE, FETCH, OFFSET_COMMIT, JOIN_GROUP, SYNC_GROUP, API_VERSIONS = 0, 1, 8, 11, 14, 18
 
 
 def exposition(complete: Callable[[str], bool]) -> str:
@@ -93,7 +93,7 @@ async def _played(complete: Callable[[str], bool]) -> str:
 
 
 async def _script(port: int, scripted: Broker) -> None:
-    """A group that is behind; an ApiVersions of a version that the broker lacks; requests without an answer; TLS."""
+    """A group that rebalances, and is behind; an ApiVersions that the broker lacks; requests without an answer; TLS."""
     client = await Wire.dial(port)
     broker = await scripted.accept()
     orders = {"topic": "orders", "partitions": [{"partition": 0, "fetchOffset": 0}]}
@@ -103,12 +103,24 @@ async def _script(port: int, scripted: Broker) -> None:
     ]
     offsets = [{"name": "orders", "partitions": [{"partitionIndex": 0, "committedOffset": 3}]}]
     answers = [{"name": "orders", "partitions": [{"partitionIndex": 0, "errorCode": 0}]}]
+    joined = {"generationId": 1, "leader": "m", "memberId": "m", "members": [{"memberId": "m", "metadata": b""}]}
+    given = {"memberId": "m", "assignment": b""}
     for asked, answer in (
         (request(API_VERSIONS, 3, 1), response(API_VERSIONS, 0, 1, {"errorCode": 35, "apiKeys": []})),
         (request(FETCH, 12, 2, {"maxWaitMs": 500, "topics": [orders]}), response(FETCH, 12, 2, {"responses": fetched})),
         (
             request(OFFSET_COMMIT, 8, 3, {"groupId": "billing", "topics": offsets}),
             response(OFFSET_COMMIT, 8, 3, {"topics": answers}),
+        ),
+        (
+            request(JOIN_GROUP, 5, 3, {"groupId": "billing", "memberId": "m", "protocolType": "connect"}),
+            response(JOIN_GROUP, 5, 3, joined),
+        ),
+        (
+            request(
+                SYNC_GROUP, 3, 3, {"groupId": "billing", "memberId": "m", "generationId": 1, "assignments": [given]}
+            ),
+            response(SYNC_GROUP, 3, 3),
         ),
     ):
         await client.send(asked)
