@@ -13,10 +13,13 @@ writes none. Refuses to know questions.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from kproxy.analysis.pieces import no_such
+from kproxy.errors import KproxyError
 from kproxy.tables import dataset, schema
 
 if TYPE_CHECKING:
@@ -147,6 +150,36 @@ class Tables(Mapping[str, Frame]):
     def query(self, text: str) -> Frame:
         """The answer to a SELECT, which may name every table that was asked for before."""
         return Frame(self._connection, text)
+
+    def sql(self, text: str) -> Frame:
+        """The answer to one SELECT over all tables that are there, as somebody typed it.
+
+        Raises KproxyError for another statement, for several, and for a name that is not there: with those that are.
+        """
+        import duckdb
+
+        for name in schema.BY_NAME:
+            with suppress(KproxyError):
+                self[name]
+        statements = self._connection.extract_statements(text)
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            raise KproxyError("one SELECT is asked for, and nothing that changes anything")
+        query = statements[0].query.strip().rstrip(";")
+        try:
+            return Frame(self._connection, "").asked(query)
+        except duckdb.CatalogException as fault:
+            found = re.search(r"Table with name (\S+) does not exist", str(fault))
+            if found is None:
+                raise
+            raise no_such("there is no table", found[1], sorted(self._frames)) from None
+        except duckdb.BinderException as fault:
+            found = re.search(r'column "(\w+)" not found', str(fault))
+            if found is None:
+                raise
+            columns = dict.fromkeys(column for frame in self._frames.values() for column in frame.columns)
+            named = [name for name in self._frames if re.search(rf"\b{name}\b", query)]
+            near = dict.fromkeys(column for name in named for column in self._frames[name].columns)
+            raise no_such("there is no column", found[1], list(near or columns)) from None
 
     def beside(self, folder: str | Path, name: str) -> Frame:
         """A table of another dataset, to compare."""

@@ -94,16 +94,20 @@ class Question:
         return text, None
 
     def _times(self) -> list[str]:
-        table = self.job.tables[0]
-        first, last = _FIRST_US.get(table, "unix_micros(`time`)"), _LAST_US.get(table, "unix_micros(`time`)")
-        found = []
-        for option, text, sign, us in (("--from", self.since, ">=", last), ("--to", self.until, "<", first)):
-            if text is None:
-                continue
-            at = moment(text, option)(f"(select min({first}) from answered)", f"(select max({last}) from answered)")
-            column = "`time`" if table not in _FIRST_US else f"timestamp_micros({us})"
-            found.append(f"{column} {sign} timestamp_micros({at})")
-        return found
+        return times(self.job.tables[0], self.since, self.until)
+
+
+def times(table: str, since: str | None, until: str | None) -> list[str]:
+    """Conditions on rows of a table that a step calls `answered`: not before `since`, and before `until`."""
+    first, last = _FIRST_US.get(table, "unix_micros(`time`)"), _LAST_US.get(table, "unix_micros(`time`)")
+    found = []
+    for option, text, sign, us in (("--from", since, ">=", last), ("--to", until, "<", first)):
+        if text is None:
+            continue
+        at = moment(text, option)(f"(select min({first}) from answered)", f"(select max({last}) from answered)")
+        column = "`time`" if table not in _FIRST_US else f"timestamp_micros({us})"
+        found.append(f"{column} {sign} timestamp_micros({at})")
+    return found
 
 
 def moment(text: str, option: str = "--from") -> Callable[[str, str], str]:

@@ -1,26 +1,44 @@
 """`kproxy analyze JOB`: questions to tables on DuckDB, in this process. Logic is in `kproxy.analysis`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
-from kproxy.cli.asking import Asked, check_tables, commands
+from kproxy.cli.asking import (
+    ANSWER,
+    Asked,
+    check_out,
+    check_tables,
+    commands,
+    overview_command,
+    show_overview,
+    with_options,
+)
 from kproxy.errors import KproxyError
+
+_CAPTURES = (
+    click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, metavar="N", help="A broker's port."),
+    click.option("--cluster", default="default", metavar="NAME", help="Value of the column `cluster`."),
+    click.option("--rotated", is_flag=True, help="The captures are parts of one."),
+    click.option("--key-log", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="SSLKEYLOGFILE."),
+)
+_PLACES = click.argument("places", nargs=-1, required=True, metavar="TABLES|CAPTURE...")
+_EXAMPLE = "give a condition in SQL, like \"api = 'Fetch'\""
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
-    """Errors of DuckDB as one line."""
+def _in_words(what: str, example: str = "") -> Iterator[None]:
+    """Errors of DuckDB as one line; `what` cannot be read where it is no SQL."""
     import duckdb
 
     try:
         yield
     except duckdb.ParserException as fault:
         near = re.search(r" near .*", plain(str(fault)))
-        said = f"cannot be read{near[0] if near else ''}: give a condition in SQL, like \"api = 'Fetch'\""
-        raise KproxyError(f"--where {said}") from None
+        raise KproxyError(f"{what} cannot be read{near[0] if near else ''}{example and f': {example}'}") from None
     except duckdb.Error as fault:
         raise KproxyError(plain(str(fault))) from None
 
@@ -31,7 +49,45 @@ def plain(text: str) -> str:
     return " ".join([lines[0].partition(" Error: ")[2] or lines[0], *lines[1:]]) if lines else "DuckDB failed"
 
 
-def answer(asked: Asked) -> None:
+@contextmanager
+def tables_at(places: Sequence[str], tables: Sequence[str], how: dict[str, Any]) -> Iterator[Callable[[bool], str]]:
+    """Gives what returns the folder of tables that `places` stand for, made first where they are captures.
+
+    It takes whether those that are there cannot be read. how: the options of captures.
+    """
+    from kproxy.analysis import cached
+
+    if len(places) == 1 and cached.is_dataset(places[0]):
+        check_tables(places, tables)
+        yield lambda again: places[0]
+        return
+    from kproxy.convert import machine
+    from kproxy.convert.job import Settings
+    from kproxy.views import convert as view
+
+    several = [place for place in places if cached.is_dataset(place)]
+    if several:
+        check_tables(several, tables)
+        raise KproxyError(f"{several[0]} is a folder of tables: ask one such folder, or captures")
+    settings = Settings(how["ports"], how["cluster"], how["rotated"], how["key_log"])
+    passing = []
+
+    def folder(again: bool) -> str:
+        machine.retain()
+        with view.bar() as advance:
+            convert = cached.convert_with(places, advance)
+            found, is_passing = cached.tables_of(places, tables, settings, convert=convert, again=again)
+        passing.extend([found] if is_passing else [])
+        return str(found)
+
+    try:
+        yield folder
+    finally:
+        for found in passing:
+            cached.forget(found)
+
+
+def answer(asked: Asked, **how: Any) -> None:
     """Answer a question and show it."""
     from kproxy.analysis.duck import Tables
     from kproxy.analysis.question import Question
@@ -40,12 +96,83 @@ def answer(asked: Asked) -> None:
     question = Question(asked.job, asked.options, **asked.chosen)
     for line in question.check():
         click.echo(line, err=True)
-    folder = asked.places[0]
-    others = [asked.other] if asked.other is not None else []
-    check_tables([folder, *others], asked.job.tables)
-    with _in_words(), Tables(folder, others) as tables:
-        other = None if asked.other is None else tables.beside(asked.other, asked.job.tables[0])
-        answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit)
+    needed = asked.job.tables
+    with (
+        tables_at(asked.places, needed, how) as folder_of,
+        tables_at([asked.other] if asked.other else asked.places, needed, how) as other_of,
+    ):
+
+        def ask(again: bool) -> None:
+            folder = folder_of(again)
+            other_folder = None if asked.other is None else other_of(again)
+            with Tables(folder, [other_folder] if other_folder else []) as tables:
+                other = None if other_folder is None else tables.beside(other_folder, needed[0])
+                answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit)
+
+        with _in_words("--where", _EXAMPLE):
+            _asked_again(ask)
 
 
-COMMANDS = commands("analyze", click.argument("places", metavar="TABLES"), (), answer)
+def _asked_again(ask: Callable[[bool], None]) -> None:
+    """Asks once more where tables cannot be read, made anew if they are a cache."""
+    import duckdb
+
+    try:
+        ask(False)
+    except (duckdb.IOException, duckdb.InvalidInputException) as fault:
+        if ".parquet" not in str(fault):
+            raise
+        ask(True)
+
+
+@click.argument("query", metavar="SELECT")
+@_PLACES
+def sql(query: str, places: tuple[str, ...], shown: str, out: str | None, limit: int | None, **how: Any) -> None:
+    """Any SELECT over the tables, by DuckDB.
+
+    Tables are named as their folders: exchanges, partitions, batches, connections, quality, and those of groups and
+    brokers; `kproxy analyze sql "describe exchanges" tables` lists columns. Spark's functions of the same names as in
+    DuckDB work too (try_divide, percentile_approx, unix_micros). Nothing but these tables can be read, and nothing
+    can be written.
+
+    \b
+    Example:
+      kproxy analyze sql "select api, count(*) as n from exchanges group by api order by n desc" tables
+    """
+    from kproxy.analysis.duck import Tables
+    from kproxy.views import answers
+
+    check_out(shown, out)
+    with tables_at(places, ("batches",), how) as folder_of:
+
+        def ask(again: bool) -> None:
+            with Tables(folder_of(again)) as tables:
+                answers.show(tables.sql(query), shown, out, limit)
+
+        with _in_words("the query"):
+            _asked_again(ask)
+
+
+def overview(places: tuple[str, ...], ports: Any, cluster: str, rotated: bool, key_log: Any, **given: Any) -> None:
+    """Show what is in tables."""
+    from kproxy.analysis.duck import Tables
+    from kproxy.analysis.question import times
+    from kproxy.analysis.sections import TABLES
+
+    times("exchanges", given["since"], given["until"])
+    how = {"ports": ports, "cluster": cluster, "rotated": rotated, "key_log": key_log}
+    with tables_at(places, TABLES, how) as folder_of:
+
+        def ask(again: bool) -> None:
+            with Tables(folder_of(again)) as tables:
+                show_overview("analyze", places, tables, **given)
+
+        with _in_words("the question"):
+            _asked_again(ask)
+
+
+COMMANDS = {
+    "overview": overview_command("analyze", _PLACES, _CAPTURES, overview),
+    **commands("analyze", _PLACES, _CAPTURES, answer),
+    "sql": click.command("sql")(with_options((*ANSWER, *_CAPTURES), sql)),
+}

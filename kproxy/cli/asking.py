@@ -5,7 +5,7 @@ before an engine starts, in the same words for both. Refuses to know engines.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,12 @@ _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     "kafka": ("--kafka", {"metavar": "RELEASE", "help": "The release to be ready for: 3.7.2, or 3.7."}),
     "other": ("--with", {"metavar": "TABLES", "required": True, "help": "The other dataset."}),
 }
-_CHOICE = (
+TIMES = (
     click.option("--from", "since", metavar="TIME", help="Not before: '2026-01-31T10:15:00' or '10:15' (UTC), '-5m'."),
     click.option("--to", "until", metavar="TIME", help="Before: as --from; '+30s' is 30 s after the beginning."),
+)
+_CHOICE = (
+    *TIMES,
     click.option(
         "--where", metavar="SQL", help="Only rows for which it holds, like \"api = 'Fetch' and client = 'app'\"."
     ),
@@ -126,6 +129,57 @@ def check_out(shown: str, out: str | None) -> None:
         raise KproxyError(
             f"--out {out} is there already: name {'a folder' if shown == 'parquet' else 'a file'} that is not"
         )
+
+
+def overview_command(
+    program: str, places: Callable[[Any], Any], more: Sequence[Callable[[Any], Any]], answer: Callable[..., None]
+) -> click.Command:
+    """The command of the overview; `answer` gets what `show_overview` needs besides tables."""
+
+    @places
+    def overview(**given: Any) -> None:
+        """What is in tables at first sight, and what to ask next.
+
+        The span of time, brokers, clients and their software, APIs with latencies and errors, topics, throttles, the
+        slowest exchanges, and what the captures could not show.
+        """
+        check_out(given["shown"], given["out"])
+        listed = given.pop("places")
+        answer((listed,) if isinstance(listed, str) else tuple(listed), **given)
+
+    rows = click.option("--limit", type=click.IntRange(1), metavar="N", help="Rows of each section at most.")
+    shown = click.option("--format", "shown", type=click.Choice(("table", "json")), default="table")
+    out = click.option("--out", metavar="PATH", help="A file for the answer.")
+    made = click.command("overview")(with_options((*TIMES, rows, shown, out, *more), overview))
+    made.help = f"{made.help}\n\n\b\nExample:\n  kproxy {program} overview tables --from 10:15"
+    return made
+
+
+def show_overview(
+    program: str,
+    places: Sequence[str],
+    tables: Mapping[str, Any],
+    since: str | None,
+    until: str | None,
+    limit: int | None,
+    shown: str,
+    out: str | None,
+) -> None:
+    """Answer and show it, with tables of either engine."""
+    from kproxy.analysis import sections
+    from kproxy.analysis.engine import ask
+    from kproxy.analysis.question import times
+    from kproxy.views import answers
+    from kproxy.views import overview as view
+
+    frames = {}
+    for name in sections.TABLES:
+        conditions = times(name, since, until)
+        text = f"select * from answered where {' and '.join(conditions)}"
+        frames[name] = ask({"answered": tables[name]}, some=text) if conditions else tables[name]
+    with answers.opened(out) as file:
+        found = sections.overview(frames, limit)
+        view.show(found, lambda rows: sections.next_questions(program, places, rows), shown, file)
 
 
 def check_tables(folders: Sequence[str], tables: Sequence[str]) -> None:

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kproxy.cli.asking import Asked, check_tables, commands, with_options
+from kproxy.cli.asking import Asked, check_tables, commands, overview_command, show_overview, with_options
 from kproxy.errors import KproxyError
 
 if TYPE_CHECKING:
@@ -95,17 +95,42 @@ def answer(asked: Asked, master: str | None, config: tuple[str, ...]) -> None:
         click.echo(line, err=True)
     check_tables([folder, *others], asked.job.tables)
 
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
     from kproxy import spark
     from kproxy.views import answers
 
     session = _session(master, config)
-    try:
+    with _said_plainly():
         tables = {table: spark.table(session, folder, table) for table in asked.job.tables}
         other = None if asked.other is None else spark.table(session, asked.other, asked.job.tables[0])
         answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit)
+
+
+def overview(places: tuple[str, ...], master: str | None, config: tuple[str, ...], **given: Any) -> None:
+    """Show what is in tables, by Spark."""
+    _require_pyspark()
+
+    from kproxy.analysis.question import times
+    from kproxy.analysis.sections import TABLES
+
+    times("exchanges", given["since"], given["until"])
+    (folder,) = places
+    check_tables([folder], TABLES)
+
+    from kproxy import spark
+
+    session = _session(master, config)
+    with _said_plainly():
+        show_overview("spark", places, {name: spark.table(session, folder, name) for name in TABLES}, **given)
+
+
+@contextmanager
+def _said_plainly() -> Iterator[None]:
+    """Errors of Spark as one line."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
     except PySparkException as fault:
         raise KproxyError(_in_words(fault)) from None
     except Py4JJavaError as fault:  # of a task, while rows are fetched one by one
@@ -233,5 +258,6 @@ def ingest(
 
 COMMANDS = {
     "ingest": with_options(_SPARK, ingest),
+    "overview": overview_command("spark", click.argument("places", metavar="TABLES"), _SPARK, overview),
     **commands("spark", click.argument("places", metavar="TABLES"), _SPARK, answer),
 }

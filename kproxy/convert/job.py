@@ -163,6 +163,11 @@ def captures_of(captures: Sequence[Path | str], settings: Settings) -> list[Job]
     return jobs
 
 
+def is_capture(path: str) -> bool:
+    """Whether a name is that of a capture."""
+    return _CAPTURE.search(path) is not None
+
+
 def _files(path: str) -> list[str]:
     if "://" in path:
         raise KproxyError(f"{path}: captures are read from files of this machine: copy it here first")

@@ -36,13 +36,13 @@ def show(answer: Any, shown: str, out: str | None, limit: int | None) -> None:
     if shown == "parquet":
         _write(answer if limit is None else engine.first_rows(answer, limit), Path(str(out)))
         return
-    with _opened(out) as file:
+    with opened(out) as file:
         if shown == "table":
             print_table(answer, limit, file)
             return
         found = answer if limit is None else engine.first_rows(answer, limit)
         columns = engine.columns(found)
-        rows = _rows(found)
+        rows = dicts(found)
         if shown == "json":
             for row in rows:
                 print(json.dumps(row), file=file)
@@ -54,7 +54,8 @@ def show(answer: Any, shown: str, out: str | None, limit: int | None) -> None:
 
 
 @contextmanager
-def _opened(out: str | None) -> Iterator[TextIO]:
+def opened(out: str | None) -> Iterator[TextIO]:
+    """Standard output, or the file that an answer goes to."""
     if out is None:
         yield sys.stdout
     else:
@@ -73,7 +74,7 @@ def _write(answer: Any, folder: Path) -> None:
     pq.write_table(rows, folder / "part-0.parquet", compression="zstd")
 
 
-def _rows(answer: Any) -> Iterator[dict[str, Any]]:
+def dicts(answer: Any) -> Iterator[dict[str, Any]]:
     """The rows with times as text, in UTC whatever zone the session has."""
     columns = engine.columns(answer)
     times = [column.name for column in columns if column.kind == engine.TIME]
@@ -111,24 +112,35 @@ class _Column:
 def print_table(answer: Any, limit: int | None, file: TextIO) -> None:
     """All of an answer that the terminal is wide enough for; where there is no terminal, all of it."""
     most = limit or TABLE_ROWS
-    rows = list(_rows(engine.first_rows(answer, most + 1)))
+    rows = list(dicts(engine.first_rows(answer, most + 1)))
     if not rows:
         print("No rows.", file=file)
         return
+    for line in lines_of(answer, rows[:most], file):
+        click.echo(line, file=file)
+    if len(rows) > most and limit is None:
+        click.echo(f"Only the first {most} rows: --limit shows more.", err=True)
+
+
+def lines_of(answer: Any, rows: Sequence[dict[str, Any]], file: TextIO) -> Iterator[str]:
+    """The lines of a table of some rows of an answer."""
     found = engine.columns(answer)
     columns = [
         _Column(
             _title(column.name, column.kind, [each.name for each in found]),
             column.kind in _LEFT,
-            [text(column.name, row[column.name]) for row in rows[:most]],
+            [_cell(column, row[column.name]) for row in rows],
             column.name in SENTENCES,
         )
         for column in found
     ]
-    for line in lines(columns, Console().width if file is sys.stdout and sys.stdout.isatty() else None):
-        click.echo(line, file=file)
-    if len(rows) > most and limit is None:
-        click.echo(f"Only the first {most} rows: --limit shows more.", err=True)
+    return lines(columns, Console().width if file is sys.stdout and sys.stdout.isatty() else None)
+
+
+def _cell(column: engine.Column, value: Any) -> str:
+    if column.kind == engine.TIME and value is not None:
+        return str(value).replace("T", " ")[: 19 if column.name in ("first", "last") else 23]
+    return text(column.name, value)
 
 
 def _title(name: str, kind: str, names: Sequence[str]) -> str:
@@ -203,6 +215,4 @@ def text(name: str, value: Any) -> str:
         return f"{value:.1%}" if "share" in words else f"{value:,.2f}" if abs(value) >= 1 else f"{value:#.2g}"
     if isinstance(value, int):
         return str(value) if name in ("connection", "partition") else f"{value:,}"
-    if name in ("time", "first", "last"):
-        return str(value).replace("T", " ")[: 23 if name == "time" else 19]
     return str(value) if str(value).isprintable() else str(value).encode("unicode_escape").decode()

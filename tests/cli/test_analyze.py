@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from kproxy.analysis.jobs import JOBS
 from kproxy.cli import cli
 from kproxy.errors import KproxyError
+from tests.captures import capture
 
 
 def run(*arguments):
@@ -146,6 +147,67 @@ def test_mistakes(mistakes, tables):
         with pytest.raises(KproxyError, match=said) as fault:
             run("latency", tables, "--where", where)
         assert "\n" not in str(fault.value) and "Error:" not in str(fault.value)
+
+
+def test_sql(tables):
+    query = "select api, count(*) as n, max(time) as last from exchanges group by api order by n desc, api"
+    found = [json.loads(line) for line in run("sql", query, tables, "--format", "json", "--limit", "2").splitlines()]
+    assert [row["n"] for row in found] == sorted((row["n"] for row in found), reverse=True) and len(found) == 2
+    assert found[0]["last"].endswith("Z") and found[0]["api"] == "Fetch"
+    assert run("sql", "describe partitions", tables).splitlines()[1].split() == ["source", "VARCHAR", "YES"]
+    assert run("sql", "select try_divide(1, 0) as none, unix_micros(min(time)) > 0 from batches;", tables)
+    assert run("sql", "select count(*) as n from changes", tables).split() == ["n", "0"]  # no file of this table
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("select apii from exchanges", "there is no column 'apii': did you mean api?"),
+        ("select api from exchange", "there is no table 'exchange': did you mean exchanges"),
+        ("select from where", 'the query cannot be read near "where"'),
+        ("select 1; select 2", "one SELECT is asked for"),
+        ("copy exchanges to 'x.csv'", "one SELECT is asked for"),
+        ("create table x as select 1", "one SELECT is asked for"),
+        ("attach 'x.db'", "one SELECT is asked for"),
+        ("set enable_external_access = true", "one SELECT is asked for"),
+        ("install httpfs", "one SELECT is asked for"),
+        ("", "one SELECT is asked for"),
+        ("select * from read_csv('/etc/passwd')", "Cannot access file"),
+        ("select * from read_text('/etc/passwd')", "Cannot access file"),
+        ("select * from '/etc/passwd'", "there is no table"),
+        ("select * from glob('/etc/*')", "Cannot access|disabled|no rows"),
+        ("select api / 0 from exchanges", "."),
+    ],
+)
+def test_sql_reads_the_tables_and_nothing_else(tables, query, said):
+    with pytest.raises(KproxyError, match=said) as fault:
+        run("sql", query, tables)
+    assert "\n" not in str(fault.value)
+
+
+def test_overview(tables, tmp_path):
+    """Its figures are those of the jobs."""
+    said = json.loads(run("overview", tables, "--format", "json", "--limit", 1000))
+    (span,) = said["span"]
+    (counted,) = told("latency", tables, "--by", "cluster", "--replicas")
+    assert span["exchanges"] >= counted["exchanges"] and span["sources"] == 3
+    assert sum(row["exchanges"] for row in said["brokers"]) == span["exchanges"]
+    assert sum(row["bytes"] for row in said["clients"]) == sum(row["bytes"] for row in told("talkers", tables))
+    by_api = {row["api"]: row for row in told("latency", tables)}
+    assert all(row["p99_ns"] == by_api[row["api"]]["p99_ns"] for row in said["apis"] if row["api"] in by_api)
+    assert said["errors"] == told("errors", tables) and said["throttles"] == told("throttle", tables)
+    read = {row["topic"]: row["read_bytes"] for row in said["topics"]}
+    fetched = [row for row in told("skew", tables) if row["api"] == "Fetch"]
+    assert {row["topic"]: sum(r["bytes"] for r in fetched if r["topic"] == row["topic"]) for row in fetched} == {
+        topic: size for topic, size in read.items() if size is not None
+    }
+    assert said["slowest"][0]["cause"] == "throttle" and "kproxy analyze slow" in said["next"][0]
+    shown = run("overview", tables)
+    assert shown.startswith("2026-11-21 09:48:53") and "Ask next" in shown and max(map(len, shown.splitlines())) < 300
+    late = json.loads(run("overview", tables, "--format", "json", "--from", "-10s"))
+    assert late["span"][0]["exchanges"] < span["exchanges"] and late["span"][0]["lasted_ns"] <= 10_000_000_000
+    assert run("overview", tables, "--from", "2030-01-01").startswith("No exchanges.\n")
+    assert len(run("overview", shutil.copy(capture("k41_BASE"), tmp_path)).splitlines()) > 20
 
 
 def test_the_engine_is_silent_and_quick_to_explain_itself(tables):

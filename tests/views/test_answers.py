@@ -2,6 +2,7 @@
 
 import pytest
 
+from kproxy.analysis import engine
 from kproxy.views import answers
 
 
@@ -22,8 +23,6 @@ from kproxy.views import answers
         ("records", 10_027, "10,027"),
         ("connection", 259142099832, "259142099832"),
         ("growing", True, "yes"),
-        ("time", "2026-11-21T09:49:31.159568Z", "2026-11-21 09:49:31.159"),
-        ("first", "2026-11-21T09:49:31.159568Z", "2026-11-21 09:49:31"),
         ("client", "kaffee-für-zwei", "kaffee-für-zwei"),
         ("client", "[/red]", "[/red]"),
         ("client", "a\x1b[2Jb\n", "a\\x1b[2Jb\\n"),
@@ -32,6 +31,12 @@ from kproxy.views import answers
 )
 def test_units(name, value, said):
     assert answers.text(name, value) == said
+
+
+@pytest.mark.parametrize(("name", "said"), [("time", "2026-11-21 09:49:31.159"), ("first", "2026-11-21 09:49:31")])
+def test_times(name, said):
+    assert answers._cell(engine.Column(name, engine.TIME), "2026-11-21T09:49:31.159568Z") == said
+    assert answers._cell(engine.Column(name, engine.TIME), None) == ""
 
 
 def test_headers_say_utc_and_differ():

@@ -1,0 +1,160 @@
+"""Tables of captures that somebody asks about: converted once, kept beside the capture.
+
+Duty: find the tables of captures in `.kproxy/` beside the first of them, or where that cannot be written to in the
+folder for temporary files; convert where there are none. They are known again by each capture's path, size, time of
+change and first bytes, by how it is read, and by the versions of kproxy and of the tables. They appear whole or not at
+all; damaged ones (a file is missing, or has another size) are made again, and those of an earlier state of the capture
+go. `batches` is made only for questions that read it.
+
+Bounds: a folder for each capture. Refuses to know questions.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import kproxy
+from kproxy.convert import job as jobs
+from kproxy.convert import processes
+from kproxy.convert.job import Settings, Summary
+from kproxy.errors import CaptureError, KproxyError
+from kproxy.tables import dataset, schema
+
+FOLDER = ".kproxy"
+_DONE = "_complete.json"  # the sizes of all files: written last
+_DETAILS = {"batches": "batches"}  # the detail that a table needs; others do with "topics"
+
+
+def is_dataset(place: str) -> bool:
+    """Whether a path is a folder of tables, rather than captures: also where its tables cannot be read."""
+    folder = Path(place)
+    if place == "-" or folder.is_file() or (jobs.is_capture(place) and not folder.exists()):
+        return False
+    if "://" in place or not folder.exists():
+        return True
+    if (folder / dataset.MANIFEST).exists() or any((folder / name).is_dir() for name in schema.BY_NAME):
+        return True
+    with suppress(KproxyError):
+        return not jobs.captures_of([place], Settings())
+    return True
+
+
+def tables_of(
+    captures: Sequence[str],
+    tables: Sequence[str],
+    settings: Settings,
+    *,
+    convert: Callable[[Path, Settings], Summary],
+    again: bool = False,
+) -> tuple[Path, bool]:
+    """The folder with the tables of captures, and whether it is to be deleted after use (standard input has no place).
+
+    convert: what makes the tables of the captures in a folder. again: those that are there cannot be read. Raises
+    CaptureError where one cannot be read, KproxyError where nothing can be written.
+    """
+    found = [path for job in jobs.captures_of(captures, settings) for path in job.paths]
+    for path in found:
+        if path != "-" and not os.path.isfile(path):  # noqa: PTH113 - raises never
+            raise KproxyError(f"{path}: there is no such file")
+    need = next((_DETAILS[table] for table in tables if table in _DETAILS), "topics")
+    if "-" in found:
+        folder = Path(tempfile.mkdtemp(prefix="kproxy-"))
+        _convert(convert, folder / "tables", _with_detail(settings, need))
+        return folder / "tables", True
+    name = Path(found[0]).name
+    key = _key(found, settings)
+    for parent in _parents(found[0]):
+        for detail in dict.fromkeys((need, "batches")):
+            place = parent / f"{name}-{key}-{detail}"
+            if not again and is_whole(place):
+                return place, False
+    for parent in _parents(found[0]):
+        place = parent / f"{name}-{key}-{need}"
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            work = Path(tempfile.mkdtemp(prefix=f"{name}-", suffix=".part", dir=parent))
+        except OSError:
+            continue
+        try:
+            _convert(convert, work / "tables", _with_detail(settings, need))
+            _complete(work / "tables")
+            _forget(parent, name, key, place)
+            with suppress(OSError):  # somebody else was faster, with the same
+                (work / "tables").rename(place)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        return place, False
+    raise KproxyError(
+        f"tables of {name} can be written neither beside it nor to {tempfile.gettempdir()}: make them elsewhere with "
+        "`kproxy convert`, and ask those"
+    )
+
+
+def forget(place: Path) -> None:
+    """Delete the tables that `tables_of` said are to be deleted after use."""
+    shutil.rmtree(place.parent, ignore_errors=True)
+
+
+def is_whole(place: Path) -> bool:
+    """Whether all files of a cache are there, each of its size."""
+    try:
+        sizes = json.loads((place / _DONE).read_text())
+        return all((place / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _with_detail(settings: Settings, detail: str) -> Settings:
+    return Settings(settings.ports, settings.cluster, settings.rotated, settings.key_log, detail)
+
+
+def _convert(convert: Callable[[Path, Settings], Summary], folder: Path, settings: Settings) -> None:
+    summary = convert(folder, settings)
+    if summary.failed:
+        raise summary.failed[0]
+    if not folder.is_dir():
+        raise CaptureError(str(folder), "nothing came of it")
+
+
+def _complete(folder: Path) -> None:
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    (folder / _DONE).write_text(json.dumps(sizes))
+
+
+def _forget(parent: Path, name: str, key: str, place: Path) -> None:
+    """Tables of this capture as it was, and what is in the way."""
+    fingerprint = key.partition("-")[0]
+    for old in parent.glob("*"):
+        rest = old.name.removeprefix(f"{name}-").split("-")
+        if old == place or (old.name.startswith(f"{name}-") and len(rest) == 3 and rest[0] != fingerprint):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _parents(path: str) -> list[Path]:
+    """Where tables of a capture may be, the best first."""
+    absolute = Path(path).absolute()
+    where = blake2b(os.fsencode(absolute.parent), digest_size=6).hexdigest()
+    return [absolute.parent / FOLDER, Path(tempfile.gettempdir()) / f"kproxy-{os.getuid()}" / where]
+
+
+def _key(paths: Sequence[str], settings: Settings) -> str:
+    """Two digests, of the captures and of how they are read."""
+    states = [(str(Path(path).absolute()), *_state(path)) for path in paths]
+    log = () if settings.key_log is None else (str(settings.key_log), *_state(str(settings.key_log)))
+    how = (kproxy.__version__, schema.VERSION, settings.cluster, settings.ports, settings.rotated, log)
+    return "-".join(blake2b(repr(part).encode(), digest_size=6).hexdigest() for part in (states, how))
+
+
+def _state(path: str) -> tuple[int, int, str | None]:
+    stat = os.stat(path)  # noqa: PTH116 - a name may be bytes
+    return stat.st_size, stat.st_mtime_ns, jobs.fingerprint(path)
+
+
+def convert_with(captures: Sequence[str], progress: processes.Progress) -> Callable[[Path, Settings], Summary]:
+    """What `tables_of` calls to convert captures, telling `progress`."""
+    return lambda folder, settings: processes.convert(captures, folder, settings, progress=progress)

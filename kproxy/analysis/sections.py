@@ -1,0 +1,156 @@
+"""What is in tables at first sight, section by section: the answer to somebody who does not know yet what to ask.
+
+Duty: a frame for each section, of the same texts as the jobs, and the commands to go on with. Brokers' own requests
+count in `span` and `brokers` only. Refuses to know engines and how it is shown.
+"""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kproxy.analysis import parties, timing
+from kproxy.analysis.engine import Frame, ask, first_rows
+from kproxy.analysis.pieces import ALL_BYTES, GROUPS, TOPIC, of_clients, of_exchanges, percentiles
+
+TABLES = ("exchanges", "partitions", "connections", "quality")
+Tables = Mapping[str, Frame]
+
+
+def span(tables: Tables) -> Frame:
+    """From when to when, and how much."""
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        answer=f"""
+            select min(`time`) as first, max(`time`) as last,
+                (max(unix_micros(`time`)) - min(unix_micros(`time`))) * 1000 as lasted_ns,
+                count(*) as exchanges, sum({ALL_BYTES}) as bytes, count(distinct connection) as connections,
+                count(distinct source) as sources, count(distinct cluster) as clusters
+            from exchanges""",
+    )
+
+
+def brokers(tables: Tables) -> Frame:
+    """Who answered."""
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        answer=f"""
+            select cluster, {GROUPS["broker"]} as broker, max(broker_id) as broker_id, count(*) as exchanges,
+                sum(request_bytes) as request_bytes, sum(response_bytes) as response_bytes,
+                {percentiles("latency_ns", "", 0.99)}
+            from exchanges group by cluster, {GROUPS["broker"]}
+            order by exchanges desc, cluster, broker""",
+    )
+
+
+def clients(tables: Tables) -> Frame:
+    """Who asked, and by which software where it says so."""
+    return ask(
+        {"exchanges": tables["exchanges"], "connections": tables["connections"]},
+        software="""
+            select source, connection, max(concat_ws(' ', software_name, software_version)) as software
+            from connections group by source, connection""",
+        answer=f"""
+            select {GROUPS["client"]} as client, nullif(s.software, '') as software,
+                count(distinct client_address) as hosts, count(*) as exchanges, sum({ALL_BYTES}) as bytes
+            from exchanges e left join software s on e.source = s.source and e.connection = s.connection
+            where {of_clients(False)}
+            group by {GROUPS["client"]}, nullif(s.software, '')
+            order by exchanges desc, client, software""",
+    )
+
+
+def apis(tables: Tables) -> Frame:
+    """What was asked, how long the answers took, and what went wrong."""
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        answer=f"""
+            select api, count(*) as exchanges, sum({ALL_BYTES}) as bytes,
+                {percentiles("latency_ns", "", 0.5, 0.99)}, max(latency_ns) as max_ns,
+                count_if(errors > 0) as errors, count_if(throttle_ms > 0) as throttled
+            from exchanges where {of_clients(False)}
+            group by api order by exchanges desc, api""",
+    )
+
+
+def topics(tables: Tables) -> Frame:
+    """What was written and read."""
+    return ask(
+        {"partitions": tables["partitions"], "exchanges": tables["exchanges"]},
+        moved="""
+            select * from partitions where api in ('Produce', 'Fetch', 'ShareFetch') or direction = 'request'""",
+        ours=of_exchanges("moved", False),
+        answer=f"""
+            select cluster, {TOPIC} as topic, max(`partition`) + 1 as partitions,
+                sum(case when api = 'Produce' and direction = 'request' then bytes end) as written_bytes,
+                sum(case when api = 'Produce' and direction = 'request' then records end) as written_records,
+                sum(case when api in ('Fetch', 'ShareFetch') and direction = 'response' then bytes end) as read_bytes,
+                sum(case when api in ('Fetch', 'ShareFetch') and direction = 'response' then records end)
+                    as read_records
+            from ours group by cluster, {TOPIC}
+            order by coalesce(written_bytes, 0) + coalesce(read_bytes, 0) desc, cluster, topic""",
+    )
+
+
+def errors(tables: Tables) -> Frame:
+    """What brokers refused."""
+    return parties.errors(tables["exchanges"], tables["partitions"], tables["connections"])
+
+
+def throttles(tables: Tables) -> Frame:
+    """Who is over a quota."""
+    return parties.throttle(tables["exchanges"])
+
+
+def slowest(tables: Tables) -> Frame:
+    """What took longest, expected waits left out."""
+    answer = timing.slow(tables["exchanges"], tables["connections"])
+    chosen = "`time`, total_ns, cause, api, client, broker, explanation, connection, `number`"
+    return ask({"answer": answer}, some=f"select {chosen} from answer where cause != 'long_poll'")
+
+
+def quality(tables: Tables) -> Frame:
+    """What the captures could not show."""
+    return ask(
+        {"quality": parties.quality(tables["quality"])},
+        answer="select source, kind, `count`, bytes, sentence from quality order by source, kind",
+    )
+
+
+SECTIONS: dict[str, tuple[Callable[[Tables], Frame], int]] = {  # how many rows of each are shown
+    "span": (span, 1),
+    "brokers": (brokers, 10),
+    "clients": (clients, 10),
+    "apis": (apis, 12),
+    "topics": (topics, 10),
+    "errors": (errors, 5),
+    "throttles": (throttles, 5),
+    "slowest": (slowest, 5),
+    "quality": (quality, 20),
+}
+
+
+def overview(tables: Tables, rows: int | None = None) -> dict[str, tuple[Frame, int]]:
+    """The sections, each with how many rows of it are worth a look; `rows`: as many of each."""
+    found = {name: (run(tables), most if rows is None else rows) for name, (run, most) in SECTIONS.items()}
+    return {name: (first_rows(frame, most + 1), most) for name, (frame, most) in found.items()}
+
+
+def next_questions(program: str, places: Sequence[str], found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """The commands to go on with, by what was found: the most telling first."""
+    where = shlex.join(places)
+    asked = []
+    if found["slowest"]:
+        asked.append(f"slow {where}")
+    if any(row["error"] != parties.AT_END for row in found["errors"]):
+        asked.append(f"errors {where} --by api,error,client")
+    if found["throttles"]:
+        asked.append(f"throttle {where} --every '10 seconds'")
+    names = {row["api"] for row in found["apis"]}
+    asked.append(f"latency {where} --by api,broker")
+    if "Produce" in names:
+        asked += [f"batching {where}", f"skew {where}"]
+    if "Fetch" in names:
+        asked += [f"lag {where}", f"fetching {where}"]
+    if "OffsetCommit" in names:
+        asked.append(f"offsets {where}")
+    return [f"kproxy {program} {words}" for words in asked]

@@ -1,0 +1,115 @@
+"""Tables of captures that are asked about: made once, made again when they must be, gone when they are of no use."""
+
+import os
+import shutil
+import tempfile
+
+import pytest
+from click.testing import CliRunner
+
+from kproxy.analysis import cached
+from kproxy.cli import cli
+from kproxy.convert import processes
+from kproxy.convert.job import Settings
+from kproxy.errors import KproxyError
+from tests.captures import capture
+
+
+@pytest.fixture
+def place(tmp_path):
+    return shutil.copy(capture("k41_BASE"), tmp_path / "a.pcap")
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The details of all conversions."""
+    calls = []
+    convert = processes.convert
+
+    def count(captures, folder, settings=Settings(), **options):  # noqa: B008
+        calls.append(settings.detail)
+        return convert(captures, folder, settings, **options)
+
+    monkeypatch.setattr(processes, "convert", count)
+    return calls
+
+
+def asked(job, *places):
+    done = CliRunner().invoke(cli, ["analyze", job, *map(str, places), "--format", "csv"], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def folders(place):
+    return sorted(path.name for path in (place.parent / cached.FOLDER).iterdir())
+
+
+def test_a_capture_is_converted_once_and_batches_only_where_they_are_asked_for(place, made, tmp_path):
+    first = asked("latency", place)
+    assert asked("latency", place) == first and made == ["topics"]
+    assert asked("batching", place) and made == ["topics", "batches"]
+    shutil.rmtree(place.parent / cached.FOLDER / folders(place)[1])
+    assert asked("lag", place) == asked("lag", place) and made == ["topics", "batches"]  # those with batches do too
+    processes.convert([place], tmp_path / "tables")
+    assert asked("latency", tmp_path / "tables") == first
+    assert asked("latency", place, "--cluster", "east", "--by", "cluster").splitlines()[1].startswith("east,")
+
+
+def test_another_state_of_the_capture_has_tables_of_its_own(place, made):
+    asked("latency", place)
+    (before,) = folders(place)
+    shutil.copy(capture("k41_quota"), place)
+    assert "Produce" in asked("latency", place) and len(made) == 2
+    (after,) = folders(place)
+    assert before != after
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone", "scribbled", "mark"])
+def test_what_is_damaged_is_made_again(place, made, harm):
+    first = asked("latency", place)
+    (folder,) = (place.parent / cached.FOLDER).iterdir()
+    file = folder / "exchanges" / "a.pcap.parquet"
+    if harm == "cut":
+        os.truncate(file, 100)
+    elif harm == "gone":
+        file.unlink()
+    elif harm == "scribbled":  # and as long as it was
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    else:
+        (folder / "_complete.json").write_text("[]")
+    assert asked("latency", place) == first and made == ["topics", "topics"]
+    assert asked("latency", place) == first and len(made) == 2
+
+
+def test_where_the_folder_takes_nothing_the_temporary_one_does(place, made, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (place.parent / cached.FOLDER).write_text("a file, so no folder")
+    first = asked("latency", place)
+    assert asked("latency", place) == first and len(made) == 1
+    assert any((tmp_path / "tmp").rglob("*.parquet"))
+    (tmp_path / "tmp").rename(tmp_path / "gone")
+    (tmp_path / "tmp").write_text("neither")
+    with pytest.raises(KproxyError, match="can be written neither beside it nor to"):
+        asked("latency", place)
+
+
+def test_what_cannot_be_converted_leaves_nothing(place, tmp_path):
+    place.write_bytes(b"no capture" * 100)
+    for name, said in ((place, "a.pcap"), (tmp_path / "b.pcap", "there is no such file")):
+        with pytest.raises(KproxyError, match=said):
+            asked("latency", name)
+    assert folders(place) == []
+    (tmp_path / "tables").mkdir()
+    with pytest.raises(KproxyError, match=r"ask one such folder|holds no tables"):
+        asked("latency", place, tmp_path / "tables")
+
+
+def test_standard_input_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = Settings()
+    monkeypatch.setattr(cached, "_convert", lambda convert, folder, settings: folder.mkdir())
+    found, passing = cached.tables_of(["-"], ["exchanges"], settings, convert=lambda folder, settings: None)
+    assert passing and found.is_dir()
+    cached.forget(found)
+    assert not any(tmp_path.iterdir())
