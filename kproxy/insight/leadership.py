@@ -1,14 +1,16 @@
 """Who leads which partition, as controllers tell brokers and brokers tell clients, and how that changes.
 
-Duty: the states of partitions in LeaderAndIsr (4), StopReplica (5), UpdateMetadata (6), Metadata (3) and AlterPartition
-(56), in all their layouts, against what was known; a row for each change. A message may be late, so one with an older
+Duty: the states of partitions in LeaderAndIsr (4), StopReplica (5), UpdateMetadata (6), Metadata (3), AlterPartition
+(56) and DescribeTopicPartitions (75), in all their layouts, against what was known; a row for each change. The leader
+of KRaft's own log, who is the active controller, is in Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch (54), by which
+it resigns, and DescribeQuorum (55), which has the voters as its replicas. A message may be late, so one with an older
 leader epoch says nothing, nor one with an older partition epoch (zkVersion), nor one without epochs about a partition
 whose epoch is known: brokers before 2.1 describe partitions so, and leave dead replicas out.
 
 Bounds: MAX_PARTITIONS partitions; those beyond are counted in `left_out`. Refuses to know groups and connections.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -16,12 +18,18 @@ from kproxy.insight.rows import Leadership
 from kproxy.insight.spoken import Body, Spoken
 
 METADATA, LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA, ALTER_PARTITION = 3, 4, 5, 6, 56
+VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, DESCRIBE_QUORUM, DESCRIBE_TOPIC_PARTITIONS = 52, 53, 54, 55, 75
 APIS = {
     METADATA: "Metadata",
     LEADER_AND_ISR: "LeaderAndIsr",
     STOP_REPLICA: "StopReplica",
     UPDATE_METADATA: "UpdateMetadata",
     ALTER_PARTITION: "AlterPartition",
+    VOTE: "Vote",
+    BEGIN_QUORUM_EPOCH: "BeginQuorumEpoch",
+    END_QUORUM_EPOCH: "EndQuorumEpoch",
+    DESCRIBE_QUORUM: "DescribeQuorum",
+    DESCRIBE_TOPIC_PARTITIONS: "DescribeTopicPartitions",
 }
 MAX_PARTITIONS = 200_000
 NO_LEADER, DELETED = -1, -2  # of a partition that is offline; of one that goes (LeaderAndIsr.LEADER_DURING_DELETE)
@@ -33,7 +41,7 @@ class _State(NamedTuple):
     leader: int
     epoch: int  # of the leader; -1: not known
     version: int  # of this state, at the controller: the partition epoch; -1: not known
-    isr: frozenset[int]
+    isr: frozenset[int] | None  # None: that message does not say
     replicas: frozenset[int] | None  # None: that message does not say
 
 
@@ -59,15 +67,17 @@ class Partitions:
             return
         if api in (LEADER_AND_ISR, UPDATE_METADATA):
             found = _told(spoken.request)
+        elif api in (BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH):
+            found = _quorum(spoken.request, resigns=api == END_QUORUM_EPOCH)
         elif spoken.response is None:
             return
         else:
             at = spoken.response_start
-            found = _described(spoken.response) if api == METADATA else _altered(spoken.response, names)
+            found = _READERS[api](spoken.response, names)
         for key, state in found:
             change = self._take(key, state)
             if change:
-                yield self._row(at, api, controller, key, state, change)
+                yield self._row(at, api, controller, key, self._known.get(key, state), change)
 
     def leader_of(self, topic: str, partition: int) -> int | None:
         """The node id of the leader, if it is known and there is one."""
@@ -91,12 +101,13 @@ class Partitions:
             del self._known[key]
             return "deleted"
         replicas = before.replicas if state.replicas is None else state.replicas
-        self._known[key] = state._replace(replicas=replicas)
+        isr = before.isr if state.isr is None else state.isr
+        self._known[key] = state = state._replace(replicas=replicas, isr=isr)
         if state.leader != before.leader:
             return "elected" if state.leader >= 0 else "offline"
         if before.replicas is not None and replicas != before.replicas:
             return "moved"
-        if state.isr != before.isr:
+        if before.isr is not None and state.isr is not None and state.isr != before.isr:
             return "isr_shrunk" if state.isr < before.isr or len(state.isr) < len(before.isr) else "isr_grown"
         if state.epoch > before.epoch > -1:
             return "elected"  # the same one again
@@ -113,7 +124,7 @@ class Partitions:
             *key,
             state.leader if state is not None and state.leader >= 0 else None,
             state.epoch if state is not None and state.epoch >= 0 else None,
-            tuple(sorted(state.isr)) if state is not None else None,
+            tuple(sorted(state.isr)) if state is not None and state.isr is not None else None,
             tuple(sorted(state.replicas)) if state is not None and state.replicas is not None else None,
             change,
         )
@@ -133,8 +144,8 @@ def _state(part: Body) -> _State:
     return _State(part["leader"], part["leaderEpoch"], version, frozenset(part["isr"]), frozenset(part["replicas"]))
 
 
-def _described(answer: Body) -> Iterator[tuple[Key, _State]]:
-    """What a broker tells a client in Metadata."""
+def _described(answer: Body, names: Mapping[UUID, str]) -> Iterator[tuple[Key, _State]]:
+    """What a broker tells a client in Metadata, or DescribeTopicPartitions."""
     for topic in answer["topics"]:
         if topic["errorCode"] or topic["name"] is None:
             continue
@@ -154,6 +165,30 @@ def _altered(answer: Body, names: Mapping[UUID, str]) -> Iterator[tuple[Key, _St
                 epochs = part["leaderEpoch"], part["partitionEpoch"]
                 state = _State(part["leaderId"], *epochs, frozenset(part["isr"]), None)
                 yield (name, part["partitionIndex"]), state
+
+
+def _quorum(
+    said: Body, names: Mapping[UUID, str] | None = None, *, resigns: bool = False
+) -> Iterator[tuple[Key, _State]]:
+    """Who leads KRaft's own log, as controllers tell each other, or a describe tells a client."""
+    for topic in said["topics"]:
+        for part in topic["partitions"]:
+            if part.get("errorCode", 0) or part["leaderEpoch"] < 0 or (part["leaderId"] < 0 and not resigns):
+                continue  # nobody is known to lead
+            voters = part.get("currentVoters")
+            replicas = None if voters is None else frozenset(each["replicaId"] for each in voters)
+            leader, version = (NO_LEADER, 0) if resigns else (part["leaderId"], -1)  # the last word of its epoch
+            key = topic["topicName"], part["partitionIndex"]
+            yield key, _State(leader, part["leaderEpoch"], version, None, replicas)
+
+
+_READERS: dict[int, Callable[[Body, Mapping[UUID, str]], Iterator[tuple[Key, _State]]]] = {
+    METADATA: _described,
+    DESCRIBE_TOPIC_PARTITIONS: _described,
+    ALTER_PARTITION: _altered,
+    VOTE: _quorum,
+    DESCRIBE_QUORUM: _quorum,
+}
 
 
 def _deleted(request: Body) -> Iterator[Key]:

@@ -6,14 +6,18 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kproxy.insight import leadership
 from kproxy.insight.leadership import APIS, Partitions
 from kproxy.insight.registry import rows as registry_rows
 from kproxy.insight.spoken import Spoken
+from kproxy.protocol.schema import schema
 from kproxy.zookeeper.session import Session
 from tests import captures
 from tests.insight.truth import CAPTURE, log, spoken
+from tests.protocol.messages import Layout, bodies
 from tests.zookeeper.traffic import DATA as ZOOKEEPER
 from tests.zookeeper.traffic import talks
 
@@ -132,3 +136,59 @@ def test_partitions_are_bounded(monkeypatch):
     many.request["ungroupedPartitionStates"][1]["partitionIndex"] = 1
     assert [row.partition for row in partitions.feed(many, {})] == [0]
     assert partitions.left_out == 1
+
+
+def test_controllers_elect_resign_and_are_described():
+    """The log of KRaft has one partition, whose leader is the active controller."""
+
+    def said(api, leader, epoch, answer=False, **more):
+        part = {"partitionIndex": 0, "leaderId": leader, "leaderEpoch": epoch, "errorCode": 0, **more}
+        topics = {"topics": [{"topicName": "__cluster_metadata", "partitions": [part]}]}
+        return Spoken(api, 1, {} if answer else topics, topics if answer else {"topics": []}, epoch, epoch)
+
+    voters = [{"replicaId": node} for node in (1, 2, 3)]
+    talk = [
+        said(53, 1, 5),
+        said(53, 1, 5),
+        said(55, 1, 5, answer=True, currentVoters=voters),
+        said(54, 1, 5),
+        said(52, -1, 6, answer=True),  # a vote while nobody leads
+        said(53, 3, 6),
+        said(53, 1, 5),  # late
+    ]
+    partitions = Partitions("c")
+    rows = [row for each in talk for row in partitions.feed(each, {})]
+    assert [(row.api, row.change, row.leader, row.leader_epoch) for row in rows] == [
+        ("BeginQuorumEpoch", "created", 1, 5),
+        ("EndQuorumEpoch", "offline", None, 5),
+        ("BeginQuorumEpoch", "elected", 3, 6),
+    ]
+    assert rows[-1].replicas == (1, 2, 3)
+
+
+def test_the_active_controller_is_the_one_that_its_brokers_logged():
+    """KRaft's controllers tell each other who leads; one of them is stopped in this capture."""
+    logged = set()
+    for line in (captures.folder("brokerlogs") / "k41_java_cluster.brokerlog").open():
+        if '"requestApiKeyName":"BEGIN_QUORUM_EPOCH"' in line:
+            (topic,) = json.loads(line.partition("request:")[2])["request"]["topics"]
+            (part,) = topic["partitions"]
+            logged.add((topic["topicName"], part["leaderId"], part["leaderEpoch"]))
+    partitions, found = fed(captures.capture("k41_java_cluster"))
+    begun = [row for row in found if row.topic == "__cluster_metadata" and row.leader is not None]
+    assert {(row.topic, row.leader, row.leader_epoch) for row in begun} == logged
+    assert len(begun) == len(logged) > 1
+    assert partitions.leader_of("__cluster_metadata", 0) == begun[-1].leader
+
+
+LAYOUTS = [(key, version) for key in sorted(APIS) for version in schema().apis[key].request.versions]
+
+
+@given(data=st.data(), pairs=st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=4))
+def test_any_exchanges_give_rows_and_never_an_error(data, pairs):
+    partitions = Partitions("c")
+    for key, version in pairs:
+        api = schema().apis[key]
+        request = data.draw(bodies(Layout(api.request, version, key, "request")))
+        response = data.draw(st.none() | bodies(Layout(api.response, version, key, "response")))
+        assert {row.change for row in partitions.feed(Spoken(key, version, request, response, 1, 2), {})} <= CHANGES
