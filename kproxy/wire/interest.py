@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kproxy.errors import Malformed
 from kproxy.protocol import codec, schema, shapes
 from kproxy.wire import bodies
 from kproxy.wire.kept import Kept
@@ -105,7 +106,8 @@ class ApiPlan:
         self.response = PASS
         self.prefix: Prefix | None = None
         self.scan: Scan | None = None
-        self.quick_scan: Scan | None = None  # `scan`, if nothing else is done with a complete answer
+        # `scan`, if nothing else is done with a complete answer; ProtocolError: something is.
+        self.quick_scan: Scan | None = None
         self.request_reader: Reader | None = None  # reads the topic-partitions of the body; None: it is not read
         self.response_reader: Reader | None = None
         self.response_detail = bodies.ERRORS  # how closely a large answer is walked
@@ -248,6 +250,8 @@ class Interest:
                 plan.splits = bodies.head_array(api.key, version) is not None
         if self._kept is not None and api.key in self._kept.apis:
             plan.kept = self._kept
+            if api.key in self._kept.small and plan.response != HOLD and plan.response_reader is None:
+                plan.quick_scan = _of_success(plan.scan)
         elif plan.response != HOLD and plan.response_reader is None:
             plan.quick_scan = plan.scan
         plan.reads_request = plan.kept is not None or plan.request_reader is not None
@@ -270,6 +274,18 @@ class Interest:
         if not plan.request and self._authorizes is not None and self._authorizes(api_key, api_version):
             plan.request = AUTHORIZE
         return plan
+
+
+def _of_success(scan: Scan) -> Scan:
+    """The scan of an answer without an error; others raise Malformed, and are read as if there were no quick scan."""
+
+    def scanned(view: Any, pos: int, end: int) -> Scanned:
+        found = scan(view, pos, end)
+        if found[2]:
+            raise Malformed("an answer with an error is kept")
+        return found
+
+    return scanned
 
 
 def _signed16(value: int) -> int:

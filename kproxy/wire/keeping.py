@@ -1,6 +1,7 @@
 """Frames of an exchange whose plan keeps them (`ApiPlan.kept`): from the request's first byte to the event.
 
-Duty: `request_frame` and `response_frame` of an exchange that was answered are both kept, or neither. The bytes of the
+Duty: `request_frame` and `response_frame` of an exchange that was answered are both kept, or neither (of `Kept.small`
+APIs the answer alone says which). The bytes of the
 request count in the plan's `Kept` until the exchange is emitted. Refuses to know what is in a frame.
 """
 
@@ -12,15 +13,19 @@ from kproxy.wire.kept import FrameInParts, Kept
 
 def keep_request(kept: Kept, exchange: Exchange, frame: Any) -> None:
     """Keep a whole request, its 4-byte size included, until its answer is known."""
-    exchange.request_frame = exchange.response_frame = None
-    if kept.fits(len(frame)) and kept.take(len(frame)):
-        exchange.request_frame = bytes(frame)
+    exchange.response_frame = None
+    size = len(frame)
+    if exchange.plan.api_key in kept.small:
+        exchange.request_frame = bytes(frame) if kept.is_small(size) else None
+    else:
+        exchange.request_frame = bytes(frame) if kept.fits(size) and kept.take(size) else None
 
 
 def begin_request(kept: Kept, exchange: Exchange, size_bytes: int) -> FrameInParts | None:
     """A request of that size comes in parts."""
     exchange.request_frame = exchange.response_frame = None
-    return FrameInParts(kept) if kept.fits(size_bytes) else None
+    fits = kept.is_small if exchange.plan.api_key in kept.small else kept.fits
+    return FrameInParts(kept) if fits(size_bytes) else None
 
 
 def end_request(kept: Kept, exchange: Exchange, parts: FrameInParts) -> None:
@@ -28,7 +33,7 @@ def end_request(kept: Kept, exchange: Exchange, parts: FrameInParts) -> None:
     frame = parts.take()
     if exchange.outcome is not ANSWERED:
         exchange.request_frame = frame
-        if frame is not None:
+        if frame is not None and exchange.plan.api_key not in kept.small:
             kept.held_bytes += len(frame)
     elif frame is None:
         exchange.response_frame = None
@@ -57,5 +62,5 @@ def keep_answer(kept: Kept, exchange: Exchange, frame: Any) -> None:
 
 def emitted(kept: Kept, exchange: Exchange) -> None:
     """From now on the frame of its request is its owner's."""
-    if exchange.request_frame is not None:
+    if exchange.request_frame is not None and exchange.plan.api_key not in kept.small:
         kept.release(len(exchange.request_frame))

@@ -3,8 +3,9 @@
 Duty: the choice of APIs and the two bounds, shared by all sessions of a process. What is not kept is counted in
 `left_out` and passes as it came: nothing depends on it, so no fault follows.
 
-Memory: `limit_bytes` for the frames of requests that are pending and of frames in transit, all sessions together. An
-emitted exchange is no longer counted here: its frames belong to whoever keeps the event.
+Memory: `limit_bytes` for the frames of requests that are pending and of frames in transit, all sessions together; those
+of `small` APIs, MAX_SMALL each, are not counted. An emitted exchange is no longer counted here: its frames belong to
+whoever keeps the event.
 
 Refuses to know exchanges (keeping.py), what is in a frame and who decodes it.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 MAX_FRAME = 8 * 1024 * 1024  # a LeaderAndIsr or UpdateMetadata of 50,000 partitions has 5 MB
 MAX_TOGETHER = 32 * 1024 * 1024
+MAX_SMALL = 1024  # of a request that is as good as always answered without an error
 
 TOO_LARGE = "too_large"  # a frame beyond max_frame_bytes
 TOO_MANY = "too_many"  # limit_bytes are kept already
@@ -26,16 +28,19 @@ class Kept:
 
     apis: the API keys of exchanges whose frames are kept; Produce is not among them.
     only_failed: those of them that are kept only if the answer has an error, such as Heartbeat.
+    small: those of `only_failed` that are so many that an answer without an error must cost nothing: of such an
+        exchange the request stays, and there is no answer.
     left_out: exchanges that are not kept are counted there, by why; there need be no entry for GAP.
     """
 
-    __slots__ = ("apis", "held_bytes", "left_out", "limit_bytes", "max_frame_bytes", "only_failed")
+    __slots__ = ("apis", "held_bytes", "left_out", "limit_bytes", "max_frame_bytes", "only_failed", "small")
 
     def __init__(
         self,
         apis: Collection[int],
         *,
         only_failed: Collection[int] = (),
+        small: Collection[int] = (),
         max_frame_bytes: int = MAX_FRAME,
         limit_bytes: int = MAX_TOGETHER,
         left_out: dict[str, int] | None = None,
@@ -44,10 +49,18 @@ class Kept:
             raise ValueError("frames of Produce carry records, which are not kept")
         self.apis = frozenset(apis)
         self.only_failed = frozenset(only_failed)
+        self.small = frozenset(small)
         self.max_frame_bytes = max_frame_bytes
         self.limit_bytes = limit_bytes
         self.left_out = dict.fromkeys(WHY, 0) if left_out is None else left_out
         self.held_bytes = 0  # of pending requests and of frames in transit
+
+    def is_small(self, size_bytes: int) -> bool:
+        """Whether the request of a `small` API is; one that is not is counted."""
+        if size_bytes > MAX_SMALL:
+            self.left_out[TOO_LARGE] += 1
+            return False
+        return True
 
     def fits(self, size_bytes: int) -> bool:
         """Whether a frame is small enough; one that is not is counted."""

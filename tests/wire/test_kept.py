@@ -13,7 +13,7 @@ from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import ANSWERED, ANSWERED_BY_PROXY, BROKER, CLIENT, Exchange, Unanswered
 from kproxy.wire.interest import Interest
-from kproxy.wire.kept import Kept
+from kproxy.wire.kept import MAX_SMALL, Kept
 from kproxy.wire.session import Session
 from kproxy.wire.state import SMALL_BODY
 from tests.wire.playbook import Dialogue, request, response
@@ -29,13 +29,15 @@ def kept(**more: Any) -> Kept:
     return Kept(KEPT, only_failed=ONLY_FAILED, **more)
 
 
+def told(exchange: Exchange) -> tuple[bytes | None, bytes | None]:
+    """The frames; of a `small` API the answer alone says whether they are kept."""
+    is_left = exchange.response_frame is None and exchange.plan.quick_scan is not None
+    return (None if is_left else exchange.request_frame), exchange.response_frame
+
+
 def frames_of(talk: Dialogue) -> dict[int, tuple[bytes | None, bytes | None]]:
     """By correlation id; those of exchanges whose frames are not kept have none."""
-    return {
-        each.correlation_id: (each.request_frame, each.response_frame)
-        for each in talk.exchanges
-        if each.plan.kept is not None
-    }
+    return {each.correlation_id: told(each) for each in talk.exchanges if each.plan.kept is not None}
 
 
 def exchange(number: int, random_: random.Random) -> tuple[bytes, bytes, bool]:
@@ -99,14 +101,17 @@ def test_any_split_keeps_the_same_frames() -> None:
     @settings(max_examples=100, deadline=None)
     def holds(seed: int, most: int, which: dict[str, Any]) -> None:
         random_ = random.Random(seed)
-        budget = kept()
+        budget = kept(small=random_.choice([(), (HEARTBEAT,)]))
         talk = talk_with(which, budget, random_.choice([CapturedSession, Session]))
-        expected, number = {}, 0
+        expected, number, too_large = {}, 0, 0
         for _ in range(random_.randint(1, 4)):
             asked, answered = b"", b""
             for _ in range(random_.randint(1, 5)):
                 ask, reply, is_kept = exchange(number, random_)
                 if ask[4:6] != FETCH.to_bytes(2):
+                    is_long = HEARTBEAT in budget.small and ask[4:6] == HEARTBEAT.to_bytes(2) and len(ask) > MAX_SMALL
+                    too_large += is_long
+                    is_kept = is_kept and not is_long
                     expected[number] = (ask, reply) if is_kept else (None, None)
                     seen["large" if max(len(reply), len(ask)) > SMALL_BODY else "small"] += 1
                     seen["dropped"] += not is_kept
@@ -114,7 +119,7 @@ def test_any_split_keeps_the_same_frames() -> None:
             talk.client(asked, cuts(random_, len(asked), most)).broker(answered, cuts(random_, len(answered), most))
         assert not talk.faults and len(talk.exchanges) == number
         assert frames_of(talk) == expected
-        assert budget.held_bytes == 0 and not any(budget.left_out.values())
+        assert budget.held_bytes == 0 and budget.left_out == {"too_large": too_large, "too_many": 0, "gap": 0}
 
     holds()
     assert seen["large"] > 10 and seen["small"] > 100 and seen["dropped"] > 20, seen
@@ -236,7 +241,8 @@ def test_an_answer_before_the_end_of_its_request_is_kept_with_it() -> None:
 def test_whatever_ends_an_exchange_gives_its_bytes_back(seed: int, limit: int, which: dict[str, Any]) -> None:
     """Damaged bytes, gaps and ends at any place: nothing stays counted, and a frame that is kept is a whole one."""
     random_ = random.Random(seed)
-    budget = kept(limit_bytes=limit, max_frame_bytes=random_.choice([500, 1 << 20]))
+    small = random_.choice([(), (HEARTBEAT,)])
+    budget = kept(limit_bytes=limit, max_frame_bytes=random_.choice([500, 1 << 20]), small=small)
     talk = talk_with(which, budget, CapturedSession)
     for number in range(6):
         ask, reply, _ = exchange(number, random_)
@@ -257,6 +263,17 @@ def test_whatever_ends_an_exchange_gives_its_bytes_back(seed: int, limit: int, w
         if isinstance(each, Exchange) and each.plan.kept is not None and each.request_frame is not None:
             assert len(each.request_frame) == each.request_bytes
             assert each.response_frame is None or len(each.response_frame) == each.response_bytes
+
+
+def test_a_heartbeat_that_is_answered_well_takes_the_same_way_as_without_kept() -> None:
+    """No look at its answer besides that for errors, and nothing that counts."""
+    budget = kept(small=(HEARTBEAT,))
+    plan = Interest(kept=budget).plan(HEARTBEAT << 16 | 4)
+    assert plan.quick_scan is not None and Interest(kept=budget).plan(JOIN_GROUP << 16 | 9).quick_scan is None
+    talk = Dialogue(Interest(kept=budget)).client(request(HEARTBEAT, 4, 1, {"groupId": "g"}))
+    assert budget.held_bytes == 0
+    talk.broker(response(HEARTBEAT, 4, 1))
+    assert talk.exchanges[0].response_frame is None and talk.exchanges[0].decoded == "full"
 
 
 def test_errors_of_heartbeats_alone_are_read_where_nothing_else_is() -> None:

@@ -53,6 +53,7 @@ BOOTSTRAP = "bootstrap"
 PROBED_AT = 64
 NAMING_PAUSE_S = 0.5  # between two questions for the names of topics that clients call by id
 
+HEARTBEAT = 12
 FIRST_REQUEST_S = 0.3  # for the first request of a client that came just before its port closed
 
 log = logging.getLogger("kproxy.cluster")
@@ -118,7 +119,7 @@ class Connector:
         self._kept: Kept | None = None
         if cluster.detail != "headers":
             unheard = worker.metrics.cluster(cluster.name).follow()
-            self._kept = Kept(APIS, only_failed=ONLY_FAILED, left_out=unheard)
+            self._kept = Kept(APIS, only_failed=ONLY_FAILED, small=(HEARTBEAT,), left_out=unheard)
         interest = partial(
             Interest,
             rewrite=redirected is None,

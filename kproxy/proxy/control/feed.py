@@ -104,12 +104,16 @@ class Feed:
             for event in events:
                 if event.__class__ is Exchange:
                     exchange = event
+                    if exchange.plan.kept is None or exchange.response_frame is None:
+                        continue
                 elif event.__class__ is Unanswered:
                     exchange = event.exchange
+                    if exchange.plan.kept is None:
+                        continue
                 else:
                     continue
                 plan = exchange.plan
-                if plan.kept is None or exchange.request_frame is None:
+                if exchange.request_frame is None:
                     continue
                 start = exchange.response_start if exchange.response_frame is not None else 0
                 heard = Heard(
