@@ -3,11 +3,13 @@
 Duty: the states of partitions in LeaderAndIsr (4), StopReplica (5), UpdateMetadata (6), Metadata (3), AlterPartition
 (56) and DescribeTopicPartitions (75), in all their layouts, against what was known; a row for each change. The leader
 of KRaft's own log, who is the active controller, is in Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch (54), by which
-it resigns, and DescribeQuorum (55), which has the voters as its replicas. A message may be late, so one with an older
-leader epoch says nothing, nor one with an older partition epoch (zkVersion), nor one without epochs about a partition
-whose epoch is known: brokers before 2.1 describe partitions so, and leave dead replicas out.
+it resigns, and DescribeQuorum (55), which has the voters as its replicas. DeleteTopics (20) ends a topic, by its id. A
+message may be late, so one with an older leader epoch says nothing, nor one with an older partition epoch (zkVersion),
+nor one without epochs about a partition whose epoch is known: brokers before 2.1 describe partitions so, and leave dead
+replicas out.
 
-Bounds: MAX_PARTITIONS partitions; those beyond are counted in `left_out`. Refuses to know groups and connections.
+Bounds: MAX_PARTITIONS partitions; those beyond are counted in `left_out`. MAX_GONE topics that were deleted. Refuses to
+know groups and connections.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,13 +19,14 @@ from uuid import UUID
 from kproxy.insight.rows import Leadership
 from kproxy.insight.spoken import Body, Spoken
 
-METADATA, LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA, ALTER_PARTITION = 3, 4, 5, 6, 56
+METADATA, LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA, DELETE_TOPICS, ALTER_PARTITION = 3, 4, 5, 6, 20, 56
 VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, DESCRIBE_QUORUM, DESCRIBE_TOPIC_PARTITIONS = 52, 53, 54, 55, 75
 APIS = {
     METADATA: "Metadata",
     LEADER_AND_ISR: "LeaderAndIsr",
     STOP_REPLICA: "StopReplica",
     UPDATE_METADATA: "UpdateMetadata",
+    DELETE_TOPICS: "DeleteTopics",
     ALTER_PARTITION: "AlterPartition",
     VOTE: "Vote",
     BEGIN_QUORUM_EPOCH: "BeginQuorumEpoch",
@@ -32,6 +35,7 @@ APIS = {
     DESCRIBE_TOPIC_PARTITIONS: "DescribeTopicPartitions",
 }
 MAX_PARTITIONS = 200_000
+MAX_GONE = 1000
 NO_LEADER, DELETED = -1, -2  # of a partition that is offline; of one that goes (LeaderAndIsr.LEADER_DURING_DELETE)
 
 Key = tuple[str, int]  # topic, partition
@@ -52,6 +56,7 @@ class Partitions:
         self.cluster = cluster
         self.left_out = 0
         self._known: dict[Key, _State] = {}
+        self._gone: dict[UUID, None] = {}  # ids of topics that were deleted, of which a late Metadata may still speak
 
     def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[Leadership]:
         """The rows of an exchange of `APIS`. names: topics by their ids."""
@@ -71,9 +76,16 @@ class Partitions:
             found = _quorum(spoken.request, resigns=api == END_QUORUM_EPOCH)
         elif spoken.response is None:
             return
+        elif api == DELETE_TOPICS:
+            yield from self._delete(spoken, spoken.response, names)
+            return
         else:
             at = spoken.response_start
-            found = _READERS[api](spoken.response, names)
+            if api in (METADATA, DESCRIBE_TOPIC_PARTITIONS) and self._gone:
+                told = [topic for topic in spoken.response["topics"] if topic.get("topicId") not in self._gone]
+                found = _READERS[api](spoken.response | {"topics": told}, names)
+            else:
+                found = _READERS[api](spoken.response, names)
         for key, state in found:
             change = self._take(key, state)
             if change:
@@ -83,6 +95,21 @@ class Partitions:
         """The node id of the leader, if it is known and there is one."""
         state = self._known.get((topic, partition))
         return state.leader if state is not None and state.leader >= 0 else None
+
+    def _delete(self, spoken: Spoken, answer: Body, names: Mapping[UUID, str]) -> Iterator[Leadership]:
+        """Topics that were deleted. Without ids (before 2.8) a topic lives on until StopReplica ends it."""
+        ended = set()
+        for topic in answer["responses"]:
+            identity = topic.get("topicId")
+            if topic["errorCode"] or identity is None or not identity.int or identity in self._gone:
+                continue
+            self._gone[identity] = None
+            if len(self._gone) > MAX_GONE:
+                del self._gone[next(iter(self._gone))]
+            ended.add(topic["name"] or names.get(identity))
+        for key in sorted(key for key in self._known if key[0] in ended) if ended else ():
+            del self._known[key]
+            yield self._row(spoken.response_start, DELETE_TOPICS, (None, None), key, None, "deleted")
 
     def _take(self, key: Key, state: _State) -> str:
         """Take a state in; returns what changed, or nothing."""

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from functools import cache
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -192,3 +193,28 @@ def test_any_exchanges_give_rows_and_never_an_error(data, pairs):
         request = data.draw(bodies(Layout(api.request, version, key, "request")))
         response = data.draw(st.none() | bodies(Layout(api.response, version, key, "response")))
         assert {row.change for row in partitions.feed(Spoken(key, version, request, response, 1, 2), {})} <= CHANGES
+
+
+def test_a_topic_that_is_deleted_by_its_id_is_gone_though_a_late_metadata_still_has_it():
+    old, new = UUID(int=1), UUID(int=2)
+
+    def described(identity, epoch):
+        part = {"errorCode": 0, "partitionIndex": 0, "leaderId": 1, "leaderEpoch": epoch, "replicaNodes": [1]}
+        topic = {"errorCode": 0, "name": "t", "topicId": identity, "partitions": [part | {"isrNodes": [1]}]}
+        return Spoken(leadership.METADATA, 12, {}, {"topics": [topic]}, 1, 2)
+
+    def deleted(identity, error=0):
+        topic = {"name": None, "topicId": identity, "errorCode": error}
+        return Spoken(leadership.DELETE_TOPICS, 6, {}, {"responses": [topic]}, 3, 4)
+
+    talk = [described(old, 5), deleted(old, error=41), deleted(old), deleted(old), described(old, 5), described(new, 0)]
+    partitions = Partitions("c")
+    found = [row for each in talk for row in partitions.feed(each, {old: "t", new: "t"})]
+    assert [(row.api, row.change, row.leader_epoch) for row in found] == [
+        ("Metadata", "created", 5),
+        ("DeleteTopics", "deleted", None),
+        ("Metadata", "created", 0),
+    ]
+    many = [deleted(UUID(int=number)) for number in range(3, leadership.MAX_GONE + 9)]
+    assert not [row for each in many for row in partitions.feed(each, {})]
+    assert len(partitions._gone) == leadership.MAX_GONE
