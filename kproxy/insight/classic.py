@@ -8,6 +8,7 @@ member that is gone without a word was expired by the coordinator; when is not o
 that were given an id and have not joined with it are as many as members. Refuses to know where exchanges come from.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,9 +20,13 @@ from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Body, Spoken
 
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 11, 12, 13, 14
-MEMBER_ID_REQUIRED = 79
+REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 27, 79
 CONSUMER = "consumer"  # the type of protocol whose members carry subscriptions; Connect's, for example, do not
 MS = 1_000_000
+
+Counts = Mapping[str, int]  # partitions by topic
+Known = tuple[Counts, Counts]  # now, and before topics grew
+NONE: Counts = {}
 
 # (state, what is seen) -> state. What is seen of no entry changes nothing.
 STATES = {
@@ -97,6 +102,7 @@ class ClassicGroup(Group):
         self._before: dict[str, Joined] = {}
         self._left: dict[str, Joined] = {}  # members that are gone since the last generation
         self._asked: dict[str, _Asked] = {}
+        self._called: set[str] = set()  # members that were told to rejoin since the last generation
         self._forming: _Generation | None = None
         self._counted: dict[str, int] = {}  # partitions of topics when they were last assigned
         self._strange = False  # whether members were there before anything was seen of the group
@@ -106,10 +112,13 @@ class ClassicGroup(Group):
         """About how many members it remembers, those that left and what they said included."""
         forming = self._forming
         now = len(self.members) + len(self._before) + (0 if forming is None else len(forming.joined))
-        return 1 + now + len(self._left) + len(self._causes) + len(self._asked)
+        return 1 + now + len(self._left) + len(self._causes) + len(self._asked) + len(self._called)
 
-    def feed(self, spoken: Spoken, partitions: Mapping[str, int]) -> Iterator[GroupRow]:
-        """The rows of an exchange of `_READERS`' APIs. partitions: how many each known topic has."""
+    def feed(self, spoken: Spoken, partitions: Mapping[str, int], before: Counts = NONE) -> Iterator[GroupRow]:
+        """The rows of an exchange of `_READERS`' APIs.
+
+        partitions: how many each known topic has. before: how many those had that grew not long ago.
+        """
         if self._asked:
             yield from self._never_joined(spoken.request_end)
         answer = spoken.response
@@ -120,7 +129,7 @@ class ClassicGroup(Group):
             return
         if not answer.get("errorCode", 0):
             yield from self.coordinated_by(spoken.broker_id, spoken)
-        yield from _READERS[spoken.api_key](self, spoken, answer, partitions)
+        yield from _READERS[spoken.api_key](self, spoken, answer, (partitions, before))
 
     def finish(self) -> Iterator[GroupRow]:
         """The generation that was forming when nothing more came."""
@@ -136,7 +145,7 @@ class ClassicGroup(Group):
 
     # --- joining -----------------------------------------------------------------------------------------------------
 
-    def _join(self, spoken: Spoken, answer: Body, _: Mapping[str, int]) -> Iterator[GroupRow]:
+    def _join(self, spoken: Spoken, answer: Body, _: Known) -> Iterator[GroupRow]:
         error = answer["errorCode"]
         reason = spoken.request.get("reason")
         member_id = answer["memberId"] or spoken.request["memberId"]
@@ -287,17 +296,18 @@ class ClassicGroup(Group):
 
     # --- assignments -------------------------------------------------------------------------------------------------
 
-    def _sync(self, spoken: Spoken, answer: Body, partitions: Mapping[str, int]) -> Iterator[GroupRow]:
+    def _sync(self, spoken: Spoken, answer: Body, known: Known) -> Iterator[GroupRow]:
         member_id, number = spoken.request["memberId"], spoken.request["generationId"]
         yield self.event(spoken, "sync", at=spoken.request_end)
         error = answer["errorCode"]
         yield self.event(spoken, "sync_answered", error=error)
         if error:
+            self._call(member_id, error)
             return
         self.heard(member_id, spoken.response_start)
         forming = self._forming
         if spoken.request["assignments"]:
-            yield from self._assigned(spoken, partitions)
+            yield from self._assigned(spoken, *known)
         if number == self.generation:
             yield from self._given(spoken, answer)
         if forming is None or number != forming.number:
@@ -326,8 +336,11 @@ class ClassicGroup(Group):
         if owned - before:
             yield self.event(spoken, "assigned", reason=listed(owned - before))
 
-    def _assigned(self, spoken: Spoken, partitions: Mapping[str, int]) -> Iterator[GroupRow]:
-        """What the leader assigned, if they are consumers, and whether it is right."""
+    def _assigned(self, spoken: Spoken, partitions: Counts, before: Counts) -> Iterator[GroupRow]:
+        """What the leader assigned, if they are consumers, and whether it is right.
+
+        A leader learns that a topic grew up to `metadata.max.age.ms` later than others, and joins again then.
+        """
         owned: dict[str, Owned] = {}
         for each in spoken.request["assignments"][:MAX_MEMBERS]:
             parts = assigned(each["assignment"])
@@ -339,6 +352,9 @@ class ClassicGroup(Group):
             for each in self.members.values()
         ]
         verdict = checked(self.strategy or "", members, partitions, owned)
+        if verdict.reason and any(topic in before for member in members for topic in member.topics):
+            earlier = checked(self.strategy or "", members, ChainMap(before, partitions), owned)  # type: ignore[arg-type]
+            verdict = verdict if earlier.reason else earlier
         self._counted = {topic: partitions.get(topic, 0) for member in members for topic in member.topics}
         if verdict.reason:
             yield self.event(spoken, "assignment_differs", reason=verdict.reason)
@@ -360,7 +376,7 @@ class ClassicGroup(Group):
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
-    def _leave(self, spoken: Spoken, answer: Body, _: Mapping[str, int]) -> Iterator[GroupRow]:
+    def _leave(self, spoken: Spoken, answer: Body, _: Known) -> Iterator[GroupRow]:
         leaving = spoken.request.get("members")
         codes = [each["errorCode"] for each in answer.get("members") or ()]
         if leaving is None:
@@ -392,7 +408,17 @@ class ClassicGroup(Group):
 
     # --- what is told of it ------------------------------------------------------------------------------------------
 
-    def _heartbeat(self, spoken: Spoken, answer: Body, _: Mapping[str, int]) -> Iterator[GroupEvent]:
+    def failed(self, spoken: Spoken, event: str, codes: set[int]) -> Iterator[GroupEvent]:
+        for code in codes:
+            self._call(spoken.request.get("memberId") or "", code)
+        return super().failed(spoken, event, codes)
+
+    def _call(self, member_id: str, error: int) -> None:
+        """A member was told that others rejoin: that it does so too sets nothing off."""
+        if error == REBALANCE_IN_PROGRESS and len(self._called) < MAX_MEMBERS:
+            self._called.add(member_id)
+
+    def _heartbeat(self, spoken: Spoken, answer: Body, _: Known) -> Iterator[GroupEvent]:
         self.heard(spoken.request["memberId"], spoken.request_end)
         return self.failed(spoken, "heartbeat_failed", {answer["errorCode"]})
 
@@ -444,6 +470,7 @@ class ClassicGroup(Group):
             self.members = dict(forming.joined)  # as far as they were seen
         waited = forming.last_request_ns - forming.last_but_one_ns if forming.last_but_one_ns else None
         self._causes.clear()
+        self._called.clear()
         self._moved = None
         yield Rebalance(
             self.cluster,
@@ -471,13 +498,13 @@ class ClassicGroup(Group):
             return min(self._causes, key=lambda each: each.at)
         at = forming.started_ns
         gone = sorted(before.keys() - after.keys()) if forming.members else []
-        if gone:
+        again = [each for each in after.values() if each.id in before and each.asked_ns]
+        first = min(again, key=lambda each: each.asked_ns) if again else None
+        if gone and (first is None or first.id in self._called):
             return Cause(at, "session_expired", gone[0], "gone without a word: the coordinator expired its session")
         if self._moved is not None:
             return self._moved._replace(at=at)
-        again = [each for each in after.values() if each.id in before and each.asked_ns]
-        if again:
-            first = min(again, key=lambda each: each.asked_ns)
+        if first is not None:
             if first.id == forming.leader:
                 words = "as after a change of topics, or a step of a cooperative one"
                 return Cause(at, "leader_rejoined", first.id, words)
@@ -494,7 +521,7 @@ def _subscribe(member: Joined, metadata: bytes) -> None:
         member.topics, member.said_owned, member.rack = told
 
 
-_READERS: dict[int, Callable[[ClassicGroup, Spoken, Body, Mapping[str, int]], Iterator[Any]]] = {
+_READERS: dict[int, Callable[[ClassicGroup, Spoken, Body, Known], Iterator[Any]]] = {
     JOIN_GROUP: ClassicGroup._join,
     HEARTBEAT: ClassicGroup._heartbeat,
     LEAVE_GROUP: ClassicGroup._leave,

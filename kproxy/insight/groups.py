@@ -73,7 +73,7 @@ class Groups:
         key = spoken.request["groupId"], epochs.PROTOCOLS.get(spoken.api_key, "classic")
         group = self._known(key)
         if isinstance(group, ClassicGroup):
-            yield from group.feed(spoken, topics.partitions)
+            yield from group.feed(spoken, topics.partitions, topics.before(spoken.request_end))
         else:
             yield from group.feed(spoken, topics.names)
         yield from self._weigh(key, group)

@@ -1,6 +1,7 @@
 """The topics of one cluster: their names by id, and how many partitions each has, as messages show them.
 
-Bounds: MAX_TOPICS names and as many counts; those beyond are counted in `left_out`. Refuses to know groups and leaders.
+Bounds: MAX_TOPICS names and as many counts; those beyond are counted in `left_out`. Of MAX_GROWN topics it is
+remembered that they grew. Refuses to know groups and leaders.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ APIS = frozenset(
 )
 UNKNOWN_TOPIC_OR_PARTITION = 3
 MAX_TOPICS = 65_536
+MAX_GROWN = 1000
+GROWN_NS = 600 * 10**9  # twice the default of clients' metadata.max.age.ms
 
 
 class Topics:
@@ -33,6 +36,16 @@ class Topics:
         self.names: dict[UUID, str] = dict(names or {})
         self.partitions: dict[str, int] = {}
         self.left_out = 0
+        self._grown: dict[str, tuple[int, int]] = {}  # by topic: (when, partitions before), the latest last
+
+    def before(self, now_ns: int) -> dict[str, int]:
+        """How many partitions those topics had that grew less than GROWN_NS ago: a client may not know yet."""
+        while self._grown:
+            name, (at, _) = next(iter(self._grown.items()))
+            if now_ns - at < GROWN_NS:
+                break
+            del self._grown[name]
+        return {name: count for name, (_, count) in self._grown.items()}
 
     def feed(self, spoken: Spoken) -> None:
         """Learn from an exchange of `APIS`."""
@@ -46,6 +59,12 @@ class Topics:
                     self.left_out += 1
             if count is not None:
                 if name in self.partitions or len(self.partitions) < MAX_TOPICS:
+                    former = self.partitions.get(name, 0)
+                    if 0 < former < count:
+                        self._grown.pop(name, None)
+                        self._grown[name] = spoken.response_start, former
+                        if len(self._grown) > MAX_GROWN:
+                            del self._grown[next(iter(self._grown))]
                     self.partitions[name] = count
                 else:
                     self.left_out += 1

@@ -129,8 +129,11 @@ def test_another_kind_of_group_has_no_assignments_and_breaks_nothing():
     assert (asked.event, asked.time_ns, asked.reason) == ("join", 5, "it was never answered")
 
 
-def joined(member, number, at, members=()):
-    protocols = [{"name": "range", "metadata": b"\0\0\0\0\0\0\xff\xff\xff\xff"}]
+NOTHING = b"\0\0\0\0\0\0\xff\xff\xff\xff"  # topics subscribed to
+
+
+def joined(member, number, at, members=(), metadata=NOTHING):
+    protocols = [{"name": "range", "metadata": metadata}]
     request = {"groupId": "g", "memberId": member, "protocolType": "consumer", "protocols": protocols}
     request["sessionTimeoutMs"] = 10_000
     told = [{"memberId": each, "metadata": protocols[0]["metadata"]} for each in members]
@@ -155,3 +158,29 @@ def test_a_follower_that_rejoins_a_stable_group_is_no_rebalance():
     assert group.state == "Stable" and group.members.keys() == {"a", "b"}
     answered = [row for row in found if isinstance(row, GroupEvent) and row.event == "join_answered"]
     assert [row.member_id for row in answered] == ["a", "b", "b"]
+
+
+@pytest.mark.parametrize("called,cause", [(False, ("leader_rejoined", "a")), (True, ("session_expired", "b"))])
+def test_a_leader_that_nobody_called_set_off_what_an_expiry_only_ended(called, cause):
+    """b is dead, and not expired yet, when a joins again by itself; or a is told that b is expired."""
+    group = ClassicGroup("default", "g")
+    talk = [joined("a", 1, 10, "ab"), joined("b", 1, 11), synced("a", 1, 20), synced("b", 1, 21)]
+    if called:
+        request = {"groupId": "g", "memberId": "a", "generationId": 1}
+        talk.append(Spoken(12, 4, request, {"errorCode": 27}, 30, 31))
+    talk += [joined("a", 2, 40, "a"), synced("a", 2, 50)]
+    found = [row for each in talk for row in group.feed(each, {})]
+    row = [row for row in found if isinstance(row, Rebalance)][-1]
+    assert (row.generation, row.members_after, (row.cause, row.cause_member)) == (2, 1, cause)
+
+
+@pytest.mark.parametrize("assigned,agrees", [(2, True), (3, True), (1, False)])
+def test_a_leader_may_not_know_yet_that_a_topic_grew(assigned, agrees):
+    topic = b"\0\0\0\1\0\1t"
+    parts = b"".join(number.to_bytes(4, "big") for number in (assigned, *range(assigned)))
+    sent = [{"memberId": "a", "assignment": b"\0\0" + topic + parts + b"\xff" * 4}]
+    group = ClassicGroup("default", "g")
+    talk = [joined("a", 1, 10, "a", b"\0\0" + topic + b"\xff" * 4), synced("a", 1, 20, sent)]
+    found = [row for each in talk for row in group.feed(each, {"t": 3}, {"t": 2})]
+    rows = [row for row in found if isinstance(row, Assignment)]
+    assert [(row.partition, row.agrees) for row in rows] == [(number, agrees) for number in range(assigned)]

@@ -46,3 +46,24 @@ def test_topics_are_bounded(monkeypatch):
         topic = {"name": f"t{number}", "topicId": UUID(int=number), "errorCode": 0, "partitions": [1]}
         known.feed(Spoken(3, 12, {}, {"topics": [topic]}, 1, 2))
     assert (len(known.names), len(known.partitions), known.left_out) == (10, 10, 38)
+
+
+def test_a_topic_that_grew_is_remembered_as_it_was_for_as_long_as_clients_may_not_know(monkeypatch):
+    monkeypatch.setattr(topics, "MAX_GROWN", 3)
+    known = Topics()
+
+    def told(name, count, at):
+        topic = {"name": name, "topicId": UUID(int=1), "errorCode": 0, "partitions": [1] * count}
+        known.feed(Spoken(3, 12, {}, {"topics": [topic]}, at, at))
+
+    told("t", 3, 1)
+    assert not known.before(1)
+    told("t", 5, 10)
+    told("t", 5, 20)
+    told("t", 4, 30)  # an answer of a broker that is behind
+    assert known.before(40) == {"t": 3}
+    assert not known.before(10 + topics.GROWN_NS)
+    for number in range(9):
+        told(f"t{number}", 1, 50)
+        told(f"t{number}", 2, 60)
+    assert known.before(70) == {"t6": 1, "t7": 1, "t8": 1}
