@@ -20,7 +20,7 @@ from kproxy.wire.events import (
     ClientNamed,
     Exchange,
 )
-from kproxy.wire.interest import ANSWER, AUTHORIZE, PRODUCE, REFUSE, SASL_HANDSHAKE, ApiPlan
+from kproxy.wire.interest import ANSWER, AUTHORIZE, PRODUCE, REFUSE, SASL_AUTHENTICATE, SASL_HANDSHAKE, ApiPlan
 from kproxy.wire.keeping import begin_request, end_request, keep_request
 from kproxy.wire.raw_sasl import RawSaslSides
 from kproxy.wire.state import (
@@ -139,6 +139,8 @@ class ClientSide(RawSaslSides):
                     self._swallow(exchange, unsupported_version(correlation_id))
                 elif plan.request == AUTHORIZE:
                     last -= AUTHORIZED_WORK + (length >> (PAYLOAD_SHIFT if plan.api_key == PRODUCE else LOOKED_SHIFT))
+                    if plan.api_key == SASL_AUTHENTICATE:  # what comes behind it may be decided by others
+                        last = number + 1
                     held = self._authorize(exchange, view, pos, min(end, size), now)
                     if held is not None:
                         if sent < pos:

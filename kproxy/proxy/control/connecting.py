@@ -201,8 +201,12 @@ class Connector:
             self._unreachable(
                 self._info(client, Address("", 0)), listener_name(client.node_id, self._cluster.route), fault
             )
-        except OSError:
-            pass  # one of the two has gone already
+        except OSError:  # it has gone already
+            info, listener = (
+                self._info(client, Address("", 0)),
+                listener_name(client.node_id, self._cluster.route),
+            )
+            worker.metrics.connection(info, listener, label(info.broker_id)).closed("client_reset")
         finally:
             self.making -= 1
             if not relayed:

@@ -3,7 +3,8 @@
 A client goes to the worker with the fewest connections of its port, and of those to the one with the fewest in all: the
 clients of a busy broker are spread, whatever the others do. The parent keeps a client's socket until the worker has
 taken it, so a worker that dies costs only connections that it had taken. A replacement comes at once, later where
-workers end soon after they began. A worker that takes nothing for LATE_S gets no further client until it does.
+workers end soon after they began. A worker that takes nothing for LATE_S gets no further client until it does; one that
+does not answer for HANGS_S is killed.
 
 The template may die as well (the kernel, short of memory, chooses among all processes): another one is started, the
 workers of the former go on.
@@ -31,6 +32,8 @@ from kproxy.proxy.relay.listeners import normal
 
 UNTAKEN = 64
 LATE_S = 0.5
+BEAT_S = 5.0  # between two questions whether a worker's loop turns
+HANGS_S = 30.0
 _STEADY_S = 1.0  # a worker that ends after so long is replaced at once
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 10.0
@@ -141,6 +144,29 @@ class Crew:
                 raise Gone("a worker ended before it was ready: see the lines above")
             self._changed.clear()
             await self._changed.wait()
+        self._spawn(self._watch())
+
+    async def _watch(self) -> None:
+        """Kill workers that hang; their ends are then seen and counted as any other."""
+        asked: set[Member] = set()
+
+        async def ask(member: Member) -> None:
+            try:
+                await member.channel.ask("beat", timeout_s=HANGS_S)
+            except Gone:
+                if not member.is_gone and not self._stopping:
+                    log.error("worker %d (pid %d) hangs: no answer for %g s", member.number, member.pid, HANGS_S)
+                    with suppress(ProcessLookupError):
+                        os.kill(member.pid, signal.SIGKILL)
+            finally:
+                asked.discard(member)
+
+        while not self._stopping:
+            for member in self.ready:
+                if member not in asked:
+                    asked.add(member)
+                    self._spawn(ask(member))
+            await asyncio.sleep(BEAT_S)
 
     async def _fork(self, number: int) -> None:
         member = Member(number)

@@ -242,6 +242,7 @@ class _SessionLife:
                 loop.call_soon(self._relay.session.use, self._interest)
         elif outcome in ("failed", "mechanism"):
             assert self._owner.of_clients is not None
+            loop.call_soon(self._relay.session.use, self._all_authorized)  # for what comes until the answer has left
             loop.call_later(self._owner.of_clients.failure_delay_s, _refuse, self._relay)
 
 

@@ -196,6 +196,35 @@ def test_one_login_in_the_middle_is_refused_and_those_behind_it_are_not_even_che
     live(test())
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_after_a_login_that_was_refused_nothing_is_served(tmp_path: Path, together: bool) -> None:
+    """However long its connection stays open for the delay of failures, and also what was sent right behind it."""
+
+    async def test() -> None:
+        async with served(tmp_path, AUTHENTICATION.replace("failure_delay_s = 0", "failure_delay_s = 60")) as here:
+            await ready(here)
+            client = await Wire.dial(here.port)
+            await logged_in(client)
+            broker = await here.broker.accept()
+            wrong = request(HANDSHAKE, 1, 1, {"mechanism": "PLAIN"})
+            wrong += request(AUTHENTICATE, 2, 2, {"authBytes": b"\0alice\0guessed"})
+            behind = request(METADATA, 12, 3, {"topics": []})
+            await client.send(wrong + behind if together else wrong)
+            await client.frame()
+            refused = codec.decode_response((await client.frame())[4:], AUTHENTICATE, 2)[1]
+            assert refused["errorCode"] == 58
+            if not together:
+                await client.send(behind)
+            assert await client.rest() == b""
+            assert await broker.rest() == b""
+            client.close()
+            broker.close()
+            await here.until(lambda: not here.relays)
+            assert here.counted.disconnects == {"fault": 1}
+
+    live(test())
+
+
 def test_what_a_broker_says_of_versions_is_said_before_the_login_and_asked_once(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:

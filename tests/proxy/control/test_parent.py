@@ -369,6 +369,37 @@ def test_a_worker_that_is_stopped_gets_no_further_client():
     live(test(), PATIENCE_S)
 
 
+def test_a_worker_that_hangs_is_killed_and_replaced(monkeypatch, tmp_path):
+    """The parent asks each from time to time whether its loop turns. One that is only slow to answer lives."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import kproxy.proxy.control.crew as crew\ncrew.BEAT_S, crew.HANGS_S = 0.1, 3.0\n"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    monkeypatch.setenv("PYTHONPATH", path)
+
+    async def test():
+        async with kproxy() as here:
+            slow, hung = here.workers
+            os.kill(slow, signal.SIGSTOP)
+            await asyncio.sleep(0.5)
+            os.kill(slow, signal.SIGCONT)
+            os.kill(hung, signal.SIGSTOP)
+            await here.said(f"(pid {hung}) hangs: no answer for 3 s")
+            await here.said(f"(pid {hung}) was killed by SIGKILL")
+
+            async def replaced() -> bool:
+                samples = await here.scrape()
+                return samples["kproxy_workers"] == 2 and samples["kproxy_worker_restarts_total"] == 1
+
+            await here.until(replaced)
+            assert slow in here.workers and hung not in here.workers
+            pairs = [await here.connect() for _ in range(4)]
+            for client, broker in pairs:
+                assert await alive(client, broker)
+
+    live(test(), PATIENCE_S)
+
+
 def test_a_broker_is_bound_before_the_answer_that_names_it_leaves():
     """Two workers meet the same new brokers at the same moment; each client dials them as soon as it has its answer."""
 

@@ -4,7 +4,9 @@ import asyncio
 import os
 import random
 import re
+import socket
 import ssl
+import struct
 from contextlib import suppress
 
 import pytest
@@ -336,6 +338,19 @@ def test_who_says_nothing_is_given_up_and_keeps_nobody_waiting(authority, monkey
     live(test())
 
 
+def test_a_client_that_resets_before_it_is_accepted_is_counted(authority):
+    async def test():
+        async with kproxy(cluster={"tls": ClientTls(**authority.server().settings())}) as here:
+            for _ in range(20):  # within one turn of the loop
+                client = socket.create_connection(("127.0.0.1", here.port))
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()
+            await here.until(lambda: here.counted.disconnects.total() == 20)
+            assert here.counted.disconnects.keys() <= {"client_reset", "tls"}  # reset, or ended as it was looked at
+
+    live(test())
+
+
 def test_whatever_stands_where_a_handshake_should_be_ends_in_a_refusal(authority):
     """Random bytes, cut and changed hellos, handshakes that are given up: nothing hangs, and nothing is a defect."""
     dice = random.Random(5)
@@ -374,7 +389,7 @@ def test_whatever_stands_where_a_handshake_should_be_ends_in_a_refusal(authority
             for _ in range(10):
                 await asyncio.gather(*(attack(here) for _ in range(20)))
             await here.until(lambda: here.counted.disconnects.total() == 200)
-            assert here.counted.disconnects.keys() <= {"tls", "handshake_timeout"}
+            assert here.counted.disconnects.keys() <= {"tls", "handshake_timeout", "client_reset"}
             client = await dial(here, trusting(authority))
             await exchange(client, await here.broker.accept())
 

@@ -24,6 +24,7 @@ SASL_AUTHENTICATE = 36
 MAX_FRAME = 72 * 1024  # a token of 64 KiB, and what is around it
 MAX_REQUESTS = 12
 MAX_VERSIONS_ASKED = 3
+MAX_LIFETIME_S = 366 * 86400.0  # of a session: a token may say that it expires after the end of all int64
 
 REFUSED = "authentication"  # the cause of such ends of connections
 UNSUPPORTED_SASL_MECHANISM = 33
@@ -107,7 +108,7 @@ class Authenticator:
         """How long a session may last that begins now: the setting, or until what proved it expires. At least 1."""
         lifetimes = [] if self._lifetime_s is None else [self._lifetime_s]
         if known.expires_s is not None:
-            lifetimes.append(known.expires_s - time.time())
+            lifetimes.append(min(known.expires_s - time.time(), MAX_LIFETIME_S))
         return max(1, round(min(lifetimes) * 1000)) if lifetimes else 0
 
 

@@ -95,14 +95,18 @@ class RenewLogins(AnswerLogins):
         self._is_over = False  # a login was refused: no other is checked until the connection is closed
 
     def at_header(self, exchange: Exchange) -> Hold | Close | None:
-        if self.is_expired and exchange.plan.api_key not in LOGIN_APIS:
-            return self._expired(exchange)
-        return super().at_header(exchange)
+        return self._without_session(exchange) or super().at_header(exchange)
 
     def decide(self, exchange: Exchange, frame: Any) -> Decision:
-        if self.is_expired and exchange.plan.api_key not in LOGIN_APIS:
-            return self._expired(exchange)
-        return super().decide(exchange, frame)
+        return self._without_session(exchange) or super().decide(exchange, frame)
+
+    def _without_session(self, exchange: Exchange) -> Close | None:
+        """What becomes of a request whose client is nobody any more."""
+        if exchange.plan.api_key in LOGIN_APIS:
+            return None
+        if self._is_over:
+            return Close(f"{exchange.plan.title} after a login that was refused: nothing is served for it")
+        return self._expired(exchange) if self.is_expired else None
 
     def _expired(self, exchange: Exchange) -> Close:
         self.done("expired", 0)

@@ -85,13 +85,15 @@ def mechanism(name: str, user: str = "alice", password: str = "pass of alice", b
     return Plain(user, Secret(password)) if name == "PLAIN" else Scram(name, user, Secret(password))
 
 
-def logged_in(users: UsersFile, name: str, newest: int = 2, **more: Any) -> tuple[Session, Talk]:
+def logged_in(
+    users: UsersFile, name: str, newest: int = 2, lifetime_s: float | None = 3.0, **more: Any
+) -> tuple[Session, Talk]:
     """kproxy's own login as the client: both sides against each other."""
 
     async def run() -> tuple[Session, Talk]:
         talk = Talk()
         talk.newest = newest
-        talk.login = asyncio.ensure_future(authenticator(users, talk, 3.0).authenticate(talk))
+        talk.login = asyncio.ensure_future(authenticator(users, talk, lifetime_s).authenticate(talk))
         done = await converse(log_in(mechanism(name, **more)), talk.exchange)
         session = await talk.login
         assert done.lifetime_ms == (session.lifetime_ms if newest == 2 else 0)
@@ -140,6 +142,11 @@ def test_who_does_not_is_told_what_a_broker_tells(users: UsersFile, name: str, m
     assert talk.counted == [(name, "failed")]
     for secret in ("guessed", "pass of", "a.b.c", "bad token"):
         assert secret not in str(of_kproxy) + str(of_client)
+
+
+def test_a_token_that_expires_after_the_end_of_time_is_good_for_a_year(users: UsersFile) -> None:
+    session, _ = logged_in(users, "OAUTHBEARER", bearer=token(exp=10**30), lifetime_s=None)
+    assert session.lifetime_ms == 366 * 86400 * 1000
 
 
 def test_a_session_ends_with_its_token(users: UsersFile) -> None:
