@@ -28,7 +28,7 @@ settings.load_profile("kproxy")
 pytest_plugins = ["tests.spark_session"]
 
 # One Kafka cluster, one Spark: what needs it runs in one process.
-KAFKA = ("tests/broker/", "tests/chaos/", "tests/matrix/")
+KAFKA = ("tests/broker/", "tests/chaos/", "tests/knowledge/", "tests/matrix/")
 SPARK = ("tests/spark/", "tests/analysis/", "tests/cli/test_spark.py", "tests/views/test_answers.py")
 
 

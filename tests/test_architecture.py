@@ -44,6 +44,7 @@ BEYOND_MODULES = {
     "tests/capture/test_shapes.py",
     "tests/capture/test_tshark.py",
     "tests/chaos",
+    "tests/knowledge",
     "tests/matrix",
     "tests/metrics/test_docs.py",
     "tests/proxy/test_docs.py",

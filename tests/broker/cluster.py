@@ -91,6 +91,9 @@ class Broker:
     listeners: those for clients, each with its security protocol. CLIENT is one of them.
     """
 
+    logging = LOGGING  # the Log4j 2 settings of its JVM
+    log_options: tuple[str, ...] = ()  # of the JVM, which those settings read
+
     def __init__(self, node_id: int, folder: Path, *, controls: bool, listeners: Mapping[str, str] = LISTENERS) -> None:
         self.node_id = node_id
         self.controls = controls  # whether it is one of the controllers too
@@ -159,8 +162,9 @@ class Broker:
                     options=(
                         "-Xmx256m",
                         *options,
-                        f"-Dlog4j2.configurationFile={LOGGING}",
+                        f"-Dlog4j2.configurationFile={self.logging}",
                         f"-Dconnections={self.connections}",
+                        *self.log_options,
                     ),
                 ),
                 stdin=subprocess.DEVNULL,
@@ -240,10 +244,16 @@ SETTINGS = {
 
 
 class Cluster:
-    """Three brokers that are also the controllers, and those that join later."""
+    """Three brokers that are also the controllers, and those that join later.
 
-    def __init__(self, folder: Path, *, listeners: Mapping[str, str] = LISTENERS) -> None:
+    settings: of every broker, beside SETTINGS and over them.
+    """
+
+    def __init__(
+        self, folder: Path, *, listeners: Mapping[str, str] = LISTENERS, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
+        self.settings = {**SETTINGS, **(settings or {})}
         self.id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self.brokers = [Broker(number, folder, controls=True, listeners=listeners) for number in (1, 2, 3)]
         self.voters = ",".join(
@@ -260,7 +270,7 @@ class Cluster:
 
     def start(self) -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(broker.format, self.id, self.voters, SETTINGS) for broker in self.brokers]:
+            for done in [pool.submit(broker.format, self.id, self.voters, self.settings) for broker in self.brokers]:
                 done.result()
         for broker in self.brokers:
             broker.start()
@@ -271,7 +281,7 @@ class Cluster:
     def one_more(self) -> Iterator[Broker]:
         """A fourth broker, for a while."""
         broker = Broker(4, self.folder, controls=False)
-        broker.format(self.id, self.voters, SETTINGS)
+        broker.format(self.id, self.voters, self.settings)
         self.brokers.append(broker)
         try:
             broker.start()

@@ -1,0 +1,53 @@
+"""What insight says of real groups is what their brokers logged and Kafka's own tools described; see `judge`.
+
+Recorded runs are compared exactly. `./dev knowledge` plays all of them anew.
+"""
+
+from collections import Counter
+
+import pytest
+
+from kproxy.insight.rows import Assignment
+from tests.knowledge import judge, recorded, registry
+from tests.knowledge.exchanges import Told
+from tests.knowledge.truth import Run
+
+# How often what is explained occurs in each recorded run.
+RECORDED = {
+    "short": {"a rebalance that ended otherwise than by all members": 1},
+    "members": {"an expiry is seen when the others rejoin": 2, "a leader with other topics": 1},
+    "epochs": {"an epoch nobody was told": 1},
+    "brokers": {"a controller that did not become active": 1},
+}
+OLD = {"0.8.2.2": {"an expiry that ended a session": 2}}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recorded_run_is_known_as_it_was_logged(name: str) -> None:
+    found = judge.differences(Run(recorded.DATA / name))
+    assert [each for each in found if each.kind not in judge.EXPLAINED] == []
+    assert Counter(each.kind for each in found) == RECORDED[name]
+
+
+def test_all_that_is_explained_occurs() -> None:
+    assert {kind for kinds in RECORDED.values() for kind in kinds} == judge.EXPLAINED.keys()
+    assert {kind for kinds in OLD.values() for kind in kinds} == registry.EXPLAINED.keys()
+
+
+def test_leaders_that_assign_wrongly_are_found_and_all_others_agree() -> None:
+    rows = [row for row in Told(Run(recorded.DATA / "members")).finish() if isinstance(row, Assignment)]
+    found = Counter((row.group_id, row.agrees) for row in rows if row.strategy in ("range", "roundrobin"))
+    assert {group for group, agrees in found if not agrees} == judge.WRONG
+    assert {group for group, agrees in found if agrees} >= {"range-g", "rr-g", "static-g"}
+    assert min(found["moved-g", False], found["twice-g", False]) >= 9
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_registry_is_known_as_zookeeper_logged_it(name: str) -> None:
+    run = registry.OldRun(recorded.DATA / name)
+    found = [*registry.differences(run)]
+    assert [each for each in found if each.kind not in registry.EXPLAINED] == []
+    assert Counter(each.kind for each in found) == OLD[name]
+    assert len(run.transactions) > 300 and len(run.rebalances) == 12
+    assert max(each.rejoined for each in run.rebalances) == 4
+    assert len(run.happened("claim_lost")) > 0
