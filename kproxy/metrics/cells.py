@@ -19,7 +19,7 @@ Refuses to know labels' text, sockets and how a scrape comes.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence, Sized
 from time import monotonic_ns, time_ns
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kproxy.metrics.bounds import (
     DURATION_NS,
@@ -66,6 +66,9 @@ from kproxy.wire.events import (
     Unanswered,
 )
 from kproxy.wire.interest import ApiPlan
+
+if TYPE_CHECKING:
+    from kproxy.metrics.zookeeper import ZooKeeperCells
 
 MAX_APIS = 64  # known ones by name: those of every day always, the others in the order in which they come
 UNKNOWN_APIS = 16
@@ -538,6 +541,7 @@ class Metrics:
         self.predecessor_connections = 0  # that the process before this one still has
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
         self.passive: PassiveCells | None = None  # of `kproxy watch`
+        self.zookeeper: dict[str, ZooKeeperCells] = {}  # by listener
 
     def upstream(self, cluster: str, causes: Sequence[str], state: Callable[[], ClusterState]) -> UpstreamCells:
         """The cells of a cluster's upstream: why dials may fail, and from now on a function that returns its state."""

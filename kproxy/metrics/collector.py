@@ -83,6 +83,10 @@ class CellCollector(Collector):
         yield from of_groups(clusters, now_ns)
         yield from _process(metrics)
         yield from _changes(metrics)
+        if metrics.zookeeper:
+            from kproxy.metrics.zookeeper_families import zookeeper_families  # a proxy without it needs no layouts
+
+            yield from zookeeper_families(metrics.zookeeper.copy())
 
 
 _Cells = list[tuple[tuple[str, str, str], str, ApiCells]]  # (cluster, api, broker), version, cells

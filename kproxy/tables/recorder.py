@@ -32,6 +32,7 @@ from kproxy.tables import schema, writer
 from kproxy.tables.arrays import batch
 from kproxy.tables.claim import claim
 from kproxy.tables.columns import ExchangeColumns
+from kproxy.tables.knowledge import KnowledgeColumns
 from kproxy.tables.names import Names
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions
 from kproxy.tables.schema import Table
@@ -58,6 +59,7 @@ PORTION_BYTES = 4 << 20
 _IDLE_S = 0.05
 _SWITCH_S = 0.0002  # how long one thread may keep the interpreter from another that asks
 
+_KNOWN_BYTES = 2000  # of a row of insight, beside its texts, about
 _CONNECTION_BYTES = 2000  # of a row that is not packed, about
 _NAME_BYTES = 300  # of a topic
 
@@ -118,6 +120,22 @@ class Recorder:
                 for fault in portion.add(tally, events):  # a defect of ours must not cost a connection
                     self._quality.drop(info.source, 1, "recorder_failed", _FAILED)
                     self._defects.note(fault)
+                if portion.full:
+                    self._hand_over(portion)
+
+        return take
+
+    def rows(self, source: str) -> Callable[[str, Sequence[Any]], None]:
+        """What takes rows of insight, which are tuples with a table's columns, by the name of their table."""
+        self.dropped.setdefault(source, 0)
+
+        def take(table: str, rows: Sequence[Any]) -> None:
+            with self._lock:
+                portion = self._open
+                if portion is None:
+                    self._quality.drop(source, len(rows))
+                    return
+                portion.know(source, table, rows)
                 if portion.full:
                     self._hand_over(portion)
 
@@ -200,16 +218,26 @@ class _Portion:
         self.connections: list[dict[str, Any]] = []
         self.faults: list[tuple[str, int]] = []  # source and time
         self.names = Names()
+        self.knowledge = KnowledgeColumns()
+        self._known_bytes = 0
+
+    def know(self, source: str, table: str, rows: Sequence[Any]) -> None:
+        """Rows of insight."""
+        for row in rows:
+            self.knowledge.append(table, source, row)
+            self._known_bytes += _KNOWN_BYTES + sum(len(value) for value in row if isinstance(value, str))
+        self.events[source] = self.events.get(source, 0) + len(rows)
 
     @property
     def size(self) -> int:
         """Bytes, about."""
         packed = self.exchanges.size + self.partitions.size + self.batches.size
-        return packed + len(self.connections) * _CONNECTION_BYTES + len(self.names) * _NAME_BYTES
+        names = len(self.names) * _NAME_BYTES
+        return packed + len(self.connections) * _CONNECTION_BYTES + names + self._known_bytes
 
     @property
     def full(self) -> bool:
-        rows = self.exchanges.rows + self.partitions.rows + self.batches.rows
+        rows = self.exchanges.rows + self.partitions.rows + self.batches.rows + self.knowledge.rows
         return rows >= PORTION_ROWS or self.size >= PORTION_BYTES
 
     def add(self, tally: "_Tally", events: list[Event]) -> list[Exception]:
@@ -387,6 +415,8 @@ class _Files:
         ):
             if columns.rows:
                 self._sort(table, columns.batch())
+        for table, told in portion.knowledge.batches():
+            self._sort(table, told)
         if portion.connections:
             self._sort(schema.CONNECTIONS, batch(schema.CONNECTIONS.schema, portion.connections))
 

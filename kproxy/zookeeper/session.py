@@ -183,6 +183,11 @@ class Session:
         while not self.opaque and self._cut(side, half, now_ns):
             half.begun = now_ns
 
+    @property
+    def unanswered(self) -> int:
+        """Operations that wait for their answers."""
+        return len(self._pending) + sum(map(len, self._fixed.values())) + (self._connecting is not None)
+
     def held(self, side: int) -> int:
         """Bytes of a side that are no whole frame yet."""
         half = self._halves[side]

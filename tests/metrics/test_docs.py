@@ -13,9 +13,11 @@ from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.metrics.known import DISCONNECT_CAUSES, FAULTS
 from kproxy.metrics.passive import ENDS, PassiveCells
+from kproxy.metrics.zookeeper import ZooKeeperCells
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import Session
+from kproxy.zookeeper.session import ANSWERED, Operation
 from tests.metrics.test_metrics import MS, busy_metrics, info
 from tests.wire.playbook import request, response
 
@@ -33,6 +35,8 @@ def test_the_page_describes_every_metric_as_it_is_exposed():
     passive = Metrics()
     passive.passive = PassiveCells("eth0", ["gap"])
     passive.passive.copies["default"] = 1
+    passive.zookeeper["old"] = ZooKeeperCells(["zk1:2181"])
+    passive.zookeeper["old"].count(Operation("getData", 1, 0, 0, outcome=ANSWERED, error=-101))
     pages = [render(registry_of(metrics))[0].decode() for metrics in (passive, busy_metrics())]
     for family in chain.from_iterable(map(text_string_to_metric_families, pages)):
         if family.name.startswith("kproxy_"):

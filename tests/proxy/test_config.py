@@ -328,6 +328,7 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     left_out = {"clusters", "record", "max_connections", "upstream_mark", "audit", "admin_token_file", "admin_tls"}
     assert document.keys() - {"cluster"} == Config.model_fields.keys() - left_out
     assert "\n# upstream_mark = " in file.read_text()
+    assert {"name", "listen", "servers"} == set(document["zookeeper"][0])
     assert "\n# audit = " in file.read_text()
     assert "\n# admin_token_file = " in file.read_text()
     assert "\n# record = " in file.read_text()  # it fills a disk: nobody should copy it unawares

@@ -20,6 +20,7 @@ from kproxy.errors import ConfigError
 from kproxy.proxy.config.checks import cluster_faults, shared_faults
 from kproxy.proxy.config.model import model_in
 from kproxy.proxy.config.settings import CLUSTER_SETTINGS, PROCESS_SETTINGS, Cluster, Config
+from kproxy.proxy.config.zookeeper import zookeeper_faults
 
 Faults = list[tuple[str, str]]
 
@@ -84,6 +85,9 @@ def load(
     paths = _Paths(where, origins)
     process = _validated(Config, {**document, **_only(overrides, PROCESS_SETTINGS), "cluster": clusters}, paths, faults)
     faults += shared_faults(sound, process.admin if process else None)
+    if process is not None and process.zookeeper:
+        taken = [cluster.listen for cluster in sound] + ([process.admin] if process.admin is not None else [])
+        faults += [(paths(place), text) for place, text in zookeeper_faults(process.zookeeper, taken, process.workers)]
     if process is not None and process.admin is None:
         for name in ("admin_tls", "admin_token_file"):
             from_variable = paths(name).startswith("KPROXY_")  # the variable of the token's file is also that of `ctl`

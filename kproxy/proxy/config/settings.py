@@ -19,6 +19,7 @@ from kproxy.proxy.config.login import Login
 from kproxy.proxy.config.model import Frozen, model_in
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.config.tls import ClientTls, UpstreamTls
+from kproxy.proxy.config.zookeeper import ZooKeeper
 
 MAX_REQUEST_BYTES = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
 MAX_HELD_BYTES = 64 * 1024 * 1024
@@ -171,6 +172,7 @@ class Config(Frozen):
     log_format: Literal["text", "json"] = "text"
     log_connections: bool = False  # a line when a connection ends
     max_held_bytes: Annotated[int, Field(ge=1 << 20)] = MAX_HELD_BYTES  # of answers that are held, by all connections
+    zookeeper: tuple[ZooKeeper, ...] = ()
 
 
 CLUSTER_SETTINGS = (

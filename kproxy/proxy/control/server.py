@@ -43,6 +43,7 @@ from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
     from kproxy.proxy.control.admin import Admin, Query
+    from kproxy.proxy.control.zookeeper import ZooKeeperProxy
     from kproxy.proxy.relay.contexts import Reloading
     from kproxy.tables.recorder import Recorder
 
@@ -68,6 +69,7 @@ class Server:
         self.config = config
         self.metrics = Metrics()
         self.clusters: list[ClusterProxy] = []
+        self.zookeeper: list[ZooKeeperProxy] = []
         self.given = GivenSockets()
         self.reloader = Reloader(self)
         self._is_held = False
@@ -101,6 +103,12 @@ class Server:
             proxy = self._cluster(self._running, cluster)
             self.clusters.append(proxy)
             proxy.start()
+        if self.config.zookeeper:
+            from kproxy.proxy.control.zookeeper import ZooKeeperProxy  # its layouts are not everybody's
+
+            for settings in self.config.zookeeper:
+                self.zookeeper.append(ZooKeeperProxy(self._running, settings, self._recorder))
+                self.zookeeper[-1].start()
         self._follow_groups()
         await self._start_admin(self.config.admin, shares)
 
@@ -399,8 +407,12 @@ class Server:
                 await asyncio.wait_for(at_once.wait(), self.config.drain_delay_s)
         for cluster in self.clusters:
             cluster.retire(None, ends=True)
+        for listener in self.zookeeper:
+            listener.stop_accepting()
         if self._worker is not None:
             drained = await self._drain(self._worker, at_once)
+            for listener in self.zookeeper:
+                await listener.drain(self.config.drain_timeout_s, at_once)
             for cluster in self.clusters:
                 await cluster.stop()
             self._worker.gate.close()

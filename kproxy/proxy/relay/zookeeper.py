@@ -1,0 +1,227 @@
+"""One ZooKeeper client with its server: bytes pass untouched, and a session reads along.
+
+What arrives is written to the other side at once, as it came. Then the session reads it, SLICE bytes at a time and for
+TURN_NS at most, so that no frame holds the loop; what it has not read yet waits in order, and while that is more than
+QUEUE_BYTES neither side is read. A session that gives up (bytes of no frame, a command of four letters) costs nothing
+more, and the connection goes on.
+
+Ends: an end is passed on as an end, since `echo ruok | nc` waits for its answer behind one; a reset as a reset. A side
+that takes nothing for STALLED_S, or stays open HALF_CLOSED_S after the other has ended, is given up.
+
+Memory: QUEUE_BYTES and one write buffer per direction; what sessions hold is their room's. Refuses to know servers,
+settings, metrics and rows: it is given sockets and callables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, cast
+
+from kproxy.zookeeper.session import CLIENT, SERVER, Event, Room, Session
+
+SLICE = 2048
+TURN_NS = 2_000_000
+QUEUE_BYTES = 512 * 1024
+WRITE_BYTES = 512 * 1024
+STALLED_S = 120.0
+HALF_CLOSED_S = 60.0
+KEEP = 64 * 1024  # of a frame
+WHOLE = 16 * 1024  # of a body
+_QUEUE, _WRITE = 1, 2  # why a side is not read
+
+
+class ZooKeeperRelay:
+    """Made with both sockets connected; `start` it once.
+
+    events: is given what the session says, with the relay. ended: is called once, when both sides are closed.
+    total: bytes of clients and of servers are added to it.
+    values: bodies are read, for who records them.
+    """
+
+    def __init__(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        now_ns: Callable[[], int],
+        events: Callable[[ZooKeeperRelay, list[Event]], None],
+        ended: Callable[[ZooKeeperRelay], None],
+        room: Room,
+        total: list[int],
+        *,
+        values: bool,
+    ) -> None:
+        self.session = Session(resync=False, values=values, keep=KEEP, whole=WHOLE, room=room)
+        self._total = total
+        self._sockets = client, server
+        self._now_ns = now_ns
+        self._events = events
+        self._on_end = ended
+        self._loop = asyncio.get_running_loop()
+        self._ends = (_End(self, CLIENT), _End(self, SERVER))
+        self._queue: deque[tuple[int, memoryview, int]] = deque()
+        self._queued = 0
+        self._reading: asyncio.Handle | None = None
+        self._draining = False
+        self._silent: set[int] = set()  # sides that have ended
+        self._timers: dict[object, asyncio.TimerHandle] = {}
+        self._open_sides = 2
+
+    async def start(self) -> None:
+        """The server's side first: the client's bytes have somewhere to go."""
+        for side in (SERVER, CLIENT):
+            end = self._ends[side]
+            await self._loop.create_connection(partial(_itself, end), sock=self._sockets[side])
+
+    def finish(self) -> None:
+        """End as soon as nothing waits for an answer."""
+        self._draining = True
+        if not self.session.unanswered:
+            self.abort()
+
+    def abort(self) -> None:
+        """End now."""
+        for end in self._ends:
+            if end.transport is not None:
+                end.transport.abort()
+
+    # --- called by the ends ------------------------------------------------------------------------------------------
+
+    def take(self, side: int, data: bytes) -> None:
+        other = self._ends[1 - side].transport
+        if other is None or other.is_closing():
+            return
+        other.write(data)
+        self._total[side] += len(data)
+        if self.session.opaque:
+            return
+        self._queue.append((side, memoryview(data), self._now_ns()))
+        self._queued += len(data)
+        self._read()
+
+    def ended(self, side: int) -> None:
+        """A side sends nothing more."""
+        self._silent.add(side)
+        if len(self._silent) == len(self._ends):
+            self.close()
+            return
+        other = self._ends[1 - side].transport
+        if other is not None and not other.is_closing() and other.can_write_eof():
+            other.write_eof()
+        self._after(HALF_CLOSED_S, "half")
+
+    def stalled(self, side: int, is_stalled: bool) -> None:
+        """A side takes no more bytes, or again."""
+        self._ends[1 - side].pause(_WRITE, is_stalled)
+        if is_stalled:
+            self._after(STALLED_S, side)
+        elif (timer := self._timers.pop(side, None)) is not None:
+            timer.cancel()
+
+    def lost(self, side: int, fault: Exception | None) -> None:
+        other = self._ends[1 - side].transport
+        if other is not None:
+            other.abort() if fault is not None else other.close()
+        self._after(HALF_CLOSED_S, "half")
+        self._open_sides -= 1
+        if self._open_sides:
+            return
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        while self._queue and not self.session.opaque:  # bounded by QUEUE_BYTES and one read
+            self._read_slice()
+        if self._reading is not None:
+            self._reading.cancel()
+        self.session.close()
+        self._tell()
+        self._on_end(self)
+
+    def _after(self, seconds: float, what: object) -> None:
+        if what not in self._timers:
+            self._timers[what] = self._loop.call_later(seconds, self.abort)
+
+    # --- reading along -----------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        self._reading = None
+        until_ns = perf_counter_ns() + TURN_NS
+        while self._queue and not self.session.opaque and perf_counter_ns() < until_ns:
+            self._read_slice()
+        if self.session.opaque:
+            self._queue.clear()
+            self._queued = 0
+        if self._queue and self._reading is None:
+            self._reading = self._loop.call_soon(self._read)
+        for end in self._ends:
+            end.pause(_QUEUE, self._queued > QUEUE_BYTES)
+        self._tell()
+        if self._draining and not self._queue and not self.session.unanswered:
+            self.close()
+
+    def _read_slice(self) -> None:
+        side, data, now_ns = self._queue.popleft()
+        self.session.receive(side, data[:SLICE], now_ns)
+        count = min(SLICE, len(data))
+        self._queued -= count
+        if count < len(data):
+            self._queue.appendleft((side, data[count:], now_ns))
+
+    def _tell(self) -> None:
+        if self.session.events:
+            self._events(self, self.session.events)
+            self.session.events.clear()
+
+    def close(self) -> None:
+        """End both sides behind what is written."""
+        for end in self._ends:
+            if end.transport is not None:
+                end.transport.close()
+
+
+def _itself(end: _End) -> _End:
+    return end
+
+
+class _End(asyncio.Protocol):
+    """One side's socket."""
+
+    def __init__(self, relay: ZooKeeperRelay, side: int) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._relay = relay
+        self._side = side
+        self._paused = 0
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=WRITE_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        self._relay.take(self._side, data)
+
+    def eof_received(self) -> bool:
+        self._relay.ended(self._side)
+        return True
+
+    def connection_lost(self, fault: Exception | None) -> None:
+        self._relay.lost(self._side, fault)
+
+    def pause_writing(self) -> None:
+        self._relay.stalled(self._side, True)
+
+    def resume_writing(self) -> None:
+        self._relay.stalled(self._side, False)
+
+    def pause(self, why: int, wanted: bool) -> None:
+        before = self._paused
+        self._paused = before | why if wanted else before & ~why
+        if self.transport is None or self.transport.is_closing() or bool(before) == bool(self._paused):
+            return
+        if self._paused:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()

@@ -1,0 +1,213 @@
+"""`[[zookeeper]]` before a real ZooKeeper: a real client sees no difference, and all that it does is known."""
+
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NodeExistsError
+from kazoo.protocol.states import WatchedEvent
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.matrix.brokers import Node, Release
+from tests.ports import free_ports
+
+HOST = "127.0.0.1"
+RELEASE = Release("3.9 with ZooKeeper", "3.9.1", zookeeper=True)
+NO_PROGRAM = 1  # a port that nobody listens at
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def asked(port, command):
+    """What a four-letter command is answered, as `echo ruok | nc` would see it."""
+    import socket
+
+    with socket.create_connection((HOST, port), timeout=10) as sock:
+        sock.sendall(command)
+        sock.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: sock.recv(4096), b""))
+
+
+def is_up(port):
+    try:
+        return asked(port, b"ruok") == b"imok"
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory):
+    """A ZooKeeper's port."""
+    folder = tmp_path_factory.mktemp("keeper")
+    port = free_ports(1, HOST)
+    settings = folder / "zoo.cfg"
+    settings.write_text(
+        f"dataDir={folder}/data\nclientPort={port}\nclientPortAddress={HOST}\ntickTime=500\nmaxSessionTimeout=60000\n"
+        "admin.enableServer=false\nmaxClientCnxns=0\n4lw.commands.whitelist=*\n"
+    )
+    node = Node(RELEASE, folder / "node", "org.apache.zookeeper.server.ZooKeeperServerMain", str(settings))
+    node.start()
+    try:
+        wait_until(lambda: node.check() or is_up(port))
+        yield port
+    finally:
+        node.stop()
+
+
+class Kproxy:
+    """A kproxy of its own, whose Kafka is nowhere."""
+
+    def __init__(self, folder: Path, servers: list[str]) -> None:
+        self.folder = folder
+        self.port, self.admin, cluster = (free_ports(1, HOST) for _ in range(3))
+        settings = folder / "kproxy.toml"
+        settings.write_text(
+            f'admin = "{HOST}:{self.admin}"\nrecord = "{folder}/tables"\n'
+            f'[[cluster]]\nlisten = "{HOST}:{cluster}"\nbootstrap = ["{HOST}:{NO_PROGRAM}"]\nbroker_port_base = 40000\n'
+            f'[[zookeeper]]\nname = "old"\nlisten = "{HOST}:{self.port}"\nservers = {servers}\n'
+        )
+        self._log = (folder / "log").open("ab")
+        command = [sys.executable, "-c", "from kproxy.cli import main; main()", "run", "--config", str(settings)]
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+    def log(self):
+        return (self.folder / "log").read_text()
+
+    def stop(self):
+        self._process.terminate()
+        assert self._process.wait(30) == 0, self.log()
+        self._log.close()
+
+    def metrics(self):
+        with urllib.request.urlopen(f"http://{HOST}:{self.admin}/metrics", timeout=10) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        samples = [sample for each in families if each.name.startswith("kproxy_zookeeper_") for sample in each.samples]
+        found = {}
+        for sample in samples:
+            labels = [value for name, value in sorted(sample.labels.items()) if name != "cluster"]
+            found[sample.name.removeprefix("kproxy_zookeeper_"), *labels] = sample.value
+        return found
+
+    def rows(self, table):
+        files = sorted((self.folder / "tables" / table).glob("*.parquet"))
+        return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+@pytest.fixture
+def proxied(keeper, tmp_path):
+    running = Kproxy(tmp_path, [f"{HOST}:{NO_PROGRAM}", f"{HOST}:{keeper}"])
+    try:
+        wait_until(lambda: is_up(running.port))
+        yield running
+    finally:
+        if running._process.poll() is None:
+            running._process.kill()
+        running._process.wait()
+
+
+def connected(port, **options):
+    client = KazooClient(hosts=f"{HOST}:{port}", timeout=40, **options)
+    client.start(timeout=30)
+    return client
+
+
+def dialogue(client, base):
+    """All kinds of operations; returns what the client saw."""
+    seen, fired = [], []
+    client.ensure_path(base)
+    seen.append(client.create(f"{base}/a", b"one", ephemeral=True))
+    seen.append(client.get(f"{base}/a", watch=lambda event: fired.append(event))[0])
+    seen.append(client.create(f"{base}/s-", b"", sequence=True))
+    seen.append(sorted(client.get_children(base, watch=lambda event: fired.append(event))))
+    seen.append(client.set(f"{base}/a", b"two" * 100_000).version)
+    seen.append(client.get(f"{base}/a")[0])
+    try:
+        client.create(f"{base}/a", b"")
+    except NodeExistsError:
+        seen.append("exists")
+    transaction = client.transaction()
+    transaction.create(f"{base}/m", b"multi")
+    transaction.check(f"{base}/a", version=1)
+    transaction.delete(f"{base}/m")
+    seen.append(transaction.commit())
+    transaction = client.transaction()
+    transaction.check(f"{base}/a", version=77)
+    transaction.create(f"{base}/never", b"")
+    seen.append([type(each).__name__ for each in transaction.commit()])
+    seen.append(client.exists(f"{base}/never"))
+    client.add_auth("digest", "alice:geheim")
+    wait_until(lambda: len(fired) == 2)
+    seen.append(sorted((event.type, event.path) for event in fired))
+    assert all(isinstance(event, WatchedEvent) for event in fired)
+    return seen
+
+
+def test_whole_dialogues_are_the_same_through_kproxy_and_all_of_them_is_known(keeper, proxied):
+    through, direct = connected(proxied.port), connected(keeper)
+    session = through.client_id[0]
+    one, other = dialogue(through, "/through"), dialogue(direct, "/direct")
+    assert str(one).replace("/through", "/direct") == str(other)
+    direct.stop()
+    told = proxied.metrics()
+    assert told["requests_total", "multi"] == 2
+    assert told["errors_total", "NODEEXISTS", "create"] == 1
+    assert told["watches_fired_total", "NodeDataChanged"] == told["watches_fired_total", "NodeChildrenChanged"] == 1
+    assert told["sessions",] == told["open_connections",] == 1
+    assert told["bytes_total", "request"] > 300_000 < told["bytes_total", "response"]
+    assert told["latency_seconds_count", "getData"] == 2
+    assert told["unread_connections_total", "fault"] == 0 < told["unread_connections_total", "command"]
+    assert told["dial_failures_total", f"{HOST}:{NO_PROGRAM}"] == 1  # asked last from then on
+    through.stop()
+    proxied.stop()
+    rows = proxied.rows("registry")
+    assert {row["session"] for row in rows} == {f"0x{session & (1 << 64) - 1:x}"}
+    ops = Counter(row["op"] for row in rows)
+    assert ops["getData"] == 2
+    assert {"connect", "create", "setData", "check", "delete", "auth", "notification", "closeSession"} <= ops.keys()
+    (created,) = [row for row in rows if row["path"] == "/through/a" and row["op"] == "create" and not row["error"]]
+    assert (created["ephemeral"], created["value"], created["server_port"]) == (True, "one", keeper)
+    assert "geheim" not in str(rows) + proxied.log()
+
+
+def test_a_session_survives_another_kproxy(keeper, proxied, tmp_path):
+    """The client comes back to its session, and its ephemeral node is there still."""
+    client = connected(proxied.port)
+    before = client.client_id
+    client.create("/survivor", b"", ephemeral=True, makepath=True)
+    listen = (proxied.folder / "kproxy.toml").read_text()
+    proxied.stop()
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "kproxy.toml").write_text(listen.replace(f"{proxied.folder}/tables", f"{again}/tables"))
+    log = (again / "log").open("ab")
+    command = [sys.executable, "-c", "from kproxy.cli import main; main()", "run", "--config", f"{again}/kproxy.toml"]
+    process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        assert client.retry(client.get, "/survivor")[1].ephemeralOwner == before[0]
+        assert client.client_id == before
+        client.stop()
+    finally:
+        process.terminate()
+        process.wait(30)
+        log.close()
+
+
+def test_bytes_that_are_no_frames_pass_and_are_told(keeper, proxied):
+    assert asked(proxied.port, b"srvr").startswith(b"Zookeeper version")
+    assert asked(proxied.port, b"\x7f\xff\xff\xff" + b"noise" * 1000) == b""  # ZooKeeper closes it
+    client = connected(proxied.port)
+    assert client.exists("/nothing") is None
+    client.stop()
+    assert proxied.metrics()["unread_connections_total", "fault"] == 1
+    assert "no longer read: a frame of 2147483647 bytes" in proxied.log()

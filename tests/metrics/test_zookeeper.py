@@ -1,0 +1,36 @@
+"""What is counted of ZooKeeper: what a real capture says; known series from the start; words bounded."""
+
+from collections import Counter
+
+from kproxy.metrics.zookeeper import ZooKeeperCells
+from kproxy.zookeeper.session import ANSWERED, Notification, Operation, Session
+from tests.zookeeper.traffic import talks
+
+
+def test_operations_errors_and_watches_of_a_capture_are_counted():
+    cells = ZooKeeperCells(["zk1:2181"])
+    events = []
+    for talk in talks():
+        session = Session()
+        for side, data, now in talk.parts:
+            session.receive(side, data, now)
+        session.close()
+        events += session.events
+    for event in events:
+        cells.count(event)
+    operations = [event for event in events if isinstance(event, Operation)]
+    counted = {op: of.requests for op, of in cells.ops.items() if of.requests}
+    assert counted == Counter(event.op for event in operations)
+    assert sum(sum(of.latency) for of in cells.ops.values()) == sum(each.outcome == ANSWERED for each in operations)
+    assert cells.ops["create"].errors["NODEEXISTS"] > 10
+    assert cells.fired["NodeChildrenChanged"] == 43
+    assert all(of.unanswered <= of.requests for of in cells.ops.values())
+
+
+def test_series_of_every_day_begin_at_0_and_no_peer_makes_others():
+    cells = ZooKeeperCells(["zk1:2181"])
+    assert cells.ops["multi"].requests == cells.fired["NodeDeleted"] == cells.dial_failures["zk1:2181"] == 0
+    for number in range(100):
+        cells.count(Notification(1, f"invented {number}", "x", "/", 0, 0, 0))
+        cells.count(Operation("getData", 1, 0, 0, outcome=ANSWERED, error=-1000 - number))
+    assert cells.fired["other"] == cells.ops["getData"].errors["other"] == 100

@@ -1,0 +1,54 @@
+"""`[[zookeeper]]`: what a value must look like, and what is wrong between settings."""
+
+from pathlib import Path
+
+import pytest
+
+from kproxy.errors import ConfigError
+from kproxy.proxy.config.load import load
+
+CLUSTER = '[[cluster]]\nlisten = "127.0.0.1:9092"\nbootstrap = ["kafka:9092"]\n'
+PAGE = Path(__file__).parents[3] / "docs" / "zookeeper.md"
+
+
+def loaded(tmp_path, text, process=""):
+    file = tmp_path / "kproxy.toml"
+    file.write_text(process + CLUSTER + text)
+    return load(str(file), {})
+
+
+def listener(listen="127.0.0.1:2181", servers='["zk:2181"]', name="old"):
+    return f'[[zookeeper]]\nname = "{name}"\nlisten = "{listen}"\nservers = {servers}\n'
+
+
+def test_the_example_of_the_page_is_right(tmp_path):
+    file = tmp_path / "kproxy.toml"
+    file.write_text(PAGE.read_text().split("```toml\n")[1].split("```")[0])
+    (found,) = load(str(file), {}).zookeeper
+    assert (found.name, str(found.listen), len(found.servers)) == ("old", "0.0.0.0:2181", 3)
+
+
+def test_several_listeners_and_none(tmp_path):
+    assert loaded(tmp_path, "").zookeeper == ()
+    both = loaded(tmp_path, listener() + listener("127.0.0.1:2182", '"a:1, b:2"', "new")).zookeeper
+    assert [len(each.servers) for each in both] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "text,process,words",
+    [
+        (listener(servers="[]"), "", "servers"),
+        (listener(servers='["0.0.0.0:2181"]'), "", "names no host"),
+        (listener("127.0.0.1:9092"), "", "is taken by 127.0.0.1:9092"),
+        (listener("0.0.0.0:9092"), "", "is taken by"),
+        (listener() + listener("127.0.0.1:2182"), "", "name of another"),
+        (listener() + listener(name="new"), "", "is taken by"),
+        (listener(servers='["127.0.0.1:2181"]'), "", "is this listener itself"),
+        (listener(), "workers = 2\n", "served by one process"),
+        (listener().replace("servers", "server"), "", "servers"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(tmp_path, text, process, words):
+    with pytest.raises(ConfigError, match="zookeeper") as told:
+        loaded(tmp_path, text, process)
+    assert words in str(told.value)

@@ -1,0 +1,164 @@
+"""The relay of ZooKeeper: every byte passes, whatever it is, and what the session reads is that of the bytes alone."""
+
+import asyncio
+import random
+import socket
+import time
+
+import pytest
+
+from kproxy.proxy.relay import zookeeper as module
+from kproxy.proxy.relay.zookeeper import ZooKeeperRelay
+from kproxy.zookeeper.records import write
+from kproxy.zookeeper.session import Operation, Room, Session
+from tests.zookeeper.traffic import talks
+
+
+class Stage:
+    """A relay between two sockets of ours."""
+
+    def __init__(self, **options):
+        self.events, self.total, self.ended, self.room = [], [0, 0], [], Room()
+        self._options = {"values": True} | options
+
+    async def __aenter__(self):
+        ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
+        for sock in (*ours, *theirs):
+            sock.setblocking(False)
+        self.relay = ZooKeeperRelay(
+            *theirs,
+            time.time_ns,
+            lambda relay, events: self.events.extend(events),
+            self.ended.append,
+            self.room,
+            self.total,
+            **self._options,
+        )
+        await self.relay.start()
+        self.ends = [await asyncio.open_connection(sock=sock) for sock in ours]
+        return self
+
+    async def __aexit__(self, *_):
+        for _, writer in self.ends:
+            writer.close()
+        for _ in range(500):
+            if self.ended:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("the relay did not end")
+
+    async def send(self, side, data):
+        """Send from a side; returns what arrives at the other."""
+        reader, writer = self.ends[1 - side][0], self.ends[side][1]
+        writer.write(data)
+        return await asyncio.wait_for(reader.readexactly(len(data)), 30)
+
+
+def test_a_real_connection_passes_and_says_what_its_session_says():
+    talk = max(talks(), key=lambda talk: len(talk.parts))
+    direct = Session()
+    for side, data, now in talk.parts:
+        direct.receive(side, data, now)
+
+    async def play():
+        async with Stage() as stage:
+            for side, data, _ in talk.parts:
+                assert await stage.send(side, data) == data
+        return stage
+
+    stage = asyncio.run(play())
+    assert stage.total == [sum(len(data) for each, data, _ in talk.parts if each == side) for side in (0, 1)]
+
+    def said(events):
+        return [(event.op, event.xid, event.zxid) for event in events if isinstance(event, Operation)]
+
+    assert said(stage.events) == said(direct.events)
+    assert stage.room.held == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_bytes_are_changed_or_keep_the_loop(seed):
+    """Broken traffic, noise, endless small frames; a turn of the loop is short whatever is read."""
+    chance = random.Random(seed)
+    talk = talks()[seed]
+    client = bytearray(b"".join(data for side, data, _ in talk.parts if side == 0))
+    for _ in range(seed):
+        client[chance.randrange(60, len(client))] = chance.randrange(256)
+    ping = (8).to_bytes(4) + write("RequestHeader", {"xid": -2, "type": 11})
+    wide = {"path": "/", "data": b"", "acl": [{"perms": 1, "id": {"scheme": "", "id": ""}}] * 80_000, "flags": 0}
+    body = write("RequestHeader", {"xid": 9, "type": 1}) + write("CreateRequest", wide)
+    sent = [bytes(client), ping * 20_000, len(body).to_bytes(4) + body, chance.randbytes(1 << 20), b"\0" * (1 << 20)]
+
+    async def play():
+        longest, running = 0.0, True
+
+        async def watch():
+            nonlocal longest
+            while running:
+                begun = time.perf_counter()
+                await asyncio.sleep(0)
+                longest = max(longest, time.perf_counter() - begun)
+
+        async with Stage() as stage:
+            watcher = asyncio.create_task(watch())
+            for data in sent:
+                assert await stage.send(0, data) == data
+                assert stage.relay._queued <= module.QUEUE_BYTES + (1 << 20)
+            running = False
+            await watcher
+        return longest, stage
+
+    longest, stage = asyncio.run(play())
+    assert longest < 0.5  # a whole second of the reading would be one turn without slices
+    assert stage.room.held == 0
+
+
+def test_an_answer_behind_the_clients_end_arrives():
+    async def play():
+        async with Stage() as stage:
+            assert await stage.send(0, b"ruok") == b"ruok"
+            stage.ends[0][1].write_eof()
+            assert await asyncio.wait_for(stage.ends[1][0].read(), 10) == b""
+            assert await stage.send(1, b"imok") == b"imok"
+        return stage
+
+    stage = asyncio.run(play())
+    assert stage.relay.session.command == "ruok"
+    assert not stage.events
+
+
+def test_a_side_that_takes_nothing_stops_the_other_and_is_given_up(monkeypatch):
+    monkeypatch.setattr(module, "STALLED_S", 0.3)
+
+    async def play():
+        async with Stage() as stage:
+            writer = stage.ends[0][1]
+            writer.transport.set_write_buffer_limits(high=1)
+            with pytest.raises((TimeoutError, ConnectionError)):
+                async with asyncio.timeout(10):
+                    while True:
+                        writer.write(bytes(1 << 16))
+                        await writer.drain()
+            assert stage.total[0] < 8 << 20
+            await asyncio.sleep(0.5)
+            assert stage.ended
+
+    asyncio.run(play())
+
+
+def test_a_drain_waits_for_the_answer_that_is_due():
+    header = write("RequestHeader", {"xid": 1, "type": 4}) + write("GetDataRequest", {"path": "/", "watch": False})
+    answer = write("ReplyHeader", {"xid": 1, "zxid": 5, "err": -101})
+
+    async def play():
+        async with Stage() as stage:
+            asked = len(header).to_bytes(4) + header
+            assert await stage.send(0, asked) == asked
+            stage.relay.finish()
+            await asyncio.sleep(0.05)
+            assert not stage.ended
+            told = len(answer).to_bytes(4) + answer
+            assert await stage.send(1, told) == told
+            assert await asyncio.wait_for(stage.ends[0][0].read(), 10) == b""
+
+    asyncio.run(play())
