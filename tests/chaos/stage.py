@@ -141,8 +141,12 @@ class ChaosProxy(Kproxy):
 
     def relaying(self) -> int:
         """How many processes of `kproxy run` there are, workers apart."""
-        found = [one for one in self.processes() if "stand_in" not in " ".join(one.cmdline())]
-        return sum(not any(one.ppid() == other.pid for other in found) for one in found)
+        parents: dict[int, int] = {}
+        for one in self.processes():
+            with suppress(psutil.Error):  # it has ended meanwhile
+                if "stand_in" not in " ".join(one.cmdline()):
+                    parents[one.pid] = one.ppid()
+        return sum(parent not in parents for parent in parents.values())
 
     def sample(self) -> None:
         """Notes what its processes use now: the largest its memory, all together their descriptors."""
