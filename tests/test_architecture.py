@@ -23,6 +23,7 @@ LAYERS = (
     {"views"},
     {"demo"},
     {"cli"},
+    {"__main__"},
 )
 LAYER = {unit: depth for depth, units in enumerate(LAYERS) for unit in units}
 ROOMS_OF_PROXY = ("config", "log_limiter", "log_lines", "access", "relay", "upstream", "control")

@@ -15,7 +15,7 @@ import click
 @click.option("--listen", metavar="HOST:PORT", help="As for kproxy run, as are the next ones.")
 @click.option("--bootstrap", metavar="HOST:PORT[,...]")
 @click.option("--advertise", metavar="HOST:PORT")
-@click.option("--route", metavar="ports|sidecar|transparent")
+@click.option("--route", metavar="ports|sidecar|transparent|sni")
 @click.option("--broker-port-base", metavar="PORT")
 @click.option("--admin", metavar="HOST:PORT")
 @click.option("--max-connections", metavar="N")

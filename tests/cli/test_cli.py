@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from kproxy import __main__
 from kproxy.cli import analyze_group, check, cli, compat, convert, ctl, decode, demo, doctor, run, spark_group, users
 from tests import captures
 
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
 FRAME = "00120000000000070003666f6f"
+
+
+def test_the_package_is_a_program_too():
+    command = [sys.executable, "-m", "kproxy", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("kproxy, version ")
+    assert Path(__main__.__file__).parent.name == "kproxy"
+    wrong = subprocess.run([*command[:-1], "decode", "zz"], capture_output=True, text=True, check=False, timeout=60)
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
 
 
 @pytest.mark.parametrize("command", (["convert"], ["spark", "ingest"]), ids=("convert", "ingest"))

@@ -25,7 +25,11 @@ OWN = Path(__file__).parents[2] / ".cache/bin/helm"  # as ./dev test builds it
 HELM = str(OWN) if OWN.exists() else shutil.which("helm")
 KUBERNETES = "1.31"
 
-pytestmark = pytest.mark.skipif(HELM is None, reason="needs helm: ./dev test builds it where there is Go")
+
+@pytest.fixture(autouse=True, scope="module")
+def installed() -> None:
+    """Without helm the chart would go untested, and nobody would notice."""
+    assert HELM is not None, "needs helm: install Go and run ./dev test, which builds it, or put helm on the path"
 
 
 def helm(*arguments: str | Path, check: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

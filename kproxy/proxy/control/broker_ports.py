@@ -46,6 +46,7 @@ class BrokerPorts:
         self._accepted = accepted
         self._retry: asyncio.TimerHandle | None = None
         self._report: asyncio.Handle | None = None
+        self.former: dict[int, int] = {}  # node id -> the port that it had before a reload: no news
         self._new: list[int] = []  # bound since the log last said so
         self._failed: list[int] = []  # not bound since then
         self._closed = False
@@ -140,6 +141,7 @@ class BrokerPorts:
         new, self._new = self._new, []
         failed, self._failed = [node_id for node_id in self._failed if node_id in self._unbound], []
         name = self._cluster.name
+        new = [node_id for node_id in new if self.former.get(node_id) != self.open[node_id].port]
         if new:
             upstreams = self._routes.upstreams
             ports = (f"{node_id}:{self.open[node_id].port}->{upstreams.get(node_id, 'unknown')}" for node_id in new)

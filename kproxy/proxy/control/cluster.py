@@ -141,8 +141,11 @@ class ClusterProxy:
 
     # --- start and stop ----------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Bind what the configuration names; the rest follows as soon as the cluster answers. Raises ConfigError."""
+    def start(self, former: "ClusterProxy | None" = None) -> None:
+        """Bind what the configuration names; the rest follows as soon as the cluster answers. Raises ConfigError.
+
+        former: whose place it takes, at a reload; the ports that it has go on.
+        """
         worker = self._worker
         cluster = self.cluster
         listen = cluster.listen
@@ -156,7 +159,11 @@ class ClusterProxy:
         self._expose(BOOTSTRAP, None)
         self.routes = self._connector.routes = Routes(cluster, self._bootstrap.port)
         self._ports = BrokerPorts(worker.gate, cluster, self.routes, hosts, backlog, self._accepted)
-        log.info(
+        goes_on = former is not None and former.address == self.address
+        if former is not None:
+            self._ports.former = {node_id: listener.port for node_id, listener in former.brokers.items()}
+        log.log(
+            logging.DEBUG if goes_on else logging.INFO,
             "listening cluster=%s route=%s listen=%s bootstrap=%s advertise=%s",
             cluster.name,
             cluster.route,

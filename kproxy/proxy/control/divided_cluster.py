@@ -70,8 +70,8 @@ class ParentCluster(ClusterProxy):
             tuple((listener.port, tuple(listener.hosts)) for listener in listeners),
         )
 
-    def start(self) -> None:
-        super().start()
+    def start(self, former: ClusterProxy | None = None) -> None:
+        super().start(former)
         self._changed()
 
     def _hand_over(self, client: Incoming) -> None:
@@ -125,7 +125,7 @@ class WorkerCluster(ClusterProxy):
         self._refused: dict[int, float] = {}  # brokers that the parent has no port for -> until when it is not asked
         self._limits = LogLimiter(log)
 
-    def start(self) -> None:
+    def start(self, former: ClusterProxy | None = None) -> None:
         """Nothing yet: the parent's state brings the rest."""
 
     def take(self, state: ClusterState) -> None:

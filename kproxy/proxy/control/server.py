@@ -341,8 +341,8 @@ class Server:
                 for listener in former[name].listeners:
                     for sock in listener.sockets:
                         worker.gate.given.put(listener.name, sock.dup())
-            for proxy in built.values():
-                proxy.start()
+            for name, proxy in built.items():
+                proxy.start(former.get(name))
         except (ConfigError, OSError) as fault:
             worker.gate.given.close()
             worker.config = before

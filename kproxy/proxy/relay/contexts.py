@@ -98,7 +98,8 @@ class _Files:
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(first.not_after))
         if left < 0:
             self.warnings.append(
-                f"{path}: {first.subject or 'the certificate'} expired at {when}: peers will refuse it"
+                f"{path}: {first.subject or 'the certificate'} expired at {when}: peers will refuse it. Put "
+                "a new one in its place: it is read as soon as the file changes"
             )
         elif left < _SOON_S:
             self.warnings.append(f"{path}: {first.subject or 'the certificate'} expires at {when}")

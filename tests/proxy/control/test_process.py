@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -88,6 +89,10 @@ def test_upgrade_under_load(settings, workers):
     live(test())
 
 
+def listening(lines: list[str]) -> list[str]:
+    return [line for line in lines if re.search(r" INFO +\S+ listening cluster=one", line)]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_reload_under_load(settings, workers):
     """Each kind of change, one after the other; the other cluster's connections never notice."""
@@ -117,7 +122,9 @@ def test_reload_under_load(settings, workers):
                 assert await kproxy.metric('kproxy_connection_limit{cluster="one"}') == 500
                 one["detail"] = "topics"
                 one["max_request_bytes"] = 100_000
+                begun = len(kproxy.lines)
                 await reload("cluster one: detail, max_request_bytes")
+                assert not listening(kproxy.lines[begun:])  # as before: no news
                 one["advertise"] = "127.0.0.1:{port}"
                 await reload("cluster one: advertise")
                 one["bootstrap"] = [first.address, third.address]
@@ -128,6 +135,7 @@ def test_reload_under_load(settings, workers):
                 await reload("cluster one: broker_port_base")
                 async with Load(config.spare + 2, clients=1) as moved:
                     await moved.more()
+                assert listening(kproxy.lines[begun:])  # at other ports
                 moved.assert_lossless()
                 with pytest.raises(ConnectionRefusedError):
                     await Wire.dial(config.one + 2)

@@ -98,10 +98,11 @@ def test_a_commands_token_is_kept_until_shortly_before_it_expires(tmp_path: Path
 )
 def test_commands_that_give_no_token(command: list[str], said: str) -> None:
     start = time.monotonic()
-    fault = refused({"mechanism": "OAUTHBEARER", "token_command": command, "token_timeout_s": 0.5})
+    timeout_s = 0.5 if said == "did not end within" else 30  # others end by themselves, on a busy machine after seconds
+    fault = refused({"mechanism": "OAUTHBEARER", "token_command": command, "token_timeout_s": timeout_s})
     assert said in str(fault) and fault.cause == "login_credentials"
     assert "hunter2" not in repr(fault)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 45  # and not as long as the command
 
 
 def test_each_client_has_the_first_login_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
