@@ -36,6 +36,8 @@ MACROS = {
     "percentile_approx(x, share, accuracy)": "quantile_disc(x, share)",
     "max_by(x, key)": "arg_max_null(x, key)",  # as Spark: the value there, null or not
     "min_by(x, key)": "arg_min_null(x, key)",
+    "sequence(first, last)": "generate_series(first, last)",
+    "explode(list)": "unnest(list)",
     "count_if(holds)": "count(case when holds then 1 end)",  # its own is null where the condition always is
     "regexp_like(x, pattern)": "regexp_matches(x, pattern)",
     "named_struct(a, x, b, y)": "row(x, y)",

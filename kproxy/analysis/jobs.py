@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from kproxy.analysis.engine import Frame
 from kproxy.analysis.parties import clients, connections, errors, quality, talkers, throttle
 from kproxy.analysis.timing import compare, latency, slow
-from kproxy.analysis.topics import batching, fetching, lag, offsets, skew
+from kproxy.analysis.topics import batching, fetching, group_lag, lag, offsets, skew
 
 __all__ = [
     "JOBS",
@@ -35,6 +35,7 @@ __all__ = [
     "connections",
     "errors",
     "fetching",
+    "group_lag",
     "lag",
     "latency",
     "offsets",
@@ -64,7 +65,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        return self.run.__name__
+        return self.run.__name__.replace("_", "-")
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
@@ -88,7 +89,7 @@ JOBS = {
         Job(talkers, ("exchanges",), " --by host --limit 10"),
         Job(
             skew,
-            ("partitions", "exchanges"),
+            ("partitions", "exchanges", "topology"),
             " --where \"topic = 'orders'\"",
             only=("cluster", "topic", "api", "partition"),
         ),
@@ -100,6 +101,12 @@ JOBS = {
             ("partitions", "exchanges"),
             " --where \"group_id = 'billing'\"",
             (*_OF_EXCHANGE, ("group_id", "asked_group"), ("topic", "of_topic")),
+        ),
+        Job(
+            group_lag,
+            ("partitions", "exchanges"),
+            " --where \"group_id = 'billing'\"",
+            (*_OF_EXCHANGE, ("group_id", "of_group"), ("topic", "of_topic")),
         ),
         Job(clients, ("exchanges", "connections"), " --kafka 4.1 --format csv"),
         Job(connections, ("connections",), " --by host"),

@@ -23,16 +23,24 @@ from kproxy.analysis.pieces import (
 _COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"
 
 
-def skew(partitions: Frame, exchanges: Frame, replicas: bool = False, where: str | None = None) -> Frame:
+def skew(
+    partitions: Frame, exchanges: Frame, topology: Frame, replicas: bool = False, where: str | None = None
+) -> Frame:
     """Hot partitions: each one's part of its topic's bytes, written and read, against an even share.
 
-    `partitions` is how many the topic has at least: the highest number in any request or answer, and one. `times_even`
-    is 1 where a partition has what it would have if all of those were alike; `excess_bytes` is what it has above that,
-    the most first; `idle` is how many of them got nothing.
+    `partitions` is how many the topic has, as brokers say, or else at least: the highest number in any request or
+    answer, and one. `times_even` is 1 where a partition has what it would have if all of those were alike;
+    `excess_bytes` is what it has above that, the most first; `idle` is how many of them got nothing: these are last.
     """
     return ask(
-        {"partitions": partitions, "exchanges": exchanges},
-        counts=f"select cluster, {TOPIC} as topic, max(`partition`) + 1 as partitions from partitions group by all",
+        {"partitions": partitions, "exchanges": exchanges, "topology": topology},
+        seen=f"""
+            select cluster, {TOPIC} as topic, cast(max(`partition`) + 1 as int) as partitions
+            from partitions group by all
+            union all
+            select cluster, topic, cast(greatest(max(partitions), max(`partition`) + 1) as int) as partitions
+            from topology where kind in ('topic', 'partition') group by all""",
+        counts="select cluster, topic, max(partitions) as partitions from seen group by all",
         moved="""
             select * from partitions
             where (api = 'Produce' and direction = 'request')
@@ -42,12 +50,19 @@ def skew(partitions: Frame, exchanges: Frame, replicas: bool = False, where: str
             select cluster, {TOPIC} as topic, api, `partition`, sum(bytes) as bytes, sum(records) as records,
                 count(*) as exchanges
             from ours group by all""",
+        met="select distinct cluster, topic, api from summed",
+        all_of="""
+            select m.cluster, m.topic, m.api, c.partitions, explode(sequence(0, c.partitions - 1)) as `partition`
+            from met m join counts c
+                on m.cluster is not distinct from c.cluster and m.topic is not distinct from c.topic""",
         shared="""
-            select s.*, c.partitions, sum(bytes) over per_topic as all_bytes,
-                sum(case when bytes > 0 then 1 else 0 end) over per_topic as busy
-            from summed s join counts c
-                on s.cluster is not distinct from c.cluster and s.topic is not distinct from c.topic
-            window per_topic as (partition by s.cluster, s.topic, api)""",
+            select a.cluster, a.topic, a.api, a.`partition`, a.partitions, coalesce(s.bytes, 0) as bytes, s.records,
+                coalesce(s.exchanges, 0) as exchanges, sum(s.bytes) over per_topic as all_bytes,
+                sum(case when s.bytes > 0 then 1 else 0 end) over per_topic as busy
+            from all_of a left join summed s
+                on a.cluster is not distinct from s.cluster and a.topic is not distinct from s.topic
+                and a.api = s.api and a.`partition` = s.`partition`
+            window per_topic as (partition by a.cluster, a.topic, a.api)""",
         answer=f"""
             select cluster, topic, api, `partition`, bytes, records, exchanges,
                 try_divide(bytes, all_bytes) as share,
@@ -179,4 +194,48 @@ def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where
                 count_if(is_back) as went_back, count_if(is_refused = 1) as refused, max(`time`) as last
             from told where {where or "true"} group by all
             order by {"`time`," if every else ""} cluster nulls first, group_id, topic nulls first, `partition`""",
+    )
+
+
+def group_lag(partitions: Frame, exchanges: Frame, where: str | None = None) -> Frame:
+    """How far groups are behind: what they committed, or were told that they had, against the end of the log.
+
+    The end of a log is the highest that any answer told: the high watermark of a Fetch, what ListOffsets found, or one
+    more than the first offset that a Produce wrote. Null where none did. Refused commits do not count.
+    """
+    keys = " and ".join(f"o.{key} = r.{key}" for key in ("source", "connection", "number"))
+    return ask(
+        {"partitions": partitions, "exchanges": exchanges},
+        told=f"""
+            select *, {TOPIC} as of_topic from partitions
+            where ({_COMMITS} and direction = 'request') or (api = 'OffsetFetch' and direction = 'response')""",
+        ours=of_exchanges("told"),
+        refusals=f"""
+            select distinct source, connection, `number`, {TOPIC} as of_topic, `partition`, 1 as is_refused
+            from partitions where {_COMMITS} and direction = 'response' and error_code != 0""",
+        places=f"""
+            select o.*, coalesce(o.group_id, o.asked_group) as of_group from ours o left join refusals r
+                on {keys} and o.of_topic = r.of_topic and o.`partition` = r.`partition`
+            where r.is_refused is null and o.`offset` >= 0""",
+        ends=f"""
+            select cluster, {TOPIC} as topic, `partition`,
+                max(case when api = 'Produce' then `offset` + 1 when api = 'ListOffsets' then `offset`
+                    else high_watermark end) as end_offset,
+                max(`time`) as end_seen
+            from partitions
+            where direction = 'response' and coalesce(error_code, 0) = 0
+                and ((api in ('Produce', 'ListOffsets') and `offset` >= 0) or high_watermark >= 0)
+            group by all""",
+        committed=f"""
+            select cluster, of_group as group_id, of_topic as topic, `partition`,
+                {at_last("`offset`")} as committed_offset, count_if(direction = 'request') as commits,
+                max(case when direction = 'request' then `time` end) as last_commit
+            from places where of_group is not null and {where or "true"} group by all""",
+        answer="""
+            select c.cluster, c.group_id, c.topic, c.`partition`, committed_offset, end_offset,
+                case when end_offset is not null then greatest(end_offset - committed_offset, 0) end as lag_records,
+                commits, last_commit, end_seen
+            from committed c left join ends e
+                on c.cluster is not distinct from e.cluster and c.topic = e.topic and c.`partition` = e.`partition`
+            order by end_offset is null, lag_records desc, c.cluster, c.group_id, c.topic, c.`partition`""",
     )

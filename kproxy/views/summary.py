@@ -14,7 +14,6 @@ import click
 from kproxy.analysis.overview import Api, Overview
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Summary
-from kproxy.errors import install_command
 from kproxy.tables.dataset import read_manifest
 from kproxy.views import units
 from kproxy.views.terminal import printable
@@ -70,7 +69,8 @@ def show_next(found: Overview, folder: Path, captures: dict[str, Sequence[str]],
         rotated = ["--rotated"] if len(captures[slow.source]) > 1 else []
         decode = ["kproxy", "decode", "--exchange", f"{slow.connection}:{slow.number}", *options, *rotated]
         _say(f"  {shlex.join([*decode, *captures[slow.source]])}")
-    _say(f"  {shlex.join(['kproxy', 'spark', 'slow', str(folder)])}    ({install_command('spark')})")
+    for job in ("overview", "slow"):
+        _say(f"  {shlex.join(['kproxy', 'analyze', job, str(folder)])}")
 
 
 def _show_overview(found: Overview) -> None:

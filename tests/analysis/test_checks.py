@@ -56,7 +56,7 @@ def test_what_is_right_is_not_refused():
         words = job.example.split("--where ")
         if len(words) > 1:
             checks.condition(words[1].strip('"'), checks.names_of(job.tables[0], dict(job.names)), job.tables[0])
-        assert name == job.run.__name__
+        assert name == job.run.__name__.replace("_", "-")
     checks.check_groups(["version", "broker", "client", "host", "cluster", "date", "error"], "exchanges")
     checks.check_groups(["host", "broker"], "connections")
     for span in ("10 seconds", "1 minute", "interval 2 hours", "1 DAY"):

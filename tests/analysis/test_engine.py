@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kproxy.spark
-from kproxy.analysis import engine
+from kproxy.analysis import engine, sections
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.jobs import JOBS
 from kproxy.convert.processes import convert
@@ -24,6 +24,7 @@ MORE = {  # options beside the defaults
     "batching": {"every": "1 minute", "where": "(client is not null)"},
     "fetching": {"by": ["host", "version"], "every": "5 seconds", "replicas": True},
     "lag": {"every": "5 seconds", "replicas": True},
+    "group-lag": {"where": "(`partition` = 0 and client is not null)"},
     "offsets": {"every": "10 seconds", "where": "(`offset` > 3)"},
     "clients": {"kafka": "3.9", "replicas": True},
     "connections": {"by": ["source"], "every": "1 minute"},
@@ -76,6 +77,17 @@ def test_both_engines_give_the_same_answer(spark, dataset, name):
             assert len(mine[1]) == len(theirs[1]) and mine[1]
             for one, other in zip(mine[1], theirs[1], strict=True):
                 assert all(map(alike, one, other)), (one, other)
+
+
+def test_an_overview_is_the_same_on_both(spark, dataset):
+    with Tables(dataset) as tables:
+        theirs = sections.overview(
+            {name: kproxy.spark.table(spark, str(dataset), name) for name in sections.TABLES}, 50
+        )
+        for name, (frame, _) in sections.overview(tables, 50).items():
+            assert engine.columns(frame) == engine.columns(theirs[name][0])
+            pairs = list(zip(engine.rows(frame), engine.rows(theirs[name][0]), strict=True))
+            assert pairs and all(all(map(alike, one, other)) for one, other in pairs), name
 
 
 def test_percentiles_of_many_rows_are_within_their_error(spark, tmp_path):

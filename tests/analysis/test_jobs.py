@@ -9,7 +9,7 @@ import pytest
 from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables, quoted, type_text
 from kproxy.analysis.pieces import duration_of
-from kproxy.tables.schema import BATCHES, CONNECTIONS, EXCHANGES, PARTITIONS, QUALITY
+from kproxy.tables.schema import BATCHES, CONNECTIONS, EXCHANGES, PARTITIONS, QUALITY, TOPOLOGY
 from kproxy.views import units
 
 REPLICA = re.compile("(broker-.*-fetcher|ReplicaFetcherThread)-")  # as brokers call their clients
@@ -252,16 +252,26 @@ def test_skew(frame):
         "partitions",
         "idle",
     )
+    none = some(frame(TOPOLOGY, [{}]), "false")
     hot = ("east", "t", "Produce", 0, 900, 0.9, 3.6, 650, 4, 3 - 1)
-    assert rows(jobs.skew(table, talk), *names) == [
+    assert rows(jobs.skew(table, talk, none), *names) == [
         hot,
         ("east", "t", "Fetch", 1, 60, 1.0, 4.0, 45, 4, 3),
         ("west", "t", "Produce", 1, 70, 1.0, 2.0, 35, 2, 1),
         ("east", "id", "Fetch", 0, 60, 1.0, 1.0, 0, 1, 0),
+        ("east", "t", "Fetch", 0, 0, 0.0, 0.0, -15, 4, 3),
+        ("east", "t", "Fetch", 2, 0, 0.0, 0.0, -15, 4, 3),
+        ("east", "t", "Fetch", 3, 0, 0.0, 0.0, -15, 4, 3),
+        ("west", "t", "Produce", 0, 0, 0.0, 0.0, -35, 2, 1),
         ("east", "t", "Produce", 1, 100, 0.1, 0.4, -150, 4, 2),
+        ("east", "t", "Produce", 2, 0, 0.0, 0.0, -250, 4, 2),
+        ("east", "t", "Produce", 3, 0, 0.0, 0.0, -250, 4, 2),
     ]
-    assert rows(jobs.skew(table, talk, where="partition = 0 and topic = 't'"), *names) == [hot]
-    replicated = rows(jobs.skew(table, talk, replicas=True), "api", "partition", "bytes")
+    twelve = frame(TOPOLOGY, [{"cluster": "west", "kind": "topic", "topic": "t", "partitions": 12}])
+    west = rows(some(jobs.skew(table, talk, twelve), "cluster = 'west'"), "partition", "times_even", "idle")
+    assert west[0] == (1, 12.0, 11) and len(west) == 12
+    assert rows(jobs.skew(table, talk, none, where="partition = 0 and topic = 't'"), *names)[0] == hot
+    replicated = rows(jobs.skew(table, talk, none, replicas=True), "api", "partition", "bytes")
     assert ("Fetch", 2, 6000) in replicated
 
 
@@ -342,6 +352,39 @@ def test_lag_and_offsets(frame):
     ]
     late = jobs.offsets(table, talk, where="`offset` = 200")  # its gap is still that to the commit before it
     assert rows(late, "commits", "longest_gap_ns", "went_back") == [(1, 15_000 * MS, 1)]
+
+
+def test_group_lag(frame):
+    keys = {"source": "a.pcap", "connection": 1, "topic": "t", "partition": 0, "cluster": "east"}
+
+    def row(number, api, direction, **columns):
+        at = {"number": number, "time": START + timedelta(seconds=number), "api": api, "direction": direction}
+        return keys | at | columns
+
+    table = frame(
+        PARTITIONS,
+        [
+            row(0, "OffsetFetch", "response", offset=5, group_id="g"),
+            row(1, "OffsetCommit", "request", offset=10),
+            row(2, "TxnOffsetCommit", "request", offset=20),
+            row(3, "OffsetCommit", "request", offset=90),
+            row(3, "OffsetCommit", "response", error_code=27),  # refused
+            row(4, "OffsetFetch", "response", offset=7, group_id="h", partition=1),
+            row(4, "OffsetFetch", "response", offset=-1, group_id="new", partition=1),  # it has committed nothing
+            row(5, "Fetch", "response", high_watermark=100, error_code=0),
+            row(6, "Fetch", "response", high_watermark=-1, error_code=3, partition=1),
+            row(7, "ListOffsets", "response", offset=0, error_code=0),
+            row(8, "OffsetCommit", "request", offset=30, cluster="west"),
+            row(9, "Produce", "response", offset=49, error_code=0, cluster="west"),
+        ],
+    )
+    talk = frame(EXCHANGES, [exchange(n, api="OffsetCommit", group_id="g") for n in (1, 2, 3, 8)])
+    names = ("cluster", "group_id", "partition", "committed_offset", "end_offset", "lag_records", "commits")
+    assert rows(jobs.group_lag(table, talk), *names) == [
+        ("east", "g", 0, 20, 100, 80, 2),
+        ("west", "g", 0, 30, 50, 20, 1),
+        ("east", "h", 1, 7, None, None, 0),
+    ]
 
 
 def test_clients_and_who_breaks(frame):
@@ -486,6 +529,9 @@ def test_on_tables_of_real_traffic(tables):
     parts = [p for p in parts if (p["connection"], p["number"]) not in brokers]
     behind = [p for p in parts if p["api"] == "Fetch" and p["direction"] == "response" and p["lag_records"] is not None]
     assert sum(row["fetches"] for row in answer["lag"]) == len(behind) > 0
+    ends = {(row["topic"], row["partition"]): row["end_offset"] for row in answer["group-lag"]}
+    assert ends and all(row["lag_records"] is None or row["lag_records"] >= 0 for row in answer["group-lag"])
+    assert sum(row["commits"] for row in answer["group-lag"]) <= len(commits)
     moved = sum(p["bytes"] or 0 for p in parts)
     assert sum(row["bytes"] or 0 for row in answer["skew"]) == moved > 0
     assert all(0 <= row["idle"] < row["partitions"] > row["partition"] for row in answer["skew"])

@@ -43,8 +43,8 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     assert re.search(
         r"^slowest  5\.57 s, of it [\d.]+ s muted by a throttle: Produce of thr, connection \d+, ", text, re.M
     )
-    decode, spark = lines[lines.index("Next:") + 1 :]
-    assert spark.startswith(f"  kproxy spark slow {tmp_path}/out ")
+    decode, overview, slow = lines[lines.index("Next:") + 1 :]
+    assert overview == f"  kproxy analyze overview {tmp_path}/out" and slow == f"  kproxy analyze slow {tmp_path}/out"
     again = CliRunner().invoke(cli, shlex.split(decode)[1:])
     assert again.exit_code == 0 and again.stdout.startswith("Produce, request ")
 
