@@ -30,9 +30,10 @@ GATEWAY = "kproxy run --listen"
 METRICS = "curl -s"
 CAPTURE = "tcpdump"
 CONVERT = "kproxy convert"
-SPARK = "kproxy spark"
+OVERVIEW = "kproxy analyze overview"
+SLOW = "kproxy analyze slow"
 DECODE = "kproxy decode"
-TESTED = (DEMO, TEST, SIDECAR, GATEWAY, METRICS, CAPTURE, CONVERT, SPARK, DECODE)
+TESTED = (DEMO, TEST, SIDECAR, GATEWAY, METRICS, CAPTURE, CONVERT, OVERVIEW, SLOW, DECODE)
 
 
 def command(start: str, **replaced: str) -> str:
@@ -161,7 +162,8 @@ def test_capture(cluster: Cluster, tmp_path: Path) -> None:
     rows = {row["api"]: row for row in literal_eval(done.stdout)}
     assert rows["Metadata"]["api_count"] >= 1
     assert rows["Metadata"]["latency_ns_max"] > 0
-    assert "Metadata" in output(command(SPARK), tmp_path)
+    assert "Metadata" in output(command(OVERVIEW), tmp_path)
+    assert "No rows" in output(command(SLOW), tmp_path)  # of a client of that name
 
 
 def test_decode(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 import csv
 import io
 import json
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -51,6 +53,21 @@ def test_examples_work(tables, tmp_path, monkeypatch):
         example = next(line.strip() for line in said.splitlines() if line.startswith(f"    kproxy analyze {name} "))
         done = CliRunner().invoke(cli, shlex.split(example)[1:], catch_exceptions=False)
         assert done.exit_code == 0, done.output
+
+
+def test_commands_of_the_page_work(tables, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "analyze.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tables, "tables")
+    shutil.copy(capture("k41_quota"), "incident.pcap")
+    lines = [line for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) for line in block.splitlines()]
+    assert len(lines) > 9 and all(line.startswith("kproxy analyze ") for line in lines)
+    for line in lines:
+        done = CliRunner().invoke(cli, shlex.split(line)[1:], catch_exceptions=False)
+        assert done.exit_code == 0 and "No rows" not in done.output, line
+    (program,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    exec(compile(program, "docs/analyze.md", "exec"), {})
+    assert all(f"`{name}`" in page for name in ("overview", *JOBS))
 
 
 def test_formats(tables, tmp_path):
