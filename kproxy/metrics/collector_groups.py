@@ -43,7 +43,9 @@ def _groups(known: Sequence[tuple[str, InsightCells]], now_ns: int) -> Iterator[
         "kproxy_group_coordinator_moves", "Rebalances of a group since its coordinator moved.", labels=_GROUP
     )
     split = CounterMetricFamily(
-        "kproxy_group_split_brains", "Partitions that two members of a group fetched at the same time.", labels=_GROUP
+        "kproxy_group_split_brains",
+        "Partitions whose commit was refused to a member that had been replaced, and that another member had by then.",
+        labels=_GROUP,
     )
     failures = CounterMetricFamily(
         "kproxy_group_failures",

@@ -1,27 +1,32 @@
 """Knowledge of one live cluster: exchanges in, rows out, and what of them is counted and shown.
 
 Duty: decode, unless it is an answer of Metadata that says what an earlier one said; feed `insight`; count its rows in
-cells for metrics; and remember of each group its last rebalance, for /api/groups.
+cells for metrics; and remember of each group its last rebalance, for /api/groups, and who owns which partition.
+
+A group is split where a member that it has replaced commits what another one owns by then: both worked on those
+partitions. Nothing on the wire ties a Fetch to a group, so one that only reads is not seen.
 
 Bounds: those of `insight.knowledge` and `metrics.groups`; SAME digests of answers; the last rebalance of as many groups
-as knowledge follows. Refuses to know where exchanges come from and where rows go.
+as knowledge follows; MAX_OWNED partitions with their owners, of the groups that rebalanced last. Refuses to know where
+exchanges come from and where rows go.
 """
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from kproxy.insight.classic import ClassicGroup
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.groups import MAX_GROUPS
 from kproxy.insight.knowledge import Knowledge
-from kproxy.insight.rows import GroupEvent, Leadership, Rebalance, Row, Topology
-from kproxy.insight.spoken import spoken_of
+from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row, Topology
+from kproxy.insight.spoken import Spoken, spoken_of
 from kproxy.metrics.groups import GroupCells, InsightCells
 from kproxy.protocol import schema
 from kproxy.proxy.control.feed import Heard
 
-METADATA = 3
+METADATA, OFFSET_COMMIT = 3, 8
+MAX_OWNED = 200_000
 SAME = 256
 MAX_SHOWN_MEMBERS = 100  # of one group in /api/groups
 _THROTTLE_SINCE = 3  # version of Metadata whose answer begins with its throttle
@@ -29,7 +34,15 @@ _THROTTLE_SINCE = 3  # version of Metadata whose answer begins with its throttle
 # Events that tell of a failure, by what failed; and errors that are part of every rebalance.
 _FAILED = {"join_answered": "join", "sync_answered": "sync", "heartbeat_failed": "heartbeat", "commit_failed": "commit"}
 _USUAL = frozenset(("MEMBER_ID_REQUIRED", "REBALANCE_IN_PROGRESS", "NONE"))
-SPLIT = "split_brain"
+# What a coordinator answers a member that is not, or no longer, one of the group's.
+_REPLACED = frozenset((22, 25, 82, 110, 113))  # ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ..._EPOCH
+
+
+class _Owners(NamedTuple):
+    """Who owns which partitions of a group, as far as was seen."""
+
+    generation: int
+    members: dict[tuple[Any, int], str]  # (topic, partition) -> member id
 
 
 class KnownCluster:
@@ -42,6 +55,8 @@ class KnownCluster:
         self.same = 0  # answers of Metadata that were not decoded
         self._seen: dict[bytes, None] = {}  # digests of such answers since anything changed
         self._last: dict[tuple[str, str], Rebalance] = {}
+        self._owners: dict[str, _Owners] = {}  # by group
+        self._owned_count = 0
 
     def hear(self, heard: Heard) -> list[Row]:
         """The rows that an exchange gives; what does not decode, or is known already, gives none."""
@@ -71,6 +86,8 @@ class KnownCluster:
         rows = list(self.knowledge.feed(spoken))
         for row in rows:
             self._count(row)
+        if heard.api_key == OFFSET_COMMIT:
+            self._look_for_split(spoken)
         if digest:
             if len(self._seen) >= SAME:
                 self._seen.clear()
@@ -97,14 +114,42 @@ class KnownCluster:
             operation = _FAILED.get(row.event)
             if operation is not None and row.error is not None and row.error not in _USUAL:
                 cells.group(row.group_id, row.time_ns).failures[operation] += 1
-            elif row.event == SPLIT:
-                cells.group(row.group_id, row.time_ns).split += 1
+        elif isinstance(row, Assignment):
+            self._owned(row)
         elif isinstance(row, Leadership):
             self._seen.clear()  # what was known before may be told again, and is another change
             missing = 0 if row.isr is None or row.replicas is None else len(row.replicas) - len(row.isr)
             cells.leadership(row.topic, row.partition, row.change, row.leader, missing)
         elif isinstance(row, Topology):
             self._seen.clear()
+
+    def _owned(self, row: Assignment) -> None:
+        """A partition was given to a member."""
+        owners = self._owners.pop(row.group_id, None)
+        if owners is None or owners.generation != row.generation:
+            self._owned_count -= 0 if owners is None else len(owners.members)
+            owners = _Owners(row.generation, {})
+        self._owners[row.group_id] = owners
+        self._owned_count += (row.topic, row.partition) not in owners.members
+        owners.members[row.topic, row.partition] = row.member_id
+        while self._owned_count > MAX_OWNED:
+            self._owned_count -= len(self._owners.pop(next(iter(self._owners))).members)
+
+    def _look_for_split(self, spoken: Spoken) -> None:
+        """Whether a commit was refused, of a member that was replaced, for a partition that another one owns."""
+        owners = self._owners.get(spoken.request["groupId"])
+        if owners is None or spoken.response is None:
+            return
+        refused = (
+            (topic.get("name") or self.knowledge.topics.names.get(topic.get("topicId")), partition["partitionIndex"])
+            for topic in spoken.response["topics"]
+            for partition in topic["partitions"]
+            if partition["errorCode"] in _REPLACED
+        )
+        member_id = spoken.request.get("memberId")
+        split = sum(owners.members.get(key, member_id) != member_id for key in refused)
+        if split:
+            self.cells.group(spoken.request["groupId"], spoken.response_start).split += split
 
     def _stands(self, group_id: str, at_ns: int) -> None:
         """How a group is after what was just heard of it."""

@@ -2,12 +2,16 @@
 
 import json
 import os
+import resource
 import signal
 
-from tests.proxy.control.test_parent import Run, alive, children, kproxy, total
+from kproxy.metrics.groups import MAX_GROUPS
+from kproxy.proxy.control.feed import QUEUE_BYTES
+from tests.proxy.control.test_parent import Run, alive, children, in_proc, kproxy, total
 from tests.proxy.live import Wire, live, request, response
 
-JOIN, SYNC, HEARTBEAT, LEAVE, COMMIT = 11, 14, 12, 13, 8
+METADATA, JOIN, SYNC, HEARTBEAT = 3, 11, 14, 12
+LEADERLESS = {"partitionIndex": 0, "leaderId": -1, "replicaNodes": [1], "isrNodes": []}
 PATIENCE_S = 120
 
 
@@ -123,3 +127,59 @@ def test_if_the_process_is_killed_relays_go_on_and_another_one_follows():
             assert await here.process.wait() == 0
 
     live(test(), PATIENCE_S)
+
+
+FLOOD = 3000  # groups, members and topics that one client invents
+
+
+def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only():
+    """The first part fills the caps of the metrics; from there on neither the scrape nor the relay's memory grows."""
+
+    async def test():
+        async with kproxy("--detail", "topics", workers=1) as here:
+            line = await here.said("groups and leaders are followed by process")
+            client, broker = await here.connect()
+            seen = []
+            for start in (0, FLOOD, 2 * FLOOD):
+                for number in range(start, start + FLOOD, 50):
+                    asked, told = b"", b""
+                    for each in range(number, number + 50):
+                        join = {"groupId": f"g{each}", "memberId": f"m{each}", "protocolType": "connect"}
+                        answer = {"generationId": 1, "leader": f"m{each}", "memberId": f"m{each}"}
+                        asked += request(JOIN, 5, each, join)
+                        told += response(JOIN, 5, each, answer | {"members": [{"memberId": f"m{each}"}]})
+                        sync = {"groupId": f"g{each}", "memberId": f"m{each}", "generationId": 1}
+                        asked += request(SYNC, 3, each, sync | {"assignments": [{"memberId": f"m{each}"}]})
+                        told += response(SYNC, 3, each, {"errorCode": 25})
+                    names = [{"name": f"t{each}", "partitions": [LEADERLESS]} for each in range(number, number + 50)]
+                    asked += request(METADATA, 8, 7, {})
+                    told += response(METADATA, 8, 7, {"topics": names})
+                    await client.send(asked)
+                    for _ in range(101):
+                        await broker.frame()
+                    await broker.send(told)
+                    for _ in range(101):
+                        await client.frame()
+
+                async def is_counted(until: int = start + FLOOD) -> bool:
+                    samples = await here.scrape()
+                    return total(samples, "kproxy_group_failures_total") == until
+
+                await here.until(is_counted)
+                text = await here.get("/metrics")
+                pids = here.process.pid, int(line.split()[-1])
+                seen.append((len(text), *(resident_bytes(pid) for pid in pids)))
+                assert total(await here.scrape(), "kproxy_insight_left_out_total") == 0
+            series = {each for each in await here.scrape() if each.startswith("kproxy_group_failures_total")}
+            assert len(series) == 4 * (MAX_GROUPS + 1)
+            assert total(await here.scrape(), "kproxy_partitions_offline") == 3 * FLOOD
+            assert len(await groups(here, "?limit=1000")) == 1000
+            (text_bytes, relay_bytes, _), _, (more_text, more_relay, more_followed) = seen
+            assert more_text < 1.2 * text_bytes and more_relay < relay_bytes + QUEUE_BYTES, seen
+            assert more_followed < 120 << 20, seen
+
+    live(test(), PATIENCE_S)
+
+
+def resident_bytes(pid: int) -> int:
+    return int((in_proc(pid, "statm")).read_text().split()[1]) * resource.getpagesize()
