@@ -4,9 +4,11 @@ Duty: an exchange goes to its group, or to each of those that it names: FindCoor
 name several. A commit, or a coordinator that is sought, does not make a group known: what is not a group's own member
 may send these, and gets events only. A group that changes its protocol is two: both are true.
 
-Bounds: MAX_GROUPS groups, MAX_WEIGHT members of all groups together; the group that was heard of least recently is
-forgotten, with a row for the generation that it was forming. So are coordinators of groups, beyond as many. MAX_NAMED
-groups of one exchange are looked at. Refuses to know what is in a message.
+Offsets that a transaction commits count when it ends: EndTxn gives the group an event that says so.
+
+Bounds: MAX_GROUPS groups, as many transactions with offsets, MAX_WEIGHT members of all groups together; the group that
+was heard of least recently is forgotten, with a row for the generation that it was forming. So are coordinators of
+groups, beyond as many. MAX_NAMED groups of one exchange are looked at. Refuses to know what is in a message.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,14 +24,16 @@ from kproxy.insight.topics import Topics
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, DESCRIBE_GROUPS, TXN_OFFSET_COMMIT, DELETE_GROUPS = 8, 9, 10, 15, 28, 42
 DESCRIBES = {DESCRIBE_GROUPS: "classic", 69: "consumer", 77: "share", 89: "streams"}
+END_TXN = 26
 GROUP_KEY = 0  # of FindCoordinator; others are transactional ids and share partitions
 GROUP_ID_NOT_FOUND = 69
 MAX_GROUPS = 10_000
 MAX_WEIGHT = 100_000  # in members; what a group remembers of members that left counts too
 MAX_NAMED = 10_000
+MAX_IN_TRANSACTION = 64  # groups of one transaction; a producer has one
 
 # Of these, which are by far the most, answers without an error say nothing.
-ONLY_FAILED = frozenset((OFFSET_COMMIT, OFFSET_FETCH, classic.HEARTBEAT, TXN_OFFSET_COMMIT))
+ONLY_FAILED = frozenset((OFFSET_COMMIT, OFFSET_FETCH, classic.HEARTBEAT))
 
 Key = tuple[str, str]  # id, protocol
 AnyGroup = ClassicGroup | EpochGroup
@@ -45,6 +49,7 @@ class Groups:
         self._weights: dict[Key, int] = {}
         self._weight = 0  # of all
         self._coordinators: dict[str, int] = {}
+        self._in_transactions: dict[str, dict[str, int]] = {}  # by transactional id: offsets of each group
 
     @property
     def apis(self) -> frozenset[int]:
@@ -100,7 +105,7 @@ class Groups:
             group = self._groups.get((group_id, protocol))
             if group is not None:
                 return group
-        unknown = Group(self.cluster, group_id, "classic")
+        unknown = Group(self.cluster, group_id, "unknown")
         unknown.coordinator_id = self._coordinators.get(group_id)
         return unknown
 
@@ -128,6 +133,28 @@ class Groups:
             group.heard(spoken.request.get("memberId") or "", spoken.request_end)
         codes = {part["errorCode"] for topic in answer["topics"] for part in topic["partitions"]}
         yield from group.failed(spoken, "commit_failed", codes)
+        transaction = spoken.request.get("transactionalId")
+        if transaction is not None and codes == {0}:
+            pending = self._in_transactions.pop(transaction, {})
+            count = sum(len(topic["partitions"]) for topic in answer["topics"])
+            if len(pending) < MAX_IN_TRANSACTION:
+                pending[group.group_id] = pending.get(group.group_id, 0) + count
+            _put(self._in_transactions, transaction, pending)
+
+    def _transaction_ended(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
+        """EndTxn: from now on the offsets that were committed in it count, or never will."""
+        transaction, error = spoken.request["transactionalId"], answer["errorCode"]
+        pending = self._in_transactions.get(transaction, {})
+        if error:
+            for group_id in pending:
+                reason = f"transaction {transaction} did not end"
+                yield self._any(group_id).event(spoken, "commit_failed", error=error, reason=reason)
+            return
+        self._in_transactions.pop(transaction, None)
+        event = "offsets_committed" if spoken.request["committed"] else "offsets_aborted"
+        for group_id, count in pending.items():
+            reason = f"{count} offsets in transaction {transaction}"
+            yield self._any(group_id).event(spoken, event, reason=reason)
 
     def _offsets_fetched(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
         several = answer.get("groups")
@@ -155,9 +182,7 @@ class Groups:
             for moved in group.coordinated_by(node, spoken):
                 yield moved._replace(coordinator_id=node)
             self._coordinators.pop(each["key"], None)
-            self._coordinators[each["key"]] = node
-            if len(self._coordinators) > MAX_GROUPS:
-                del self._coordinators[next(iter(self._coordinators))]
+            _put(self._coordinators, each["key"], node)
 
     def _described(self, spoken: Spoken, answer: Body) -> Iterator[GroupRow]:
         for told in answer["groups"][:MAX_NAMED]:
@@ -184,10 +209,18 @@ class Groups:
                 self._drop(key)
 
 
+def _put(into: dict[str, Any], key: str, value: Any) -> None:
+    """Add what is newest; what is oldest goes if there are too many."""
+    into[key] = value
+    if len(into) > MAX_GROUPS:
+        del into[next(iter(into))]
+
+
 _SHARED: dict[int, Callable[[Groups, Spoken, Body], Iterator[Any]]] = {
     OFFSET_COMMIT: Groups._committed,
     OFFSET_FETCH: Groups._offsets_fetched,
     FIND_COORDINATOR: Groups._coordinator_found,
+    END_TXN: Groups._transaction_ended,
     TXN_OFFSET_COMMIT: Groups._committed,
     DELETE_GROUPS: Groups._deleted,
     **dict.fromkeys(DESCRIBES, Groups._described),

@@ -11,13 +11,14 @@ class GroupEvent(NamedTuple):
 
     coordinator_found, coordinator_not_found, coordinator_moved; join, join_answered, sync, sync_answered; assigned,
     revoked (partitions, by their names in `reason`); assignment_differs; heartbeat_failed, commit_failed,
-    offset_fetch_failed; leave; member_replaced; described, deleted; and what is only inferred: expired, never_joined.
+    offset_fetch_failed; offsets_committed, offsets_aborted (of a transaction that ended); leave; member_replaced;
+    described, deleted; and what is only inferred: expired, never_joined.
     """
 
     time_ns: int
     cluster: str
     group_id: str
-    protocol: str  # classic, consumer, share, streams
+    protocol: str  # classic, consumer, share, streams; unknown, as long as no member was seen
     event: str
     member_id: str | None = None
     group_instance_id: str | None = None

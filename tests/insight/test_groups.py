@@ -250,6 +250,28 @@ def test_a_commit_does_not_make_a_group():
     assert (row.event, row.error, len(known)) == ("commit_failed", "UNKNOWN_MEMBER_ID", 0)
 
 
+def test_offsets_of_a_transaction_count_when_it_ends():
+    """In the capture an application commits what it consumed; then made up: one that aborts, or cannot end."""
+    ended = events("offsets_committed", "offsets_aborted", of="k41_java_cluster")
+    logged = (captures.folder("brokerlogs") / "k41_java_cluster.brokerlog").read_text()
+    requests = [json.loads(LINE.match(line)[1]) for line in logged.splitlines() if '"TXN_OFFSET_COMMIT"' in line]
+    assert {row.group_id for row in ended} == {each["request"]["groupId"] for each in requests}
+    taken = [each for each in requests if '"errorCode": 0' in json.dumps(each["response"])]  # else they came too early
+    counts = [len(topic["partitions"]) for each in taken for topic in each["request"]["topics"]]
+    assert sum(int(row.reason.split()[0]) for row in ended) == sum(counts) > 5
+
+    parts = {"topics": [{"partitions": [{"errorCode": 0}, {"errorCode": 0}]}]}
+    said = {"groupId": "g", "transactionalId": "t", "memberId": "", "generationId": -1}
+    commit = Spoken(28, 3, said, parts, 1, 2)
+    fenced = Spoken(26, 2, {"transactionalId": "t", "committed": True}, {"errorCode": 47}, 3, 4)
+    aborted = Spoken(26, 2, {"transactionalId": "t", "committed": False}, {"errorCode": 0}, 5, 6)
+    found = fed(commit, commit, fenced, aborted, aborted)
+    assert [(row.event, row.error, row.reason) for row in found] == [
+        ("commit_failed", "INVALID_PRODUCER_EPOCH", "transaction t did not end"),
+        ("offsets_aborted", None, "4 offsets in transaction t"),
+    ]
+
+
 def test_tasks_of_streams_groups_are_assigned_and_revoked():
     topology = {"subtopologies": [{"sourceTopics": ["in"]}]}
 
