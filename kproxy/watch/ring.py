@@ -12,6 +12,7 @@ BLOCK_BYTES, and columns of WINDOW_PACKETS packets. Refuses to know what is in a
 """
 
 import ctypes
+import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -50,6 +51,8 @@ _NET = 96  # where a packet of SOCK_DGRAM begins behind its head, always
 _SPAN = _NET + inorder.HEAD
 _TAGS = (0x8100, 0x88A8)
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 class Ring:
     """The packets of one socket. Use: `window`, then `release`, again and again; wait with `fileno` in between."""
@@ -80,9 +83,12 @@ class Ring:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def bind(self, interface: str) -> None:
-        """Capture from an interface from now on; "": from all. Raises OSError where there is none, or it is down."""
-        self._socket.bind((interface, _ALL))
+    def bind(self, interface: int) -> None:
+        """Capture from an interface from now on, by its number; 0: all. OSError: there is none, or it is down."""
+        # struct sockaddr_ll; Python's own bind() knows no way to say "all"
+        address = pack("=HHiHBB8x", socket.AF_PACKET, socket.htons(_ALL), interface, 0, 0, 0)
+        if _libc.bind(self._socket.fileno(), address, len(address)) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def attach(self, program: Sequence[bytes]) -> None:
         """Put a filter in the place of the one before it; no packet is lost in between."""

@@ -129,7 +129,7 @@ class Watcher:
 
     def _bind(self) -> None:
         assert self._ring is not None
-        self._ring.bind(self._asked.names[0] if self._asked.is_one else "")
+        self._ring.bind(self._numbers[0] if self._asked.is_one and self._numbers else 0)
 
     async def run(self, environment: Mapping[str, str]) -> None:
         """Watch until a signal. Raises KproxyError where the admin port or the folder cannot be had."""
@@ -146,7 +146,7 @@ class Watcher:
         collections = FullCollections(lambda: self._connections.objects)
         await self._start_admin()
         collections.start()
-        loop.add_reader(self._ring.fileno(), self._readable)
+        self._arm()
         self._tasks.spawn(self._destinations.run())
         self._tasks.spawn(self._tick())
         self._tasks.spawn(notifier.run(self.not_ready, self._describe))
@@ -231,6 +231,16 @@ class Watcher:
 
     # --- packets -----------------------------------------------------------------------------------------------------
 
+    def _arm(self) -> None:
+        """Be called when packets wait. libuv ends that for good with an error, which an interface's end is."""
+        assert self._ring is not None
+        fault = self._ring.fault()
+        if fault and fault != errno.ENETDOWN:
+            log.warning("the packet socket reports: %s", os.strerror(fault))
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._ring.fileno())
+        loop.add_reader(self._ring.fileno(), self._readable)
+
     def _readable(self) -> None:
         for _ in range(WINDOWS_PER_TURN):
             if not self._read():
@@ -242,7 +252,6 @@ class Watcher:
         assert ring is not None
         window = ring.window()
         if window is None:
-            self._look_for_fault()
             return False
         last_ns = window.records[-1][0]
         try:
@@ -254,12 +263,6 @@ class Watcher:
             ring.release()
         self._passive.behind_ns = max(0, time.time_ns() - last_ns)
         return True
-
-    def _look_for_fault(self) -> None:
-        assert self._ring is not None
-        fault = self._ring.fault()
-        if fault and fault != errno.ENETDOWN:
-            log.warning("the packet socket reports: %s", os.strerror(fault))
 
     def _finish(self) -> None:
         """Read what waits, and end all flows."""
@@ -281,6 +284,7 @@ class Watcher:
             self.metrics.clock_offset_ns = time.time_ns() - time.monotonic_ns()
             self._count()
             self._look_after_interfaces()
+            self._arm()
             self._connections.name_brokers()
             if not self._ticks % EXPIRE_TICKS:
                 self._flows.expire(time.time_ns() - IDLE_S * 10**9)
@@ -313,7 +317,7 @@ class Watcher:
         if numbers != self._numbers:
             try:
                 self._ring.attach(self._program())
-                if not missing or not self._asked.is_one:
+                if self._numbers or not self._asked.is_one:
                     self._bind()
             except OSError as fault:  # it has gone again
                 self._numbers = ()

@@ -8,7 +8,9 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
+import kproxy
 from kproxy.watch import watcher  # noqa: F401 - in a process of its own
+from tests import captures
 from tests.watch.live import BROKER_PORT, CLIENT, KPROXY, Kproxy, machine, start_cluster, until, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -124,3 +126,148 @@ def test_its_tables_are_those_of_a_capture(seen, tmp_path):
         for folder in (seen["tables"], tmp_path / "converted")
     )
     assert found == expected
+
+
+# --- links, interfaces and what goes wrong --------------------------------------------------------------------------
+
+# Sends the packets of a capture as they are, and waits where the other end may not keep up.
+REPLAY = """
+import socket, sys, time
+from kproxy.capture.captures import Capture
+from kproxy.capture.quality import Quality
+sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+sock.bind((sys.argv[1], 0))
+for window in Capture([sys.argv[2]], Quality()).windows():
+    for number, (_, link, start, end, _) in enumerate(window.records):
+        assert link == 1
+        sock.send(bytes(window.data[start:end]))
+        if number % 200 == 0:
+            time.sleep(0.005)
+"""
+
+
+@pytest.fixture(scope="module")
+def cable():
+    """A machine with a cable whose ends are `near` and `far`, and with a bridge that `far` is a member of."""
+    with machine("cable") as here:
+        here.run("ip", "link", "add", "near", "mtu", "65535", "type", "veth", "peer", "name", "far")
+        here.run("ip", "link", "set", "far", "mtu", "65535")
+        here.run("ip", "link", "add", "bridge", "type", "bridge")
+        here.run("ip", "link", "set", "far", "master", "bridge")
+        for name in ("near", "far", "bridge"):
+            here.run("sh", "-c", f"echo 1 > /proc/sys/net/ipv6/conf/{name}/disable_ipv6", check=False)
+            here.run("ip", "link", "set", name, "up", "promisc", "on")
+        yield here
+
+
+@pytest.mark.parametrize(
+    ("name", "interface"),
+    [
+        ("k41_vlan", "far"),
+        ("k41_ipv6", "far"),
+        ("k41_ipfrag", "far"),
+        ("k41_tinyseg", "far"),
+        ("k41_java_cluster", "any"),  # each packet passes three interfaces
+        ("k111_java_cluster", "far"),
+    ],
+)
+def test_packets_on_a_wire_give_the_exchanges_of_their_capture(cable, tmp_path, name, interface):
+    watch = Kproxy(
+        *(cable, tmp_path, 9464, "watch", "--interface", interface, "--port", "any"),
+        *("--record", str(tmp_path / "tables")),
+    )
+    cable.run(sys.executable, "-c", REPLAY, "near", captures.capture(name))
+    until("the last packet", lambda: quiet(watch))
+    assert watch.api("watch")["dropped_packets"] == 0
+    assert (watch.api("watch")["duplicate_packets"] > 1000) == (interface == "any")
+    watch.end()
+    exchanges = pq.read_table(tmp_path / "tables" / "exchanges").to_pylist()
+    expected = captures.counted(map(captures.top_level, kproxy.exchanges(captures.capture(name))))
+    assert captures.counted(map(captures.top_level, exchanges)) == expected
+
+
+def quiet(watch):
+    """Whether no exchange came for a while."""
+    before = watch.total("kproxy_requests_total")
+    time.sleep(1)
+    return before and before == watch.total("kproxy_requests_total")
+
+
+def test_an_interface_that_goes_and_comes_back(tmp_path):
+    with machine("gone") as here:
+        here.run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there")
+        for name in ("here", "there"):
+            here.run("ip", "link", "set", name, "up")
+        watch = Kproxy(here, tmp_path, 9464, "watch", "--interface", "there", "--port", "any")
+        assert watch.get("/ready") == "ready\n"
+        here.run("ip", "link", "set", "there", "down")
+        until("it to be noticed", lambda: watch.get("/ready") == "not ready: interface there is down\n")
+        assert watch.samples()["kproxy_watch_interface_up", frozenset({("interface", "there")})] == 0
+        here.run("ip", "link", "set", "there", "up")
+        until("it to be back", lambda: watch.get("/ready") == "ready\n")
+        here.run("ip", "link", "del", "here")
+        until("it to be noticed", lambda: watch.get("/ready") == "not ready: there is no interface there\n")
+        here.run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there")
+        for name in ("here", "there"):
+            here.run("ip", "link", "set", name, "mtu", "65535", "up")
+        until("it to be back", lambda: watch.get("/ready") == "ready\n")
+        here.run(sys.executable, "-c", REPLAY, "here", captures.capture("k41_tinyseg"))
+        until("packets of the new one", lambda: watch.total("kproxy_requests_total"))
+        log = watch.end()
+    assert "interface there is down: its packets are missing until it is back" in log
+    assert "interface=there is back" in log
+    assert "Traceback" not in log
+
+
+def test_a_burst_is_told_as_drops_and_connections_go_on(tmp_path):
+    with machine("burst") as here:
+        start_cluster(here)
+        port = ("--port", str(BROKER_PORT))
+        watch = Kproxy(
+            *(here, tmp_path, 9464, "watch", "--interface", "lo", *port, "--buffer-mib", "2"),
+            *("--record", str(tmp_path / "tables"), "--detail", "batches"),
+        )
+        watch.process.send_signal(signal.SIGSTOP)  # as busy as can be
+        busy = here.start(sys.executable, "-c", CLIENT, f"127.0.1.1:{BROKER_PORT}", "15000")
+        time.sleep(2)
+        watch.process.send_signal(signal.SIGCONT)
+        assert busy.wait(120) == 0
+        here.run(sys.executable, "-c", CLIENT, f"127.0.1.1:{BROKER_PORT}", "1000")
+        until("drops", lambda: watch.total("kproxy_watch_dropped_packets_total"))
+        until("the last exchange", lambda: quiet(watch))
+        dropped = watch.total("kproxy_watch_dropped_packets_total")[()]
+        log = watch.end()
+    assert "packets are dropped: more come than kproxy reads" in log
+    assert "Traceback" not in log
+    quality = {row["kind"]: row["count"] for row in pq.read_table(tmp_path / "tables" / "quality").to_pylist()}
+    assert quality["kernel_drops"] == dropped
+    clients = {row["client_id"] for row in pq.read_table(tmp_path / "tables" / "exchanges").to_pylist()}
+    assert {"shop", "till"} <= clients
+
+
+def test_brokers_at_other_ports_are_found_by_what_answers_name(tmp_path):
+    with machine("ports") as here:
+        run = Kproxy(
+            *(here, tmp_path, 9600, "run", "--listen", "127.0.0.1:9092", "--bootstrap", f"127.0.1.1:{BROKER_PORT}"),
+            *("--broker-port-base", "9192"),
+        )
+        start_cluster(here)
+        until("kproxy to know its brokers", lambda: run.get("/ready") == "ready\n")
+        watch = Kproxy(here, tmp_path, 9464, "watch", "--interface", "any")
+        until("the packet socket", lambda: watch.api("watch")["ports"] == [9092])
+        here.run(sys.executable, "-c", CLIENT, "127.0.0.1:9092", "5000")
+        until("its ports", lambda: watch.api("watch")["ports"] == [9092, 9193, 9194, 9195])
+        here.run(sys.executable, "-c", CLIENT, "127.0.0.1:9092", "5000")
+        assert set(watch.total("kproxy_requests_total", "broker", api="Fetch")) == {("1",), ("2",), ("3",)}
+        assert "brokers have other ports too: ports=9092,9193,9194,9195" in watch.end()
+        run.end()
+
+
+def test_a_second_kproxy_needs_another_admin_port(tmp_path):
+    with machine("twice") as here:
+        watch = Kproxy(here, tmp_path, 9464, "watch", "--interface", "lo")
+        done = here.run(KPROXY, "watch", "--interface", "lo", "--admin", "127.0.0.1:9464", check=False)
+        assert done.returncode == 2
+        assert "--admin 127.0.0.1:9464 cannot be bound: another program listens there" in done.stderr
+        assert "Traceback" not in done.stderr
+        watch.end()
