@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from kproxy.capture import content
 from kproxy.capture.flow import Flow
+from kproxy.insight.knowledge import APIS, ONLY_FAILED
 from kproxy.metrics import Metrics
 from kproxy.metrics.cells import ConnectionMetrics
 from kproxy.metrics.columns import count
 from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.proxy.control.feed import Feed
 from kproxy.proxy.relay.listeners import normal
 from kproxy.proxy.upstream.destinations import MAX_BROKERS, Destinations
 from kproxy.watch.copies import Twins
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import CLIENT, Closed, Event, Exchange
+from kproxy.wire.events import CLIENT, Closed, Event, Exchange, Unanswered
+from kproxy.wire.kept import Kept
 
 if TYPE_CHECKING:
     from kproxy.tables.recorder import Recorder
@@ -35,7 +38,7 @@ Json = dict[str, Any]
 class Connection:
     """One connection that speaks Kafka; the listener of its events."""
 
-    __slots__ = ("_events", "_kept", "_owner", "_record", "counting", "flow", "number")
+    __slots__ = ("_feed", "_kept", "_owner", "_record", "counting", "flow", "number")
 
     def __init__(self, flow: Flow, number: int, owner: "Connections", counting: ConnectionMetrics) -> None:
         assert flow.info is not None
@@ -45,10 +48,19 @@ class Connection:
         self._owner = owner
         self._kept: Closed | None = None  # its last event, until all is known of its end
         self._record = None if owner.recorder is None else owner.recorder.connected(flow.info, self)
+        self._feed = owner.fed(flow.info)
+
+    def named(self, info: ConnectionInfo) -> None:
+        """It has become known which broker it goes to."""
+        self.flow.info = info
+        self.counting.move(str(info.broker_id))
+        self._feed = self._owner.fed(info)
 
     def __call__(self, events: list[Event]) -> None:
         self.counting.events(events)
         owner = self._owner
+        if self._feed is not None:
+            owner.hear(self._feed, events)
         for event in events:
             if event.__class__ is Exchange and event.response_body is not None and event.response_body.brokers:
                 owner.learn(event.response_body.brokers)
@@ -145,13 +157,19 @@ class Connections:
         *,
         bodies: bool,
         recorder: "Recorder | None" = None,
+        feed: Feed | None = None,
         on_ports: Callable[[set[int]], None] = lambda ports: None,
     ) -> None:
-        """bodies: topics are counted too. on_ports: called with the ports of brokers that are new."""
+        """bodies: topics are counted too. feed: takes the frames that insight wants (`kept`).
+
+        on_ports: called with the ports of brokers in answers.
+        """
         self.recorder = recorder
         self._metrics = metrics
         self._cluster = cluster
         self._cells = metrics.cluster(cluster)
+        self._feed = feed
+        self.kept = None if feed is None else Kept(APIS, only_failed=ONLY_FAILED, left_out=self._cells.follow())
         self._bodies = bodies
         self._destinations = destinations
         self._on_ports = on_ports
@@ -160,6 +178,7 @@ class Connections:
         self._copies: set[Flow] = set()
         self._twins = Twins()
         self._numbers = 0
+        self._heard: list[tuple[int, int, Callable[[list[Event]], None], Event]] = []  # of the window in hand
         self._nameless: dict[Connection, None] = {}  # whose broker is not known
         self._numeric: dict[Address, int] = {}  # brokers that name themselves by number: nothing has to be looked up
 
@@ -173,6 +192,29 @@ class Connections:
     def objects(self) -> int:
         """About how many Python objects the connections have."""
         return 50 * (len(self._open) + len(self._others))
+
+    def fed(self, info: ConnectionInfo) -> Callable[[list[Event]], None] | None:
+        """What takes the events of a connection to insight."""
+        if self._feed is None or self.kept is None:
+            return None
+        return self._feed.connected(info, None, self.kept.left_out)
+
+    def hear(self, feed: Callable[[list[Event]], None], events: list[Event]) -> None:
+        """Keep what insight wants until `hand_on`: it needs the order of time, and flows are read one by one."""
+        for event in events:
+            exchange = event.exchange if event.__class__ is Unanswered else event
+            if exchange.__class__ is not Exchange or exchange.plan.kept is None:
+                continue
+            if exchange.request_frame is not None:
+                at_ns = exchange.response_start if exchange.response_frame is not None else exchange.request_end
+                self._heard.append((at_ns, len(self._heard), feed, event))
+
+    def hand_on(self) -> None:
+        """A window of packets has been read: insight gets what was in it, in the order of answers."""
+        self._heard.sort()
+        for _, _, feed, event in self._heard:
+            feed([event])
+        self._heard.clear()
 
     # --- the handlers of flows ---------------------------------------------------------------------------------------
 
@@ -243,8 +285,7 @@ class Connections:
             node_id = self._broker_of(info)
             if node_id is not None:
                 del self._nameless[connection]
-                connection.flow.info = replace(info, broker_id=node_id)
-                connection.counting.move(str(node_id))
+                connection.named(replace(info, broker_id=node_id))
 
 
 def _nothing(events: list[Event]) -> None:

@@ -27,8 +27,12 @@ from kproxy.metrics.passive import PassiveCells
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
 from kproxy.proxy.control import parameters, systemd
+from kproxy.proxy.control.channel import Gone
+from kproxy.proxy.control.feed import Feed
+from kproxy.proxy.control.feed_link import FeedLink
 from kproxy.proxy.control.garbage import FullCollections
 from kproxy.proxy.control.tasks import Tasks
+from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import why_unbound
 from kproxy.proxy.upstream.destinations import Destinations
 from kproxy.proxy.upstream.resolver import Resolver
@@ -53,6 +57,8 @@ DRAIN_S = 2.0  # for packets that wait when it ends
 WINDOWS_PER_TURN = 4
 MAX_ROWS = 10_000  # of /api/connections in one answer
 _DEFAULT_ROWS = 1000
+MAX_GROUPS = 1000  # of /api/groups in one answer
+DEFAULT_GROUPS = 100
 _ROWS_PER_SLICE = 50
 _LOOPBACK = "localhost"
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -101,8 +107,11 @@ class Watcher:
         self._destinations = Destinations(Resolver())
         self._connections: Connections
         self._flows: Flows
+        self._feed: Feed | None = None  # where groups are followed
+        self._link: FeedLink | None = None
         self._ticks = 0
         self._dropping = False
+        self._limiter = LogLimiter(log)
         self._who = ""  # uid, gid and capabilities
 
     # --- start -------------------------------------------------------------------------------------------------------
@@ -160,6 +169,9 @@ class Watcher:
             self._finish()
             collections.stop()
             await self._tasks.cancel()
+            if self._feed is not None and self._link is not None:
+                await asyncio.to_thread(self._feed.close)
+                await self._link.close()
             if self._recorder is not None:
                 await asyncio.to_thread(self._recorder.close)
             if self._admin is not None:
@@ -184,12 +196,17 @@ class Watcher:
     def _start_flows(self) -> None:
         settings = self.settings
         detail = min(DETAILS[settings.detail], BATCHES)
+        if detail != ERRORS:
+            self._feed = Feed()
+            self._link = FeedLink(self.metrics, self._give_stream)
+            self._link.follow({settings.cluster})
         self._connections = Connections(
             self.metrics,
             settings.cluster,
             self._destinations,
             bodies=detail != ERRORS,
             recorder=self._recorder,
+            feed=self._feed,
             on_ports=self._learn_ports,
         )
         # Columns cost least; who wants topics, or rows, gets each exchange as an event.
@@ -198,9 +215,20 @@ class Watcher:
             self._connections.decided, self._connections.many if by_column else None, self._connections.ended
         )
         self._flows = Flows(
-            self._source, self._quality, handlers, cluster=settings.cluster, ports=settings.ports, detail=detail
+            self._source,
+            self._quality,
+            handlers,
+            cluster=settings.cluster,
+            ports=settings.ports,
+            detail=detail,
+            kept=self._connections.kept,
         )
         self._passive.findings = self._findings
+
+    def _give_stream(self) -> None:
+        """What sessions keep goes to the process that decodes, which is new."""
+        if self._feed is not None and self._link is not None:
+            self._feed.use(self._link.stream())
 
     @property
     def _source(self) -> str:
@@ -220,7 +248,12 @@ class Watcher:
             address.port,
             scrape=lambda accept: render(registry, accept),
             not_ready=self.not_ready,
-            api={"connections": self._api_connections, "traffic": self._api_traffic, "watch": self._api_watch},
+            api={
+                "connections": self._api_connections,
+                "traffic": self._api_traffic,
+                "watch": self._api_watch,
+                **({"groups": self._api_groups} if self._link is not None else {}),
+            },
         )
         try:
             await admin.start()
@@ -259,8 +292,11 @@ class Watcher:
                 window, left_out = self._one_interface(window, ring.interface)
                 self._passive.duplicates += left_out
             self._flows.window(window)
+        except Exception as fault:  # one window that is not understood must not cost all others
+            self._defect(fault)
         finally:
             ring.release()
+        self._connections.hand_on()
         self._passive.behind_ns = max(0, time.time_ns() - last_ns)
         return True
 
@@ -271,8 +307,17 @@ class Watcher:
         while self._ring.has_more and time.monotonic() < end_s:
             self._read()
         self._count()
-        self._flows.finish()
+        try:
+            self._flows.finish()
+        except Exception as fault:
+            self._defect(fault)
+        self._connections.hand_on()
         self._report()
+
+    def _defect(self, fault: Exception) -> None:
+        text = "a defect of kproxy: packets of a moment are not counted (%s). Please report these lines"
+        self._limiter.log(logging.ERROR, type(fault), text, fault, exc_info=fault)
+        self._quality.note("fault", time.time_ns())
 
     # --- what packets do not trigger ---------------------------------------------------------------------------------
 
@@ -407,6 +452,16 @@ class Watcher:
             "flows": len(self._flows.open),
             "findings": {kind: count for kind, count in cells.found().items() if count},
         }
+
+    async def _api_groups(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Groups as last heard of, by cluster and group: at most `limit`, of those behind `after` (CLUSTER/GROUP)."""
+        limit = parameters.number(query, "limit", DEFAULT_GROUPS, MAX_GROUPS)
+        cluster, _, group = query.get("after", "").partition("/")
+        assert self._link is not None
+        try:
+            return await self._link.groups((cluster, group), limit)
+        except Gone:
+            raise ValueError("the process that follows groups does not answer now: ask again") from None
 
     def _api_connections(self, query: Mapping[str, str]) -> AsyncIterator[list[dict[str, Any]]]:
         """Open connections, the oldest first: at most `limit`, of those whose number is above `after`."""

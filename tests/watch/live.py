@@ -52,6 +52,8 @@ for _ in range(400):
     if got >= count:
         break
 assert not failed and got >= count, (failed, got)
+consumer.pause([TopicPartition("orders", number) for number in range(6)])
+consumer.poll(1.5)  # the last Fetch is answered
 os._exit(0)  # closing a consumer waits for a coordinator, which the miniature cluster has not
 """
 

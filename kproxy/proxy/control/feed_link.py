@@ -9,7 +9,7 @@ import logging
 import pickle
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any
 
@@ -53,7 +53,10 @@ class FeedLink:
 
     def ensure(self, config: Config) -> None:
         """Start it if the settings want it and it does not run; clusters that are gone are forgotten."""
-        wanted = {cluster.name for cluster in config.clusters if cluster.detail != "headers"}
+        self.follow({cluster.name for cluster in config.clusters if cluster.detail != "headers"})
+
+    def follow(self, wanted: Set[str]) -> None:
+        """The same, of clusters by their names."""
         for name in wanted:
             self._show(name)
         for name in self._cells.keys() - wanted:
