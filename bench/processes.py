@@ -94,6 +94,16 @@ class Process:
         pages = Path(f"/proc/{self._popen.pid}/statm").read_text().split()[1]
         return int(pages) * resource.getpagesize()
 
+    def pss_bytes(self) -> int:
+        """Of it and all its descendants, each page shared out among those that have it."""
+        pids, found = [self._popen.pid], 0
+        for pid in pids:
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                pids += map(int, children.read_text().split())
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            found += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+        return found * 1024
+
     def shared_bytes(self) -> int:
         """What of its RSS are pages of files: libraries, which other processes may share."""
         pages = Path(f"/proc/{self._popen.pid}/statm").read_text().split()[2]

@@ -53,6 +53,8 @@ listen kafka
     server broker {broker}
 """
 _KPROXY = """\
+workers = {workers}
+max_connections = 20000
 admin = "{admin}"
 [[cluster]]
 listen = "{listen}"
@@ -94,7 +96,9 @@ def shaken(raw: socket.socket, context: ssl.SSLContext, buffer: memoryview) -> T
 
 
 @contextmanager
-def proxies(folder: Path, upstream: processes.Address, made: Certificate, core: int | None) -> Iterator[list[Proxy]]:
+def proxies(
+    folder: Path, upstream: processes.Address, made: Certificate, core: int | None, workers: int = 1
+) -> Iterator[list[Proxy]]:
     """HAProxy and kproxy, with the same certificate before the same broker."""
     listens = [("127.0.0.1", processes.free_port()) for _ in range(2)]
     whole = folder / "whole.pem"
@@ -118,6 +122,7 @@ def proxies(folder: Path, upstream: processes.Address, made: Certificate, core: 
             base=base,
             certificate=made.certificate,
             key=made.key,
+            workers=workers,
         )
     )
     with (
@@ -256,19 +261,19 @@ def _readable(sock: socket.socket) -> bool:
 
 def idle(proxy: Proxy, context: ssl.SSLContext, count: int, active: int, seconds: float) -> dict[str, float]:
     """Memory and latency with `count` idle connections and `active` that ask once a second each."""
-    before = proxy.process.rss_bytes()
+    before = proxy.process.pss_bytes()
     buffer = memoryview(bytearray(READ_BYTES))
     askers = Askers(proxy.address, context, active)
     alone = askers.ask(active, seconds)
     opened = [connected(proxy.address, context, buffer) for _ in range(count)]
     time.sleep(1)
-    each = (proxy.process.rss_bytes() - before) / (count + active)
+    each = (proxy.process.pss_bytes() - before) / (count + active)
     found = askers.ask(active, seconds)
     askers.close()
     for sock in opened:
         sock.close()
     return {
-        "rss_mb": before / 1e6 + each * (count + active) / 1e6,
+        "pss_mb": before / 1e6 + each * (count + active) / 1e6,
         "bytes_per_connection": each,
         **{f"alone_{name}": value for name, value in alone.items()},
         **found,
@@ -333,10 +338,20 @@ def shake(port: int, ca: Path) -> None:
 @click.option("--connections", type=click.IntRange(1, 10_000), default=10_000, show_default=True)
 @click.option("--active", type=click.IntRange(1, 5000), default=1000, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.1, 60), default=5.0, show_default=True)
+@click.option(
+    "--workers", type=click.IntRange(1, 16), default=1, show_default=True, help="Of kproxy; then HAProxy is left out."
+)
 @click.option("--rsa", is_flag=True, help="An RSA key of 2048 bits in place of ECDSA P-256.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
 def main(
-    parts: tuple[str, ...], rounds: int, connections: int, active: int, seconds: float, rsa: bool, as_json: bool
+    parts: tuple[str, ...],
+    rounds: int,
+    connections: int,
+    active: int,
+    seconds: float,
+    workers: int,
+    rsa: bool,
+    as_json: bool,
 ) -> None:
     """PARTS: cpu, idle, flood; all without any."""
     if parts[:1] == ("shake",):
@@ -345,13 +360,16 @@ def main(
     found: dict[str, Any] = {}
     cores = sorted(os.sched_getaffinity(0))
     own, other = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
-    _raise_file_limit(2 * (connections + active) + 200 if "idle" in wanted else 4096)
+    # A proxy has two files for each connection; the clients and the broker, which are one process each, have one.
+    files = max(connections + active, 2 * (connections + active) // workers)
+    _raise_file_limit(files + 200 if "idle" in wanted else 4096)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
         authority = Authority(folder / "ca", rsa=rsa)
         context = ssl.create_default_context(cafile=str(authority.bundle))
         upstream = stack.enter_context(processes.broker(folder, other))
-        stage = stack.enter_context(proxies(folder, upstream, authority.server(), own))
+        stage = stack.enter_context(proxies(folder, upstream, authority.server(), own, workers))
+        stage = stage if workers == 1 else stage[1:]
         stack.enter_context(processes.pinned(other))
         if "cpu" in wanted:
             found["cpu"] = cpu(stage, context, upstream, rounds)

@@ -80,6 +80,7 @@ def _say(outcome: Outcome) -> None:
     type=click.Path(path_type=Path),
     help="A file of outcomes: those that it has are not run again, further ones are added.",
 )
+@click.option("--no-run", is_flag=True, help="Run nothing: show what --results has, and write the page of it.")
 @click.option("--keep", type=click.Path(path_type=Path), help="A folder for jobs, outputs and logs, which is kept.")
 def main(
     client: tuple[str, ...],
@@ -89,13 +90,16 @@ def main(
     lock: Path | None,
     page: Path | None,
     results: Path | None,
+    no_run: bool,
     keep: Path | None,
 ) -> None:
     """Every client with every broker and every kind of security, through kproxy."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of a shell's background, too: brokers are ended in any case
         signal.signal(number, signal.default_int_handler)
     names = _chosen([one.name for one in clients.CLIENTS], client, "client")
-    wanted = _install([one for one in clients.CLIENTS if one.name in names])
+    wanted = [one for one in clients.CLIENTS if one.name in names]
+    if not no_run:
+        wanted = _install(wanted)
     names = _chosen([one.name for one in brokers.RELEASES], broker, "release")
     releases = [one for one in brokers.RELEASES if one.name in names]
     names = _chosen([one.name for one in ways.WAYS], security, "kind of security")
@@ -109,7 +113,7 @@ def main(
             cases = [Case(one, release, way) for one in wanted for way in columns]
             here = [outcome for case in cases if (outcome := known.of(case)) is not None]
             done = {outcome.case for outcome in here}
-            if left := [case for case in cases if case not in done]:
+            if not no_run and (left := [case for case in cases if case not in done]):
                 folder = (keep or Path(temporary)) / release.name.replace(" ", "-")
                 folder.mkdir(parents=True)
                 setup.jars(release.version)

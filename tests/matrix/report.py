@@ -16,7 +16,8 @@ _SIGNS = {"works": "yes", "fails": "FAILS", "cannot": "-"}
 _HEAD = """\
 # Which clients work through kproxy, with which brokers
 
-`./dev matrix` made this page on {date}: {works} combinations work through kproxy, {cannot} cannot exist, {fails} fail.
+`./dev matrix` made this page on {date}, of {tried} combinations that were tried of {all}: {works} work through kproxy,
+{cannot} cannot exist, {fails} fail.
 
 A combination works when the client, configured as for the broker itself, produced records of random bytes through
 kproxy with every codec that both sides know, with keys, and headers where the broker has them (0.11 and later); when a
@@ -61,7 +62,8 @@ def write(
 ) -> None:
     """The page, of a whole run."""
     count = {state: sum(outcome.state == state for outcome in outcomes) for state in _SIGNS}
-    lines = [_HEAD.format(date=datetime.date.today().isoformat(), **count)]
+    every = len(releases) * len(clients) * len(ways)
+    lines = [_HEAD.format(date=datetime.date.today().isoformat(), tried=len(outcomes), all=every, **count)]
     if versions:
         lines.append("Made with " + ", ".join(versions) + ".\n")
     for release in releases:

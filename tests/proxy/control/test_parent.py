@@ -18,6 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from kproxy.errors import ConfigError
+from kproxy.protocol import codec
 from kproxy.proxy.control.embedded import Proxy
 from tests.certificates import Authority
 from tests.ports import free_ports
@@ -25,6 +26,7 @@ from tests.proxy.live import HOST, Broker, Wire, live, request, response
 
 KPROXY = Path(sys.executable).with_name("kproxy")
 PATIENCE_S = 120  # several processes each, on a machine that may be busy
+LIST_OFFSETS = 2
 HEARTBEAT = 12
 METADATA = 3
 GAUGES = re.compile(r"kproxy_(open_connections|inflight|ready|accepting|workers|consumer|client_info|worker_resident)")
@@ -628,6 +630,41 @@ def test_the_series_of_a_cluster_end_when_it_is_removed(tmp_path):
                 return not await series()
 
             await here.until(ended)
+
+    live(test(), PATIENCE_S)
+
+
+def test_a_policy_holds_in_every_worker_and_ends_with_a_reload(tmp_path):
+    """Refusals are summed up; connections that a rule was about are drained, since what they may do has changed."""
+
+    def offsets(topic: str, number: int) -> bytes:
+        topics = [{"name": topic, "partitions": [{"partitionIndex": 0}]}]
+        return request(LIST_OFFSETS, 5, number, {"topics": topics})
+
+    async def test():
+        broker, port = Broker(), free_ports(8)
+        rule = '[[cluster.policy]]\naction = "deny"\ntopic = "secret-*"\n'
+        async with from_file(written(tmp_path, port, broker, rule), port, broker) as here:
+            pairs = [await here.connect() for _ in range(6)]  # three of each worker
+            for number, (client, end) in enumerate(pairs):
+                await client.send(offsets("secret-1", number) + offsets("orders", number))
+                (topic,) = codec.decode_response((await client.frame())[4:], LIST_OFFSETS, 5)[1]["topics"]
+                assert topic["partitions"][0]["errorCode"] == 29  # TOPIC_AUTHORIZATION_FAILED
+                assert await end.frame() == offsets("orders", number)
+                await end.send(response(LIST_OFFSETS, 5, number))
+                await client.frame()
+            samples = await here.scrape()
+            assert total(samples, "kproxy_policy_refusals_total", api="ListOffsets", reason="rule") == 6
+            written(tmp_path, port, broker)
+            here.process.send_signal(signal.SIGHUP)
+            await here.said("reload by SIGHUP")
+            for client, _ in pairs:
+                assert await is_closed(client)
+            await broker.answer_kproxy()  # which asks for its brokers anew
+            for number in range(4):
+                client, end = await here.connect()
+                await client.send(offsets("secret-1", number))
+                assert await end.frame() == offsets("secret-1", number)
 
     live(test(), PATIENCE_S)
 
