@@ -79,11 +79,12 @@ class Flows:
         first: bool = True,
         detail: int = ERRORS,
         room: Room | None = None,
-        kept: Kept | None = None,
+        kept: Callable[[], Kept] | None = None,
     ) -> None:
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
         self.keep_encrypted = False
+        self.kept: list[Kept] = []  # what was left out of frames that are kept
         self._source = source
         self._cluster = cluster
         self._handlers = handlers
@@ -91,11 +92,19 @@ class Flows:
         self._zookeeper_ports = frozenset(port.to_bytes(2) for port in zookeeper_ports)
         self._first = first  # of several processes that read the same capture, the one that counts its packets
         self._dissector = Dissector(quality if first else Quality())
-        self._interest = Interest(details=True, detail=detail, room=room, kept=kept)
+        self._detail = detail
         self._reads_columns = handlers.many is not None and detail <= BATCHES
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
-        self._shards = {number: _Shard() for number in shards}
+        if kept is None:
+            interest = Interest(details=True, detail=detail, room=room)
+            self._shards = {number: _Shard(interest) for number in shards}
+        else:  # what is kept is bounded by shard, so that it does not depend on which shards share a process
+            self.kept = [kept() for _ in shards]
+            self._shards = {
+                number: _Shard(Interest(details=True, detail=detail, room=room, kept=of_shard))
+                for number, of_shard in zip(shards, self.kept, strict=True)
+            }
         self._last_ns = -1  # the latest time so far
         self._recent = Recent()
 
@@ -227,7 +236,7 @@ class Flows:
                     receiver.receive(side, whole[start:end], talk.clock_ns)
             flow.last_ns = stretch.last_ns
         flows = [flow for flow, _ in at_once]
-        for bulk in pairs.read(whole, segments, [part for _, part in at_once], self._interest.detail):
+        for bulk in pairs.read(whole, segments, [part for _, part in at_once], self._detail):
             if self._handlers.many is not None:
                 self._handlers.many(flows, bulk)
         for flow, part in at_once:
@@ -476,7 +485,7 @@ class Flows:
         if speaks == content.TLS:
             self._handlers.decided(flow)
             return DEAF
-        flow.session = CapturedSession(self._interest, midstream=not flow.start_seen)
+        flow.session = CapturedSession(self._shards[shard_of(flow.keys[0])].interest, midstream=not flow.start_seen)
         return Kafka(flow.session, flow.client, self._handlers.decided(flow), self.quality)
 
     def _note(self, kind: str, time_ns: int, *, count: int = 1, size: int = 0, last_ns: int = -1) -> None:
@@ -485,9 +494,10 @@ class Flows:
 
 
 class _Shard:
-    __slots__ = ("budget", "ended", "open", "zookeeper")
+    __slots__ = ("budget", "ended", "interest", "open", "zookeeper")
 
-    def __init__(self) -> None:
+    def __init__(self, interest: Interest) -> None:
+        self.interest = interest
         self.open: dict[Flow, None] = {}
         self.ended: deque[Flow] = deque()
         self.budget = Budget(QUEUED_BYTES)

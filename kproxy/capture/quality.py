@@ -62,6 +62,10 @@ KINDS = {
     "zookeeper_unread": "operations of ZooKeeper whose values are not all read: larger than 1 MiB, or malformed",
     "records_left_out": "batches of chosen topics too large for all of their records to be written",
     "records_unread": "batches of chosen topics whose records do not decompress or make no sense",
+    "not_kept": "exchanges of groups, leaders and administration that are in no table of theirs: their frames are too "
+    "large, too many at once, or cut by a hole",
+    "not_decoded": "exchanges of groups, leaders and administration that are in no table of theirs: they do not decode",
+    "forgotten": "groups, members, topics and partitions beyond those that are followed at once",
     "fault": "places where a Kafka connection is not what the protocol says, or answers what the capture does not hold",
 }
 

@@ -9,10 +9,11 @@ frame. Refuses to know what frames mean.
 """
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 
@@ -30,6 +31,7 @@ from kproxy.wire.events import ANSWERED, BROKER, CLIENT, NONE, Event, Exchange, 
 from kproxy.wire.interest import ApiPlan
 
 SPARE_BYTES = 4 << 20
+MAX_TOPICS = 65_536  # whose names are known by their ids
 _FOR_EVER = 1 << 63
 _DEFAULT = Settings()
 
@@ -55,6 +57,7 @@ class Frames:
     response_bytes: int
     request: bytes | None = None
     response: bytes | None = None
+    topics: Mapping[UUID, str] = field(default_factory=dict)  # names by id, as far as answers before it gave them
 
 
 def frames_of(captures: Sequence[Path | str], connection: int, number: int, settings: Settings = _DEFAULT) -> Frames:
@@ -70,7 +73,7 @@ def frames_of(captures: Sequence[Path | str], connection: int, number: int, sett
         _read(job, _flows(Flows, job, search.handlers), search.is_over)
         seen |= search.seen
         if search.found is not None:
-            return _with_frames(job, search.found)
+            return replace(_with_frames(job, search.found), topics=search.topics)
     if not seen:
         raise KproxyError(
             f"no connection {connection} in {', '.join(map(str, captures))}: its id depends on the name of the capture "
@@ -85,6 +88,7 @@ class _Search:
     def __init__(self, connection: int, number: int) -> None:
         self.seen = False  # the connection was
         self.found: Frames | None = None
+        self.topics: dict[UUID, str] = {}
         self._connection = connection
         self._number = number
         self.handlers = Handlers(self._decided, self._many, lambda flow: None)
@@ -95,12 +99,14 @@ class _Search:
     def _decided(self, flow: Flow) -> Callable[[list[Event]], None]:
         info = flow.info
         assert info is not None
-        if info.id != self._connection:
-            return lambda events: None
-        self.seen = True
+        mine = info.id == self._connection
+        self.seen |= mine
 
         def listen(events: list[Event]) -> None:
             for event in events:
+                if type(event) is Exchange and event.response_body is not None and len(self.topics) < MAX_TOPICS:
+                    self.topics |= event.response_body.names
+            for event in events if mine else ():
                 exchange = event.exchange if isinstance(event, Unanswered) else event
                 if isinstance(exchange, Exchange) and exchange.number == self._number:
                     self.found = _found(

@@ -25,7 +25,7 @@ from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema
 from kproxy.tables.dataset import read_manifest
 from kproxy.tables.records import Chosen
-from kproxy.wire.bodies import BATCHES, CHECKED, DETAILS
+from kproxy.wire.bodies import BATCHES, CHECKED, DETAILS, ERRORS
 
 FINGERPRINT_BYTES = 64 << 10
 OF_FLOWS = (
@@ -106,6 +106,11 @@ class Job:
     detail: int = BATCHES  # one of bodies.DETAILS
     records: Chosen | None = None  # then there is a table of them too
     zookeeper_ports: tuple[int, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is fed to insight: not where nothing but headers is looked at."""
+        return self.detail > ERRORS
 
     @property
     def tables(self) -> tuple[str, ...]:

@@ -27,13 +27,16 @@ from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.convert import machine
 from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, output_folder, refuse_replacing
+from kproxy.convert.knowledge import Told, by_source, know
 from kproxy.convert.rows import Rows, quality_batch
+from kproxy.convert.spoken import SPOKEN
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema, writer
 from kproxy.tables.dataset import file_of
 from kproxy.tables.names import Names
 from kproxy.tables.schema import Table
 
+_FED = {table.name: table for table in (SPOKEN, schema.REGISTRY)}  # what insight is fed
 POLL_S = 0.2  # of a file that grows
 COLLECT_AFTER = 20_000  # containers made
 PROCESS_BYTES = 256 << 20  # that one may take
@@ -48,6 +51,15 @@ class _Share:
     runs: dict[str, list[Path]]
     quality: Quality
     names: Names
+
+
+@dataclass
+class _Said:
+    """What insight is fed, of all captures: sorted runs, and the names that each capture tells."""
+
+    spoken: writer.Sorter
+    registry: writer.Sorter
+    names: dict[str, Names]
 
 
 Progress = Callable[[str, int, int], None]  # (source, bytes read, bytes in all or 0)
@@ -79,12 +91,13 @@ def convert(
     jobs = captures_of(captures, settings)
     if not settings.overwrite:
         refuse_replacing(folder, jobs)
-    tables = [*schema.TABLES.values(), *([] if settings.records is None else [schema.RECORDS])]
     dataset = writer.Dataset(folder)
     summary = Summary(folder, key_log=jobs[0].key_log, chosen=settings.records)
     work = dataset.begin("convert")
     try:
         places: dict[str, Path] = {}
+        said = _Said(writer.Sorter(SPOKEN, work, ".all"), writer.Sorter(schema.REGISTRY, work, ".all"), {})
+        numbers: dict[str, int] = {}
         for number, job in enumerate(jobs):
             try:
                 read = _read(job, work, number, processes, follow, progress)
@@ -93,15 +106,18 @@ def convert(
                 continue
             summary.quality[job.source] = read.quality
             summary.paths[job.source] = job.paths
-            for table in tables:
+            said.spoken.adopt(read.runs.pop(SPOKEN.name, []))
+            said.registry.adopt(read.runs.pop(schema.REGISTRY.name, []))
+            said.names[job.source] = read.names
+            numbers[job.source] = number
+            for table in map(schema.BY_NAME.__getitem__, job.tables):
                 finished = work / f"{number}.{table.name}.parquet"
-                rows = writer.write(
-                    table, read.runs.get(table.name, []), finished, partial(_finished, table, job, read.names)
-                )
+                rows = writer.write(table, read.runs[table.name], finished, partial(_finished, table, job, read.names))
                 summary.rows[table.name] = summary.rows.get(table.name, 0) + rows
                 places[f"{table.name}/{file_of(job.source)}"] = finished
             if settings.records is None:  # those of an earlier run are not of this one
                 (dataset.folder / schema.RECORDS.name / file_of(job.source)).unlink(missing_ok=True)
+        _know(jobs[0].cluster, said, work, numbers, summary, places)
         if settings.records is not None and not summary.rows.get(schema.RECORDS.name):
             batches = [file for place, file in places.items() if place.startswith(f"{schema.BATCHES.name}/")]
             summary.topics = writer.some_values(batches, ("topic", "topic_id"))
@@ -110,6 +126,33 @@ def convert(
     finally:
         dataset.abandon()
     return summary
+
+
+def _know(
+    cluster: str, said: _Said, work: Path, numbers: dict[str, int], summary: Summary, places: dict[str, Path]
+) -> None:
+    """Write the tables of insight, and `quality`, which counts what they lack."""
+    told = Told(work, ("source",))
+    left_out = know(cluster, said.spoken.runs, said.registry.runs, said.names, told)
+    for table in schema.KNOWLEDGE:
+        summary.rows[table.name] = 0
+        files = {source: work / f"{number}.{table.name}.parquet" for source, number in numbers.items()}
+        for source, parts in by_source(told.parts(table)):
+            summary.rows[table.name] += writer.store(table, parts, files[source])
+        for source, file in files.items():
+            if not file.exists():
+                writer.store(table, (), file)
+            places[f"{table.name}/{file_of(source)}"] = file
+    for source, number in numbers.items():
+        quality = summary.quality[source]
+        quality.add(left_out.get(source, Quality()))
+        sorter = writer.Sorter(schema.QUALITY, work, f".{number}")
+        sorter.add(quality_batch(source, quality))
+        sorter.spill()
+        finished = work / f"{number}.quality.parquet"
+        rows = writer.write(schema.QUALITY, sorter.runs, finished)
+        summary.rows["quality"] = summary.rows.get("quality", 0) + rows
+        places[f"quality/{file_of(source)}"] = finished
 
 
 def _finished(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
@@ -140,16 +183,12 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
             results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)
-    whole = _Share({name: [] for name in (*job.tables, schema.QUALITY.name)}, Quality(), Names())
+    whole = _Share({name: [] for name in (*job.tables, *_FED)}, Quality(), Names())
     for share in results:
         whole.quality.add(share.quality)
         whole.names.add(share.names.told())
         for table, paths in share.runs.items():
             whole.runs[table] += paths
-    sorter = writer.Sorter(schema.QUALITY, work, f".{number}")
-    sorter.add(quality_batch(job.source, whole.quality))
-    sorter.spill()
-    whole.runs["quality"] = sorter.runs
     return whole
 
 
@@ -270,8 +309,9 @@ def _share(
 ) -> _Share:
     """Read a capture and decode the flows of some shards; `first`: count also what belongs to no flow."""
     quality = Quality()
-    sorters = {name: writer.Sorter(schema.BY_NAME[name], work, prefix) for name in job.tables}
-    rows = Rows(lambda table, batch: sorters[table.name].add(batch), job.records)
+    tables = [*(schema.BY_NAME[name] for name in job.tables), *_FED.values()]
+    sorters = {table.name: writer.Sorter(table, work, prefix) for table in tables}
+    rows = Rows(lambda table, batch: sorters[table.name].add(batch), job.records, keeps=job.is_known)
     for capture in rows.read(job, quality, shards=shards, first=first, follow=follow):
         if progress is not None:
             progress(job.source, capture.consumed, capture.size)

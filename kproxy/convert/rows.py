@@ -1,6 +1,8 @@
 """The flows of captures -> rows of the tables: what `kproxy convert` and Spark share.
 
-Duty: read captures, listen to their flows, and hand rows on in batches. Memory: BATCH_ROWS rows per table. Refuses to
+Duty: read captures, listen to their flows, and hand rows on in batches; exchanges that insight wants to be fed are rows
+of a table of their own (`spoken`), since they must be read in one order. Memory: BATCH_ROWS rows per table, and
+BATCH_BYTES of frames. Refuses to
 know where rows go, and how flows are shared out among processes or machines.
 """
 
@@ -16,31 +18,49 @@ from kproxy.capture.flow import Flow
 from kproxy.capture.flows import SHARDS, Flows, Handlers
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Job
+from kproxy.convert.spoken import BATCH_BYTES, SPOKEN, SpokenColumns
+from kproxy.insight import registry
+from kproxy.insight.knowledge import APIS, ONLY_FAILED
 from kproxy.tables import schema, writer
 from kproxy.tables.arrays import batch
 from kproxy.tables.columns import ExchangeColumns
+from kproxy.tables.knowledge import KnowledgeColumns
 from kproxy.tables.names import Names
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions
 from kproxy.tables.records import Chosen, RecordColumns
 from kproxy.tables.schema import Table
 from kproxy.wire.bodies import RECORDS
 from kproxy.wire.bulk import Bulk
+from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
+from kproxy.wire.kept import MAX_FRAME, Kept
+from kproxy.zookeeper.session import Event as ZooKeeperEvent
 
 BATCH_ROWS = writer.RUN_ROWS  # so that one batch is one run, and in order
 CONNECTION_ROWS = 1024  # they are kept as dicts, which take ten times the space
+KEPT_BYTES = 16 << 20  # of requests that wait for their answers, by shard
+KEPT_FRAME_BYTES = MAX_FRAME
 
 
 class Rows:
     """The rows of some flows; `add` gets them in batches of about BATCH_ROWS."""
 
-    def __init__(self, add: Callable[[Table, pa.RecordBatch], None], chosen: Chosen | None = None) -> None:
-        """`chosen`: the topics whose records become rows too."""
+    def __init__(
+        self,
+        add: Callable[[Table, pa.RecordBatch], None],
+        chosen: Chosen | None = None,
+        *,
+        keeps: bool = False,
+    ) -> None:
+        """`chosen`: topics whose records become rows too. `keeps`: what insight is fed becomes rows, of `SPOKEN`."""
         self.exchanges = ExchangeColumns()
         self.records = None if chosen is None else RecordColumns(chosen)
         self.partitions = PartitionColumns()
         self.batches = BatchColumns()
         self.names = Names()  # whoever writes files fills them in
+        self.spoken = SpokenColumns(self.names) if keeps else None
+        self._registry = KnowledgeColumns()
+        self._kept: list[Kept] = []
         self._add = add
         self._connection_rows: list[dict[str, Any]] = []
         self._tallies: dict[Flow, _Tally] = {}
@@ -77,10 +97,11 @@ class Rows:
         self, job: Job, quality: Quality, *, shards: Collection[int] = range(SHARDS), first: bool = True
     ) -> Flows:
         """Flows whose rows come here."""
-        return Flows(
+        keeps = self.spoken is not None
+        flows = Flows(
             job.source,
             quality,
-            Handlers(self.decided, self.many, self.ended),
+            Handlers(self.decided, self.many, self.ended, self.zookeeper if keeps else None),
             cluster=job.cluster,
             ports=job.ports,
             zookeeper_ports=job.zookeeper_ports,
@@ -88,10 +109,17 @@ class Rows:
             first=first,
             detail=job.detail if self.records is None else RECORDS,
             room=None if self.records is None else self.records.room,
+            kept=_kept if keeps else None,
         )
+        self._kept += flows.kept
+        return flows
 
     def note(self, quality: Quality) -> None:
-        """Count the batches whose records were wanted and are not told."""
+        """Count the batches whose records were wanted and are not told, and the frames that were and are not kept."""
+        for kept in self._kept:
+            if count := sum(kept.left_out.values()):
+                quality.note("not_kept", count=count)
+                kept.left_out.clear()
         if self.records is not None:
             for kind, count, size in self.records.missing():
                 quality.note(kind, count=count, size=size)
@@ -99,6 +127,19 @@ class Rows:
     def hand_on_records(self) -> None:
         assert self.records is not None
         self._add(schema.RECORDS, self.records.batch())
+
+    def zookeeper(self, info: ConnectionInfo) -> Callable[[list[ZooKeeperEvent]], None]:
+        """The listener of a ZooKeeper connection."""
+        ends = registry.Ends(info.client_address, info.client_port, info.broker_address, info.broker_port, info.id)
+
+        def listen(events: list[ZooKeeperEvent]) -> None:
+            for event in events:
+                for row in registry.rows(event, info.cluster, ends):
+                    self._registry.append(schema.REGISTRY.name, info.source, row)
+            if self._registry.rows >= CONNECTION_ROWS:
+                self._flush_registry()
+
+        return listen
 
     def decided(self, flow: Flow) -> "_Tally":
         tally = self._tallies[flow] = _Tally(flow, self)
@@ -139,10 +180,22 @@ class Rows:
                 self._add(table, columns.batch())
         if self.records is not None and self.records.rows >= least:
             self.hand_on_records()
+        if self.spoken is not None and (self.spoken.rows >= least or self.spoken.size >= BATCH_BYTES):
+            self._add(SPOKEN, self.spoken.batch())
+        if self._registry.rows >= min(least, CONNECTION_ROWS):
+            self._flush_registry()
         if len(self._connection_rows) >= min(least, CONNECTION_ROWS):
             connections = schema.CONNECTIONS
             self._add(connections, batch(connections.schema, self._connection_rows))
             self._connection_rows.clear()
+
+    def _flush_registry(self) -> None:
+        for table, rows in self._registry.batches():
+            self._add(table, rows)
+
+
+def _kept() -> Kept:
+    return Kept(APIS, only_failed=ONLY_FAILED, max_frame_bytes=KEPT_FRAME_BYTES, limit_bytes=KEPT_BYTES)
 
 
 class _Tally:
@@ -182,6 +235,10 @@ class _Tally:
             rows.names.learn(exchange.response_body)
             if rows.records is not None:
                 rows.records.append(self.info, exchange, rows.hand_on_records)
+        if exchange.plan.kept is not None and rows.spoken is not None:
+            rows.spoken.append(self.info, exchange)
+            if rows.spoken.size >= BATCH_BYTES:
+                rows.flush(BATCH_ROWS)
         if rows.exchanges.rows >= BATCH_ROWS or rows.partitions.rows >= BATCH_ROWS or rows.batches.rows >= BATCH_ROWS:
             rows.flush(BATCH_ROWS)
 

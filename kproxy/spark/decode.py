@@ -9,6 +9,7 @@ connections are shared out among tasks.
 """
 
 import json
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from kproxy.capture.quality import Quality
 from kproxy.capture.records import Record, Window
 from kproxy.convert.job import Job
 from kproxy.convert.rows import BATCH_ROWS, Rows
+from kproxy.convert.spoken import SPOKEN
 from kproxy.spark.places import PLACE, REPORT, WHOLE, listed
 from kproxy.tables import schema, writer
 from kproxy.tables.schema import Table
@@ -68,6 +70,7 @@ class _Decoder:
     def __init__(self, jobs: Sequence[Job], folder: Path) -> None:
         self._jobs = jobs
         self._sorters = {name: writer.Sorter(schema.BY_NAME[name], folder) for name in jobs[0].tables}
+        self._fed = {table.name: writer.Sorter(table, folder) for table in (SPOKEN, schema.REGISTRY)}
         self._rows: dict[int, Rows] = {}  # by capture
         self._files = _Files()
         self._decoded: set[int] = set()  # captures, but for those read as a whole
@@ -123,17 +126,20 @@ class _Decoder:
         for name, sorter in self._sorters.items():
             sorter.spill()
             table = schema.BY_NAME[name]
-            for hour, parts in groupby(_by_hour(writer.merged(table, sorter.runs)), key=lambda entry: entry[0]):
-                moment = datetime.fromtimestamp(hour * 3600, UTC)
-                place = f"{name}/date={moment:%Y-%m-%d}/hour={moment:%H}/part-{task:05d}.parquet"
+            for hour, parts in hours(writer.merged(table, sorter.runs)):
+                place = f"{name}/{hour}/part-{task:05d}.parquet"
                 path = folder / place
                 path.parent.mkdir(parents=True)
                 file = {"table": name, "place": place, "path": str(path.relative_to(folder.parent))}
-                if table.has_names:
-                    rows = _keep(table, (part for _, part in parts), path)
-                else:
-                    rows = writer.store(table, (part for _, part in parts), path)
+                rows = _keep(table, parts, path) if table.has_names else writer.store(table, parts, path)
                 yield -1, "file", json.dumps({**file, "rows": rows})
+        for name, sorter in self._fed.items():
+            sorter.spill()
+            for number, run in enumerate(sorter.runs):
+                path = folder / f"{name}.{number}.run"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(run, path)
+                yield -1, "said", json.dumps({"table": name, "path": str(path.relative_to(folder.parent))})
 
     def _begin(self, capture: int, connection: int) -> None:
         self._hand_on()
@@ -152,7 +158,9 @@ class _Decoder:
     def _rows_of(self, capture: int) -> Rows:
         if capture not in self._rows:
             self._rows[capture] = Rows(
-                lambda table, batch: self._sorters[table.name].add(batch), self._jobs[capture].records
+                lambda table, batch: (self._fed.get(table.name) or self._sorters[table.name]).add(batch),
+                self._jobs[capture].records,
+                keeps=self._jobs[capture].is_known,
             )
         return self._rows[capture]
 
@@ -227,6 +235,13 @@ def _keep(table: Table, parts: Iterator[pa.Table], path: Path) -> int:
             sink.write_table(part)
             count += part.num_rows
     return count
+
+
+def hours(parts: Iterator[pa.Table]) -> Iterator[tuple[str, Iterator[pa.Table]]]:
+    """Rows in the order of time, by the folder of their date and hour. One's rows are to be read before the next's."""
+    for hour, group in groupby(_by_hour(parts), key=lambda entry: entry[0]):
+        moment = datetime.fromtimestamp(hour * 3600, UTC)
+        yield f"date={moment:%Y-%m-%d}/hour={moment:%H}", (part for _, part in group)
 
 
 def _by_hour(parts: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:

@@ -10,7 +10,8 @@ Duty: the same rows as `kproxy convert`, by as many tasks as there is work for:
    larger than a task's share has a task of its own, begun first, and the rest go on while it is at work.
 4. name: rows that call topics by their ids get the names that any connection of their capture told, and those of a
    broker whose address is known its id (see `results`).
-5. publish: the driver renames the files of the tasks that succeeded and writes the counts of `quality`.
+5. know: one task reads what groups, controllers and administrators said, in the order of time (see `knowledge`).
+6. publish: the driver renames the files of the tasks that succeeded and writes the counts of `quality`.
 
 Nothing but plans and counts comes to the driver: of connections only those that are larger than a share. An attempt
 writes into a folder of its own, so that what failed or ran twice is never seen.
@@ -32,6 +33,7 @@ import pyarrow as pa
 from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, output_folder
 from kproxy.convert.rows import quality_batch
 from kproxy.errors import CaptureError, KproxyError
+from kproxy.spark import knowledge
 from kproxy.spark.decode import RESULT_SCHEMA, decode
 from kproxy.spark.places import PACKET_SCHEMA, WHOLE, packets
 from kproxy.spark.results import files_of, numbers, over, quality_of
@@ -95,6 +97,7 @@ def ingest(
         quality = quality_of(spark, jobs, parts, results)
         summary = Summary(Path(out), {}, quality, failed, jobs[0].key_log, settings.records)
         files = files_of(spark, jobs, work, results, summary.rows)
+        files |= knowledge.files_of(spark, jobs, work, results, summary.rows, quality)
         if settings.records is not None and not summary.rows[schema.RECORDS.name]:
             batches = [file for place, file in files.items() if place.startswith(f"{schema.BATCHES.name}/")]
             summary.topics = writer.some_values(batches, ("topic", "topic_id"))

@@ -118,7 +118,7 @@ def quality_of(
         capture = parts[report["split"]][0]
         clock = report["clock"]
         quality = qualities.setdefault(capture, Quality())
-        _add(quality, report["quality"])
+        noted(quality, report["quality"])
         before = reached.get(capture, NONE)
         if clock["first_ns"] != NONE and clock["first_ns"] < before:
             late.append((report["split"], before))
@@ -131,7 +131,7 @@ def quality_of(
             _add_back(qualities[parts[late[index][0]][0]], json.loads(text))
     for capture, kind, text in results:
         if kind == "quality":
-            _add(qualities.setdefault(capture, Quality()), text)
+            noted(qualities.setdefault(capture, Quality()), text)
     return {jobs[capture].source: quality for capture, quality in sorted(qualities.items())}
 
 
@@ -152,7 +152,8 @@ def _clocks(
     return run
 
 
-def _add(quality: Quality, rows: Sequence[Sequence[Any]]) -> None:
+def noted(quality: Quality, rows: Sequence[Sequence[Any]]) -> None:
+    """Add counts that a task reported."""
     for kind, count, size, first_ns, last_ns in rows:
         quality.note(kind, first_ns, count=count, size=size, last_ns=last_ns)
 

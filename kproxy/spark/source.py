@@ -14,8 +14,9 @@ Options, beside the paths (files, patterns or folders):
 - `splitBytes` (segments): a larger file is shared out among tasks; 128 MiB by default, 0 never.
 - `quietSeconds` (streams): a file is complete when it has not changed for so long; 60.
 
-A task reads segments of a part of a file, and of the other tables one capture, whose connections it decodes. Large
-captures are the business of `pipeline`, which shares them out by connection.
+A task reads segments of a part of a file, and of the other tables one capture, whose connections it decodes; of those
+that say what is known of a cluster all captures, since they are one knowledge. Large captures are the business of
+`pipeline`, which shares them out by connection.
 
 As a stream the source follows a folder into which captures rotate, and reads each file once, when it is complete, by
 whatever name and time of change it arrives. A stream's offset names the files that the folder holds and that were read:
@@ -50,6 +51,7 @@ from kproxy.capture.quality import Quality
 from kproxy.convert.job import Job, Settings, captures_of
 from kproxy.convert.rows import BATCH_ROWS, Rows, quality_batch
 from kproxy.errors import KproxyError
+from kproxy.spark.knowledge import rows_of
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Split, plan
 from kproxy.tables import schema, writer
@@ -114,6 +116,7 @@ class Part(InputPartition):
 
     job: Job
     split: Split | None = None
+    others: tuple[Job, ...] = ()  # captures that are read together with it: what is known of a cluster is one
 
 
 class CaptureSource(DataSource):
@@ -209,6 +212,8 @@ class CaptureReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         settings = self._settings
         jobs = settings.jobs(settings.files(), settings.rotated)
+        if settings.table in schema.KNOWLEDGE:
+            return [Part(jobs[0], others=tuple(jobs[1:]))] if jobs else []
         if settings.table != SEGMENTS:
             return [Part(job) for job in jobs]
         return [
@@ -280,7 +285,12 @@ def _files_of(offset: dict[str, Any]) -> dict[str, int]:
 
 
 def _batches(settings: _Settings, part: Part) -> Iterator[pa.RecordBatch]:
-    found = _segments(part) if part.split else _rows(part.job, settings.table)
+    if part.split:
+        found = _segments(part)
+    elif settings.table in schema.KNOWLEDGE:
+        found = rows_of((part.job, *part.others), settings.table)
+    else:
+        found = _rows(part.job, settings.table)
     for batch in found:
         batch = settings.wanted(batch)
         if batch.num_rows:

@@ -46,9 +46,18 @@ class Names:
         for identity, name in found.names.items():
             self._add_topic(topic_id(identity), name)
         for (host, port), node in found.brokers.items():
-            address = _address(host)
-            if address is not None:
-                self._add_broker(f"{address} {port}", node)
+            self.learn_broker(host, port, node)
+
+    def learn_broker(self, host: str, port: int, node: int) -> None:
+        """A broker's address, if it is one and no name."""
+        address = _address(host)
+        if address is not None:
+            self._add_broker(f"{address} {port}", node)
+
+    def broker_at(self, address: str, port: int) -> int | None:
+        """The node id of the broker that advertises an address; None: not known, or there are two."""
+        node = self.brokers.get(f"{address} {port}", NONE)
+        return None if node == NONE else node
 
     def told(self) -> dict[str, Any]:
         """What `add` takes, in terms of JSON."""

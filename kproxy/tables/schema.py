@@ -41,8 +41,7 @@ class Table:
     @property
     def has_names(self) -> bool:
         """Its topics or brokers may be known only when the whole capture was read (`names.Names.fill`)."""
-        names = set(self.schema.names)
-        return "topic_id" in names or {"broker_id", "broker_address"} <= names
+        return bool({"direction", "broker_address"} & set(self.schema.names))
 
     @property
     def words(self) -> list[str]:
@@ -412,7 +411,7 @@ REGISTRY = Table(
             ("number", I64),
         ]
     ),
-    ("time", "connection", "number"),
+    ("time", "time_ns", "connection", "number"),
 )
 
 KNOWLEDGE = (GROUP_EVENTS, REBALANCES, ASSIGNMENTS, LEADERSHIP, TOPOLOGY, CHANGES, REGISTRY)

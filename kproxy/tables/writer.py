@@ -148,14 +148,24 @@ class Sorter:
         if self._rows:
             rows = _sorted(self._table, pa.Table.from_batches(self._batches, self._table.schema))
             self._write_run(iter((rows,)))
-            if len(self.runs) >= FAN_IN:
-                runs, self.runs = self.runs, []
-                self._write_run(merged(self._table, runs))
-                for run in runs:
-                    run.unlink()
+            self._fan_in()
         self._batches = []
         self._rows = 0
         self._bytes = 0
+
+    def adopt(self, runs: Sequence[Path]) -> None:
+        """Take over runs that other sorters of this table wrote; those in another folder are left where they are."""
+        for run in runs:
+            self.runs.append(run)
+            self._fan_in()
+
+    def _fan_in(self) -> None:
+        if len(self.runs) >= FAN_IN:
+            runs, self.runs = self.runs, []
+            self._write_run(merged(self._table, runs))
+            for run in runs:
+                if run.parent == self._stem.parent:
+                    run.unlink()
 
     def _write_run(self, tables: Iterator[pa.Table]) -> None:
         path = self._stem.with_name(f"{self._stem.name}.{self._count}.run")

@@ -8,10 +8,13 @@ Memory: a line at a time; of records, as many as are shown.
 """
 
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +25,7 @@ from kproxy.errors import ProtocolError
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.decode import Decoded, count_bytes, data
 from kproxy.protocol.error_codes import ERRORS, error_name
+from kproxy.protocol.log_records import LOGS, LogRecord, decode_record
 from kproxy.protocol.plans import TAGS, TRAILING
 from kproxy.protocol.primitives import Buffer
 from kproxy.protocol.records import Batch, Record, control_type, iterate_headers
@@ -41,6 +45,8 @@ _CONSUMER_PROTOCOL = {
     "SyncGroupResponse.assignment": "ConsumerProtocolAssignment",
     "DescribeGroupsResponse.groups.members.memberMetadata": "ConsumerProtocolSubscription",
     "DescribeGroupsResponse.groups.members.memberAssignment": "ConsumerProtocolAssignment",
+    "GroupMetadataValue.members.subscription": "ConsumerProtocolSubscription",
+    "GroupMetadataValue.members.assignment": "ConsumerProtocolAssignment",
 }
 
 
@@ -51,7 +57,10 @@ class _Masked:
         self.size = len(value) if isinstance(value, bytes | str) else 0
 
 
-def show(decoded: Decoded, *, show_secrets: bool, records: int) -> None:
+def show(
+    decoded: Decoded, *, show_secrets: bool, records: int, topics: Mapping[UUID, str] = MappingProxyType({})
+) -> None:
+    """Print a message. topics: names by id, as far as they are known, which tell records of coordinators' logs."""
     console = Console()
     header = decoded.header
     title = Text(decoded.title, _TITLE)
@@ -63,7 +72,7 @@ def show(decoded: Decoded, *, show_secrets: bool, records: int) -> None:
     title.append(f"  {count_bytes(decoded.size_bytes)}", _QUIET)
     _print(console, title)
     body = decoded.body if show_secrets else redact(decoded.message.name, decoded.body, _Masked)
-    human = _Human(records, consumer=body.get("protocolType", "consumer") in ("consumer", None))
+    human = _Human(records, body.get("protocolType", "consumer") in ("consumer", None), topics)
     for line in _unknown(header):
         _print(console, line)
     for line in human.struct(decoded.message.fields, body, decoded.message.name):
@@ -91,6 +100,8 @@ class _Human:
 
     records: int  # shown of each batch
     consumer: bool
+    topics: Mapping[UUID, str] = dataclass_field(default_factory=dict)
+    topic: str | None = None  # that records are of
 
     def struct(self, fields: tuple[Field, ...], body: dict[str, Any], path: str) -> Iterator[Text]:
         by_name = {field.name: field for field in fields}
@@ -115,11 +126,16 @@ class _Human:
         elif isinstance(value, list) and field.is_struct and value:
             yield label + Text(f"{len(value)}", _QUIET)
             for item in value:
-                yield from _item(self.element(field.fields, item, path))
+                yield from _item(self.of_topic(item).element(field.fields, item, path))
         elif isinstance(value, list):
             yield from self.scalars(label, field.name, value)
         else:
             yield label + _scalar(field.name, value)
+
+    def of_topic(self, body: dict[str, Any]) -> "_Human":
+        """For what is below an element that may name a topic."""
+        named = body.get("topic") or body.get("name") or self.topics.get(body.get("topicId", UUID(int=0)))
+        return replace(self, topic=named) if isinstance(named, str) else self
 
     def element(self, fields: tuple[Field, ...], body: dict[str, Any], path: str) -> Iterator[Text]:
         line = self.one_line(fields, body, path)
@@ -208,17 +224,61 @@ class _Human:
         records = batch.records()
         try:
             for record in islice(records, self.records):
-                yield Text("  ") + _record(record, header.is_control)
+                known = None if header.is_control else self.log_record(record)
+                if known is None:
+                    yield Text("  ") + _record(record, header.is_control)
+                else:
+                    yield from _indented(known)
             if next(records, None) is not None:
                 yield Text("  … (--records-shown)", _QUIET)
         except ProtocolError as fault:
             yield Text(f"  the records cannot be read: {fault}", _BAD)
 
+    def log_record(self, record: Record) -> Iterator[Text] | None:
+        """A record of a coordinator's log; None: it is none, or cannot be read as one.
 
-def _record(record: Record, is_control: bool) -> Text:
+        Where the topic's name is not known, what reads as one to the last byte of its key and its value is shown so.
+        """
+        found = None
+        for log in LOGS if self.topic is None else (self.topic,) if self.topic in LOGS else ():
+            with suppress(ProtocolError):
+                read = decode_record(log, record)
+                if self.topic is not None or not (TRAILING in read.key or TRAILING in (read.value or ())):
+                    found = read
+                    break
+        if found is None:
+            return None
+        title = _place(record).append(f"  {found.value_message.name.removesuffix('Value')}", _TITLE)
+        if self.topic is None:
+            title.append(f" (as in {found.key_message.log})", _QUIET)
+        consumer = (found.value or {}).get("protocolType", "consumer") == "consumer"
+        return replace(self, consumer=consumer).log_lines(title, found)
+
+    def log_lines(self, title: Text, found: LogRecord) -> Iterator[Text]:
+        key = self.one_line(found.key_message.fields, found.key, found.key_message.name)
+        yield title if key is None else title.append("  ") + key
+        if key is None:
+            yield from _indented(self.struct(found.key_message.fields, found.key, found.key_message.name))
+        if found.value is None:
+            yield Text("  deleted", _QUIET)
+            return
+        value = self.one_line(found.value_message.fields, found.value, found.value_message.name)
+        if value is not None:
+            yield Text("  ") + value
+        else:
+            yield from _indented(self.struct(found.value_message.fields, found.value, found.value_message.name))
+
+
+def _place(record: Record) -> Text:
+    """The offset and the time of a record."""
     line = Text(f"{record.offset}", _NAME)
     if record.timestamp >= 0:
         line.append(f"  {_time(record.timestamp)}", _QUIET)
+    return line
+
+
+def _record(record: Record, is_control: bool) -> Text:
+    line = _place(record)
     if is_control:
         return line.append(f"  {control_type(record)}")
     if record.key is not None:

@@ -29,7 +29,7 @@ def show(found: Frames, *, show_secrets: bool, records: int) -> None:
     click.echo(f"{_when(found)}\n")
     for what, frame in _decoded(found):
         if isinstance(frame, Decoded):
-            view.show(frame, show_secrets=show_secrets, records=records)
+            view.show(frame, show_secrets=show_secrets, records=records, topics=found.topics)
         else:
             click.echo(f"{what}: {frame}")
 

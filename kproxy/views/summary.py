@@ -89,6 +89,8 @@ def _show_overview(found: Overview) -> None:
         errors = found.errors.most_common(NAMES_SHOWN)
         more = f", and {len(found.errors) - len(errors)} more kinds" if len(found.errors) > len(errors) else ""
         _say(f"errors   {', '.join(f'{error} {api} ×{count:,}' for (error, api), count in errors)}{more}")
+    if found.groups or found.leadership:
+        _say(f"groups   {_known(found)}")
     for number, slow in enumerate(found.slowest):
         muted = f", of it {units.duration(slow.muted_ns)} muted by a throttle" if slow.muted_ns else ""
         client = printable(slow.client) or "no client id"
@@ -97,6 +99,19 @@ def _show_overview(found: Overview) -> None:
     if found.slowest and (waiting := [api for api in ("Fetch", "JoinGroup", "SyncGroup") if api in found.apis]):
         _say(f"{'':9}(not counting the time that {', '.join(waiting)} wait on purpose)")
     _say("")
+
+
+def _known(found: Overview) -> str:
+    """What happened in groups and to leaders."""
+    said = []
+    if found.groups:
+        causes = ", ".join(f"{cause} ×{count:,}" for cause, count in found.rebalances.most_common(NAMES_SHOWN))
+        rebalances = f"{found.rebalances.total():,} rebalances" + (f" ({causes})" if causes else "")
+        said.append(f"{len(found.groups):,}, {rebalances}")
+    if found.leadership:
+        changes = ", ".join(f"{change} ×{count:,}" for change, count in found.leadership.most_common(NAMES_SHOWN))
+        said.append(f"{found.leadership.total():,} changes of leaders ({changes})")
+    return "; ".join(said) if found.groups else f"none; {said[0]}"
 
 
 def _show_apis(apis: dict[str, Api]) -> None:

@@ -199,6 +199,9 @@ class Watcher:
         if detail != ERRORS:
             self._feed = Feed()
             self._link = FeedLink(self.metrics, self._give_stream)
+            if settings.record is not None:
+                self._link.record = settings.record
+                self._link.settings = {"detail": {settings.cluster: settings.detail}, "watch": True}
             self._link.follow({settings.cluster})
         self._connections = Connections(
             self.metrics,
@@ -214,6 +217,7 @@ class Watcher:
         handlers = Handlers(
             self._connections.decided, self._connections.many if by_column else None, self._connections.ended
         )
+        kept = self._connections.kept
         self._flows = Flows(
             self._source,
             self._quality,
@@ -221,7 +225,7 @@ class Watcher:
             cluster=settings.cluster,
             ports=settings.ports,
             detail=detail,
-            kept=self._connections.kept,
+            kept=None if kept is None else lambda: kept,
         )
         self._passive.findings = self._findings
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
@@ -158,3 +159,25 @@ def test_colours_only_where_they_are_asked_for(monkeypatch):
     assert "\x1b[" not in shown("00120000000000070003666f6f")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[" in shown("00120000000000070003666f6f")
+
+
+def test_records_of_coordinators_logs_are_decoded():
+    """By their topic's name; where that is not known, if they read as such to the last byte."""
+    subscription = encode_data("ConsumerProtocolSubscription", 1, {"topics": ["orders"]})
+    member = {"memberId": "m", "clientId": "c", "clientHost": "/10.0.0.1", "subscription": subscription}
+    key = encode_data("GroupMetadataKey", 0, {"group": "billing"})
+    value = encode_data("GroupMetadataValue", 3, {"protocolType": "consumer", "generation": 7, "members": [member]})
+    gone = Record(1, 0, encode_data("OffsetCommitKey", 0, {"group": "g", "topic": "t", "partition": 3}), None, [])
+    batch = write_batch([Record(0, 0, key, value, []), gone, Record(2, 0, b"\0\2", b"x", [])])
+
+    def fetched(version, **topic):
+        partitions = [{"partitionIndex": 0, "records": batch}]
+        return shown_response(1, version, {"responses": [{**topic, "partitions": partitions}]})
+
+    named = fetched(12, topic="__consumer_offsets")
+    assert 'GroupMetadata  group "billing"' in named
+    assert "generation: 7" in named and "ConsumerProtocolSubscription v1" in named and 'topics: ["orders"]' in named
+    assert 'OffsetCommit  group "g", topic "t", partition 3' in named and "deleted" in named
+    assert "key 0x0002  value" in named
+    assert 'GroupMetadata (as in __consumer_offsets)  group "billing"' in fetched(13, topicId=UUID(int=5))
+    assert "GroupMetadata" not in fetched(12, topic="orders")

@@ -49,6 +49,14 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     assert again.exit_code == 0 and again.stdout.startswith("Produce, request ")
 
 
+def test_groups_and_leaders_are_mentioned_if_anything_happened(tmp_path):
+    _, lines = converted(tmp_path, captures.capture("k41_librdkafka"))
+    (line,) = (line for line in lines if line.startswith("groups "))
+    assert re.match(r"groups   \d+, \d+ rebalances \((member_joined|member_left) ×\d+", line)
+    _, lines = converted(tmp_path, captures.capture("k41_quota"), "--detail", "headers")
+    assert not [line for line in lines if line.startswith("groups ")]
+
+
 def test_what_the_slowest_leave_out_and_what_else_the_folder_holds_is_said(tmp_path):
     _, first = converted(tmp_path, captures.capture("k41_BASE"))
     (left_out,) = (line for line in first if "wait on purpose" in line)

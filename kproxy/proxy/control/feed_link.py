@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Set
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from kproxy.metrics import Metrics
@@ -23,6 +24,7 @@ ASK_S = 2.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _END_S = 3.0
+_WRITE_S = 15.0  # with rows to write
 SNDBUF_BYTES = 1 << 20
 
 log = logging.getLogger("kproxy.insight")
@@ -45,6 +47,8 @@ class FeedLink:
         self._restart: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
+        self.record: Path | None = None  # the folder that what is known is written to
+        self.settings: dict[str, Any] = {}  # what the tables there say of how they were made
         self._cells: dict[str, bytes] = {}  # as last sent, by cluster
 
     @property
@@ -53,6 +57,8 @@ class FeedLink:
 
     def ensure(self, config: Config) -> None:
         """Start it if the settings want it and it does not run; clusters that are gone are forgotten."""
+        self.record = config.record
+        self.settings = {"detail": {cluster.name: cluster.detail for cluster in config.clusters}}
         self.follow({cluster.name for cluster in config.clusters if cluster.detail != "headers"})
 
     def follow(self, wanted: Set[str]) -> None:
@@ -102,7 +108,7 @@ class FeedLink:
         process = self._process
         if process is not None:
             try:
-                await asyncio.to_thread(process.wait, _END_S)
+                await asyncio.to_thread(process.wait, _END_S if self.record is None else _WRITE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 await asyncio.to_thread(process.wait)
@@ -127,7 +133,7 @@ class FeedLink:
         finally:
             self._starting = None
         self._channel = Channel(ours, {"cells": self._take}, self._ended)
-        self._channel.send("begin", self._metrics.clock_offset_ns)
+        self._channel.send("begin", self._metrics.clock_offset_ns, self.record, self.settings)
         log.info("groups and leaders are followed by process %d", self._process.pid)
         if self._closed:
             return

@@ -5,7 +5,8 @@ from its loop; so this is a program of its own, of low priority. It has a channe
 workers, or the one process), and a stream from each process that relays. It ends when its owner is gone.
 
 Exchanges of several connections and processes come in the order of their answers, as long as none is later than
-REORDER_S. Once a second the owner gets the cells of clusters that have changed, whole.
+REORDER_S. Once a second the owner gets the cells of clusters that have changed, whole. With `record` their rows become
+tables; when the owner ends, what has come is fed and written first.
 
 Bounded: HELD_BYTES of exchanges that wait here, then streams are not read and relays drop; and what each cluster's
 knowledge is bounded by. Refuses to know relays and HTTP.
@@ -20,13 +21,20 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from heapq import heappop, heappush
+from pathlib import Path
 from time import monotonic, monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kproxy.insight import rows
+from kproxy.insight.rows import Row
 from kproxy.proxy.control.channel import Channel, Handler
 from kproxy.proxy.control.feed import Heard, Unpacker
 from kproxy.proxy.control.known_cluster import KnownCluster
+
+if TYPE_CHECKING:
+    from kproxy.tables.knowledge_recorder import KnowledgeRecorder
 
 REORDER_S = 0.15
 HELD_BYTES = 32 << 20
@@ -66,6 +74,8 @@ class _Process:
         self._is_reading = True
         self._changed: set[str] = set()
         self._clock_offset_ns = 0
+        self._recorder: KnowledgeRecorder | None = None
+        self._last_source: dict[str, str] = {}  # by cluster
 
     async def run(self) -> None:
         handlers: dict[str, Handler] = {
@@ -80,14 +90,40 @@ class _Process:
         await self._ended.wait()
         working.cancel()
         publishing.cancel()
+        if self._recorder is not None:
+            self._finish()
 
-    def _begin(self, clock_offset_ns: int) -> None:
+    def _begin(self, clock_offset_ns: int, record: Path | None, settings: dict[str, Any]) -> None:
+        """record: the folder that rows are written to."""
         self._clock_offset_ns = clock_offset_ns
+        if record is not None:
+            from kproxy.tables.knowledge_recorder import KnowledgeRecorder  # heavy, and not everybody's
+
+            self._recorder = KnowledgeRecorder(record, settings)
 
     def _forget(self, names: Iterable[str]) -> None:
         """Clusters that the settings do not have any more."""
         for name in names:
-            self._clusters.pop(name, None)
+            self._complete(name)
+
+    def _complete(self, name: str) -> None:
+        """Nothing more comes of a cluster."""
+        cluster = self._clusters.pop(name, None)
+        if cluster is not None and self._recorder is not None:
+            self._record(self._last_source.pop(name, None), cluster.knowledge.finish())
+
+    def _finish(self) -> None:
+        """Feed what has come from processes that are gone, and write all rows."""
+        assert self._recorder is not None
+        for sock, unpacker in self._sources.items():
+            with suppress(OSError):
+                while data := sock.recv(_READ_BYTES):
+                    self._push(unpacker, data)
+        while self._heap:
+            self._hear_first()
+        for name in list(self._clusters):
+            self._complete(name)
+        self._recorder.close()
 
     # --- streams -----------------------------------------------------------------------------------------------------
 
@@ -112,13 +148,16 @@ class _Process:
             self._sources.pop(sock, None)
             sock.close()
             return
+        self._push(self._sources[sock], data)
+        if self._held_bytes > HELD_BYTES and self._is_reading:
+            self._read(False)
+
+    def _push(self, unpacker: Unpacker, data: bytes) -> None:
         now = monotonic()
-        for heard in self._sources[sock].feed(data):
+        for heard in unpacker.feed(data):
             self._serial += 1
             self._held_bytes += heard.size_bytes
             heappush(self._heap, (heard.at_ns, self._serial, now, heard))
-        if self._held_bytes > HELD_BYTES and self._is_reading:
-            self._read(False)
 
     def _read(self, reads: bool) -> None:
         """Read the streams, or leave what comes in their buffers."""
@@ -136,13 +175,7 @@ class _Process:
         while True:
             end = monotonic() + _TURN_S
             while self._heap and self._is_due() and monotonic() < end:
-                *_, heard = heappop(self._heap)
-                self._held_bytes -= heard.size_bytes
-                try:
-                    self._hear(heard)
-                except Exception:  # one exchange that is not understood must not cost all others
-                    log.exception("a defect of kproxy: api=%d is not understood", heard.api_key)
-                    self._cluster(heard.whose.cluster).cells.left_out["undecodable"] += 1
+                self._hear_first()
             if not self._is_reading and self._held_bytes < HELD_BYTES // 2:
                 self._read(True)
             await asyncio.sleep(0 if self._heap and self._is_due() else _STEP_S)
@@ -154,10 +187,27 @@ class _Process:
         now_ns = monotonic_ns() + self._clock_offset_ns
         return self._heap[0][0] + int(REORDER_S * 1e9) <= now_ns
 
+    def _hear_first(self) -> None:
+        *_, heard = heappop(self._heap)
+        self._held_bytes -= heard.size_bytes
+        try:
+            self._hear(heard)
+        except Exception:  # one exchange that is not understood must not cost all others
+            log.exception("a defect of kproxy: api=%d is not understood", heard.api_key)
+            self._cluster(heard.whose.cluster).cells.left_out["undecodable"] += 1
+
     def _hear(self, heard: Heard) -> None:
         cluster = self._cluster(heard.whose.cluster)
-        cluster.hear(heard)
+        found = cluster.hear(heard)
         self._changed.add(cluster.name)
+        if self._recorder is not None:
+            self._last_source[cluster.name] = heard.whose.source
+            self._record(heard.whose.source, found)
+
+    def _record(self, source: str | None, found: Iterable[Row]) -> None:
+        assert self._recorder is not None
+        for row in found:
+            self._recorder.add(rows.TABLES[type(row)], source, row)
 
     def _cluster(self, name: str) -> KnownCluster:
         cluster = self._clusters.get(name)
@@ -172,6 +222,8 @@ class _Process:
     async def _publish(self) -> None:
         while True:
             await asyncio.sleep(PUBLISH_S)
+            if self._recorder is not None:
+                self._recorder.tick()
             if self._channel.is_behind:
                 continue
             for name in list(self._changed):

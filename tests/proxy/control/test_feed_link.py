@@ -4,6 +4,9 @@ import json
 import os
 import resource
 import signal
+from pathlib import Path
+
+import pyarrow.parquet as pq
 
 from kproxy.metrics.groups import MAX_GROUPS
 from kproxy.proxy.control.feed import QUEUE_BYTES
@@ -183,3 +186,33 @@ def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only():
 
 def resident_bytes(pid: int) -> int:
     return int((in_proc(pid, "statm")).read_text().split()[1]) * resource.getpagesize()
+
+
+def test_what_is_known_is_recorded_beside_the_exchanges(tmp_path):
+    """Also what came last, and what is not complete when kproxy ends."""
+
+    def told(place, table):
+        return [row for file in (place / table).glob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
+
+    async def test(workers: int, place: Path):
+        async with kproxy("--detail", "topics", "--record", str(place), workers=workers) as here:
+            await here.said("groups and leaders are followed by process")
+            pairs = [await here.connect() for _ in range(2)]
+            await rebalance(pairs, "g", 1)
+            client, broker = pairs[0]
+            asked = {"groupId": "open", "memberId": "m", "protocolType": "connect", "protocols": []}
+            answer = {"generationId": 5, "protocolName": "x", "leader": "n", "memberId": "m"}
+            await exchanged(client, broker, request(JOIN, 5, 9, asked), response(JOIN, 5, 9, answer))
+            here.process.send_signal(signal.SIGTERM)
+            assert await here.process.wait() == 0
+        rebalances = {(row["group_id"], row["generation"]): row for row in told(place, "rebalances")}
+        assert rebalances["g", 1]["members_after"] == 2 and rebalances["g", 1]["ended_ns"]
+        assert rebalances["open", 5]["ended_ns"] is None
+        exchanges = {(row["connection"], row["number"]): row for row in told(place, "exchanges")}
+        events = [row for row in told(place, "group_events") if row["event"] == "join_answered"]
+        assert [exchanges[row["connection"], row["number"]]["api"] for row in events] == ["JoinGroup"] * 3
+        assert {row["source"] for row in events} == {"live:default"}
+        assert not [name for name in os.listdir(place) if name.startswith(".unfinished")]  # noqa: PTH208
+
+    for workers in (1, 2):
+        live(test(workers, tmp_path / str(workers)), PATIENCE_S)

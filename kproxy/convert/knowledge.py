@@ -1,0 +1,156 @@
+"""What captures of one cluster say together -> the tables of insight: `kproxy convert` and Spark share it.
+
+Duty: the exchanges of all captures, which `spoken` put on the disk, are merged in the order of time, decoded, and fed
+to one `Knowledge`; operations on ZooKeeper's tree to its groups. So a generation that spans two rotated files is one
+rebalance. A row's source is that of the exchange that completed it; brokers are known by the addresses that any answer
+of their capture tells, topics by the ids that any capture tells, however late.
+
+Memory: `writer.FAN_IN` runs of writer.STEP_BYTES each; what `Knowledge` holds; RUN_ROWS rows of each table. Refuses to
+know how captures are read, and where files go.
+"""
+
+from base64 import urlsafe_b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from kproxy.capture.quality import Quality
+from kproxy.convert.spoken import SPOKEN
+from kproxy.insight import rows as insight_rows
+from kproxy.insight.knowledge import Knowledge
+from kproxy.insight.registry_groups import ConsumerGroups
+from kproxy.insight.rows import RegistryRow, Row
+from kproxy.insight.spoken import spoken_of
+from kproxy.tables import schema, writer
+from kproxy.tables.knowledge import KnowledgeColumns
+from kproxy.tables.names import Names
+from kproxy.tables.schema import Table
+
+TOGETHER = 4096  # rows
+
+
+class Told:
+    """The rows of insight, sorted on the disk, `folder`; of each table by `keys` and its own order."""
+
+    def __init__(self, folder: Path, keys: tuple[str, ...] = (), prefix: str = ".told") -> None:
+        self._columns = KnowledgeColumns()
+        self._sorters = {
+            table.name: writer.Sorter(_sorted_by(table, keys), folder, prefix) for table in schema.KNOWLEDGE
+        }
+        self._keys = keys
+
+    def add(self, source: str | None, row: Row) -> None:
+        self._columns.append(insight_rows.TABLES[type(row)], source, row)
+        if self._columns.rows >= TOGETHER:
+            self._hand_on()
+
+    def add_batch(self, table: Table, batch: pa.RecordBatch) -> None:
+        self._sorters[table.name].add(batch)
+
+    def finish(self) -> None:
+        self._hand_on()
+        for sorter in self._sorters.values():
+            sorter.spill()
+
+    def parts(self, table: Table) -> Iterator[pa.Table]:
+        """The rows of a table, in order."""
+        return writer.merged(_sorted_by(table, self._keys), self._sorters[table.name].runs)
+
+    def _hand_on(self) -> None:
+        for table, batch in self._columns.batches():
+            self.add_batch(table, batch)
+
+
+def by_source(parts: Iterator[pa.Table]) -> Iterator[tuple[str, Iterator[pa.Table]]]:
+    """Rows that are sorted by source, those of each together. A source's rows are to be read before the next one's."""
+    for source, group in groupby(_pieces(parts), key=lambda piece: piece[0]):
+        yield source, (part for _, part in group)
+
+
+def _pieces(parts: Iterator[pa.Table]) -> Iterator[tuple[str, pa.Table]]:
+    """Each part cut where the source changes."""
+    for part in parts:
+        coded = part["source"].combine_chunks().dictionary_encode()
+        indices = coded.indices  # to_numpy() may import pandas
+        codes = np.frombuffer(indices.buffers()[1], np.int32)[indices.offset :][: len(indices)]
+        names = coded.dictionary.to_pylist()
+        edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist(), len(codes)]
+        for start, stop in pairwise(edges):
+            yield names[codes[start]], part.slice(start, stop - start)
+
+
+def know(
+    cluster: str,
+    runs: Sequence[Path],
+    registry: Sequence[Path],
+    names: Mapping[str, Names],
+    told: Told,
+) -> dict[str, Quality]:
+    """Feed what was said to one `Knowledge`, and its rows to `told`; returns what is left out, by source.
+
+    runs, registry: sorted runs of SPOKEN and of the table registry. names: by source.
+    """
+    everything = Names()
+    for each in names.values():
+        everything.add(each.told())
+    known = Knowledge(cluster, {_uuid(identity): name for identity, name in everything.topics.items()})
+    left_out: dict[str, Quality] = {}
+    source: str | None = None
+    for part in writer.merged(SPOKEN, list(runs)):
+        for batch in part.to_batches(max_chunksize=TOGETHER):
+            before = sum(known.left_out.values())
+            for said in batch.to_pylist():
+                source = said.pop("source")
+                at_ns = said.pop("at_ns")
+                host, port = said.pop("broker_address"), said.pop("broker_port")
+                if said["broker_id"] is None and source in names:
+                    said["broker_id"] = names[source].broker_at(host, port)
+                frames = said.pop("request"), said.pop("response")
+                plan = said.pop("api_key"), said.pop("api_version")
+                times = said.pop("request_end"), said.pop("response_start")
+                spoken = spoken_of(*plan, *frames, *times, cluster=cluster, source=source, **said)
+                if spoken is None:
+                    left_out.setdefault(source, Quality()).note("not_decoded", at_ns, size=sum(map(_size, frames)))
+                    continue
+                for row in known.feed(spoken):
+                    told.add(source, row)
+            missing = sum(known.left_out.values()) - before
+            if missing and source is not None:
+                left_out.setdefault(source, Quality()).note("forgotten", count=missing)
+    for row in known.finish():
+        told.add(source, row)
+    _registry(cluster, registry, told)
+    told.finish()
+    return left_out
+
+
+def _registry(cluster: str, runs: Sequence[Path], told: Told) -> None:
+    """Operations on ZooKeeper's tree, which are rows already, and the groups that coordinate through it."""
+    groups = ConsumerGroups(cluster)
+    source: str | None = None
+    fields = RegistryRow._fields
+    for part in writer.merged(schema.REGISTRY, list(runs)):
+        for batch in part.to_batches(max_chunksize=TOGETHER):
+            told.add_batch(schema.REGISTRY, batch)
+            for said in batch.to_pylist():
+                source = said["source"]
+                for row in groups.feed(RegistryRow(*(said[name] for name in fields))):
+                    told.add(source, row)
+    for row in groups.finish():
+        told.add(source, row)
+
+
+def _sorted_by(table: Table, keys: tuple[str, ...]) -> Table:
+    return Table(table.name, table.schema, (*keys, *table.keys), table.weight)
+
+
+def _uuid(identity: str) -> UUID:
+    return UUID(bytes=urlsafe_b64decode(identity + "=="))
+
+
+def _size(frame: bytes | None) -> int:
+    return 0 if frame is None else len(frame)

@@ -1,0 +1,104 @@
+"""Exchanges whose frames are kept -> rows on the disk, until all of a cluster can be read in one order of time.
+
+Duty: an internal table, never part of a dataset: the frames of groups, leaders and administration, each with whose
+they are. Decoding waits until the merge, in one place; only the addresses of brokers that a controller tells are read
+at once, since they name brokers of other rows. Memory: the owner takes `batch()` before `size` is too large. Refuses to
+know what frames mean.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+
+from kproxy.errors import ProtocolError
+from kproxy.protocol import codec
+from kproxy.tables.arrays import batch
+from kproxy.tables.names import Names
+from kproxy.tables.schema import BYTES, I16, I32, I64, TEXT, Table
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import NONE, Exchange
+
+SPOKEN = Table(
+    "spoken",
+    pa.schema(
+        [
+            ("at_ns", I64),  # the answer's first byte; without one, the request's last
+            ("source", TEXT),
+            ("connection", I64),
+            ("number", I64),
+            ("api_key", I16),
+            ("api_version", I16),
+            ("request_end", I64),
+            ("response_start", I64),
+            ("client_id", TEXT),
+            ("client_address", TEXT),
+            ("broker_address", TEXT),
+            ("broker_port", I32),
+            ("broker_id", I32),
+            ("request", BYTES),
+            ("response", BYTES),
+        ]
+    ),
+    ("at_ns", "source", "connection", "number"),
+)
+BATCH_BYTES = 4 << 20
+_ROW_BYTES = 600  # beside the frames, about
+UPDATE_METADATA = 6
+
+
+class SpokenColumns:
+    """Rows, until they are taken as a batch."""
+
+    def __init__(self, names: Names) -> None:
+        """names: learns the brokers that controllers tell."""
+        self._names = names
+        self._rows: list[dict[str, Any]] = []
+        self.size = 0  # bytes, about
+
+    @property
+    def rows(self) -> int:
+        return len(self._rows)
+
+    def append(self, info: ConnectionInfo, exchange: Exchange) -> None:
+        """An exchange of a plan that keeps frames; nothing if its own were not."""
+        request, response = exchange.request_frame, exchange.response_frame
+        if request is None:
+            return
+        plan = exchange.plan
+        if plan.api_key == UPDATE_METADATA:
+            self._learn(request)
+        self._rows.append(
+            {
+                "at_ns": exchange.request_end if response is None else exchange.response_start,
+                "source": info.source,
+                "connection": info.id,
+                "number": exchange.number,
+                "api_key": plan.api_key,
+                "api_version": plan.api_version,
+                "request_end": exchange.request_end,
+                "response_start": 0 if exchange.response_start == NONE else exchange.response_start,
+                "client_id": exchange.client_id,
+                "client_address": info.client_address,
+                "broker_address": info.broker_address,
+                "broker_port": info.broker_port,
+                "broker_id": info.broker_id,
+                "request": request,
+                "response": response,
+            }
+        )
+        self.size += _ROW_BYTES + len(request) + (0 if response is None else len(response))
+
+    def batch(self) -> pa.RecordBatch:
+        """The rows so far; they are forgotten here."""
+        rows, self._rows, self.size = self._rows, [], 0
+        return batch(SPOKEN.schema, rows)
+
+    def _learn(self, request: bytes) -> None:
+        try:
+            _, body = codec.decode_request(memoryview(request)[4:])
+        except ProtocolError:
+            return
+        for broker in body["liveBrokers"]:
+            for end in broker.get("endpoints") or [{"host": broker.get("v0Host"), "port": broker.get("v0Port")}]:
+                if end["host"]:
+                    self._names.learn_broker(end["host"], end["port"], broker["id"])
