@@ -57,6 +57,9 @@ def tables_at(places: Sequence[str], tables: Sequence[str], how: dict[str, Any])
     """
     from kproxy.analysis import cached
 
+    far = [place for place in places if "://" in place]
+    if far:
+        raise KproxyError(f"{far[0]}: tables are read from folders of this machine; `kproxy spark` reads URLs")
     if len(places) == 1 and cached.is_dataset(places[0]):
         check_tables(places, tables)
         yield lambda again: places[0]

@@ -61,7 +61,7 @@ def test_commands_of_the_page_work(tables, tmp_path, monkeypatch):
     shutil.copytree(tables, "tables")
     shutil.copy(capture("k41_quota"), "incident.pcap")
     lines = [line for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) for line in block.splitlines()]
-    assert len(lines) > 9 and all(line.startswith("kproxy analyze ") for line in lines)
+    assert len(lines) > 9 and all(line.startswith(("kproxy analyze ", "kproxy show ")) for line in lines)
     for line in lines:
         done = CliRunner().invoke(cli, shlex.split(line)[1:], catch_exceptions=False)
         assert done.exit_code == 0 and "No rows" not in done.output, line

@@ -9,7 +9,22 @@ import pytest
 from click.testing import CliRunner
 
 from kproxy import __main__
-from kproxy.cli import analyze_group, check, cli, compat, convert, ctl, decode, demo, doctor, run, spark_group, users
+from kproxy.cli import (
+    analyze_group,
+    check,
+    cli,
+    compat,
+    convert,
+    ctl,
+    decode,
+    demo,
+    doctor,
+    run,
+    show,
+    spark_group,
+    users,
+    watch,
+)
 from tests import captures
 
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
@@ -114,6 +129,8 @@ def test_every_command_is_a_file_and_listed_with_its_help():
         run: "run",
         spark_group: "spark",
         analyze_group: "analyze",
+        show: "show",
+        watch: "watch",
         compat: "compat",
         doctor: "doctor",
         users: "users",
