@@ -1,7 +1,7 @@
-"""A small Kafka client: connections that pipeline requests, and a map of who leads what.
+"""A small Kafka client: connections that pipeline requests, and a map of the partitions' leaders.
 
-It does what the demo's traffic needs and no more: versions are agreed on per connection, requests go to leaders, and an
-answer with a leader error makes it ask Metadata again. Refuses to know what the traffic is for.
+It implements what the demo's traffic needs: each connection negotiates versions, requests go to leaders, and a leader
+error makes the client ask Metadata again. Refuses to know what the traffic is for.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ Body = dict[str, Any]
 
 
 class Connection:
-    """Requests in, answers out, in order; as many at a time as the caller likes."""
+    """One connection: requests are pipelined without limit, answers arrive in order."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client_id: str) -> None:
         self._reader = reader
@@ -49,7 +49,7 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether no further request can leave: the transport may know it before the task that reads answers does."""
+        """Whether no further request can be sent; the transport may notice before the reading task does."""
         return self._task.done() or self._writer.is_closing()
 
     async def request(self, api_key: int, body: Body) -> Body:
@@ -69,7 +69,7 @@ class Connection:
         except (RuntimeError, OSError) as fault:  # RuntimeError: from uvloop, whose handle is closed
             future.set_exception(UpstreamError(f"the connection is closed: {fault}"))
             return future
-        if answered:  # nothing awaits since the write: its answer cannot have come yet
+        if answered:  # no await since the write, so the answer cannot have arrived
             self._waiting.put_nowait((self._correlation_id, api_key, version, future))
         else:
             future.set_result({})
@@ -104,7 +104,7 @@ class Connection:
                 future = self._waiting.get_nowait()[3]
                 if not future.done():
                     future.set_exception(UpstreamError("the broker closed the connection"))
-                    future.exception()  # seen: whoever waits gets it, and nobody has to
+                    future.exception()  # mark it as retrieved: callers may not await it
 
 
 class Client:

@@ -1,9 +1,8 @@
 """A Kafka cluster in miniature: brokers on loopback that speak the protocol through our own codec, logs in memory.
 
-Enough for real clients to find leaders, to produce (idempotently too) and to consume partitions that they choose;
-groups and transactions are not here, and are not offered. As with a real broker, a connection's requests are served one
-at a time and answered in order, a Fetch waits for its data, and a client over its quota is told so and then not
-listened to (KIP-219).
+Real clients can find leaders, produce (also idempotently) and consume assigned partitions. Groups and transactions are
+not implemented, and not offered. As at a real broker, requests of a connection are served one at a time and answered in
+order, a Fetch waits for data, and a client over its quota gets a throttle time and is then muted (KIP-219).
 
 Bounded: the logs (see `log`), MAX_TOPICS topics, one request of MAX_REQUEST_BYTES per connection. Refuses to know
 kproxy and the clients.
@@ -39,7 +38,7 @@ UNKNOWN_TOPIC_ID = 100
 PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
 FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID, DESCRIBE_CLUSTER = 10, 18, 22, 60
 
-# What is offered to clients: the versions whose answers mean here what they mean in Kafka.
+# Versions offered to clients: those whose semantics are implemented here.
 OFFERED: Mapping[int, tuple[int, int]] = {
     PRODUCE: (3, 13),  # from 3 on it carries batches v2, the only ones that are kept
     FETCH: (4, 18),
@@ -123,7 +122,7 @@ class Cluster:
         return [(broker.host, broker.port) for broker in self.brokers.values()]
 
     def create_topic(self, name: str, partitions: int) -> Topic:
-        """Leaders go round the brokers."""
+        """Create a topic; the leaders of its partitions are the brokers in turn."""
         ids = list(self.brokers)
         first = len(self.topics)
         topic = Topic(name, [Partition(index, ids[(first + index) % len(ids)]) for index in range(partitions)])
@@ -131,7 +130,7 @@ class Cluster:
         return topic
 
     def move_leader(self, topic: str, index: int) -> None:
-        """Elect the next broker; clients find out from the errors of the old one."""
+        """Make the next broker the leader; clients learn it from the errors of the former one."""
         partition = self.topics[topic].partitions[index]
         ids = list(self.brokers)
         partition.leader = ids[(ids.index(partition.leader) + 1) % len(ids)]
@@ -188,7 +187,7 @@ class Broker:
             while await self._serve(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError, ProtocolError, asyncio.CancelledError):
-            pass  # what a broker cannot read it answers by closing; cancelled: it dies
+            pass  # a broker closes on what it cannot decode; cancelled: the broker stops
         finally:
             self._connections.discard(task)
             writer.close()
@@ -284,7 +283,7 @@ class Broker:
                 log.waiters.discard(arrived.set)
 
     def _read(self, body: Body) -> tuple[Body, int, bool]:
-        """What a Fetch would be answered now, the size of its records, and whether a partition has an error."""
+        """(The answer to a Fetch as of now, the bytes of records in it, whether a partition has an error)."""
         leaders: set[int] = set()
         responses = []
         size = 0
@@ -331,7 +330,7 @@ class Broker:
         return {"topics": topics}
 
     def _partition(self, wanted: Body, index: int, epoch: int = -1) -> tuple[Partition | None, int]:
-        """The partition, where it is known, and the error with which this broker refuses to serve it, if it does."""
+        """(The partition or None if unknown, the error code of this broker for it: 0 if it serves it)."""
         if (topic_id := wanted.get("topicId")) is not None:
             topic = self.cluster.by_id.get(topic_id)
             missing = UNKNOWN_TOPIC_ID
@@ -350,7 +349,7 @@ class Broker:
         return partition, NONE
 
     def _endpoints(self, leaders: set[int]) -> Body:
-        """KIP-951: with leader errors comes where the new leaders are; versions that lack the field leave it out."""
+        """KIP-951: leader errors carry the new leaders' endpoints, in versions that have the field."""
         if not leaders:
             return {}
         return {"nodeEndpoints": [self.cluster.brokers[leader].address("nodeId") for leader in sorted(leaders)]}
@@ -396,7 +395,7 @@ class Broker:
         return {"clusterId": self.cluster.id, "controllerId": min(self.cluster.brokers), "brokers": brokers}
 
     async def _find_coordinator(self, version: int, body: Body) -> Body:
-        """There are no groups here, and saying so politely beats a closed connection."""
+        """Refuse with COORDINATOR_NOT_AVAILABLE: this cluster has no groups."""
         refusal = {"errorCode": COORDINATOR_NOT_AVAILABLE, "nodeId": -1, "host": "", "port": -1}
         refusal["errorMessage"] = "the demo cluster keeps no groups and no transactions: assign partitions instead"
         if version < 4:
@@ -451,7 +450,7 @@ def _offset_for(log: Log, timestamp: int) -> tuple[int, int]:
 
 
 def _payload_bytes(api_key: int, request_bytes: int, answer: Body) -> int:
-    """What a quota counts: records written or read."""
+    """Bytes of records written or read, which quotas count."""
     if api_key == FETCH:
         return sum(len(p["records"]) for topic in answer["responses"] for p in topic["partitions"])
     return request_bytes

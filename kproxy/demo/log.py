@@ -48,7 +48,7 @@ class _Producer:
 
 
 class Refused(Exception):
-    """The broker will not take these records; the error code says why."""
+    """The broker refuses these records; `error_code` is that of the answer."""
 
     def __init__(self, error_code: int) -> None:
         self.error_code = error_code
@@ -66,7 +66,7 @@ class Log:
         self._producers: OrderedDict[int, _Producer] = OrderedDict()
 
     def append(self, data: bytes, leader_epoch: int) -> int:
-        """Take the records of one Produce; returns the base offset. Raises Refused."""
+        """Append the records of one Produce; returns the base offset. Raises Refused."""
         if len(data) > MAX_MESSAGE_BYTES:
             raise Refused(MESSAGE_TOO_LARGE)
         try:
@@ -91,7 +91,7 @@ class Log:
         return base_offset
 
     def read(self, offset: int, max_bytes: int) -> bytes:
-        """Whole batches from the one that holds `offset`, one at least if there is any. Raises Refused."""
+        """Whole batches from the one that contains `offset`, at least one if there is any. Raises Refused."""
         if not self.start_offset <= offset <= self.end_offset:
             raise Refused(OFFSET_OUT_OF_RANGE)
         if offset == self.end_offset:
@@ -107,7 +107,7 @@ class Log:
         return b"".join(parts)
 
     def offset_for(self, timestamp: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first batch that reaches this time."""
+        """(offset, timestamp) of the first batch with a timestamp at or after this one."""
         for batch in self._batches:
             if batch.max_timestamp >= timestamp:
                 return batch.base_offset, batch.max_timestamp
@@ -119,7 +119,7 @@ class Log:
         return (newest.last_offset, newest.max_timestamp) if newest else None
 
     def _known_offset(self, batches: list[Batch]) -> int | None:
-        """The offset at which an idempotent producer's batch lies already; None: it is new and in order."""
+        """The base offset of a duplicate batch of an idempotent producer; None: new and in sequence."""
         header = batches[0].header
         if header.producer_id < 0:
             return None

@@ -1,7 +1,7 @@
-"""The clients of the demo: who they are, and what each of them does all day.
+"""The clients of the demo: their client ids, and the traffic of each.
 
-Every one is an asyncio task that goes on until it is cancelled; what a broker refuses or drops is part of the show and
-is tried again. Refuses to know kproxy: the address they are given is all that they see.
+Each is an asyncio task that runs until it is cancelled. Errors and closed connections are part of the demo, and the
+request is tried again. Refuses to know kproxy: the clients have only an address to bootstrap from.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Body = dict[str, Any]
 
 
 def delay_s(api: str, size: int) -> float:
-    """How long a broker works on a request: mostly about a millisecond, now and then a disk that stalls."""
+    """Service time of a request in seconds: mostly about a millisecond, at times a slow disk."""
     if api == "Produce":
         stall = random.uniform(0.02, 0.08) if random.random() < 0.01 else 0.0
         return random.lognormvariate(-6.4, 0.5) + size / 200e6 + stall
@@ -36,7 +36,7 @@ def delay_s(api: str, size: int) -> float:
 
 
 def clients(host: str, port: int) -> list[Awaitable[None]]:
-    """All of them, not yet started."""
+    """All clients, not started yet."""
 
     def client(client_id: str, versions: Mapping[int, int] | None = None) -> Client:
         return Client(host, port, client_id, versions)
@@ -61,7 +61,7 @@ def clients(host: str, port: int) -> list[Awaitable[None]]:
 
 
 async def move_leaders(cluster: Cluster) -> None:
-    """Now and then a partition gets another leader, as in a rolling restart."""
+    """Moves leaders at random times, as a rolling restart does."""
     while True:
         await asyncio.sleep(random.uniform(0.5, 1.5) * _LEADER_MOVES_S)
         topic = random.choice(list(TOPICS))
@@ -74,7 +74,7 @@ async def _lasting(client: Client, work: Callable[[Client], Awaitable[None]]) ->
         while True:
             try:
                 await work(client)
-            except (UpstreamError, KeyError):  # a broker that went, or one that was never heard of
+            except (UpstreamError, KeyError):  # the broker has stopped, or is unknown
                 await client.close()
                 await asyncio.sleep(random.uniform(0.5, 1.5) * _RETRY_S)
     finally:
@@ -84,7 +84,7 @@ async def _lasting(client: Client, work: Callable[[Client], Awaitable[None]]) ->
 def _producer(
     topic: str, *, per_second: float, records: int, value_bytes: int, codec: int, acks: int = 1, in_flight: int = 5
 ) -> Callable[[Client], Awaitable[None]]:
-    """Batches at random times, in flight together as real producers have them."""
+    """Produces batches at random times, several in flight as real producers do."""
 
     async def work(client: Client) -> None:
         places = asyncio.Semaphore(in_flight)
@@ -114,7 +114,7 @@ def _producer(
 
 
 def _consumer(topic: str, *, max_wait_ms: int, min_bytes: int) -> Callable[[Client], Awaitable[None]]:
-    """All partitions of a topic, with one long poll per broker, as real consumers do."""
+    """Consumes all partitions of a topic with one long poll per broker, as real consumers do."""
 
     async def work(client: Client) -> None:
         offsets: dict[int, int] = {}
@@ -171,7 +171,7 @@ async def _poll(
 
 
 async def _monitor(client: Client) -> None:
-    """Looks at every end offset, once in a while, over connections of its own each time."""
+    """Lists all end offsets at an interval, over new connections each time."""
     while True:
         for topic, count in TOPICS.items():
             await client.refresh(topic)
@@ -186,7 +186,7 @@ async def _monitor(client: Client) -> None:
 
 
 async def _misconfigured(client: Client) -> None:
-    """Asks for a topic that is not there, for ever."""
+    """Requests Metadata of a topic that does not exist, at an interval."""
     while True:
         await client.refresh("oders")
         await asyncio.sleep(random.uniform(1, 3))
@@ -214,7 +214,7 @@ _NOISE = "".join(random.choices(string.ascii_letters + string.digits, k=1 << 16)
 
 
 def _value(size: int) -> bytes:
-    """JSON of about this size, half of it noise, so that compression has something to do and something to fail at."""
+    """JSON of this size: a quarter to three quarters random, the rest blanks, which compress well."""
     length = int(random.uniform(0.25, 0.75) * size)
     start = random.randrange(len(_NOISE) - length)
     document = {

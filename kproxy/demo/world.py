@@ -1,7 +1,7 @@
 """The demo's cluster and its clients, as a process of their own, so that kproxy's times are kproxy's.
 
-A line of JSON each way over the pipes: out the brokers' addresses, in the address that the clients are to use. It ends
-when its input does, which is also what happens if its parent dies.
+It writes the brokers' addresses to its standard output, as a line of JSON, and reads the address that the clients use
+from its standard input. It ends when that input ends, so also when its parent dies.
 """
 
 import asyncio
@@ -32,14 +32,16 @@ async def _run() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     await cluster.stop()
     for task in failed:
-        task.result()  # none ends by itself but by a fault of ours: show it
+        task.result()  # a client ends only by a defect of ours: raise it
 
 
 def main() -> None:
     import uvloop
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C goes to all of a terminal's processes; our end is the parent's
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # Ctrl-C reaches every process of the terminal; this one ends when the parent says so
     uvloop.run(_run())
 
 

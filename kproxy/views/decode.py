@@ -1,8 +1,8 @@
 """Decoded messages as lines for a reader: names for error codes and APIs, records and the consumer protocol decoded.
 
 Secrets are masked unless asked for. What a peer wrote is shown in quotes or as hex with everything that is not
-printable escaped, so that nothing in a frame can move the terminal's cursor or change its colours. What is short and
-plain goes on one line; what is long is cut and says so. A part that cannot be read says why, and the rest goes on.
+printable escaped, so that no frame can move the terminal's cursor or change its colours. Short flat values take one
+line, long ones are truncated with a mark. A part that does not decode shows the reason, and the rest follows.
 
 Memory: a line at a time; of records, as many as are shown.
 """
@@ -33,8 +33,8 @@ from kproxy.protocol.schema import Field, api_name
 from kproxy.protocol.secrets import redact
 
 _NAME, _STRING, _QUIET, _BAD, _TITLE = "cyan", "green", "dim", "bold red", "bold"
-_LINE_CHARS = 110  # what is longer goes over several lines
-_VALUE_CHARS = 160  # what is longer is cut, and says so
+_LINE_CHARS = 110  # longer values are wrapped
+_VALUE_CHARS = 160  # longer values are truncated, with a mark
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Bytes that are messages of the consumer protocol: in groups of type "consumer", which older versions do not say.
@@ -51,7 +51,7 @@ _CONSUMER_PROTOCOL = {
 
 
 class _Masked:
-    """Stands where a secret was."""
+    """Replaces a secret."""
 
     def __init__(self, value: Any) -> None:
         self.size = len(value) if isinstance(value, bytes | str) else 0
@@ -80,7 +80,7 @@ def show(
 
 
 def show_records(fragment: Buffer, *, records: int) -> None:
-    """Batches and their first records. Raises ProtocolError where not even the first header is one of a batch."""
+    """Lines of the batches and their first records. Raises ProtocolError if the first batch header is invalid."""
     try:
         next(iterate_headers(fragment), None)
     except ProtocolError as fault:
@@ -145,7 +145,7 @@ class _Human:
             yield from self.struct(fields, body, path)
 
     def one_line(self, fields: tuple[Field, ...], body: dict[str, Any], path: str) -> Text | None:
-        """All of it, if it is short and plain."""
+        """The value on one line, if it is short and flat; else None."""
         types = {field.name: field.type for field in fields}
         parts, length = [], 0
         for name, value in body.items():
@@ -350,14 +350,14 @@ def _bytes(value: bytes) -> Text:
 
 
 def _text(value: bytes) -> str | None:
-    """The beginning of what reads as text; None for anything else."""
+    """The beginning of a value that is UTF-8 text; None: it is not."""
     head = value[: 4 * _VALUE_CHARS + 4]
     try:
         text = head.decode()
     except UnicodeDecodeError as fault:
         if fault.start + 4 <= len(head) or len(head) == len(value):
             return None
-        text = head[: fault.start].decode()  # the cut went through a character
+        text = head[: fault.start].decode()  # truncated inside a character
     return text if all(char.isprintable() or char in "\t\n\r" for char in text) else None
 
 

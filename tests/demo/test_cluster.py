@@ -50,7 +50,7 @@ async def proxied(cluster, *sinks, detail="headers", **settings):
 
 
 async def until(condition):
-    while not condition():  # noqa: ASYNC110 (it is asked of things that tell nobody)
+    while not condition():  # noqa: ASYNC110 (the conditions have no event)
         await asyncio.sleep(0.001)
 
 
@@ -127,7 +127,7 @@ def test_fewer_acks(acks):
 
 
 def test_clients_follow_leaders_that_move():
-    """Nothing is lost and nothing is doubled, and the error that tells of the move leads to kproxy, not around it."""
+    """Nothing is lost and nothing is doubled, and the error that names the new leader leads through kproxy."""
 
     async def main():
         cluster = Cluster(topics={"t": 3}, delay=lambda api, size: 0.005)

@@ -14,7 +14,7 @@ def start():
     )
 
 
-def test_it_tells_its_brokers_and_ends_with_its_input():
+def test_it_reports_its_brokers_and_ends_with_its_input():
     with start() as process:
         brokers = json.loads(process.stdout.readline())
         assert len(brokers) == 3
@@ -24,7 +24,7 @@ def test_it_tells_its_brokers_and_ends_with_its_input():
         assert process.returncode == 0
 
 
-def test_its_clients_go_where_they_are_told():
+def test_its_clients_bootstrap_where_the_parent_says():
     with socket.create_server(("127.0.0.1", 0)) as listener, start() as process:
         process.stdout.readline()
         process.stdin.write(json.dumps(listener.getsockname()).encode() + b"\n")
