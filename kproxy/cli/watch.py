@@ -57,6 +57,12 @@ _LEVELS = ("debug", "info", "warning", "error")
     help="Whom to become once the socket is open. Default: who called sudo; without sudo, the user stays the same. "
     "All capabilities are given up in any case.",
 )
+@click.option(
+    "--processes",
+    is_flag=True,
+    help="Show in /api/connections which process and container of this host is at an end of a connection. For those of "
+    "other users CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH are kept.",
+)
 @click.option("--log-format", metavar="FORMAT", default="text", help="text, or json: an object a line. Default: text.")
 @click.option("--log-level", metavar="LEVEL", default="info", help="debug, info, warning or error. Default: info.")
 def watch(log_format: str, log_level: str, **options: Any) -> None:

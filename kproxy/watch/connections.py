@@ -20,9 +20,10 @@ from kproxy.proxy.control.feed import Feed
 from kproxy.proxy.relay.listeners import normal
 from kproxy.proxy.upstream.destinations import MAX_BROKERS, Destinations
 from kproxy.watch.copies import Twins
+from kproxy.watch.processes import End, Process, look
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import CLIENT, Closed, Event, Exchange, Unanswered
+from kproxy.wire.events import CLIENT, SIDES, Closed, Event, Exchange, Unanswered
 from kproxy.wire.kept import Kept
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 LISTENER = "watch"  # the label that ports of a proxy have
 UNKNOWN = "bootstrap"  # the label of brokers that no answer has named yet
+LOOKS = 3  # for the processes of one connection: the first may come before its socket is to be seen
+MAX_LOOKED_FOR = 1024
 _MAX_NAME = 256
 
 Json = dict[str, Any]
@@ -38,7 +41,7 @@ Json = dict[str, Any]
 class Connection:
     """One connection that speaks Kafka; the listener of its events."""
 
-    __slots__ = ("_feed", "_kept", "_owner", "_record", "counting", "flow", "number")
+    __slots__ = ("_feed", "_kept", "_owner", "_record", "counting", "flow", "looked", "number", "processes")
 
     def __init__(self, flow: Flow, number: int, owner: "Connections", counting: ConnectionMetrics) -> None:
         assert flow.info is not None
@@ -49,6 +52,16 @@ class Connection:
         self._kept: Closed | None = None  # its last event, until all is known of its end
         self._record = None if owner.recorder is None else owner.recorder.connected(flow.info, self)
         self._feed = owner.fed(flow.info)
+        self.looked = 0  # times that its processes were looked for
+        self.processes: list[Process | None] = [None, None]  # of the client and of the broker, where of this host
+
+    @property
+    def ends(self) -> tuple[End, End]:
+        """As seen from the client, and from the broker."""
+        info = self.flow.info
+        assert info is not None
+        client, broker = (info.client_address, info.client_port), (info.broker_address, info.broker_port)
+        return (*client, *broker), (*broker, *client)
 
     def named(self, info: ConnectionInfo) -> None:
         """It has become known which broker it goes to."""
@@ -119,6 +132,11 @@ class Connection:
             "gaps": flow.total("gaps"),
             "gap_bytes": flow.total("gap_bytes"),
             "retransmissions": flow.total("retransmissions"),
+            **{
+                f"{side}_process": process._asdict()
+                for side, process in zip(SIDES, self.processes, strict=True)
+                if process is not None
+            },
         }
 
 
@@ -271,6 +289,18 @@ class Connections:
         if len(self._numeric) > before:
             self.name_brokers()
         self._on_ports({address.port for _, address in known})
+
+    def strangers(self) -> list[Connection]:
+        """Connections whose processes were not looked for LOOKS times, the newest MAX_LOOKED_FOR."""
+        return [each for each in self._open.values() if each.looked < LOOKS][-MAX_LOOKED_FOR:]
+
+    @staticmethod
+    def look_for_processes(strangers: Sequence[Connection]) -> None:
+        """Find the processes of connections in /proc. Slow: for a thread."""
+        found = look(end for connection in strangers for end in connection.ends)
+        for connection in strangers:
+            connection.processes = [found.get(end) for end in connection.ends]
+            connection.looked = LOOKS if any(connection.processes) else connection.looked + 1
 
     def _broker_of(self, info: ConnectionInfo) -> int | None:
         address = Address(info.broker_address, info.broker_port)

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 IDLE_S = 20 * 60  # twice as long as brokers keep silent connections (connections.max.idle.ms)
 TICK_S = 1.0
 EXPIRE_TICKS = 30
+LOOK_TICKS = 2  # between two looks for processes
 REPORT_TICKS = 60  # between two reports of what was found into `quality`
 DRAIN_S = 2.0  # for packets that wait when it ends
 WINDOWS_PER_TURN = 4
@@ -335,10 +336,21 @@ class Watcher:
             self._look_after_interfaces()
             self._arm()
             self._connections.name_brokers()
+            if (
+                self.settings.processes
+                and not self._ticks % LOOK_TICKS
+                and (strangers := self._connections.strangers())
+            ):
+                await asyncio.to_thread(self._connections.look_for_processes, strangers)
             if not self._ticks % EXPIRE_TICKS:
                 self._flows.expire(time.time_ns() - IDLE_S * 10**9)
             if not self._ticks % REPORT_TICKS:
                 self._report()
+
+    async def _look_for_processes(self) -> None:
+        strangers = self._connections.strangers()
+        if strangers:
+            await asyncio.to_thread(self._connections.look_for_processes, strangers)
 
     def _count(self) -> None:
         """Take over the kernel's counts."""
