@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from kproxy.insight.assignors import Member, checked
 from kproxy.insight.embedded import NOTHING, Owned, assigned, listed, subscription
-from kproxy.insight.group import MAX_MEMBERS, Cause, Group, GroupRow
+from kproxy.insight.group import HEAVY_BYTES, MAX_MEMBERS, Cause, Group, GroupRow
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Body, Spoken
 
@@ -62,6 +62,7 @@ class Joined:
     session_ns: int = 0  # its session's timeout
     said_owned: Owned | None = None  # what it said that it owned when it joined (cooperative ones)
     owned: Owned | None = None  # what it was last given; None: not known
+    size_bytes: int = 0  # of its subscription and assignment
     is_gone: bool = False  # it left, or was said to be expired
 
 
@@ -112,7 +113,15 @@ class ClassicGroup(Group):
         """About how many members it remembers, those that left and what they said included."""
         forming = self._forming
         now = len(self.members) + len(self._before) + (0 if forming is None else len(forming.joined))
-        return 1 + now + len(self._left) + len(self._causes) + len(self._asked) + len(self._called)
+        return (
+            1
+            + now
+            + len(self._left)
+            + len(self._causes)
+            + len(self._asked)
+            + len(self._called)
+            + self._held_bytes // HEAVY_BYTES
+        )
 
     def feed(self, spoken: Spoken, partitions: Mapping[str, int], before: Counts = NONE) -> Iterator[GroupRow]:
         """The rows of an exchange of `_READERS`' APIs.
@@ -219,6 +228,7 @@ class ClassicGroup(Group):
         metadata = protocols.get(strategy) if strategy is not None else None
         if metadata is not None and request["protocolType"] == CONSUMER:
             _subscribe(member, metadata)
+            self._held_bytes += len(metadata)
         return member
 
     def _learn_members(self, members: list[Body]) -> None:
@@ -230,6 +240,7 @@ class ClassicGroup(Group):
             if known is None:
                 known = Joined(each["memberId"], each.get("groupInstanceId"))
                 _subscribe(known, each["metadata"])
+                self._held_bytes += len(each["metadata"])
             former = self._before.get(known.id)
             if former is not None:
                 known.owned, known.client_id = former.owned, known.client_id or former.client_id
@@ -279,20 +290,7 @@ class ClassicGroup(Group):
             words += f"; its last word seen was {max(0, at - member.heard_ns) / 1e9:.1f} s before"
         if member.session_ns:
             words += f", its session lasts {member.session_ns / 1e9:g} s"
-        return GroupEvent(
-            at,
-            self.cluster,
-            self.group_id,
-            self.protocol,
-            "expired",
-            member.id,
-            member.instance_id,
-            member.client_id,
-            member.client_address,
-            generation,
-            self.coordinator_id,
-            reason=words,
-        )
+        return self.expired(member, at, generation, words)
 
     # --- assignments -------------------------------------------------------------------------------------------------
 
@@ -331,6 +329,8 @@ class ClassicGroup(Group):
         if member is not None:
             before = member.owned if member.owned is not None else member.said_owned or NOTHING
             member.owned = owned
+            member.size_bytes += len(answer["assignment"])
+            self._held_bytes += len(answer["assignment"])
         if before - owned:
             yield self.event(spoken, "revoked", reason=listed(before - owned))
         if owned - before:
@@ -450,6 +450,7 @@ class ClassicGroup(Group):
             member = Joined(each["memberId"], each.get("groupInstanceId"), each["clientId"], each["clientHost"])
             if told["protocolType"] == CONSUMER:
                 _subscribe(member, each["memberMetadata"])
+                self._held_bytes += len(each["memberMetadata"]) + len(each["memberAssignment"])
                 member.owned = assigned(each["memberAssignment"])
             self.members[member.id] = member
 
@@ -470,6 +471,7 @@ class ClassicGroup(Group):
             self.members = dict(forming.joined)  # as far as they were seen
         waited = forming.last_request_ns - forming.last_but_one_ns if forming.last_but_one_ns else None
         self._causes.clear()
+        self._held_bytes = sum(each.size_bytes for held in (self.members, before) for each in held.values())
         self._called.clear()
         self._moved = None
         yield Rebalance(
@@ -517,6 +519,7 @@ class ClassicGroup(Group):
 
 def _subscribe(member: Joined, metadata: bytes) -> None:
     told = subscription(metadata)
+    member.size_bytes = len(metadata)
     if told is not None:
         member.topics, member.said_owned, member.rack = told
 

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from kproxy.insight.embedded import MAX_OWNED, MAX_TOPICS, NOTHING, Owned, listed
-from kproxy.insight.group import MAX_MEMBERS, Cause, Group, GroupRow
+from kproxy.insight.group import HEAVY_BYTES, MAX_MEMBERS, Cause, Group, GroupRow
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Body, Spoken
 
@@ -26,6 +26,7 @@ UNSAID = "metadata_changed"  # the cause of an epoch when no member said anythin
 LEAVING, LEAVING_STATIC = -1, -2  # for good; and as a static member that comes back
 GONE = (25, 110)  # UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH: whoever hears this is no member any more
 MS = 1_000_000
+PARTITION_BYTES = 8  # of a partition that is owned, as its topic's name is shared
 
 # (whether it has members, whether all of them are at the group's epoch) -> state
 STATES = {
@@ -77,7 +78,8 @@ class EpochGroup(Group):
     @property
     def weight(self) -> int:
         """About how many members it remembers, what they said included."""
-        return 1 + len(self.members) + len(self._told) + len(self._causes) + len(self._static)
+        members = len(self.members) + len(self._told) + len(self._causes) + len(self._static)
+        return 1 + members + self._held_bytes // HEAVY_BYTES
 
     def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[GroupRow]:
         """The rows of a heartbeat. names: topics by their ids; one that is not there is called by its id."""
@@ -173,6 +175,7 @@ class EpochGroup(Group):
         if (member.topics, member.regex) != (None, None) and (topics, regex) != (member.topics, member.regex):
             self._note(spoken, "subscription_changed", member.id, "other topics than before")
         member.topics, member.regex = topics, regex
+        self._held_bytes += sum(map(len, topics or ()))
 
     def _leave(self, spoken: Spoken) -> Iterator[GroupRow]:
         request = spoken.request
@@ -202,20 +205,8 @@ class EpochGroup(Group):
     def _gone(self, member: _Member, at: int) -> GroupEvent:
         """A member was expired: no sooner than its last word, no later than `at`."""
         silent = (at - member.heard_ns) / 1e9
-        return GroupEvent(
-            at,
-            self.cluster,
-            self.group_id,
-            self.protocol,
-            "expired",
-            member.id,
-            member.instance_id,
-            member.client_id,
-            member.client_address,
-            member.epoch,
-            self.coordinator_id,
-            reason=f"its last word seen was {silent:.1f} s before; it heartbeats every {member.interval_ns / 1e9:g} s",
-        )
+        words = f"its last word seen was {silent:.1f} s before; it heartbeats every {member.interval_ns / 1e9:g} s"
+        return self.expired(member, at, member.epoch, words)
 
     def _note(self, spoken: Spoken, cause: str, member_id: str, reason: str) -> None:
         """Keep a cause for the epoch to come, or give it to the one that others were told before this answer."""
@@ -239,6 +230,8 @@ class EpochGroup(Group):
 
     def _begin(self, member: _Member, spoken: Spoken) -> Iterator[GroupEvent]:
         """A member was told an epoch that nobody was told before."""
+        topics = sum(sum(map(len, each.topics or ())) for each in self.members.values())
+        self._held_bytes = topics + sum(PARTITION_BYTES * len(each.owned) for each in self.members.values())
         skipped = member.epoch - self.epoch - 1
         self.epoch, self._begun_ns = member.epoch, spoken.response_start
         self._causes.sort(key=lambda cause: cause.at)
@@ -295,6 +288,7 @@ class EpochGroup(Group):
     def _assigned(self, member: _Member, spoken: Spoken, owned: Owned) -> Iterator[GroupEvent | Assignment]:
         taken, given = member.owned - owned, owned - member.owned
         member.owned = owned
+        self._held_bytes += PARTITION_BYTES * len(owned)
         if taken:
             yield self._event(spoken, "revoked", reason=listed(taken))
         if given:

@@ -1,11 +1,12 @@
 """What groups of all protocols have in common: who coordinates them, what set a generation off, and their events.
 
-Bounds: MAX_MEMBERS members of a group are followed, MAX_CAUSES causes are remembered between two generations.
+Bounds: MAX_MEMBERS members of a group are followed, MAX_CAUSES causes are remembered between two generations; what
+members subscribe to and own weighs with them, HEAVY_BYTES of it as much as a member.
 Refuses to know the messages of one protocol or another.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Spoken
@@ -13,6 +14,7 @@ from kproxy.protocol.error_codes import error_name
 
 MAX_MEMBERS = 4096
 MAX_CAUSES = 256
+HEAVY_BYTES = 512
 
 GroupRow = GroupEvent | Rebalance | Assignment
 
@@ -26,6 +28,15 @@ class Cause(NamedTuple):
     reason: str
 
 
+class Member(Protocol):
+    """What members of all protocols have."""
+
+    id: str
+    instance_id: str | None
+    client_id: str | None
+    client_address: str | None
+
+
 class Group:
     """One group. What is fed and how it ends is its protocol's."""
 
@@ -36,6 +47,7 @@ class Group:
         self.coordinator_id: int | None = None
         self._causes: list[Cause] = []  # since the last generation
         self._moved: Cause | None = None
+        self._held_bytes = 0  # about, of subscriptions and assignments
 
     def coordinated_by(self, node: int | None, spoken: Spoken) -> Iterator[GroupEvent]:
         """A broker answered for the group, or was named: the event of it, if it is another one than before."""
@@ -56,6 +68,23 @@ class Group:
         """An event for each error."""
         for code in sorted(codes - {0}):
             yield self.event(spoken, event, error=code)
+
+    def expired(self, member: Member, at: int, generation: int, reason: str) -> GroupEvent:
+        """A member is gone without a word. No message says so: the event has no exchange; at: no later than then."""
+        return GroupEvent(
+            at,
+            self.cluster,
+            self.group_id,
+            self.protocol,
+            "expired",
+            member.id,
+            member.instance_id,
+            member.client_id,
+            member.client_address,
+            generation,
+            self.coordinator_id,
+            reason=reason,
+        )
 
     def event(
         self,

@@ -16,6 +16,7 @@ from kproxy.insight.rows import GroupEvent, Rebalance
 from kproxy.insight.spoken import Spoken
 from kproxy.insight.topics import APIS as TOPICS
 from kproxy.insight.topics import Topics
+from kproxy.protocol import codec
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
 from tests import captures
@@ -298,6 +299,28 @@ def test_coordinators_and_groups_are_bounded(monkeypatch):
         list(known.feed(asked(f"m{number}", number, group=f"g{number}"), Topics()))
     assert len(known) == len(known._coordinators) == 3
     assert known.left_out == {"groups": 6}
+
+
+def test_what_members_subscribe_to_weighs_too(monkeypatch):
+    """A client may name very many topics; what is remembered of all groups is bounded in bytes, about."""
+    monkeypatch.setattr(groups, "MAX_WEIGHT", 1000)
+    topics = [f"a-topic-of-a-long-name-{number}" for number in range(1000)]
+    metadata = codec.encode_data("ConsumerProtocolSubscription", 0, {"topics": topics, "userData": None})
+    known = Groups("c")
+    for number in range(60):
+        said = asked(f"m{number}", number, group=f"g{number}")
+        said.request["protocols"] = [{"name": "range", "metadata": metadata}]
+        said.response["protocolName"] = "range"
+        list(known.feed(said, Topics()))
+        list(known.feed(beat(f"n{number}", topics, number), Topics()))
+    assert len(known) * len(metadata) < 2 * 512 * 1000
+    assert known.left_out["groups"] > 80
+
+
+def beat(member, topics, at):
+    request = {"groupId": member, "memberId": member, "memberEpoch": 0, "subscribedTopicNames": topics}
+    answer = {"errorCode": 0, "memberId": member, "memberEpoch": 1, "heartbeatIntervalMs": 5000, "assignment": None}
+    return Spoken(68, 1, request, answer, at, at + 1)
 
 
 LAYOUTS = [(key, version) for key in sorted(APIS) for version in schema().apis[key].request.versions]
