@@ -47,12 +47,13 @@ async def groups(here: Run, query: str = "") -> list[dict]:
 
 
 async def known(here: Run, group: str, generation: int) -> dict:
-    """What is said of a group, once that generation is stable."""
+    """What is said of a group, once all members of that generation have their assignments."""
     found: list[dict] = []
 
     async def is_there() -> bool:
         found[:] = [each for each in await groups(here) if each["group"] == group]
-        return bool(found) and found[0]["generation"] == generation and found[0]["state"] == "Stable"
+        last = found[0]["last_rebalance"] if found else None
+        return last is not None and last["generation"] == generation and found[0]["state"] == "Stable"
 
     await here.until(is_there)
     return found[0]

@@ -1,0 +1,101 @@
+"""A group of real consumers behind kproxy: what kproxy says of it is what its coordinator says."""
+
+import json
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupState
+from confluent_kafka.admin import AdminClient
+
+from tests.broker.cluster import Cluster, wait_for
+from tests.broker.kproxy import KPROXY, Kproxy
+from tests.broker.tools import create_topic
+
+PARTITIONS = 4
+
+
+@pytest.fixture
+def following(cluster: Cluster, tmp_path: Path) -> Iterator[Kproxy]:
+    with Kproxy(cluster.bootstrap, tmp_path, "--detail", "topics") as kproxy:
+        wait_for("the process that follows groups", lambda: "are followed by process" in kproxy.log.read_text(), 30)
+        yield kproxy
+
+
+def group_of(kproxy: Kproxy, group_id: str) -> dict:  # type: ignore[type-arg]
+    return next((each for each in json.loads(kproxy.get("/api/groups")) if each["group"] == group_id), {})
+
+
+def polled_until(consumers: list[Consumer], counts: list[int]) -> None:
+    """All poll, as members of a group must, until each owns so many partitions."""
+
+    def settled() -> bool:
+        for consumer in consumers:
+            consumer.poll(0.05)
+        return [len(consumer.assignment()) for consumer in consumers] == counts
+
+    wait_for(f"assignments of {counts} partitions", settled, 60)
+
+
+def test_a_group_that_rebalances_is_known_as_its_coordinator_knows_it(following: Kproxy, cluster: Cluster) -> None:
+    topic, group_id = create_topic(cluster.bootstrap, PARTITIONS), f"billing-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+
+    def consumer(client_id: str) -> Consumer:
+        settings = {"group.id": group_id, "client.id": client_id, "partition.assignment.strategy": "range"}
+        made = Consumer({"bootstrap.servers": following.bootstrap, "auto.offset.reset": "earliest", **settings})
+        made.subscribe([topic])
+        return made
+
+    def agrees(generation: int, cause: str) -> None:
+        """kproxy's and the coordinator's own word on the group, once it is stable."""
+
+        def stable() -> bool:
+            found = group_of(following, group_id)
+            last = found.get("last_rebalance")
+            return found.get("state") == "Stable" and last is not None and last["generation"] == generation
+
+        wait_for(f"generation {generation}", stable, 30)
+        found = group_of(following, group_id)
+        described = admin.describe_consumer_groups([group_id])[group_id].result(30)
+        assert described.state is ConsumerGroupState.STABLE
+        assert {each["member_id"] for each in found["members"]} == {each.member_id for each in described.members}
+        assert {each["client_id"] for each in found["members"]} == {each.client_id for each in described.members}
+        assert (found["coordinator"], found["strategy"]) == (described.coordinator.id, "range")
+        last = found["last_rebalance"]
+        assert (last["generation"], last["cause"], last["members_after"]) == (generation, cause, len(described.members))
+        assert last["started_ns"] < last["ended_ns"]
+
+    first = consumer("one")
+    try:
+        polled_until([first], [PARTITIONS])
+        agrees(1, "member_joined")
+        second = consumer("two")
+        polled_until([first, second], [PARTITIONS // 2] * 2)
+        agrees(2, "member_joined")
+        second.close()
+        polled_until([first], [PARTITIONS])
+        agrees(3, "member_left")
+    finally:
+        first.close()
+
+    wait_for("an empty group", lambda: group_of(following, group_id)["member_count"] == 0, 30)
+    of_group = {"cluster": "default", "group": group_id}
+
+    wait_for("three rebalances", lambda: following.metric("kproxy_group_rebalances_total", **of_group) == 3, 30)
+    assert following.metric("kproxy_group_rebalance_seconds_count", **of_group) == 3
+    assert following.metric("kproxy_group_generation", **of_group) >= 3
+    assert following.metric("kproxy_rebalance_causes_total", cause="member_left") >= 1
+    assert following.metric("kproxy_leadership_changes_total", change="created") >= PARTITIONS
+    assert following.metric("kproxy_partitions_offline") == 0
+    assert following.metric("kproxy_insight_left_out_total") == 0
+    shown = subprocess.run(
+        [KPROXY, "ctl", "-a", following.admin, "groups", "--group", group_id],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert group_id in shown and "member_left" in shown
