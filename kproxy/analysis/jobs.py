@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from kproxy.analysis.engine import Frame
 from kproxy.analysis.parties import clients, connections, errors, quality, talkers, throttle
+from kproxy.analysis.registry import consumers, registry
 from kproxy.analysis.timing import compare, latency, slow
 from kproxy.analysis.topics import batching, fetching, group_lag, lag, offsets, skew
 
@@ -33,6 +34,7 @@ __all__ = [
     "clients",
     "compare",
     "connections",
+    "consumers",
     "errors",
     "fetching",
     "group_lag",
@@ -40,6 +42,7 @@ __all__ = [
     "latency",
     "offsets",
     "quality",
+    "registry",
     "skew",
     "slow",
     "talkers",
@@ -112,5 +115,7 @@ JOBS = {
         Job(connections, ("connections",), " --by host"),
         Job(compare, ("exchanges",), " --with tables-after --by api,broker"),
         Job(quality, ("quality",)),
+        Job(registry, ("registry",), " --where \"kind in ('broker', 'controller', 'session')\""),
+        Job(consumers, ("rebalances", "group_events", "assignments", "partitions", "exchanges"), " --format json"),
     )
 }

@@ -1,0 +1,122 @@
+"""Questions about ZooKeeper: what changed in its tree, and how consumers of its era shared partitions out.
+
+Durations are columns `_ns`, as in the tables. Refuses to know files, sessions and formats of output.
+"""
+
+from kproxy.analysis.engine import Frame, ask
+
+_CREATES = "('create', 'create2', 'createTTL', 'createContainer')"
+_KINDS = (
+    "'broker', 'controller', 'controller_epoch', 'partition_state', 'isr_change', 'topic', 'consumer_id', "
+    "'consumer_owner', 'config', 'admin', 'acl'"
+)
+_FOR_EVER = "9223372036854775807"
+
+
+def registry(registry: Frame) -> Frame:
+    """ZooKeeper's tree over time: sessions, brokers, the controller, partitions' states, consumers, configurations.
+
+    `change` is began, came_back, expired or closed for a session; created, changed or deleted for a node;
+    gone_with_session for an ephemeral node whose session was closed; lost for an owner node that another consumer has.
+    `detail` is what the node holds, of a session its timeout.
+    """
+    return ask(
+        {"registry": registry},
+        sessions="""
+            select `time`, time_ns, cluster, 'session' as kind,
+                case when op = 'closeSession' then 'closed'
+                    when error = 'SESSIONEXPIRED' then 'expired'
+                    when `value` like '%session_: null%' then 'began' else 'came_back' end as `change`,
+                cast(null as string) as path, session, client_address, zxid, `value` as detail
+            from registry
+            where op = 'connect' and latency_ns is not null or op = 'closeSession' and zxid is not null""",
+        changes=f"""
+            select `time`, time_ns, cluster, kind,
+                case when error = 'NODEEXISTS' then 'lost' when op = 'setData' then 'changed'
+                    when op = 'delete' then 'deleted' else 'created' end as `change`,
+                path, session, client_address, zxid, `value` as detail, ephemeral
+            from registry
+            where kind in ({_KINDS}) and (op in {_CREATES} or op in ('setData', 'delete')) and zxid is not null
+                and (error is null or error = 'NODEEXISTS' and kind = 'consumer_owner')""",
+        held="""
+            select c.*, s.`time` as closed_at, s.time_ns as closed_ns, s.zxid as closed_zxid,
+                row_number() over (partition by c.cluster, c.path, c.session order by c.time_ns desc) as newest
+            from changes c join sessions s on c.cluster = s.cluster and c.session = s.session
+            where s.`change` = 'closed' and c.`change` = 'created' and c.ephemeral and c.time_ns <= s.time_ns""",
+        gone="""
+            select h.closed_at as `time`, h.closed_ns as time_ns, h.cluster, h.kind, 'gone_with_session' as `change`,
+                h.path, h.session, h.client_address, h.closed_zxid as zxid, h.detail
+            from held h where h.newest = 1 and not exists (
+                select 1 from changes d where d.cluster = h.cluster and d.path = h.path and d.`change` = 'deleted'
+                    and d.time_ns between h.time_ns and h.closed_ns)""",
+        told="""
+            select * from sessions union all select * from gone union all
+            select `time`, time_ns, cluster, kind, `change`, path, session, client_address, zxid, detail
+            from changes""",
+        answer="""
+            select `time`, cluster, kind, `change`, path, session, client_address, zxid, detail from told
+            order by time_ns, cluster, zxid nulls first, kind, path, `change`""",
+    )
+
+
+def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partitions: Frame, exchanges: Frame) -> Frame:
+    """Rebalances of consumers that coordinate through ZooKeeper (Kafka 0.8): causes, herd, lost races, two owners.
+
+    `woken` counts the watches that fired, `rejoined` the members that shared out again for it: the herd; `races_lost`
+    the claims that met an owner node of another member. `stood_still_ns` is from the first partition let go to the last
+    claimed. `stale_fetches` are those of a partition's former owner after another member had claimed it, as of a
+    consumer that was paused past its session: two owners at once, up to `stale_ns` after the claim. A member is known
+    by the client that fetched most of what it owned.
+    """
+    return ask(
+        {
+            "rebalances": rebalances,
+            "group_events": group_events,
+            "assignments": assignments,
+            "partitions": partitions,
+            "exchanges": exchanges,
+        },
+        rounds="select * from rebalances where protocol = 'zookeeper'",
+        counted="""
+            select cluster, group_id, generation, count_if(event = 'woken') as woken,
+                count_if(event = 'assigned') as claimed, count_if(event = 'claim_lost') as races_lost,
+                min(case when event = 'revoked' then time_ns end) as revoked_ns,
+                max(case when event = 'assigned' then time_ns end) as assigned_ns
+            from group_events where protocol = 'zookeeper' group by cluster, group_id, generation""",
+        claims=f"""
+            select a.cluster, a.group_id, a.generation, a.member_id, a.topic, a.`partition`, a.time_ns,
+                lag(a.member_id) over w as former, lag(a.time_ns) over w as former_ns,
+                coalesce(lead(a.time_ns) over w, {_FOR_EVER}) as until_ns
+            from assignments a join rounds r
+                on a.cluster = r.cluster and a.group_id = r.group_id and a.generation = r.generation
+            window w as (partition by a.cluster, a.group_id, a.topic, a.`partition` order by a.time_ns)""",
+        fetched="""
+            select c.cluster, c.group_id, c.generation, c.member_id, c.former, c.time_ns, e.request_start_ns as at_ns,
+                concat(coalesce(e.client_id, ''), ' ', e.client_address) as client
+            from partitions p join exchanges e
+                on p.source = e.source and p.connection = e.connection and p.`number` = e.`number`
+            join claims c on c.cluster = p.cluster and c.topic = p.topic and c.`partition` = p.`partition`
+                and e.request_start_ns > c.time_ns and e.request_start_ns < c.until_ns
+            where p.api = 'Fetch' and p.direction = 'request' and coalesce(e.replica_id, -1) < 0""",
+        clients="""
+            select cluster, group_id, member_id, client,
+                row_number() over (partition by cluster, group_id, member_id order by count(*) desc, client) as place
+            from fetched group by cluster, group_id, member_id, client""",
+        stale="""
+            select f.cluster, f.group_id, f.generation, count(*) as stale_fetches,
+                max(f.at_ns) - min(f.time_ns) as stale_ns
+            from fetched f join clients k
+                on f.cluster = k.cluster and f.group_id = k.group_id and f.former = k.member_id and f.client = k.client
+            where k.place = 1 and f.former != f.member_id
+            group by f.cluster, f.group_id, f.generation""",
+        answer="""
+            select r.`time`, r.cluster, r.group_id, r.generation, r.cause, r.cause_member, r.members_before,
+                r.members_after, coalesce(c.woken, 0) as woken, r.rejoined, coalesce(c.claimed, 0) as claimed,
+                coalesce(c.races_lost, 0) as races_lost, r.ended_ns - r.started_ns as rebalance_ns,
+                case when c.assigned_ns > c.revoked_ns then c.assigned_ns - c.revoked_ns end as stood_still_ns,
+                coalesce(s.stale_fetches, 0) as stale_fetches, s.stale_ns
+            from rounds r
+            left join counted c on r.cluster = c.cluster and r.group_id = c.group_id and r.generation = c.generation
+            left join stale s on r.cluster = s.cluster and r.group_id = s.group_id and r.generation = s.generation
+            order by r.started_ns, r.cluster, r.group_id""",
+    )

@@ -1,0 +1,71 @@
+"""The questions about ZooKeeper, asked of a real capture: what it did is what its own log and its consumers' say."""
+
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from kproxy.analysis import jobs
+from kproxy.analysis.duck import Tables
+from kproxy.convert.processes import convert
+from kproxy.insight import rows
+from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
+from kproxy.tables import writer
+from kproxy.tables.knowledge import KnowledgeColumns
+from tests.insight.test_registry import registry
+from tests.insight.test_registry_groups import produced
+from tests.zookeeper.traffic import DATA, deeds, log
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """The tables of the capture; those of insight from the rows that its tests compare with the logs."""
+    folder = tmp_path_factory.mktemp("old") / "tables"
+    convert([DATA / "k0102_zkgroup_a.pcap.zst"], folder)
+    told = KnowledgeColumns()
+    for row in [*registry(), *(each for each in produced() if isinstance(each, GroupEvent | Rebalance | Assignment))]:
+        told.append(rows.TABLES[type(row)], "k0102_zkgroup_a.pcap.zst", row._replace(cluster="default"))
+    for table, batch in told.batches():
+        (file,) = (folder / table.name).glob("*.parquet")
+        writer.store(table, [pa.Table.from_batches([batch], table.schema)], file)
+    with Tables(folder) as found:
+        yield found
+
+
+def asked(tables, name):
+    job = jobs.JOBS[name]
+    return job.run(*(tables[table] for table in job.tables)).arrow().to_pylist()
+
+
+def test_the_timeline_has_every_change_and_every_session_of_zookeepers_log(tables):
+    told = asked(tables, "registry")
+    ops = {"created": "create", "changed": "setData", "deleted": "delete"}
+    changed = {(row["session"], ops[row["change"]], row["zxid"]) for row in told if row["change"] in ops}
+    logged = {(f"0x{line.session:x}", line.op, line.zxid) for line in log() if line.op in ops.values()}
+    assert changed <= logged  # those of offsets are not changes of the cluster
+    assert len(changed) > 250
+    sessions = Counter(row["change"] for row in told if row["kind"] == "session")
+    assert sessions["began"] == sum(line.op == "createSession" for line in log())
+    assert sessions["expired"] == 2
+    closed = [row for row in told if row["change"] == "gone_with_session"]
+    assert Counter(row["kind"] for row in closed)["consumer_id"] == 5
+    assert {row["path"] for row in closed if row["kind"] == "broker"} == {"/brokers/ids/1", "/brokers/ids/2"}
+    assert Counter(row["change"] for row in told if row["kind"] == "consumer_owner")["lost"] == 1
+    elected = [row["detail"] for row in told if (row["kind"], row["change"]) == ("controller", "created")]
+    assert [json.loads(detail)["brokerid"] for detail in elected] == [2, 1, 2]  # 2 stops and comes back, then 1 stops
+    assert any('"isr":[1]' in row["detail"] for row in told if row["kind"] == "partition_state")
+
+
+def test_consumers_tells_each_rebalance_its_herd_and_the_two_owners_of_a_partition(tables):
+    told = asked(tables, "consumers")
+    assert [row["rejoined"] for row in told] == [0, 1, 2, 3, 4, 4, 3, 2, 2, 3, 3, 2, 1, 0]
+    assert [row["races_lost"] for row in told] == [0] * 10 + [1, 0, 0, 0]
+    assert all(row["claimed"] >= 8 for row in told[:10])
+    assert all(0 < row["stood_still_ns"] < 2_000_000_000 for row in told[1:10])
+    # c2 was frozen past its session. The eighth rebalance gave its partitions away; thawed, it fetched them still.
+    stale = {row["generation"]: row for row in told if row["stale_fetches"]}
+    assert stale.keys() == {8}
+    (thawed,) = [deed for deed in deeds() if deed.what == "thaw"]
+    began_ns = int(told[7]["time"].timestamp() * 1e9)
+    assert began_ns + stale[8]["stale_ns"] > thawed.time_s * 1e9
