@@ -168,3 +168,71 @@ def test_no_bytes_raise_or_are_kept_for_long(data):
         for half in session._halves:
             assert len(half.data) <= module.MAX_FRAME + len(part)
     session.close()
+
+
+def large(xid, size):
+    """A create whose node has so many bytes, and an ACL behind them."""
+    node = {"path": "/big", "data": b"d" * size, "acl": [], "flags": 1}
+    return sized(write("RequestHeader", {"xid": xid, "type": 1}) + write("CreateRequest", node))
+
+
+def reply(xid, body=b"", zxid=7):
+    return sized(write("ReplyHeader", {"xid": xid, "zxid": zxid, "err": 0}) + body)
+
+
+def test_of_a_large_frame_a_part_is_held_and_its_first_fields_are_read():
+    session = Session(keep=64 * 1024, whole=16 * 1024)
+    whole, cut = large(1, 20_000), large(2, 1 << 20)
+    for data in (whole, cut):
+        for at in range(0, len(data), 10_000):
+            session.receive(CLIENT, data[at : at + 10_000], 1)
+            assert len(session._halves[CLIENT].data) <= 64 * 1024 + 10_004
+    session.receive(SERVER, reply(1, write("CreateResponse", {"path": "/big"})) + reply(2), 2)
+    first, second = session.events
+    assert (first.request["path"], len(first.request["data"]), first.decoded) == ("/big", 20_000, False)
+    assert "acl" not in first.request
+    assert (second.request, second.decoded, second.request_bytes) == ({"path": "/big"}, False, len(cut))
+
+
+def test_sessions_share_a_room_and_give_back_what_they_took():
+    room = module.Room(100_000)
+    sessions = [Session(room=room) for _ in range(10)]
+    for session in sessions:
+        session.receive(CLIENT, large(1, 40_000)[:-1], 1)
+    assert room.held <= 100_000
+    assert room.refused == 8
+    assert sum(len(half.data) for session in sessions for half in session._halves) < 100_000 + 10 * module.SMALL
+    for session in sessions:
+        session.receive(CLIENT, b"\0", 1)
+        assert [operation.op for operation in session._pending] == ["create"]
+    for session in sessions[:5]:
+        session.receive(SERVER, reply(1), 2)
+        assert session.events[-1].outcome == ANSWERED
+    for session in sessions:
+        session.close()
+    assert room.held == 0
+
+
+def test_without_resync_a_fault_is_the_last_that_is_read():
+    session = Session(resync=False)
+    session.receive(CLIENT, sized(write("RequestHeader", {"xid": 1, "type": 11})), 1)
+    session.receive(CLIENT, b"\x7f\xff\xff\xff", 2)
+    session.receive(CLIENT, b"x" * 100_000, 3)
+    session.receive(SERVER, reply(1), 4)
+    assert [type(event) for event in session.events] == [Fault]
+    assert session.opaque
+    assert session.skipped > 100_000
+    session.close()
+    assert [event.outcome for event in session.events[1:]] == [UNANSWERED]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from((CLIENT, SERVER)), st.binary(max_size=60)), max_size=40), st.booleans())
+def test_no_noise_raises_and_nothing_stays_held(parts, resync):
+    room = module.Room(10_000)
+    session = Session(midstream=not resync, resync=resync, keep=100, whole=50, room=room)
+    for side, data in parts:
+        session.receive(side, data, 1)
+    session.gap(SERVER)
+    session.close()
+    assert room.held == 0
