@@ -38,7 +38,7 @@ def client(secured: SecuredBroker, mechanism: str, user: str = "alice") -> dict[
 
 @pytest.fixture(scope="module")
 def kproxy(secured: SecuredBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kproxy]:
-    """Clients log in here; kproxy logs in at the broker, as whom each client says that it is."""
+    """Clients log in here; kproxy logs in at the broker, as whom each client says that it is. In two workers."""
     folder = tmp_path_factory.mktemp("authentication")
     of_bob = folder / "of-bob"
     of_bob.write_text(USERS["bob"])
@@ -49,7 +49,7 @@ def kproxy(secured: SecuredBroker, tmp_path_factory: pytest.TempPathFactory) -> 
         f"[cluster.login]\n{login(secured, 'SCRAM-SHA-512', folder)}others = 'own'\n{by_principal}"
         f"{authentication(secured, folder, 'session_lifetime_s = 2')}"
     )
-    with kproxy_with(secured, folder, settings) as kproxy:
+    with kproxy_with(secured, folder, settings, more=("--workers", "2")) as kproxy:
         yield kproxy
 
 
