@@ -3,32 +3,19 @@
 import json
 from collections import Counter
 
-import pyarrow as pa
 import pytest
 
 from kproxy.analysis import jobs
 from kproxy.analysis.duck import Tables
 from kproxy.convert.processes import convert
-from kproxy.insight import rows
-from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
-from kproxy.tables import writer
-from kproxy.tables.knowledge import KnowledgeColumns
-from tests.insight.test_registry import registry
-from tests.insight.test_registry_groups import produced
 from tests.zookeeper.traffic import DATA, deeds, log
 
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """The tables of the capture; those of insight from the rows that its tests compare with the logs."""
+    """The tables of the capture, all of them from `convert`."""
     folder = tmp_path_factory.mktemp("old") / "tables"
     convert([DATA / "k0102_zkgroup_a.pcap.zst"], folder)
-    told = KnowledgeColumns()
-    for row in [*registry(), *(each for each in produced() if isinstance(each, GroupEvent | Rebalance | Assignment))]:
-        told.append(rows.TABLES[type(row)], "k0102_zkgroup_a.pcap.zst", row._replace(cluster="default"))
-    for table, batch in told.batches():
-        (file,) = (folder / table.name).glob("*.parquet")
-        writer.store(table, [pa.Table.from_batches([batch], table.schema)], file)
     with Tables(folder) as found:
         yield found
 
