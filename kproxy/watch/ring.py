@@ -26,7 +26,7 @@ from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.packets import RAW
 from kproxy.capture.records import SECOND, Window
 
-BLOCK_BYTES = 1 << 20  # larger than any packet
+BLOCK_BYTES = 1 << 18  # larger than any packet, and small: a ring of few blocks is soon full of those that are not
 RETIRE_MS = 20  # a block that is not full is handed over after this time
 WINDOW_PACKETS = 1 << 14
 

@@ -203,6 +203,8 @@ class Watcher:
             if settings.record is not None:
                 self._link.record = settings.record
                 self._link.settings = {"detail": {settings.cluster: settings.detail}, "watch": True}
+            self._link.record = settings.record
+            self._link.settings = {"detail": {settings.cluster: settings.detail}, "watch": True}
             self._link.follow({settings.cluster})
         self._connections = Connections(
             self.metrics,

@@ -12,6 +12,8 @@ from kproxy.watch.filters import program
 from kproxy.watch.ring import BLOCK_BYTES, Ring
 from tests.watch.live import why_not
 
+BLOCKS = 16
+
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
@@ -20,7 +22,7 @@ def pair():
     """Both ends of a connection over loopback, its port, and a ring that sees it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        ring = Ring(program([port], loopbacks=[socket.if_nametoindex("lo")]), 4)
+        ring = Ring(program([port], loopbacks=[socket.if_nametoindex("lo")]), BLOCKS)
         ring.bind(socket.if_nametoindex("lo"))
         with socket.create_connection(("127.0.0.1", port)) as client:
             server, _ = listener.accept()
@@ -77,7 +79,7 @@ def test_every_packet_once(pair):
 
 def test_what_does_not_fit_is_counted_and_reading_goes_on(pair):
     client, server, port, ring = pair
-    for _ in range(8):
+    for _ in range(2 * BLOCKS):
         send(client, server, bytes(BLOCK_BYTES))
     ring.count()
     assert ring.dropped > 0
