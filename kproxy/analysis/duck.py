@@ -42,6 +42,7 @@ MACROS = {
     "regexp_like(x, pattern)": "regexp_matches(x, pattern)",
     "named_struct(a, x, b, y)": "row(x, y)",
     "named_struct(a, x, b, y, c, z)": "row(x, y, z)",
+    "size(x)": "len(x)",
     "format_number(x, decimals)": (
         "case decimals when 0 then format('{:,.0f}', cast(x as double)) "
         "when 1 then format('{:,.1f}', cast(x as double)) else format('{:,.2f}', cast(x as double)) end"

@@ -12,8 +12,8 @@ from the command line:
     from kproxy.spark import table
     jobs.latency(table(spark, "tables/", "exchanges"), by=["api", "client"]).show()
 
-The questions themselves: `timing`, `parties`, `topics`. Percentiles are approximate on Spark, exact below 10,000
-rows of a group; so memory is bounded by the number of groups. On DuckDB they are exact. Refuses to know files,
+The questions themselves: `timing`, `parties`, `topics`, `knowledge`. Percentiles are approximate on Spark, exact below
+10,000 rows of a group; so memory is bounded by the number of groups. On DuckDB they are exact. Refuses to know files,
 sessions and formats of output.
 """
 
@@ -22,6 +22,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kproxy.analysis.engine import Frame
+from kproxy.analysis.knowledge import (
+    assignments,
+    changes,
+    coordinators,
+    groups,
+    leadership,
+    rebalances,
+    split_brain,
+    topology,
+)
 from kproxy.analysis.parties import clients, connections, errors, quality, talkers, throttle
 from kproxy.analysis.registry import consumers, registry
 from kproxy.analysis.timing import compare, latency, slow
@@ -30,23 +40,31 @@ from kproxy.analysis.topics import batching, fetching, group_lag, lag, offsets, 
 __all__ = [
     "JOBS",
     "Job",
+    "assignments",
     "batching",
+    "changes",
     "clients",
     "compare",
     "connections",
     "consumers",
+    "coordinators",
     "errors",
     "fetching",
     "group_lag",
+    "groups",
     "lag",
     "latency",
+    "leadership",
     "offsets",
     "quality",
+    "rebalances",
     "registry",
     "skew",
     "slow",
+    "split_brain",
     "talkers",
     "throttle",
+    "topology",
 ]
 
 
@@ -117,5 +135,17 @@ JOBS = {
         Job(quality, ("quality",)),
         Job(registry, ("registry",), " --where \"kind in ('broker', 'controller', 'session')\""),
         Job(consumers, ("rebalances", "group_events", "assignments", "partitions", "exchanges"), " --format json"),
+        Job(groups, ("group_events", "rebalances"), " --where \"group_id like 'billing%'\""),
+        Job(
+            rebalances,
+            ("rebalances", "group_events", "exchanges"),
+            " --having 'took_ns > 1e9' --where \"cause = 'session_expired'\"",
+        ),
+        Job(assignments, ("assignments",), " --having 'not agrees or shared > 0'"),
+        Job(split_brain, ("partitions", "exchanges", "group_events"), " --having 'together_ns > 1e9'"),
+        Job(coordinators, ("group_events", "rebalances", "exchanges"), " --where \"group_id = 'billing'\""),
+        Job(leadership, ("leadership",), " --from 10:15 --where \"topic = 'orders'\""),
+        Job(topology, ("topology",), " --where \"kind = 'broker'\""),
+        Job(changes, ("changes",), " --having \"outcome != 'done'\""),
     )
 }

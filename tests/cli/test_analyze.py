@@ -173,7 +173,7 @@ def test_sql(tables):
     assert found[0]["last"].endswith("Z") and found[0]["api"] == "Fetch"
     assert run("sql", "describe partitions", tables).splitlines()[1].split() == ["source", "VARCHAR", "YES"]
     assert run("sql", "select try_divide(1, 0) as none, unix_micros(min(time)) > 0 from batches;", tables)
-    assert run("sql", "select count(*) as n from changes", tables).split() == ["n", "0"]  # no file of this table
+    assert run("sql", "select count(*) as n from registry", tables).split() == ["n", "0"]  # no file of this table
 
 
 @pytest.mark.parametrize(

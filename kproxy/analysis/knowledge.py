@@ -1,0 +1,310 @@
+"""Questions about what a cluster said of itself: groups and their rebalances, coordinators, leaders, topology, changes.
+
+They read the tables that `kproxy.insight` gives. Refuses to know files, sessions and formats of output.
+"""
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.pieces import GROUPS, TOPIC, literal
+
+APART_NS = 30_000_000_000  # troubles of a group's coordinator that are further apart are two
+LOADING = "COORDINATOR_LOAD_IN_PROGRESS"
+TROUBLES = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", LOADING)  # the first two are older names' as well
+_SAME_GROUP = "a.cluster is not distinct from b.cluster and a.group_id = b.group_id"
+_AT = "timestamp_micros(cast(floor({} / 1e3) as bigint))"
+
+
+def groups(group_events: Frame, rebalances: Frame) -> Frame:
+    """How groups fare: rebalances and the time they took, members that came, went and expired, what was refused.
+
+    `rebalancing_ns` is the time from what set off each generation to its last member's assignment, all together;
+    `worst_cause` is the cause of most of them. A group that changes its protocol has a row for each. What only an
+    absence shows is inferred: `expired` members, and `never_joined` ones, that were given an id and did not come.
+    """
+    return ask(
+        {"group_events": group_events, "rebalances": rebalances},
+        said="""
+            select cluster, group_id, protocol, min(time_ns) as first_ns, max(time_ns) as last_ns,
+                count(distinct case when event = 'join_answered' and error is null then member_id end) as members_seen,
+                count_if(event = 'leave' and error is null) as `left`, count_if(event = 'expired') as expired,
+                count_if(event = 'never_joined') as never_joined,
+                count_if(event = 'member_replaced') as replaced,
+                count_if(event = 'heartbeat_failed' and error != 'REBALANCE_IN_PROGRESS') as heartbeats_failed,
+                count_if(event = 'commit_failed') as commits_failed,
+                count_if(event = 'assignment_differs') as wrong_assignments,
+                max_by(coordinator_id, named_struct('t', case when coordinator_id is null then 0 else time_ns end,
+                    'n', coordinator_id)) as coordinator_id
+            from group_events group by all""",
+        moved="""
+            select cluster, group_id, protocol, cause, count(*) as times from rebalances group by all""",
+        causes="""
+            select cluster, group_id, protocol, max_by(cause, named_struct('n', times, 'c', cause)) as worst_cause
+            from moved group by all""",
+        generations="""
+            select cluster, group_id, protocol, count(*) as rebalances, max(generation) as generation,
+                max_by(strategy, named_struct('t', joined_ns, 'g', generation)) as strategy,
+                max_by(members_after, named_struct('t', joined_ns, 'g', generation)) as members,
+                sum(coalesce(ended_ns, joined_ns) - started_ns) as rebalancing_ns,
+                max(coalesce(ended_ns, joined_ns) - started_ns) as longest_ns
+            from rebalances group by all""",
+        known=f"""
+            select a.* from said a where a.protocol != 'unknown' or not exists (
+                select 1 from said b where {_SAME_GROUP} and b.protocol != 'unknown')""",
+        answer=f"""
+            select a.cluster, a.group_id, a.protocol, b.strategy, a.coordinator_id, b.generation, b.members,
+                coalesce(b.rebalances, 0) as rebalances, c.worst_cause, b.rebalancing_ns, b.longest_ns,
+                a.members_seen, a.`left`, a.expired, a.never_joined, a.replaced, a.heartbeats_failed, a.commits_failed,
+                a.wrong_assignments, {_AT.format("a.first_ns")} as first, {_AT.format("a.last_ns")} as last
+            from known a
+            left join generations b on {_SAME_GROUP} and a.protocol = b.protocol
+            left join causes c on a.cluster is not distinct from c.cluster and a.group_id = c.group_id
+                and a.protocol = c.protocol
+            order by rebalances desc, b.rebalancing_ns desc nulls last, a.cluster nulls first, a.group_id,
+                a.protocol""",
+    )
+
+
+def rebalances(rebalances: Frame, group_events: Frame, exchanges: Frame) -> Frame:
+    """Each rebalance: what set it off, how long it took, who was waited for, and how long consumers stood still.
+
+    `forming_ns` is from what set it off until all had joined, `assigning_ns` from then until the last member had its
+    partitions. `waited_ns`: how long all others waited for `last_to_join`. `rejoined`: members that had to join again.
+    `longest_pause_ns`: the longest time that one of its consumers did not fetch, from the last answer to a Fetch before
+    it got its partitions to the first Fetch behind; consumers that share a client id and a host count as one.
+    """
+    return ask(
+        {"rebalances": rebalances, "group_events": group_events, "exchanges": exchanges},
+        moments="""
+            select source, cluster, client_id, client_address, response_end_ns as at_ns, response_end_ns as fetched_ns,
+                cast(null as bigint) as asked_ns, cast(null as string) as group_id, cast(null as int) as generation
+            from exchanges where api = 'Fetch' and response_end_ns is not null
+            union all
+            select source, cluster, client_id, client_address, request_start_ns, null, request_start_ns, null, null
+            from exchanges where api = 'Fetch' and request_start_ns is not null
+            union all
+            select source, cluster, client_id, client_address, time_ns, null, null, group_id, generation
+            from group_events
+            where event in ('sync_answered', 'assigned') and error is null and client_id is not null""",
+        around="""
+            select *, max(fetched_ns) over (partition by source, cluster, client_id, client_address order by at_ns
+                    rows between unbounded preceding and current row) as before_ns,
+                min(asked_ns) over (partition by source, cluster, client_id, client_address order by at_ns
+                    rows between current row and unbounded following) as behind_ns
+            from moments""",
+        pauses="""
+            select source, cluster, group_id, generation, max(behind_ns - before_ns) as longest_pause_ns
+            from around where group_id is not null and behind_ns >= before_ns group by all""",
+        answer=f"""
+            select {_AT.format("a.started_ns")} as `time`, a.cluster, a.group_id, a.protocol, a.generation, a.cause,
+                a.cause_member, a.reason, coalesce(a.ended_ns, a.joined_ns) - a.started_ns as took_ns,
+                a.joined_ns - a.started_ns as forming_ns, a.ended_ns - a.joined_ns as assigning_ns, a.waited_ns,
+                a.last_to_join, a.members_before, a.members_after, a.rejoined, b.longest_pause_ns, a.strategy,
+                a.coordinator_id
+            from rebalances a left join pauses b
+                on {_SAME_GROUP} and a.generation = b.generation and a.source is not distinct from b.source
+            order by `time`, a.cluster nulls first, a.group_id, a.generation""",
+    )
+
+
+def assignments(assignments: Frame) -> Frame:
+    """Who was given which partitions, by generation, newest first, and whether that is what the strategy computes.
+
+    `agrees` is of range and round robin, computed again, and of sticky strategies, of which each partition must be at
+    one subscriber; null where neither can be said. `shared`: partitions that another member of the same generation was
+    given too.
+    """
+    return ask(
+        {"assignments": assignments},
+        owners="""
+            select cluster, group_id, generation, topic, `partition`, count(distinct member_id) as owners
+            from assignments group by all""",
+        answer=f"""
+            select {_AT.format("min(a.time_ns)")} as `time`, a.cluster, a.group_id, a.generation, a.member_id,
+                a.client_id, a.topic, count(distinct a.`partition`) as partitions, min(a.`partition`) as lowest,
+                max(a.`partition`) as highest, count(distinct case when b.owners > 1 then a.`partition` end) as shared,
+                min(a.agrees) as agrees, max(a.strategy) as strategy
+            from assignments a left join owners b
+                on {_SAME_GROUP} and a.generation = b.generation and a.topic = b.topic and a.`partition` = b.`partition`
+            group by a.cluster, a.group_id, a.generation, a.member_id, a.client_id, a.topic
+            order by a.cluster nulls first, a.group_id, a.generation desc, a.client_id nulls first, a.member_id,
+                a.topic""",
+    )
+
+
+def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame) -> Frame:
+    """Two members of one group that fetched one partition in the same time, as when one was paused past its session.
+
+    `together_ns`: from the first Fetch to the last that one sent between those of the other. A Fetch that waits at the
+    broker while its partition moves is no such case. A member's fetches are known by its client id and host: those who
+    share both are one here.
+    """
+    apart = 3_000_000_000  # between two fetches of one that still fetches
+    same_exchange = "p.source = e.source and p.connection = e.connection and p.`number` = e.`number`"
+    return ask(
+        {"partitions": partitions, "exchanges": exchanges, "group_events": group_events},
+        whose=f"""
+            select distinct p.cluster, {TOPIC.replace("topic", "p.topic")} as topic, p.`partition`, e.client_id,
+                e.client_address as host, e.request_start_ns as at_ns
+            from partitions p join exchanges e on {same_exchange}
+            where p.api = 'Fetch' and e.client_id is not null and e.request_start_ns is not null""",
+        members="""
+            select distinct cluster, group_id, client_id, client_address from group_events
+            where event in ('sync_answered', 'assigned') and error is null and client_id is not null""",
+        touched="""
+            select w.cluster, m.group_id, w.topic, w.`partition`, w.client_id, w.host, w.at_ns
+            from whose w join members m on w.cluster is not distinct from m.cluster and w.client_id = m.client_id
+                and w.host = m.client_address""",
+        steps="""
+            select *, at_ns - lag(at_ns) over (partition by cluster, group_id, topic, `partition`, client_id, host
+                order by at_ns) as since_ns from touched""",
+        counted=f"""
+            select *, sum(case when since_ns <= {apart} then 0 else 1 end) over (
+                partition by cluster, group_id, topic, `partition`, client_id, host order by at_ns
+                rows between unbounded preceding and current row) as spell from steps""",
+        spells="""
+            select cluster, group_id, topic, `partition`, client_id, host, spell, min(at_ns) as since,
+                max(at_ns) as until, count(*) as fetches
+            from counted group by all""",
+        pairs="""
+            select a.cluster, a.group_id, a.topic, a.`partition`, a.client_id as one, a.host as one_host,
+                b.client_id as other, b.host as other_host, greatest(a.since, b.since) as since,
+                least(a.until, b.until) as until, a.fetches + b.fetches as fetches
+            from spells a join spells b
+                on a.cluster is not distinct from b.cluster and a.group_id = b.group_id and a.topic = b.topic
+                and a.`partition` = b.`partition`
+                and concat(a.client_id, ' ', a.host) < concat(b.client_id, ' ', b.host)
+                and a.since < b.until and b.since < a.until""",
+        answer="""
+            select timestamp_micros(cast(floor(since / 1e3) as bigint)) as `time`, cluster, group_id, topic,
+                `partition`, one, one_host, other, other_host, until - since as together_ns, fetches
+            from pairs
+            order by together_ns desc, `time`, cluster nulls first, group_id, topic, `partition`, one, other""",
+    )
+
+
+def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Frame:
+    """How groups got over the loss of their coordinator, phase by phase.
+
+    `silent_ns`: from the last good answer to a member until the first refusal, or until another coordinator was found.
+    `searching_ns`: from there until FindCoordinator named one; `loading_ns`: from the first answer that it is still
+    loading to the last; `joining_ns`: from the last refusal until the group was stable again, where members had to
+    join; `outage_ns`: from the last good answer of all to the next. Null: no such phase was seen. Refusals further
+    apart than 30 seconds are two losses.
+    """
+    troubles = ", ".join(map(literal, (*TROUBLES, "NOT_COORDINATOR_FOR_GROUP", "GROUP_COORDINATOR_NOT_AVAILABLE")))
+    spoken = "('Heartbeat', 'OffsetCommit', 'SyncGroup', 'ConsumerGroupHeartbeat', 'ShareGroupHeartbeat')"
+    return ask(
+        {"group_events": group_events, "rebalances": rebalances, "exchanges": exchanges},
+        troubles=f"""
+            select *, time_ns - lag(time_ns) over (partition by cluster, group_id order by time_ns) as since_ns
+            from group_events where error in ({troubles}) or event = 'coordinator_moved'""",
+        counted=f"""
+            select *, sum(case when since_ns <= {APART_NS} then 0 else 1 end)
+                over (partition by cluster, group_id order by time_ns) as loss
+            from troubles""",
+        losses="""
+            select cluster, group_id, loss, min(time_ns) as began_ns, max(time_ns) as over_ns, count(error) as refusals,
+                max(case when event = 'coordinator_moved' then coordinator_id end) as coordinator_id,
+                min(case when event = 'coordinator_moved' then time_ns end) as moved_ns,
+                min(case when error is not null then time_ns end) as refused_ns,
+                max(case when error = 'COORDINATOR_LOAD_IN_PROGRESS' then time_ns end)
+                    - min(case when error = 'COORDINATOR_LOAD_IN_PROGRESS' then time_ns end) as loading_ns
+            from counted group by all""",
+        good=f"""
+            select cluster, group_id, response_end_ns as at_ns from exchanges
+            where api in {spoken} and outcome = 'answered' and coalesce(errors, 0) = 0 and group_id is not null""",
+        reached=f"""
+            select a.cluster, a.group_id, a.loss, max(case when b.at_ns < a.began_ns then b.at_ns end) as last_good_ns,
+                min(case when b.at_ns > a.over_ns then b.at_ns end) as next_good_ns
+            from losses a join good b on {_SAME_GROUP} group by all""",
+        found=f"""
+            select a.cluster, a.group_id, a.loss, min(b.time_ns) as found_ns,
+                min_by(b.coordinator_id, named_struct('t', b.time_ns, 'n', b.coordinator_id)) as node
+            from losses a join group_events b
+                on {_SAME_GROUP} and b.event = 'coordinator_found' and b.time_ns >= a.began_ns
+            group by all""",
+        settled=f"""
+            select a.cluster, a.group_id, a.loss, min(b.ended_ns) as stable_ns
+            from losses a join rebalances b
+                on {_SAME_GROUP} and b.joined_ns >= a.began_ns and b.started_ns <= a.over_ns + {APART_NS}
+            group by all""",
+        answer=f"""
+            select {_AT.format("l.began_ns")} as `time`, l.cluster, l.group_id,
+                coalesce(l.coordinator_id, f.node) as coordinator_id, l.refusals,
+                l.began_ns - r.last_good_ns as silent_ns, coalesce(l.moved_ns, f.found_ns) - l.began_ns as searching_ns,
+                l.loading_ns, s.stable_ns - l.over_ns as joining_ns,
+                r.next_good_ns - r.last_good_ns as outage_ns
+            from losses l
+            left join reached r on l.cluster is not distinct from r.cluster and l.group_id = r.group_id
+                and l.loss = r.loss
+            left join found f on l.cluster is not distinct from f.cluster and l.group_id = f.group_id
+                and l.loss = f.loss
+            left join settled s on l.cluster is not distinct from s.cluster and l.group_id = s.group_id
+                and l.loss = s.loss
+            order by outage_ns desc nulls last, `time`, l.cluster nulls first, l.group_id""",
+    )
+
+
+def leadership(leadership: Frame) -> Frame:
+    """How partitions fared: elections, replicas that fell out of sync, time without a leader, and who leads at the end.
+
+    `offline_ns`: from each time that a partition had no leader until it had one again; one that has none at the end
+    counts up to the last row of all. `out_of_sync`: replicas that are not in the ISR at the end. Partitions that
+    were told once and never changed are left out.
+    """
+    last = "named_struct('t', time_ns, 'e', coalesce(leader_epoch, -1))"
+    return ask(
+        {"leadership": leadership},
+        told="""
+            select *, lead(time_ns) over (partition by cluster, topic, `partition` order by time_ns) as until_ns,
+                max(time_ns) over (partition by true) as end_ns
+            from leadership""",
+        counted=f"""
+            select cluster, topic, `partition`, count_if(change = 'elected') as elections,
+                count_if(change = 'isr_shrunk') as shrunk, count_if(change = 'isr_grown') as grown,
+                count_if(change = 'moved') as moved, count_if(change = 'offline') as offline,
+                sum(case when change = 'offline' then coalesce(until_ns, end_ns) - time_ns end) as offline_ns,
+                max_by(leader, {last}) as leader, max(leader_epoch) as leader_epoch,
+                max_by(cast(isr as string), {last}) as isr, max_by(cast(replicas as string), {last}) as replicas,
+                max_by(case when replicas is not null and isr is not null then size(replicas) - size(isr) end, {last})
+                    as out_of_sync,
+                max_by(change, {last}) as last_change, max_by(api, {last}) as told_by,
+                min(time_ns) as first_ns, max(time_ns) as last_ns, count(*) as changes
+            from told group by all""",
+        answer=f"""
+            select cluster, topic, `partition`, elections, shrunk, grown, moved, offline, offline_ns, leader,
+                leader_epoch, isr, replicas, out_of_sync, last_change, told_by,
+                {_AT.format("first_ns")} as first, {_AT.format("last_ns")} as last
+            from counted where changes > 1 or last_change != 'created'
+            order by offline_ns desc nulls last, elections + shrunk desc, cluster nulls first, topic, `partition`""",
+    )
+
+
+def topology(topology: Frame) -> Frame:
+    """What the cluster consisted of and when that changed: brokers, controllers and topics, in the order of time.
+
+    The first row of each is when it was first told. Partitions are in `leadership`.
+    """
+    return ask(
+        {"topology": topology},
+        answer="""
+            select `time`, cluster, kind, change, broker_id, host, port, rack, topic, partitions, topic_id, api
+            from topology where kind != 'partition'
+            order by time_ns, cluster nulls first, kind, broker_id nulls first, topic nulls first, change""",
+    )
+
+
+def changes(changes: Frame) -> Frame:
+    """Who changed what: every administrative request, a row for each resource, with its outcome.
+
+    `outcome` is `done`, an error, or `unanswered`. `detail` is what was asked, as JSON, without secrets. What a broker
+    passed on to its controller for a client is there once for each of the two, with the principal in the second.
+    """
+    return ask(
+        {"changes": changes},
+        answer=f"""
+            select `time`, cluster, api, resource_type, resource_name,
+                coalesce(error, case when answered then 'done' else 'unanswered' end) as outcome,
+                {GROUPS["client"]} as client, client_address as host, principal, detail
+            from changes
+            order by time_ns, cluster nulls first, connection, `number`, resource_name nulls first""",
+    )

@@ -1,0 +1,143 @@
+"""What the jobs of groups, leaders and changes say of a captured cluster, against what its brokers and tools said."""
+
+import gzip
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from kproxy.analysis import engine, jobs
+from kproxy.analysis.duck import Tables
+from kproxy.convert.processes import convert
+from tests import captures
+from tests.insight.truth import CAPTURE, DATA, generations
+
+NEAR_S = 0.3
+EVENTS = [json.loads(line) for line in (DATA / "k41_groups_a.events.jsonl").read_text().splitlines()]
+
+
+def happened(what):
+    return next(each for each in EVENTS if each["what"] == what)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    place = tmp_path_factory.mktemp("groups")
+    convert([CAPTURE], place)
+    with Tables(place) as found:
+        yield found
+
+
+@pytest.fixture
+def answer(tables):
+    def ask(job, **options):
+        known = jobs.JOBS[job]
+        frame = known.run(*(tables[name] for name in known.tables), **options)
+        names = [column.name for column in engine.columns(frame)]
+        return [dict(zip(names, row, strict=True)) for row in engine.rows(frame)]
+
+    return ask
+
+
+def test_every_generation_that_the_coordinators_logged_is_a_rebalance(answer):
+    found = {(row["group_id"], row["generation"]): row for row in answer("rebalances") if row["protocol"] == "classic"}
+    assert found.keys() == generations().keys()
+    for key, logged in generations().items():
+        row = found[key]
+        assert row["took_ns"] / 1e9 == pytest.approx(logged.assigned - logged.prepared, abs=NEAR_S)
+        assert row["forming_ns"] + row["assigning_ns"] == row["took_ns"]
+        assert row["members_after"] == logged.members
+    for (group, number), row in found.items():
+        if row["rejoined"]:
+            assert 0 <= row["longest_pause_ns"] < 10e9, (group, number)
+    assert found["range-g", 8]["longest_pause_ns"] > 5e9  # the coordinator was gone
+    waited = found["range-g", 3]
+    assert waited["waited_ns"] > 0 and waited["last_to_join"]
+
+
+def test_groups_are_summed_up(answer):
+    found = {row["group_id"]: row for row in answer("groups")}
+    logged = Counter(group for group, _ in generations())
+    assert {name: row["rebalances"] for name, row in found.items() if name != "new-g"} == logged
+    assert (found["new-g"]["protocol"], found["new-g"]["rebalances"]) == ("consumer", 5)
+    assert found["range-g"]["expired"] == 4 and found["static-g"]["replaced"] == 3
+    assert found["range-g"]["strategy"] == "range" and found["range-g"]["coordinator_id"] == 2
+    assert not any(row["wrong_assignments"] for row in found.values())
+
+
+def test_a_coordinator_that_was_killed_is_followed_through_its_phases(answer):
+    killed = happened("broker_kill")["time"]
+    found = {row["group_id"]: row for row in answer("coordinators") if row["time"] / 1e6 > killed}
+    for name in ("coop-g", "rr-g"):  # whose coordinator it was
+        row = found[name]
+        assert row["coordinator_id"] == 2
+        assert 0 < row["time"] / 1e6 - killed < 15
+        stable = min(
+            each.assigned for (group, _), each in generations().items() if group == name and each.assigned > killed
+        )
+        assert row["outage_ns"] / 1e9 == pytest.approx(stable - killed, abs=6)  # sessions and heartbeats of seconds
+        assert row["silent_ns"] > 0 and row["joining_ns"] > 0
+
+
+def test_leaders_of_the_broker_that_was_killed_moved(answer):
+    found = answer("leadership")
+    assert sum(row["elections"] for row in found) >= 6
+    assert all(row["leader"] is not None for row in found)
+    assert any(row["shrunk"] for row in found)
+
+
+def test_topology_has_the_broker_that_went_and_the_topic_that_grew(answer):
+    found = answer("topology")
+    broker = [(row["change"], row["time"] / 1e6) for row in found if row["broker_id"] == 3]
+    assert [change for change, _ in broker] == ["appeared", "gone", "appeared"]
+    assert happened("broker_kill")["time"] < broker[1][1] < happened("broker_start")["time"] < broker[2][1]
+    (grown,) = [row for row in found if row["change"] == "grown"]
+    assert (grown["topic"], grown["partitions"]) == ("clicks-21e2", 6)
+
+
+def test_changes_have_their_outcome(tmp_path):
+    convert([captures.capture("k41_java_cluster")], tmp_path / "tables")
+    with Tables(tmp_path / "tables") as tables:
+        frame = jobs.changes(tables["changes"])
+        names = [column.name for column in engine.columns(frame)]
+        found = [dict(zip(names, row, strict=True)) for row in engine.rows(frame)]
+    outcomes = {(row["api"], row["resource_name"]): row["outcome"] for row in found}
+    assert outcomes["CreatePartitions", "adm-alpha"] == "done"
+    assert outcomes["CreatePartitions", "nope"] == "UNKNOWN_TOPIC_OR_PARTITION"
+    principals = {row["principal"] for row in found if row["api"] == "CreateTopics"}
+    assert principals == {None, "User:ANONYMOUS"}  # asked by the client, and passed on by its broker
+
+
+def test_assignments_agree_and_nobody_shares(answer):
+    found = answer("assignments")
+    assert {row["strategy"] for row in found} == {"range", "roundrobin", "cooperative-sticky", "uniform", None}
+    assert all(row["agrees"] is not False for row in found)
+    assert not any(row["shared"] for row in found)
+    of_range = Counter(row["generation"] for row in found if row["group_id"] == "range-g")
+    assert of_range[9] == 2  # a member, two topics
+
+
+def test_lag_of_groups_is_what_the_official_tool_said(answer):
+    """At the end, when all had left."""
+    last = [
+        json.loads(line)
+        for line in gzip.decompress((DATA / "k41_groups_a.describe.jsonl.gz").read_bytes()).splitlines()
+    ][-1]
+    assert last["how"] == "--offsets"
+    told = {}
+    for row in last["text"].splitlines():
+        if found := re.match(r"(\S+-g)\s+(\S+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", row):
+            told[found[1], found[2], int(found[3])] = int(found[4]), int(found[5])
+    assert len(told) > 20
+    found = {(row["group_id"], row["topic"], row["partition"]): row for row in answer("group-lag")}
+    for key, (committed, end) in told.items():
+        assert found[key]["committed_offset"] == committed
+        assert committed <= found[key]["end_offset"] <= end
+
+
+def test_a_member_that_thaws_fetches_what_another_has_got(answer):
+    """It was frozen past its session: until it hears that it is no member any more, both fetch its partitions."""
+    found = answer("split-brain")
+    assert {(row["group_id"], row["one"], row["other"]) for row in found} == {("range-g", "r0", "r3")}
+    assert all(happened("thaw")["time"] - NEAR_S < row["time"] / 1e6 < happened("thaw")["time"] + 3 for row in found)
