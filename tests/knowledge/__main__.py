@@ -31,6 +31,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="keep captures and logs here")
     parser.add_argument("--keep", action="store_true", help="also put them into tests/data/knowledge")
     chosen = parser.parse_args()
+    if unknown := set(chosen.playbooks) - set(every):
+        parser.error(f"no playbook {', '.join(sorted(unknown))}: there are {', '.join(every)}")
     with tempfile.TemporaryDirectory() as temporary:
         faults = 0
         for name in chosen.playbooks or every:

@@ -3,6 +3,7 @@ as they should be stand in EXPLAINED or SOMETIMES with the reason. Any other is 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -284,6 +285,16 @@ def _live(run: Run, told: Described) -> Iterator[Difference]:
         logged += [number for (name, number), at in run.epochs.items() if name == group and at < before]
         if logged and state == "Stable" and said["generation"] != max(logged):
             yield Difference("another generation, live", group, max(logged), said["generation"])
+    quiet = [line["time_ns"] for line in run.events if line["what"] == "quiet"]
+    if (
+        told.live and quiet and quiet[0] < told.from_ns
+    ):  # nothing is produced any more, and all that will be is committed
+        lags: Counter[tuple[str, str]] = Counter()
+        for (group, topic, _), (committed, end) in told.offsets.items():
+            lags[group, topic] += end - committed if committed is not None else 0
+        for key in lags.keys() | told.lags.keys():
+            if lags[key] != told.lags.get(key, 0):
+                yield Difference("another lag, live", key, lags[key], told.lags.get(key))
     for group in told.live.keys() - told.states.keys():
         if told.live[group]["protocol"] in ("classic", "consumer"):
             yield Difference("a group that is only live", group, None, told.live[group])

@@ -199,7 +199,7 @@ def in_sync(rig: Rig) -> bool:
 def short(rig: Rig) -> None:
     """Some of all that, in a minute: every client in one group, a wrong leader, a newer group, a broker that dies."""
     rig.topics(orders=5)
-    rig.loaded("orders")
+    stop = rig.loaded("orders")
     rig.java("range-java", "range-g", ["orders"], partition_assignment_strategy=RANGE)
     rig.java("moved-1", "moved-g", ["orders"], partition_assignment_strategy="Members$Moved")
     rig.java("new-1", "new-g", ["orders"], group_protocol="consumer")
@@ -226,9 +226,12 @@ def short(rig: Rig) -> None:
     rig.cluster.brokers[number - 1].stop(kill=True)
     for group, count in {"range-g": 2, "moved-g": 2, "new-g": 2, "coop-g": 2}.items():
         rig.settled(group, count)
-    rig.close_members("range-java")
-    rig.settled("range-g", 1)
-    time.sleep(4)  # a refresh of Metadata, by which the wire says who leads now
+    rig.close_members("range-java", "range-py")
+    rig.settled("range-g", 0)
+    time.sleep(4)  # it falls behind; and a refresh of Metadata, by which the wire says who leads now
+    stop()
+    time.sleep(3)  # the others commit what they have
+    rig.note("quiet")
     rig.describe()
 
 

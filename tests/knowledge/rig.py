@@ -254,6 +254,10 @@ class Rig:
             groups = json.loads(self.kproxy.get("/api/groups?limit=1000"))
             line = {"from_ns": begin, "to_ns": time.time_ns(), "what": "kproxy", "text": json.dumps(groups)}
             self.write("asked", line)
+            lines = [
+                line for line in self.kproxy.get("/metrics").splitlines() if line.startswith("kproxy_consumer_lag_r")
+            ]
+            self.write("asked", {"from_ns": begin, "to_ns": time.time_ns(), "what": "lag", "text": "\n".join(lines)})
 
     def describe_topics(self) -> None:
         self.ask("topics", TOPICS, "--describe")
@@ -272,8 +276,8 @@ class Rig:
         wait_for(f"{group} to be {wanted}", lambda: self._state(group)[:2] == wanted, timeout_s, pause_s=0.3)
         self.note("settled", group=group, members=members)
 
-    def loaded(self, *topics: str, each_s: float = 0.2) -> None:
-        """From now on a producer sends a record to each of these topics again and again."""
+    def loaded(self, *topics: str, each_s: float = 0.2) -> Callable[[], None]:
+        """From now on a producer sends a record to each of these topics again and again, until what this returns."""
         stop = threading.Event()
         producer = Producer(
             {
@@ -302,6 +306,7 @@ class Rig:
             thread.join(15)
 
         self._stack.callback(end)
+        return end
 
     # --- members -----------------------------------------------------------------------------------------------------
 

@@ -65,6 +65,9 @@ class Described:
     offsets: dict[tuple[str, str, int], tuple[int | None, int]] = field(default_factory=dict)  # (committed, log end)
     partitions: dict[tuple[str, int], tuple[int, frozenset[int], tuple[int, ...]]] = field(default_factory=dict)
     controller: tuple[int, int] = (-1, -1)  # (node, epoch)
+    lags: dict[tuple[str, str], int] = field(
+        default_factory=dict
+    )  # that kproxy_consumer_lag_records said: group, topic
     live: dict[str, dict[str, Any]] = field(default_factory=dict)  # what a kproxy between said in /api/groups, by group
 
 
@@ -247,6 +250,13 @@ def _live(described: Described, text: str) -> None:
     described.live = {group["group"]: group for group in json.loads(text)}
 
 
+def _lags(described: Described, text: str) -> None:
+    for line in text.splitlines():
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+        if labels.get("group"):
+            described.lags[labels["group"], labels["topic"]] = int(float(line.rpartition(" ")[2]))
+
+
 _READERS = {
     "state": _states,
     "members": _members,
@@ -254,4 +264,5 @@ _READERS = {
     "topics": _partitions,
     "quorum": _quorum,
     "kproxy": _live,
+    "lag": _lags,
 }
