@@ -156,20 +156,19 @@ class Rig:
             broker.logging = HERE / "log4j2.xml"
             broker.log_options = (f"-Dknowledge={broker.folder}/knowledge.log",)
         names = ("CLIENT", "INTERNAL", "CONTROLLER")
-        ports = sorted({broker.ports[name] for broker in self.cluster.brokers for name in names})
         lines = [
             {"broker": broker.node_id, "listener": name, "host": broker.host, "port": broker.ports[name]}
             for broker in self.cluster.brokers
             for name in names
         ]
         (self.folder / "ports.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        self._capture("traffic.pcap", ports)
+        self._capture("traffic.pcap", [(line["host"], line["port"]) for line in lines])
         self._stack.callback(self.cluster.stop)
         self.cluster.start()
         if self._through is not None:
             kproxy = Kproxy(self.cluster.bootstrap, self.folder, *self._through)
             first = int(kproxy.bootstrap.rpartition(":")[2])
-            self._capture("front.pcap", list(range(first, first + 6)))
+            self._capture("front.pcap", [("127.0.0.1", port) for port in range(first, first + 6)])
             self._stack.enter_context(kproxy)
             self.kproxy = kproxy
         self.asking = Asking(classes, self.folder / "asking.err")
@@ -183,9 +182,9 @@ class Rig:
 
         wait_for("all brokers", all_there, 60)
 
-    def _capture(self, name: str, ports: list[int]) -> None:
+    def _capture(self, name: str, ends: list[tuple[Any, Any]]) -> None:
         tcpdump = shutil.which("tcpdump", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "tcpdump"
-        wanted = " or ".join(f"port {port}" for port in ports)
+        wanted = " or ".join(f"(host {host} and port {port})" for host, port in ends)
         command = [*as_root(), tcpdump, "-i", "lo", "-s", "0", "-U", "-B", "65536", "-Z", "root"]
         errors = self.folder / f"{name}.err"
         with errors.open("wb") as stderr:

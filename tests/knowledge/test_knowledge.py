@@ -3,12 +3,15 @@
 Recorded runs are compared exactly. `./dev knowledge` plays all of them anew.
 """
 
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from kproxy.insight.rows import Assignment
-from tests.knowledge import judge, recorded, registry
+from tests.knowledge import judge, recorded, registry, routes
 from tests.knowledge.exchanges import Told
 from tests.knowledge.truth import Run
 
@@ -51,3 +54,14 @@ def test_a_registry_is_known_as_zookeeper_logged_it(name: str) -> None:
     assert len(run.transactions) > 300 and len(run.rebalances) == 12
     assert max(each.rejoined for each in run.rebalances) == 4
     assert len(run.happened("claim_lost")) > 0
+
+
+@pytest.mark.parametrize("name", ["short", "brokers"])
+def test_convert_says_the_same_of_a_run(name: str, tmp_path: Path) -> None:
+    run = Run(recorded.DATA / name)
+    kproxy = Path(sys.executable).with_name("kproxy")
+    command = [str(kproxy), "convert", str(run.capture), "--out", str(tmp_path / "tables")]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    fed, converted = routes.fed(run), routes.read(tmp_path / "tables")
+    for table, rows in fed.items():
+        assert rows and [*routes.different(table, rows, converted[table])] == []
