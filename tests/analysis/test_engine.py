@@ -1,6 +1,7 @@
 """The same question on both engines: the same answer, of every job, on every capture of the repository."""
 
 import math
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ import kproxy.spark
 from kproxy.analysis import engine, sections
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.jobs import JOBS
+from kproxy.analysis.pieces import ACCURACY
 from kproxy.convert.processes import convert
 from kproxy.tables import schema
 from tests.captures import folder
@@ -86,8 +88,14 @@ def test_an_overview_is_the_same_on_both(spark, dataset):
         )
         for name, (frame, _) in sections.overview(tables, 50).items():
             assert engine.columns(frame) == engine.columns(theirs[name][0])
+            names = frame.columns
             pairs = list(zip(engine.rows(frame), engine.rows(theirs[name][0]), strict=True))
-            assert pairs and all(all(map(alike, one, other)) for one, other in pairs), name
+            assert pairs, name
+            for one, other in pairs:
+                many = name in ("brokers", "apis") and one[names.index("exchanges")] > ACCURACY
+                for column, mine, there in zip(names, one, other, strict=True):  # beyond ACCURACY rows: about the same
+                    near = many and re.fullmatch(r"p\d+_ns", column) and math.isclose(mine, there, rel_tol=0.1)
+                    assert near or alike(mine, there), (name, one, other)
 
 
 def test_percentiles_of_many_rows_are_within_their_error(spark, tmp_path):
