@@ -20,8 +20,9 @@ from tests.broker.cluster import Cluster, wait_for
 from tests.broker.kproxy import Kproxy
 from tests.broker.tools import as_root, create_topic
 
-# What a capture sees otherwise than kproxy: clocks, and which connections there are.
-CLOCKS = {"source", "time", "connection", "reason"}
+# What a capture of kproxy's clients sees otherwise: clocks, connections, kproxy's ports in place of the brokers'; and
+# whom a client is taken for, which kproxy alone knows.
+CLOCKS = {"source", "time", "connection", "reason", "host", "port", "principal"}
 ROUTES = [table.name for table in schema.KNOWLEDGE if table is not schema.REGISTRY]
 
 
@@ -95,9 +96,8 @@ def test_recorded_and_captured_are_the_same(cluster: Cluster, tmp_path: Path) ->
             members.pop().close()
             wait_for("one owns all", settled, 90)
             members.pop().close()
-        AdminClient({"bootstrap.servers": kproxy.bootstrap}).create_partitions([NewPartitions(topic, 5)])[topic].result(
-            60
-        )
+        admin = AdminClient({"bootstrap.servers": kproxy.bootstrap})
+        admin.create_partitions([NewPartitions(topic, 5)])[topic].result(60)
     convert([tmp_path / "same.pcap"], tmp_path / "captured")
     for table in ROUTES:
         live, later = (told(tmp_path / place, table) for place in ("live", "captured"))
