@@ -1,6 +1,6 @@
 """What insight says of real groups is what their brokers logged and Kafka's own tools described; see `judge`.
 
-Recorded runs are compared exactly. `./dev knowledge` plays all of them anew.
+Recorded runs are compared exactly. `./dev knowledge` plays all of them anew; here one short playbook is.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kproxy.insight.rows import Assignment
-from tests.knowledge import judge, recorded, registry, routes
+from tests.knowledge import judge, playbooks, recorded, registry, rig, routes
 from tests.knowledge.exchanges import Told
 from tests.knowledge.truth import Run
 
@@ -65,3 +65,13 @@ def test_convert_says_the_same_of_a_run(name: str, tmp_path: Path) -> None:
     fed, converted = routes.fed(run), routes.read(tmp_path / "tables")
     for table, rows in fed.items():
         assert rows and [*routes.different(table, rows, converted[table])] == []
+
+
+@pytest.mark.timeout(600)
+def test_a_cluster_of_now_is_known_as_it_logs(tmp_path: Path) -> None:
+    """By its traffic, and live: what `/api/groups` of the kproxy between says is what the tools describe."""
+    with rig.running(tmp_path / "run", through_kproxy=("--detail", "topics")) as cluster:
+        playbooks.short(cluster)
+    run = Run(tmp_path / "run")
+    assert judge.faults(run) == []
+    assert [len(each.live) for each in run.described] == [4, 4, 4]
