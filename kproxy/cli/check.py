@@ -1,4 +1,4 @@
-"""`kproxy check`: the options. The checks are in `kproxy.proxy.control.check`, how they look in `views.check`."""
+"""`kproxy check`: the options. The checks: `proxy.control.checks.check`, how they look: `views.check`."""
 
 import json
 import os
@@ -36,8 +36,8 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
       kproxy check kproxy.toml && kill -HUP "$(pidof kproxy)"
       kproxy check kproxy.toml --request Produce --topic orders --principal User:alice
     """
-    from kproxy.proxy.control.check import check as checked
-    from kproxy.proxy.control.check import summary
+    from kproxy.proxy.control.checks.check import check as checked
+    from kproxy.proxy.control.checks.check import summary
     from kproxy.views.check import faults, runs
 
     if ":" not in asked["principal"]:

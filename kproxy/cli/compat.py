@@ -1,4 +1,4 @@
-"""`kproxy compat`: the options. What is asked is in `kproxy.proxy.control.compat`, how it looks in `views.compat`."""
+"""`kproxy compat`: the options. What is asked: `proxy.control.checks.compat`, how it looks: `views.compat`."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def compat(file: str | None, bootstrap: str | None, clients: str | None, as_json
     """
     from kproxy.errors import ConfigError
     from kproxy.proxy.config.load import load
-    from kproxy.proxy.control.compat import clients_of, compatibility
+    from kproxy.proxy.control.checks.compat import clients_of, compatibility
     from kproxy.views.compat import lines
 
     if file is None and bootstrap is None and not os.environ.get("KPROXY_CONFIG"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from kproxy.proxy.control.asking import AdminPort
+    from kproxy.proxy.control.operators.asking import AdminPort
 
 _PAGE = 10_000
 _GROUPS_PAGE = 1000
@@ -62,7 +62,7 @@ def ctl(context: click.Context, admin: str, token_file: Path | None, ca: Path | 
     """
 
     def port() -> "AdminPort":
-        from kproxy.proxy.control.asking import AdminPort
+        from kproxy.proxy.control.operators.asking import AdminPort
 
         return AdminPort(admin, token_file, ca)
 

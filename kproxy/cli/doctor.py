@@ -1,4 +1,4 @@
-"""`kproxy doctor`: the options. The checks are in `kproxy.proxy.control.doctor`, how they look in `views.doctor`."""
+"""`kproxy doctor`: the options. The checks: `proxy.control.checks.doctor`, how they look: `views.doctor`."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def doctor(file: str | None, timeout_s: float, as_json: bool, verbose: bool, **f
     """
     from rich.console import Console
 
-    from kproxy.proxy.control.doctor import examine
+    from kproxy.proxy.control.checks.doctor import examine
     from kproxy.views.doctor import lines
     from kproxy.views.terminal import can_redraw, printable
 

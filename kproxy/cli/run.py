@@ -102,7 +102,7 @@ def run(file: str | None, **flags: Any) -> None:
     """
     from kproxy.proxy.config.load import load
     from kproxy.proxy.control.process import Inheritance, Process
-    from kproxy.proxy.control.processes import begun
+    from kproxy.proxy.control.workers.processes import begun
 
     inheritance = Inheritance.of(os.environ)
 

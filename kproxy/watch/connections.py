@@ -16,7 +16,7 @@ from kproxy.metrics import Metrics
 from kproxy.metrics.cells import ConnectionMetrics
 from kproxy.metrics.columns import count
 from kproxy.proxy.config.addresses import Address, numeric
-from kproxy.proxy.control.feed import Feed
+from kproxy.proxy.control.knowledge.feed import Feed
 from kproxy.proxy.relay.listeners import normal
 from kproxy.proxy.upstream.destinations import MAX_BROKERS, Destinations
 from kproxy.watch.copies import Twins

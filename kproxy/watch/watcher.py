@@ -26,12 +26,13 @@ from kproxy.metrics import Metrics
 from kproxy.metrics.passive import PassiveCells
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
-from kproxy.proxy.control import parameters, systemd
-from kproxy.proxy.control.channel import Gone
-from kproxy.proxy.control.feed import Feed
-from kproxy.proxy.control.feed_link import FeedLink
+from kproxy.proxy.control.changing import systemd
 from kproxy.proxy.control.garbage import FullCollections
+from kproxy.proxy.control.knowledge.feed import Feed
+from kproxy.proxy.control.knowledge.feed_link import FeedLink
+from kproxy.proxy.control.operators import parameters
 from kproxy.proxy.control.tasks import Tasks
+from kproxy.proxy.control.workers.channel import Gone
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import why_unbound
 from kproxy.proxy.upstream.destinations import Destinations
@@ -46,7 +47,7 @@ from kproxy.watch.settings import Settings
 from kproxy.wire.bodies import BATCHES, DETAILS, ERRORS
 
 if TYPE_CHECKING:
-    from kproxy.proxy.control.admin import Admin
+    from kproxy.proxy.control.operators.admin import Admin
     from kproxy.tables.recorder import Recorder
 
 IDLE_S = 20 * 60  # twice as long as brokers keep silent connections (connections.max.idle.ms)
@@ -247,7 +248,7 @@ class Watcher:
             return
         from kproxy.metrics.collector import registry_of
         from kproxy.metrics.exposition import render
-        from kproxy.proxy.control.admin import Admin
+        from kproxy.proxy.control.operators.admin import Admin
 
         registry = registry_of(self.metrics)
         admin = Admin(

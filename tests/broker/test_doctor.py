@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from kproxy.proxy.config.load import load
-from kproxy.proxy.control.compat import compatibility
-from kproxy.proxy.control.doctor import examine
-from kproxy.proxy.control.findings import Report
+from kproxy.proxy.control.checks.compat import compatibility
+from kproxy.proxy.control.checks.doctor import examine
+from kproxy.proxy.control.operators.findings import Report
 from kproxy.views.compat import lines
 from tests.broker.cluster import Cluster
 from tests.broker.secured import SecuredBroker

@@ -13,17 +13,17 @@ from kproxy.metrics.upstream import ClusterState
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control import transparent
-from kproxy.proxy.control.authentication import Authentication, BrokerVersions
 from kproxy.proxy.control.broker_ports import BrokerPorts
-from kproxy.proxy.control.connecting import BOOTSTRAP, Connector, label, listener_name
+from kproxy.proxy.control.clients.authentication import Authentication, BrokerVersions
+from kproxy.proxy.control.clients.connecting import BOOTSTRAP, Connector, label, listener_name
+from kproxy.proxy.control.clients.entrance import Welcome
+from kproxy.proxy.control.clients.logins import Logins
+from kproxy.proxy.control.clients.proxy_protocol import ReadProxyHeader
+from kproxy.proxy.control.clients.tls import ClusterTls
 from kproxy.proxy.control.discovery import Brokers, Discovery
-from kproxy.proxy.control.entrance import Welcome
-from kproxy.proxy.control.logins import Logins
-from kproxy.proxy.control.proxy_protocol import ReadProxyHeader
 from kproxy.proxy.control.tasks import Tasks
-from kproxy.proxy.control.tls import ClusterTls
 from kproxy.proxy.control.transparent import Transparent
-from kproxy.proxy.control.worker import Worker
+from kproxy.proxy.control.workers.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.relay.listeners import Accepted, Listener, is_local, resolve, why_unbound

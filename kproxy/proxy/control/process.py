@@ -23,11 +23,11 @@ from pathlib import Path
 from kproxy import __version__
 from kproxy.errors import ConfigError, KproxyError
 from kproxy.proxy.config.settings import Config
-from kproxy.proxy.control import stand_in, systemd, upgrade
+from kproxy.proxy.control.changing import stand_in, systemd, upgrade
+from kproxy.proxy.control.changing.watch import Watch
 from kproxy.proxy.control.garbage import FullCollections
 from kproxy.proxy.control.server import Server
 from kproxy.proxy.control.tasks import Tasks
-from kproxy.proxy.control.watch import Watch
 from kproxy.proxy.relay.given import GivenSockets
 
 KEEPER = "_KPROXY_STAND_IN_FD"

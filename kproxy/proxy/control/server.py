@@ -21,17 +21,18 @@ from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.config.tls import ClientTls
-from kproxy.proxy.control import descriptors, parameters
+from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.broker_ports import MAX_BROKERS
-from kproxy.proxy.control.changes import Changes, same_upstream
-from kproxy.proxy.control.channel import Gone
+from kproxy.proxy.control.changing.changes import Changes, same_upstream
+from kproxy.proxy.control.changing.draining import drain
+from kproxy.proxy.control.changing.reload import Reloader
 from kproxy.proxy.control.cluster import ClusterProxy
-from kproxy.proxy.control.draining import drain
-from kproxy.proxy.control.feed_link import FeedLink
-from kproxy.proxy.control.operating import OPERATIONS, connection_row
-from kproxy.proxy.control.reload import Reloader
+from kproxy.proxy.control.knowledge.feed_link import FeedLink
+from kproxy.proxy.control.operators import parameters
+from kproxy.proxy.control.operators.operating import OPERATIONS, connection_row
 from kproxy.proxy.control.tasks import Tasks
-from kproxy.proxy.control.worker import Worker
+from kproxy.proxy.control.workers.channel import Gone
+from kproxy.proxy.control.workers.worker import Worker
 from kproxy.proxy.relay.given import GivenSockets
 from kproxy.proxy.relay.listeners import Gate, Listener, why_unbound
 from kproxy.proxy.relay.poller import Poller
@@ -42,7 +43,7 @@ from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
-    from kproxy.proxy.control.admin import Admin, Query
+    from kproxy.proxy.control.operators.admin import Admin, Query
     from kproxy.proxy.control.zookeeper import ZooKeeperProxy
     from kproxy.proxy.relay.contexts import Reloading
     from kproxy.tables.recorder import Recorder
@@ -130,7 +131,7 @@ class Server:
         token, tls = self.config.admin_token_file, self.config.admin_tls
         try:
             if token is not None and self.config.admin is not None:
-                from kproxy.proxy.control.admin_guard import Token
+                from kproxy.proxy.control.operators.admin_guard import Token
 
                 Token(token)
             if tls is not None:
@@ -203,9 +204,9 @@ class Server:
         if address is None:
             return
         # HTTP and the text formats take 11 MB: a kproxy without an admin port goes without.
-        from kproxy.proxy.control.admin import Admin
-        from kproxy.proxy.control.admin_guard import Guard, Token
-        from kproxy.proxy.control.operator import Operator
+        from kproxy.proxy.control.operators.admin import Admin
+        from kproxy.proxy.control.operators.admin_guard import Guard, Token
+        from kproxy.proxy.control.operators.operator import Operator
 
         operator = Operator(self)
         token = Token(self.config.admin_token_file) if self.config.admin_token_file is not None else None

@@ -22,7 +22,7 @@ from kproxy.metrics.zookeeper import ZooKeeperCells
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.zookeeper import ZooKeeper
 from kproxy.proxy.control.tasks import Tasks
-from kproxy.proxy.control.worker import Worker
+from kproxy.proxy.control.workers.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import Listener, resolve, why_unbound
 from kproxy.proxy.relay.zookeeper import ZooKeeperRelay

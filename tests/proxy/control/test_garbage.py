@@ -9,7 +9,7 @@ import pytest
 
 from kproxy.proxy.control import garbage
 from kproxy.proxy.control.garbage import FullCollections
-from kproxy.proxy.control.worker import OBJECTS_PER_RELAY
+from kproxy.proxy.control.workers.worker import OBJECTS_PER_RELAY
 from tests.proxy.live import kproxy, live
 from tests.wire.playbook import request
 

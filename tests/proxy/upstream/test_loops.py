@@ -8,7 +8,8 @@ import pytest
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
-from kproxy.proxy.control import connecting, discovery
+from kproxy.proxy.control import discovery
+from kproxy.proxy.control.clients import connecting
 from kproxy.proxy.control.server import Server
 from kproxy.proxy.relay.listeners import Gate, Listener, is_local
 from kproxy.proxy.upstream import loops

@@ -1,0 +1,1 @@
+"""What can be said before traffic comes: `kproxy check`, `doctor`, `compat`."""

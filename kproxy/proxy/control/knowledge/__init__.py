@@ -1,0 +1,1 @@
+"""What live traffic tells of groups and leaders, decoded beside the relays."""

@@ -1,0 +1,133 @@
+"""The operator's side of the admin API: what is asked about a running kproxy, and what is done to it.
+
+Every question goes to the server's own methods, and what is about connections through `operate`, which runs an
+operation (`operating.py`) in each process that serves some: so this is the same with one process and with several.
+Each change leaves a line in the log. Refuses to know HTTP, and who may ask (`admin_guard.py`).
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from kproxy import __version__
+from kproxy.metrics import Metrics
+from kproxy.proxy import log_lines
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.control.operators.following import follow
+from kproxy.proxy.control.operators.operating import LEVELS
+from kproxy.proxy.control.operators.parameters import needed_number
+
+Query = Mapping[str, str]
+Json = dict[str, Any]
+Answer = tuple[int, Any]  # HTTP status, and what is sent as JSON
+
+log = logging.getLogger("kproxy.operator")
+
+
+class Kproxy(Protocol):
+    """What is asked of a server."""
+
+    config: Config
+    metrics: Metrics
+
+    @property
+    def addresses(self) -> dict[str, Address]: ...
+    @property
+    def is_draining(self) -> bool: ...
+    @property
+    def connections(self) -> int: ...
+    def not_ready(self) -> list[str]: ...
+    async def operate(self, operation: str, *arguments: Any) -> list[Any]: ...
+
+
+class Operator:
+    """reads: GET /api/<name>; actions: POST /api/<name>; streams: the same, answered line by line."""
+
+    def __init__(self, kproxy: Kproxy) -> None:
+        self._kproxy = kproxy
+        self.reads: Mapping[str, Callable[[Query], Any]] = {
+            "status": self._status,
+            "policy": self._policy,
+            "requests": self._requests,
+            "log-level": self._log_level,
+        }
+        self.actions: Mapping[str, Callable[[Query], Awaitable[Answer]]] = {
+            "close": self._close,
+            "drain": self._drain,
+            "log-level": self._set_log_level,
+        }
+        self.streams: Mapping[str, Callable[[Query], AsyncIterator[Json | None]]] = {
+            "trace": lambda query: follow(query, kproxy.operate),
+        }
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    def _status(self, _: Query) -> Json:
+        kproxy = self._kproxy
+        reasons = kproxy.not_ready()
+        return {
+            "version": __version__,
+            "started_ns": kproxy.metrics.started_ns,
+            "ready": not reasons,
+            "not_ready": reasons,
+            "draining": kproxy.is_draining,
+            "connections": kproxy.connections,
+            "connection_limit": kproxy.metrics.connection_limit,
+            "log_level": log_lines.level(),
+            "clusters": {name: str(address) for name, address in kproxy.addresses.items()},
+        }
+
+    def _policy(self, _: Query) -> list[Json]:
+        """The rules and limits of each cluster, as they are in force."""
+        return [
+            {
+                "cluster": cluster.name,
+                "policy": [rule.model_dump(mode="json", exclude_unset=True) for rule in _rules(cluster)],
+                "limits": cluster.limits.model_dump(mode="json", exclude_defaults=True),
+            }
+            for cluster in self._kproxy.config.clusters
+        ]
+
+    async def _requests(self, query: Query) -> list[Json]:
+        """The requests in flight of a connection."""
+        number = needed_number(query, "connection")
+        found: list[list[Json]] = [rows for rows in await self._kproxy.operate("requests", number) if rows is not None]
+        if not found:
+            raise ValueError(f"connection={number} is not open: /api/connections lists those that are")
+        return found[0]
+
+    def _log_level(self, _: Query) -> Json:
+        return {"level": log_lines.level()}
+
+    # --- actions -----------------------------------------------------------------------------------------------------
+
+    async def _close(self, query: Query) -> Answer:
+        number = needed_number(query, "connection")
+        closed = sum(await self._kproxy.operate("close", number))
+        log.warning("operator closed=%d connection=%d", closed, number)
+        return (200 if closed else 404), {"closed": closed}
+
+    async def _drain(self, query: Query) -> Answer:
+        scope = [name for name in ("connection", "cluster", "all") if query.get(name)]
+        if len(scope) != 1 or len(query) != 1:
+            raise ValueError("say what is drained: connection=NUMBER, cluster=NAME, or all=yes")
+        number = needed_number(query, "connection") if "connection" in query else None
+        cluster = query.get("cluster")
+        if cluster is not None and cluster not in self._kproxy.addresses:
+            raise ValueError(f"cluster={cluster[:60]!r} is none of {', '.join(self._kproxy.addresses)}")
+        drained = sum(await self._kproxy.operate("drain", number, cluster))
+        log.warning("operator draining=%d connection=%s cluster=%s", drained, number, cluster)
+        return (200 if drained or number is None else 404), {"draining": drained}
+
+    async def _set_log_level(self, query: Query) -> Answer:
+        level = query.get("level", "")
+        if level not in LEVELS:
+            raise ValueError(f"level={level[:40]!r} is none of {', '.join(LEVELS)}")
+        await self._kproxy.operate("log_level", level)
+        log.warning("operator log_level=%s", level)
+        return 200, {"level": level}
+
+
+def _rules(cluster: Cluster) -> Sequence[Any]:
+    return getattr(cluster, "policy", ())

@@ -1,0 +1,161 @@
+"""How connections end: spread over the time of a drain, and none with an unanswered request."""
+
+import asyncio
+import time
+
+import pytest
+
+from kproxy.proxy.control.changing.draining import drain, spread_s
+from tests.proxy.live import HOST, Broker, Wire, kproxy, live, request, response
+
+HEARTBEAT = 12
+
+
+async def answer_for_ever(broker: Broker) -> None:
+    """Every connection, every request; a few milliseconds late."""
+
+    async def serve(wire: Wire) -> None:
+        while len(frame := await wire.frame()) > 4:
+            await asyncio.sleep(0.003)
+            await wire.send(response(HEARTBEAT, 4, int.from_bytes(frame[8:12], "big")))
+
+    async with asyncio.TaskGroup() as group:
+        while True:
+            group.create_task(serve(await broker.accept()))
+
+
+@pytest.mark.parametrize(("connections", "timeout_s", "expected"), [(0, 10, 0), (5, 10, 0.5), (10_000, 10, 7.5)])
+def test_few_connections_are_closed_soon_and_many_within_the_time(connections, timeout_s, expected):
+    assert spread_s(connections, timeout_s) == expected
+
+
+def test_idle_connections_are_closed_one_by_one_over_the_time():
+    async def test():
+        async with kproxy(drain_timeout_s=2) as here:
+            wires = [await here.connect() for _ in range(40)]
+            start = time.monotonic()
+            stopping = asyncio.create_task(here.server.stop())
+            ends = []
+
+            async def see_end(wire, _):
+                assert await wire.rest() == b""
+                ends.append(time.monotonic() - start)
+                wire.close()
+
+            await asyncio.gather(*[see_end(*both) for both in wires])
+            await stopping
+            assert here.counted.disconnects == {"drained": 40}
+            # 1.5 s for 40: one in each 37 ms. A busy machine makes some late, not early.
+            assert ends[0] < 0.5 and ends[-1] > 1.2
+            busiest = max(sum(at <= one < at + 0.3 for one in ends) for at in ends)
+            assert busiest <= 20
+
+    live(test())
+
+
+def test_clients_that_ask_all_the_time_get_all_their_answers():
+    """Three requests at once, and the next three when those are answered; whoever sees an end comes back elsewhere."""
+
+    async def test():
+        broker = Broker()
+        async with kproxy(broker, drain_timeout_s=3) as here:
+            serving = asyncio.create_task(answer_for_ever(broker))
+            answered = [0] * 12
+
+            async def ask(number: int) -> None:
+                wire = await Wire.dial(here.port)
+                count = 0
+                while not await has_ended(wire):
+                    await wire.send(b"".join(request(HEARTBEAT, 4, count + each) for each in range(3)))
+                    for each in range(3):
+                        assert await wire.frame() == response(HEARTBEAT, 4, count + each)
+                    count += 3
+                answered[number] = count
+                wire.close()
+
+            asking = [asyncio.create_task(ask(number)) for number in range(12)]
+            await asyncio.sleep(0.3)
+            await here.server.stop()
+            await asyncio.gather(*asking)
+            assert min(answered) >= 3
+            assert here.counted.disconnects == {"drained": 12} and not here.counted.unanswered
+            serving.cancel()
+
+    live(test())
+
+
+async def has_ended(wire: Wire) -> bool:
+    """As a client finds out that polls its connection before it sends."""
+    try:
+        return not wire.sock.recv(1)
+    except BlockingIOError:
+        return False
+
+
+def test_a_client_that_never_pauses_is_closed_in_time_between_two_requests():
+    async def test():
+        broker = Broker()
+        async with kproxy(broker, drain_timeout_s=1) as here:
+            serving = asyncio.create_task(answer_for_ever(broker))
+            wire = await Wire.dial(here.port)
+
+            await wire.send(request(HEARTBEAT, 4, 0) + request(HEARTBEAT, 4, 1))
+            stopping = None
+            start = time.monotonic()
+            number = 0
+            while await wire.frame() == response(HEARTBEAT, 4, number):  # one is always under way
+                number += 1
+                if number == 30:
+                    start = time.monotonic()
+                    stopping = asyncio.create_task(here.server.stop())
+                await wire.send(request(HEARTBEAT, 4, number + 1))
+            assert 0.7 < time.monotonic() - start < 3
+            wire.close()
+            await stopping
+            serving.cancel()
+            assert not here.counted.unanswered and here.counted.disconnects == {"drained": 1}
+
+    live(test())
+
+
+def test_the_wait_ends_at_once_when_it_is_told_to():
+    async def test():
+        async with kproxy() as here:
+            client, _ = await here.connect()
+            await client.send(request(HEARTBEAT, 4, 1))
+            at_once = asyncio.Event()
+            draining = asyncio.create_task(drain(here.server._worker.relays.values(), 60, at_once, "a test"))
+            await asyncio.sleep(0.2)
+            at_once.set()
+            assert await draining == (0, 1)
+            assert here.counted.disconnects == {"drain_timeout": 1}
+
+    live(test())
+
+
+def test_during_the_delay_it_is_not_ready_and_serves_all_the_same():
+    async def test():
+        async with kproxy(drain_delay_s=0.5, drain_timeout_s=1) as here:
+            stopping = asyncio.create_task(here.server.stop())
+            await asyncio.sleep(0.1)
+            assert here.server.not_ready() == ["draining"]
+            client, wire = await here.connect()  # of somebody who has not heard of it yet
+            await client.send(request(HEARTBEAT, 4, 7))
+            await wire.frame()
+            await wire.send(response(HEARTBEAT, 4, 7))
+            assert await client.frame() == response(HEARTBEAT, 4, 7)
+            assert await client.rest() == b""
+            client.close()
+            await stopping
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.get_running_loop().sock_connect(wire_socket(), (HOST, here.port))
+
+    live(test())
+
+
+def wire_socket():
+    import socket
+
+    sock = socket.socket()
+    sock.setblocking(False)
+    return sock

@@ -1,0 +1,219 @@
+"""Groups are followed by a process beside the relays, whatever their number; it may end, and relays go on."""
+
+import json
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from kproxy.metrics.groups import MAX_GROUPS
+from kproxy.proxy.control.knowledge.feed import QUEUE_BYTES
+from tests.proxy.control.workers.test_parent import Run, alive, children, in_proc, kproxy, total
+from tests.proxy.live import Wire, live, request, response
+
+METADATA, JOIN, SYNC, HEARTBEAT = 3, 11, 14, 12
+LEADERLESS = {"partitionIndex": 0, "leaderId": -1, "replicaNodes": [1], "isrNodes": []}
+PATIENCE_S = 120
+
+
+async def exchanged(client: Wire, broker: Wire, asked: bytes, answer: bytes) -> None:
+    await client.send(asked)
+    assert await broker.frame() == asked
+    await broker.send(answer)
+    assert await client.frame() == answer
+
+
+async def rebalance(pairs: list[tuple[Wire, Wire]], group: str, generation: int) -> None:
+    """All members join and get their assignments: the first one leads."""
+    ids = [f"m{number}" for number in range(len(pairs))]
+    protocols = [{"name": "range", "metadata": b""}]
+    for number, (client, broker) in enumerate(pairs):
+        asked = {"groupId": group, "memberId": ids[number], "protocolType": "connect", "protocols": protocols}
+        told = {"generationId": generation, "protocolName": "range", "leader": "m0", "memberId": ids[number]}
+        if number == 0:
+            told["members"] = [{"memberId": id_, "metadata": b""} for id_ in ids]
+        await exchanged(client, broker, request(JOIN, 5, generation, asked), response(JOIN, 5, generation, told))
+    for number, (client, broker) in enumerate(pairs):
+        asked = {"groupId": group, "memberId": ids[number], "generationId": generation}
+        if number == 0:
+            asked["assignments"] = [{"memberId": id_, "assignment": b""} for id_ in ids]
+        await exchanged(client, broker, request(SYNC, 3, generation, asked), response(SYNC, 3, generation))
+
+
+async def groups(here: Run, query: str = "") -> list[dict]:
+    return json.loads(await here.get(f"/api/groups{query}"))
+
+
+async def known(here: Run, group: str, generation: int) -> dict:
+    """What is said of a group, once all members of that generation have their assignments."""
+    found: list[dict] = []
+
+    async def is_there() -> bool:
+        found[:] = [each for each in await groups(here) if each["group"] == group]
+        last = found[0]["last_rebalance"] if found else None
+        return last is not None and last["generation"] == generation and found[0]["state"] == "Stable"
+
+    await here.until(is_there)
+    return found[0]
+
+
+def test_a_rebalance_is_in_the_metrics_and_in_api_groups():
+    async def test(workers: int):
+        async with kproxy("--detail", "topics", workers=workers) as here:
+            await here.said("groups and leaders are followed by process")
+            before = await here.scrape()
+            for name, label in (("kproxy_rebalance_causes", "cause"), ("kproxy_leadership_changes", "change")):
+                assert {value for series, value in before.items() if series.startswith(name)} == {0}, label
+            pairs = [await here.connect() for _ in range(3)]
+            await rebalance(pairs[:2], "g", 1)
+            await rebalance(pairs, "g", 2)
+            found = await known(here, "g", 2)
+            assert (found["protocol"], found["strategy"], found["member_count"]) == ("classic", "range", 3)
+            assert [member["member_id"] for member in found["members"]] == ["m0", "m1", "m2"]
+            last = found["last_rebalance"]
+            assert (last["cause"], last["member_id"], last["members_after"]) == ("member_joined", "m2", 3)
+            client, broker = pairs[0]
+            for error in (0, 0, 25, 27):
+                asked = request(HEARTBEAT, 4, 9, {"groupId": "g", "memberId": "m0", "generationId": 2})
+                await exchanged(client, broker, asked, response(HEARTBEAT, 4, 9, {"errorCode": error}))
+
+            async def is_counted() -> bool:
+                samples = await here.scrape()
+                return total(samples, "kproxy_group_failures_total", group="g", operation="heartbeat") == 1
+
+            await here.until(is_counted)
+            samples = await here.scrape()
+            assert total(samples, "kproxy_group_rebalances_total", group="g") == 2
+            assert total(samples, "kproxy_group_members", group="g") == 3
+            assert total(samples, "kproxy_group_generation", group="g") == 2
+            assert total(samples, "kproxy_group_rebalancing", group="g") == 0
+            assert total(samples, "kproxy_group_rebalance_seconds_count", group="g") == 2
+            assert total(samples, "kproxy_rebalance_causes_total", cause="member_joined") == 2
+            assert total(samples, "kproxy_insight_left_out_total") == 0
+            await rebalance(pairs[:1], "another", 7)
+            await known(here, "another", 7)
+            assert [each["group"] for each in await groups(here, "?limit=1")] == ["another"]
+            assert [each["group"] for each in await groups(here, "?after=default/another")] == ["g"]
+
+    for workers in (1, 2):
+        live(test(workers), PATIENCE_S)
+
+
+def test_without_a_detail_nothing_is_followed_and_no_process_runs():
+    async def test():
+        async with kproxy(workers=1) as here:
+            client, broker = await here.connect()
+            await rebalance([(client, broker)], "g", 1)
+            assert await groups(here) == [] and not children(here.process.pid)
+            assert not total(await here.scrape(), "kproxy_rebalance_causes_total")
+
+    live(test(), PATIENCE_S)
+
+
+def test_if_the_process_is_killed_relays_go_on_and_another_one_follows():
+    async def test():
+        async with kproxy("--detail", "topics", workers=1) as here:
+            line = await here.said("groups and leaders are followed by process")
+            client, broker = await here.connect()
+            os.kill(int(line.split()[-1]), signal.SIGKILL)
+            await here.said("the process that follows groups has ended")
+            assert await alive(client, broker)
+
+            async def again() -> bool:
+                return sum("groups and leaders are followed by process" in each for each in here.lines) == 2
+
+            await here.until(again)
+            await rebalance([(client, broker)], "g", 3)
+            assert (await known(here, "g", 3))["member_count"] == 1
+            here.process.send_signal(signal.SIGTERM)
+            assert await here.process.wait() == 0
+
+    live(test(), PATIENCE_S)
+
+
+FLOOD = 3000  # groups, members and topics that one client invents
+
+
+def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only():
+    """The first part fills the caps of the metrics; from there on neither the scrape nor the relay's memory grows."""
+
+    async def test():
+        async with kproxy("--detail", "topics", workers=1) as here:
+            line = await here.said("groups and leaders are followed by process")
+            client, broker = await here.connect()
+            seen = []
+            for start in (0, FLOOD, 2 * FLOOD):
+                for number in range(start, start + FLOOD, 50):
+                    asked, told = b"", b""
+                    for each in range(number, number + 50):
+                        join = {"groupId": f"g{each}", "memberId": f"m{each}", "protocolType": "connect"}
+                        answer = {"generationId": 1, "leader": f"m{each}", "memberId": f"m{each}"}
+                        asked += request(JOIN, 5, each, join)
+                        told += response(JOIN, 5, each, answer | {"members": [{"memberId": f"m{each}"}]})
+                        sync = {"groupId": f"g{each}", "memberId": f"m{each}", "generationId": 1}
+                        asked += request(SYNC, 3, each, sync | {"assignments": [{"memberId": f"m{each}"}]})
+                        told += response(SYNC, 3, each, {"errorCode": 25})
+                    names = [{"name": f"t{each}", "partitions": [LEADERLESS]} for each in range(number, number + 50)]
+                    asked += request(METADATA, 8, 7, {})
+                    told += response(METADATA, 8, 7, {"topics": names})
+                    await client.send(asked)
+                    for _ in range(101):
+                        await broker.frame()
+                    await broker.send(told)
+                    for _ in range(101):
+                        await client.frame()
+
+                async def is_counted(until: int = start + FLOOD) -> bool:
+                    samples = await here.scrape()
+                    return total(samples, "kproxy_group_failures_total") == until
+
+                await here.until(is_counted)
+                text = await here.get("/metrics")
+                pids = here.process.pid, int(line.split()[-1])
+                seen.append((len(text), *(resident_bytes(pid) for pid in pids)))
+                assert total(await here.scrape(), "kproxy_insight_left_out_total") == 0
+            series = {each for each in await here.scrape() if each.startswith("kproxy_group_failures_total")}
+            assert len(series) == 4 * (MAX_GROUPS + 1)
+            assert total(await here.scrape(), "kproxy_partitions_offline") == 3 * FLOOD
+            assert len(await groups(here, "?limit=1000")) == 1000
+            (text_bytes, relay_bytes, _), _, (more_text, more_relay, more_followed) = seen
+            assert more_text < 1.2 * text_bytes and more_relay < relay_bytes + QUEUE_BYTES, seen
+            assert more_followed < 120 << 20, seen
+
+    live(test(), PATIENCE_S)
+
+
+def resident_bytes(pid: int) -> int:
+    return int((in_proc(pid, "statm")).read_text().split()[1]) * resource.getpagesize()
+
+
+def test_what_is_known_is_recorded_beside_the_exchanges(tmp_path):
+    """Also what came last, and what is not complete when kproxy ends."""
+
+    def told(place, table):
+        return [row for file in (place / table).glob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
+
+    async def test(workers: int, place: Path):
+        async with kproxy("--detail", "topics", "--record", str(place), workers=workers) as here:
+            await here.said("groups and leaders are followed by process")
+            pairs = [await here.connect() for _ in range(2)]
+            await rebalance(pairs, "g", 1)
+            client, broker = pairs[0]
+            asked = {"groupId": "open", "memberId": "m", "protocolType": "connect", "protocols": []}
+            answer = {"generationId": 5, "protocolName": "x", "leader": "n", "memberId": "m"}
+            await exchanged(client, broker, request(JOIN, 5, 9, asked), response(JOIN, 5, 9, answer))
+            here.process.send_signal(signal.SIGTERM)
+            assert await here.process.wait() == 0
+        rebalances = {(row["group_id"], row["generation"]): row for row in told(place, "rebalances")}
+        assert rebalances["g", 1]["members_after"] == 2 and rebalances["g", 1]["ended_ns"]
+        assert rebalances["open", 5]["ended_ns"] is None
+        exchanges = {(row["connection"], row["number"]): row for row in told(place, "exchanges")}
+        events = [row for row in told(place, "group_events") if row["event"] == "join_answered"]
+        assert [exchanges[row["connection"], row["number"]]["api"] for row in events] == ["JoinGroup"] * 3
+        assert {row["source"] for row in events} == {"live:default"}
+        assert not [name for name in os.listdir(place) if name.startswith(".unfinished")]  # noqa: PTH208
+
+    for workers in (1, 2):
+        live(test(workers, tmp_path / str(workers)), PATIENCE_S)
