@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from kproxy.cli.analyze import tables_at
 from kproxy.errors import KproxyError
 
 BEFORE = 5  # exchanges
@@ -36,6 +35,7 @@ def show(
     """
     from kproxy.analysis import cached, single
     from kproxy.analysis.duck import Tables
+    from kproxy.cli.analyze import tables_at
     from kproxy.convert.frames import frames_of
     from kproxy.convert.job import Settings
     from kproxy.views import answers

@@ -9,7 +9,7 @@ from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control.changing.changes import DRAINS, PROCESS, changes
 
-PAGE = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
 
 
 @pytest.fixture
