@@ -130,7 +130,8 @@ def _text(op: str, asked: Values, answered: Values) -> str | None:
     if value is not None:
         return bytes(value[:MAX_VALUE]).decode(errors="replace")
     children = answered.get("children")
-    return ",".join(sorted(children))[:MAX_VALUE] if children else None
+    names = sorted(child for child in children or () if child is not None)  # a null is no name, but may be sent
+    return ",".join(names)[:MAX_VALUE] or None
 
 
 def _session(number: int) -> str | None:

@@ -253,7 +253,7 @@ class Session:
         (size,) = _SIZE.unpack_from(half.data)
         if self._begins and side == CLIENT and half.data[:4].isalpha():
             self.command = half.data[:4].decode()
-            self._give_up()
+            self.give_up()
             return False
         if not 0 <= size <= MAX_FRAME:
             self._lost(side, half, f"a frame of {size} bytes", now)
@@ -282,7 +282,7 @@ class Session:
         self._room.give_back(half.taken)
         half.frame = half.dropped = half.taken = 0
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """Read nothing more."""
         self.opaque = True
         for half in self._halves:
@@ -291,7 +291,7 @@ class Session:
     def _lost(self, side: int, half: _Half, text: str, now: int) -> None:
         self.events.append(Fault(side, text, half.position, now))
         if self._begins or not self._resync:
-            self._give_up()
+            self.give_up()
             return
         if half.dropped:  # what is held is no longer a stretch of the stream
             self._clear(half)

@@ -107,3 +107,10 @@ def test_a_transaction_is_a_row_for_each_part_and_values_are_bounded():
     assert len(first.value) == MAX_VALUE
     assert (second.op, second.error, second.session) == ("check", "BADVERSION", "0xffffffffffffffff")
     assert not list(rows(Fault(0, "no frame", 0, 0), "old"))
+
+
+def test_a_child_without_a_name_is_none_of_the_children():
+    answered = Operation("getChildren", 1, 7, 0, response={"children": [None, "b", "a"]})
+    assert next(rows(answered, "c")).value == "a,b"
+    answered.response = {"children": [None]}
+    assert next(rows(answered, "c")).value is None

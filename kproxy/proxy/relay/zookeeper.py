@@ -15,6 +15,7 @@ settings, metrics and rows: it is given sockets and callables.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -32,7 +33,9 @@ STALLED_S = 120.0
 HALF_CLOSED_S = 60.0
 KEEP = 64 * 1024  # of a frame
 WHOLE = 16 * 1024  # of a body
-_QUEUE, _WRITE = 1, 2  # why a side is not read
+_QUEUE, _WRITE, _EARLY = 1, 2, 4  # why a side is not read
+
+log = logging.getLogger("kproxy.zookeeper")
 
 
 class ZooKeeperRelay:
@@ -68,6 +71,8 @@ class ZooKeeperRelay:
         self._reading: asyncio.Handle | None = None
         self._draining = False
         self._silent: set[int] = set()  # sides that have ended
+        self._lost: dict[int, Exception | None] = {}  # sides that are closed, and why
+        self._early = bytearray()  # of the server, before the client's side can be written to: one read
         self._timers: dict[object, asyncio.TimerHandle] = {}
         self._open_sides = 2
 
@@ -91,9 +96,24 @@ class ZooKeeperRelay:
 
     # --- called by the ends ------------------------------------------------------------------------------------------
 
+    def made(self, side: int) -> None:
+        """A side can be written to: what the other one did before is passed on."""
+        early, self._early = self._early, bytearray()
+        if early:
+            self.take(1 - side, bytes(early))
+        self._ends[1 - side].pause(_EARLY, False)
+        if 1 - side in self._silent:
+            self._pass_end(side)
+        if 1 - side in self._lost:
+            self._pass_loss(side, self._lost[1 - side])
+
     def take(self, side: int, data: bytes) -> None:
         other = self._ends[1 - side].transport
-        if other is None or other.is_closing():
+        if other is None:
+            self._early += data
+            self._ends[side].pause(_EARLY, True)
+            return
+        if other.is_closing():
             return
         other.write(data)
         self._total[side] += len(data)
@@ -109,10 +129,13 @@ class ZooKeeperRelay:
         if len(self._silent) == len(self._ends):
             self.close()
             return
-        other = self._ends[1 - side].transport
-        if other is not None and not other.is_closing() and other.can_write_eof():
-            other.write_eof()
+        self._pass_end(1 - side)
         self._after(HALF_CLOSED_S, "half")
+
+    def _pass_end(self, side: int) -> None:
+        transport = self._ends[side].transport
+        if transport is not None and not transport.is_closing() and transport.can_write_eof():
+            transport.write_eof()
 
     def stalled(self, side: int, is_stalled: bool) -> None:
         """A side takes no more bytes, or again."""
@@ -123,9 +146,8 @@ class ZooKeeperRelay:
             timer.cancel()
 
     def lost(self, side: int, fault: Exception | None) -> None:
-        other = self._ends[1 - side].transport
-        if other is not None:
-            other.abort() if fault is not None else other.close()
+        self._lost[side] = fault
+        self._pass_loss(1 - side, fault)
         self._after(HALF_CLOSED_S, "half")
         self._open_sides -= 1
         if self._open_sides:
@@ -133,13 +155,21 @@ class ZooKeeperRelay:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        while self._queue and not self.session.opaque:  # bounded by QUEUE_BYTES and one read
-            self._read_slice()
         if self._reading is not None:
             self._reading.cancel()
-        self.session.close()
-        self._tell()
+        try:
+            while self._queue and not self.session.opaque:  # bounded by QUEUE_BYTES and one read
+                self._read_slice()
+            self.session.close()
+            self._tell()
+        except Exception:
+            log.exception("a defect of kproxy: what a connection said at its end is not understood")
         self._on_end(self)
+
+    def _pass_loss(self, side: int, fault: Exception | None) -> None:
+        transport = self._ends[side].transport
+        if transport is not None:
+            transport.abort() if fault is not None else transport.close()
 
     def _after(self, seconds: float, what: object) -> None:
         if what not in self._timers:
@@ -150,8 +180,14 @@ class ZooKeeperRelay:
     def _read(self) -> None:
         self._reading = None
         until_ns = perf_counter_ns() + TURN_NS
-        while self._queue and not self.session.opaque and perf_counter_ns() < until_ns:
-            self._read_slice()
+        try:
+            while self._queue and not self.session.opaque and perf_counter_ns() < until_ns:
+                self._read_slice()
+            self._tell()
+        except Exception:  # bytes pass all the same
+            log.exception("a defect of kproxy: a connection is passed on and no longer read")
+            self.session.give_up()
+            self.session.events.clear()
         if self.session.opaque:
             self._queue.clear()
             self._queued = 0
@@ -159,7 +195,6 @@ class ZooKeeperRelay:
             self._reading = self._loop.call_soon(self._read)
         for end in self._ends:
             end.pause(_QUEUE, self._queued > QUEUE_BYTES)
-        self._tell()
         if self._draining and not self._queue and not self.session.unanswered:
             self.close()
 
@@ -199,6 +234,7 @@ class _End(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=WRITE_BYTES)
+        self._relay.made(self._side)
 
     def data_received(self, data: bytes) -> None:
         self._relay.take(self._side, data)

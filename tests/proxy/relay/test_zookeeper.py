@@ -6,6 +6,7 @@ import socket
 import time
 
 import pytest
+import uvloop
 
 from kproxy.proxy.relay import zookeeper as module
 from kproxy.proxy.relay.zookeeper import ZooKeeperRelay
@@ -19,6 +20,7 @@ class Stage:
 
     def __init__(self, **options):
         self.events, self.total, self.ended, self.room = [], [0, 0], [], Room()
+        self._before = options.pop("before", lambda ours: None)
         self._options = {"values": True} | options
 
     async def __aenter__(self):
@@ -28,14 +30,15 @@ class Stage:
         self.relay = ZooKeeperRelay(
             *theirs,
             time.time_ns,
-            lambda relay, events: self.events.extend(events),
+            self.take,
             self.ended.append,
             self.room,
             self.total,
             **self._options,
         )
+        self._before(ours)
         await self.relay.start()
-        self.ends = [await asyncio.open_connection(sock=sock) for sock in ours]
+        self.ends = [await asyncio.open_connection(sock=sock) for sock in ours if sock.fileno() >= 0]
         return self
 
     async def __aexit__(self, *_):
@@ -46,6 +49,9 @@ class Stage:
                 return
             await asyncio.sleep(0.01)
         raise AssertionError("the relay did not end")
+
+    def take(self, relay, events):
+        self.events.extend(events)
 
     async def send(self, side, data):
         """Send from a side; returns what arrives at the other."""
@@ -162,3 +168,36 @@ def test_a_drain_waits_for_the_answer_that_is_due():
             assert await asyncio.wait_for(stage.ends[0][0].read(), 10) == b""
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("greeting", [b"", b"hello"])
+def test_what_a_server_did_before_the_clients_side_was_ready_is_passed_on(run, greeting):
+    """A server with as many clients as it wants accepts and closes at once."""
+
+    async def play():
+        async with Stage(before=lambda ours: (ours[1].sendall(greeting), ours[1].close())) as stage:
+            return await asyncio.wait_for(stage.ends[0][0].read(), 10)
+
+    assert run(play()) == greeting
+
+
+def test_a_defect_of_who_takes_events_costs_the_bytes_nothing(caplog):
+    header = write("RequestHeader", {"xid": 1, "type": 4}) + write("GetDataRequest", {"path": "/", "watch": False})
+    answer = write("ReplyHeader", {"xid": 1, "zxid": 5, "err": -101})
+
+    class Broken(Stage):
+        def take(self, relay, events):
+            raise ValueError("a defect")
+
+    async def play():
+        async with Broken() as stage:
+            for _ in range(3):
+                for side, body in enumerate((header, answer)):
+                    frame = len(body).to_bytes(4) + body
+                    assert await stage.send(side, frame) == frame
+        return stage
+
+    stage = asyncio.run(play())
+    assert stage.relay.session.opaque
+    assert "a defect of kproxy" in caplog.text
