@@ -75,7 +75,8 @@ class Job:
     A job with a parameter `where` applies a condition itself, behind what it computes over rows that the condition
     would leave out. names: what such a condition may name beside the first table's columns, and what each name stands
     for there; only: it may name nothing else, and other conditions choose rows of the first table, as they do for a
-    job without the parameter.
+    job without the parameter. timed: tables beside the first whose rows are chosen by time as well, since they are
+    counted for themselves.
     """
 
     run: Callable[..., Frame]
@@ -83,6 +84,7 @@ class Job:
     example: str = ""
     names: tuple[tuple[str, str], ...] = ()
     only: tuple[str, ...] | None = None
+    timed: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -135,14 +137,14 @@ JOBS = {
         Job(quality, ("quality",)),
         Job(registry, ("registry",), " --where \"kind in ('broker', 'controller', 'session')\""),
         Job(consumers, ("rebalances", "group_events", "assignments", "partitions", "exchanges"), " --format json"),
-        Job(groups, ("group_events", "rebalances"), " --where \"group_id like 'billing%'\""),
+        Job(groups, ("group_events", "rebalances"), " --where \"group_id like 'billing%'\"", timed=("rebalances",)),
         Job(
             rebalances,
             ("rebalances", "group_events", "exchanges"),
             " --having 'took_ns > 1e9' --where \"cause = 'session_expired'\"",
         ),
         Job(assignments, ("assignments",), " --having 'not agrees or shared > 0'"),
-        Job(split_brain, ("partitions", "exchanges", "group_events"), " --having 'together_ns > 1e9'"),
+        Job(split_brain, ("partitions", "exchanges", "group_events", "assignments"), " --having 'together_ns > 1e9'"),
         Job(coordinators, ("group_events", "rebalances", "exchanges"), " --where \"group_id = 'billing'\""),
         Job(leadership, ("leadership",), " --from 10:15 --where \"topic = 'orders'\""),
         Job(topology, ("topology",), " --where \"kind = 'broker'\""),

@@ -7,6 +7,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.pieces import GROUPS, TOPIC, literal
 
 APART_NS = 30_000_000_000  # troubles of a group's coordinator that are further apart are two
+FOR_EVER = "9223372036854775807"
 LOADING = "COORDINATOR_LOAD_IN_PROGRESS"
 TROUBLES = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", LOADING)  # the first two are older names' as well
 _SAME_GROUP = "a.cluster is not distinct from b.cluster and a.group_id = b.group_id"
@@ -130,25 +131,47 @@ def assignments(assignments: Frame) -> Frame:
     )
 
 
-def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame) -> Frame:
+def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame, assignments: Frame) -> Frame:
     """Two members of one group that fetched one partition in the same time, as when one was paused past its session.
 
     `together_ns`: from the first Fetch to the last that one sent between those of the other. A Fetch that waits at the
     broker while its partition moves is no such case. A member's fetches are known by its client id and host: those who
-    share both are one here.
+    share both are one here. One that coordinates through ZooKeeper is known by the client of its host that fetched what
+    it owned, and little else.
     """
     apart = 3_000_000_000  # between two fetches of one that still fetches
     same_exchange = "p.source = e.source and p.connection = e.connection and p.`number` = e.`number`"
     return ask(
-        {"partitions": partitions, "exchanges": exchanges, "group_events": group_events},
+        {"partitions": partitions, "exchanges": exchanges, "group_events": group_events, "assignments": assignments},
         whose=f"""
             select distinct p.cluster, {TOPIC.replace("topic", "p.topic")} as topic, p.`partition`, e.client_id,
                 e.client_address as host, e.request_start_ns as at_ns
             from partitions p join exchanges e on {same_exchange}
-            where p.api = 'Fetch' and e.client_id is not null and e.request_start_ns is not null""",
+            where p.api = 'Fetch' and e.client_id is not null and e.request_start_ns is not null
+                and coalesce(e.replica_id, -1) < 0""",
+        owners="""
+            select distinct cluster, group_id, member_id, client_address as host from group_events
+            where protocol = 'zookeeper' and event = 'assigned' and client_address is not null""",
+        claims=f"""
+            select a.cluster, a.group_id, a.topic, a.`partition`, a.member_id, a.time_ns, o.host,
+                coalesce(lead(a.time_ns) over (partition by a.cluster, a.group_id, a.topic, a.`partition`
+                    order by a.time_ns), {FOR_EVER}) as until_ns
+            from assignments a join owners o on a.cluster is not distinct from o.cluster and a.group_id = o.group_id
+                and a.member_id = o.member_id""",
+        hits="""
+            select c.cluster, c.group_id, c.member_id, w.client_id, w.host, count(*) as hits,
+                sum(count(*)) over (partition by c.cluster, c.group_id, w.client_id, w.host) as fetches
+            from claims c join whose w on c.cluster is not distinct from w.cluster and c.topic = w.topic
+                and c.`partition` = w.`partition` and c.host = w.host and w.at_ns > c.time_ns and w.at_ns < c.until_ns
+            group by c.cluster, c.group_id, c.member_id, w.client_id, w.host""",
+        likely="""
+            select *, row_number() over (partition by cluster, group_id, member_id
+                order by try_divide(hits, fetches) * hits desc, client_id) as place from hits""",
         members="""
             select distinct cluster, group_id, client_id, client_address from group_events
-            where event in ('sync_answered', 'assigned') and error is null and client_id is not null""",
+            where event in ('sync_answered', 'assigned') and error is null and client_id is not null
+            union
+            select cluster, group_id, client_id, host from likely where place = 1""",
         touched="""
             select w.cluster, m.group_id, w.topic, w.`partition`, w.client_id, w.host, w.at_ns
             from whose w join members m on w.cluster is not distinct from m.cluster and w.client_id = m.client_id

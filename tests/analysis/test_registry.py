@@ -1,5 +1,6 @@
 """The questions about ZooKeeper, asked of a real capture: what it did is what its own log and its consumers' say."""
 
+import gzip
 import json
 from collections import Counter
 
@@ -9,6 +10,8 @@ from kproxy.analysis import jobs
 from kproxy.analysis.duck import Tables
 from kproxy.convert.processes import convert
 from tests.zookeeper.traffic import DATA, deeds, log
+
+OLD = DATA.parent / "knowledge"
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +59,21 @@ def test_consumers_tells_each_rebalance_its_herd_and_the_two_owners_of_a_partiti
     (thawed,) = [deed for deed in deeds() if deed.what == "thaw"]
     began_ns = int(told[7]["time"].timestamp() * 1e9)
     assert began_ns + stale[8]["stale_ns"] > thawed.time_s * 1e9
+
+
+@pytest.mark.parametrize("release", ["0.10.2.2", "0.8.2.2"])
+def test_two_owners_of_a_partition_are_a_split_brain_whoever_coordinates(tables, release, tmp_path):
+    """c2 was frozen past its session: thawed, it fetched what it had owned until it read who is there now."""
+    if release == "0.10.2.2":
+        found, thawed_s, clients = asked(tables, "split-brain"), [], ("app-2", "app-3")
+        thawed_s = next(deed.time_s for deed in deeds() if deed.what == "thaw")
+    else:
+        folder = OLD / release
+        convert([folder / "traffic.pcap.zst"], tmp_path / "tables")
+        with Tables(tmp_path / "tables") as older:
+            found, clients = asked(older, "split-brain"), ("c2", "c3")
+        events = map(json.loads, gzip.decompress((folder / "events.jsonl.gz").read_bytes()).splitlines())
+        thawed_s = next(event["time_ns"] / 1e9 for event in events if event["what"] == "thaw")
+    assert {(row["group_id"], row["one"], row["other"]) for row in found} == {("legacy", *clients)}
+    assert {(row["topic"], row["partition"]) for row in found} == {("orders", index) for index in range(3)}
+    assert all(0 <= row["time"].timestamp() - thawed_s < 3 and row["together_ns"] > 1e9 for row in found)
