@@ -147,7 +147,8 @@ class Tables(Mapping[str, Frame]):
         if name not in self._frames:
             text = self.beside(self.folder, name).text
             self._connection.execute(f"create view {quoted(name)} as {text}")
-            self._frames[name] = Frame(self._connection, f"select * from {quoted(name)}")
+            # With its schema: a step of a question that has the table's name is another one.
+            self._frames[name] = Frame(self._connection, f"select * from main.{quoted(name)}")
         return self._frames[name]
 
     def query(self, text: str) -> Frame:

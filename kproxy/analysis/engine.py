@@ -9,10 +9,7 @@ Memory: rows of an answer one portion at a time. Refuses to know questions, file
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    type_of_frame = "DataFrame | duck.Frame"
+from typing import Any
 
 Frame = Any  # a DataFrame of Spark or a duck.Frame; both have `columns`
 

@@ -66,11 +66,21 @@ class Question:
         options = dict(self.options)
         chosen, own = self._condition()
         conditions = [*self._times(), *([chosen] if chosen else [])]
-        if conditions:
+
+        def those(frame: Frame) -> Frame:
+            """The rows that it is about; moments without a date are those of the frame's own rows."""
             text = f"select * from answered where {' and '.join(conditions)}"
-            frames[0] = ask({"answered": frames[0]}, chosen=text)
+            return ask({"answered": frame}, chosen=text) if conditions else frame
+
+        frames[0] = those(frames[0])
         if other is not None:
-            options["other"] = other if chosen is None else ask({"t": other}, chosen=f"select * from t where {chosen}")
+            options["other"] = those(other)
+        for name in self.job.timed:
+            conditions = times(name, self.since, self.until, self.job.tables[0])
+            if conditions:
+                text = f"select * from answered where {' and '.join(conditions)}"
+                both = {"answered": tables[name], "first_table": tables[self.job.tables[0]]}
+                frames[self.job.tables.index(name)] = ask(both, chosen=text)
         if own is not None:
             options["where"] = own
         answer = self.job.run(*frames, **options)
@@ -97,17 +107,27 @@ class Question:
         return times(self.job.tables[0], self.since, self.until)
 
 
-def times(table: str, since: str | None, until: str | None) -> list[str]:
-    """Conditions on rows of a table that a step calls `answered`: not before `since`, and before `until`."""
-    first, last = _FIRST_US.get(table, "unix_micros(`time`)"), _LAST_US.get(table, "unix_micros(`time`)")
+def times(table: str, since: str | None, until: str | None, of: str | None = None) -> list[str]:
+    """Conditions on rows of a table that a step calls `answered`: not before `since`, and before `until`.
+
+    of: the table, called `first_table`, of whose rows moments without a date are; None: the table itself.
+    """
+    first, last = _us(table)
+    step = "answered" if of is None else "first_table"
+    own_first, own_last = _us(of or table)
     found = []
     for option, text, sign, us in (("--from", since, ">=", last), ("--to", until, "<", first)):
         if text is None:
             continue
-        at = moment(text, option)(f"(select min({first}) from answered)", f"(select max({last}) from answered)")
+        at = moment(text, option)(f"(select min({own_first}) from {step})", f"(select max({own_last}) from {step})")
         column = "`time`" if table not in _FIRST_US else f"timestamp_micros({us})"
         found.append(f"{column} {sign} timestamp_micros({at})")
     return found
+
+
+def _us(table: str) -> tuple[str, str]:
+    """When rows of a table begin and end, in microseconds."""
+    return _FIRST_US.get(table, "unix_micros(`time`)"), _LAST_US.get(table, "unix_micros(`time`)")
 
 
 def moment(text: str, option: str = "--from") -> Callable[[str, str], str]:

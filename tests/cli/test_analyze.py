@@ -151,6 +151,26 @@ def test_times(tables):
             run(name, tables, "--from", first, "--to", last)
 
 
+def test_times_choose_rows_of_every_table_that_is_counted(tables):
+    """Of both that are compared, and of a group's rebalances beside its events, from the same moment on."""
+    both = told("compare", tables, "--with", tables, "--by", "api", "--to", "+2s")
+    assert both and all(row["exchanges"] == row["b_exchanges"] for row in both)
+    whole = {row["api"]: row["exchanges"] for row in told("compare", tables, "--with", tables, "--by", "api")}
+    assert any(row["exchanges"] < whole[row["api"]] for row in both)
+    assert told("compare", tables, "--with", tables, "--from", "2100-01-01") == []
+
+    def began(*times):
+        query = "select started_ns from rebalances where started_ns >= (select min(time_ns) from group_events) + "
+        query = f"{query}{times[0]} order by 1" if times else "select started_ns from rebalances order by 1"
+        return [json.loads(line) for line in run("sql", query, tables, "--format", "json").splitlines()]
+
+    everything = began()
+    (first,) = told("sql", "select min(time_ns) as at from group_events", tables)
+    middle = (everything[len(everything) // 2]["started_ns"] - first["at"]) // 1_000_000_000
+    some = sum(row["rebalances"] for row in told("groups", tables, "--from", f"+{middle}s"))
+    assert some == len(began(middle * 1_000_000_000)) and 0 < some < len(everything)
+
+
 def test_mistakes(mistakes, tables):
     for arguments, said in mistakes:
         with pytest.raises(KproxyError) as fault:
