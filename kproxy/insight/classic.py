@@ -463,7 +463,7 @@ class ClassicGroup(Group):
 
     def _close(self, forming: _Generation) -> Iterator[GroupRow]:
         before, after = self._before, self.members or forming.joined
-        complete = bool(forming.members) and forming.synced >= self.members.keys()
+        complete = bool(forming.members and forming.synced_ns) and forming.synced >= self.members.keys()
         cause = self._cause(forming, before, after)
         if forming.members:
             yield from self._expired(forming, after)

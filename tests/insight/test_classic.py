@@ -184,3 +184,12 @@ def test_a_leader_may_not_know_yet_that_a_topic_grew(assigned, agrees):
     found = [row for each in talk for row in group.feed(each, {"t": 3}, {"t": 2})]
     rows = [row for row in found if isinstance(row, Assignment)]
     assert [(row.partition, row.agrees) for row in rows] == [(number, agrees) for number in range(assigned)]
+
+
+def test_a_generation_whose_members_all_left_has_no_time_at_which_it_was_assigned():
+    group = ClassicGroup("default", "g")
+    left = Spoken(13, 0, {"groupId": "g", "memberId": "a"}, {"errorCode": 0}, 20, 21)
+    found = [row for each in (joined("a", 1, 10, "a"), left) for row in group.feed(each, {})]
+    found += group.finish()
+    (row,) = [row for row in found if isinstance(row, Rebalance)]
+    assert row.ended_ns is None and row.started_ns <= row.joined_ns
