@@ -51,10 +51,10 @@ def groups(group_events: Frame, rebalances: Frame) -> Frame:
             select a.* from said a where a.protocol != 'unknown' or not exists (
                 select 1 from said b where {_SAME_GROUP} and b.protocol != 'unknown')""",
         answer=f"""
-            select a.cluster, a.group_id, a.protocol, b.strategy, a.coordinator_id, b.generation, b.members,
-                coalesce(b.rebalances, 0) as rebalances, c.worst_cause, b.rebalancing_ns, b.longest_ns,
-                a.members_seen, a.`left`, a.expired, a.never_joined, a.replaced, a.heartbeats_failed, a.commits_failed,
-                a.wrong_assignments, {_AT.format("a.first_ns")} as first, {_AT.format("a.last_ns")} as last
+            select a.cluster, a.group_id, b.members, coalesce(b.rebalances, 0) as rebalances, c.worst_cause,
+                b.rebalancing_ns, b.longest_ns, a.expired, a.heartbeats_failed, a.commits_failed, a.`left`,
+                a.never_joined, a.replaced, a.wrong_assignments, a.members_seen, b.generation, a.coordinator_id,
+                a.protocol, b.strategy, {_AT.format("a.first_ns")} as first, {_AT.format("a.last_ns")} as last
             from known a
             left join generations b on {_SAME_GROUP} and a.protocol = b.protocol
             left join causes c on a.cluster is not distinct from c.cluster and a.group_id = c.group_id
@@ -95,10 +95,10 @@ def rebalances(rebalances: Frame, group_events: Frame, exchanges: Frame) -> Fram
             select source, cluster, group_id, generation, max(behind_ns - before_ns) as longest_pause_ns
             from around where group_id is not null and behind_ns >= before_ns group by all""",
         answer=f"""
-            select {_AT.format("a.started_ns")} as `time`, a.cluster, a.group_id, a.protocol, a.generation, a.cause,
-                a.cause_member, a.reason, coalesce(a.ended_ns, a.joined_ns) - a.started_ns as took_ns,
-                a.joined_ns - a.started_ns as forming_ns, a.ended_ns - a.joined_ns as assigning_ns, a.waited_ns,
-                a.last_to_join, a.members_before, a.members_after, a.rejoined, b.longest_pause_ns, a.strategy,
+            select {_AT.format("a.started_ns")} as `time`, a.cluster, a.group_id, a.generation, a.cause,
+                coalesce(a.ended_ns, a.joined_ns) - a.started_ns as took_ns, b.longest_pause_ns, a.members_before,
+                a.members_after, a.rejoined, a.reason, a.cause_member, a.joined_ns - a.started_ns as forming_ns,
+                a.ended_ns - a.joined_ns as assigning_ns, a.waited_ns, a.last_to_join, a.protocol, a.strategy,
                 a.coordinator_id
             from rebalances a left join pauses b
                 on {_SAME_GROUP} and a.generation = b.generation and a.source is not distinct from b.source
@@ -252,10 +252,10 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
             group by all""",
         answer=f"""
             select {_AT.format("l.began_ns")} as `time`, l.cluster, l.group_id,
-                coalesce(l.coordinator_id, f.node) as coordinator_id, l.refusals,
-                l.began_ns - r.last_good_ns as silent_ns, coalesce(l.moved_ns, f.found_ns) - l.began_ns as searching_ns,
-                l.loading_ns, s.stable_ns - l.over_ns as joining_ns,
-                r.next_good_ns - r.last_good_ns as outage_ns
+                r.next_good_ns - r.last_good_ns as outage_ns, l.began_ns - r.last_good_ns as silent_ns,
+                coalesce(l.moved_ns, f.found_ns) - l.began_ns as searching_ns, l.loading_ns,
+                s.stable_ns - l.over_ns as joining_ns, l.refusals,
+                coalesce(l.coordinator_id, f.node) as coordinator_id
             from losses l
             left join reached r on l.cluster is not distinct from r.cluster and l.group_id = r.group_id
                 and l.loss = r.loss

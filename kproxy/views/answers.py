@@ -1,7 +1,8 @@
 """How answers of jobs are shown: as a table in the terminal, as json or csv for other programs, or as Parquet.
 
-Duty: a table has durations and sizes with units, and fits: where a terminal is narrow its headers are broken, sentences
-go beneath their rows, and columns on the right are left out and named. json and csv keep every column and the numbers.
+Duty: a table has durations and sizes with units, and fits: where a terminal is narrow its headers are broken, what is
+the same in all rows is said once beneath, sentences go beneath their rows, and columns on the right are left out and
+named. json and csv keep every column and the numbers.
 Text from the wire is data: in a table it cannot move the cursor.
 
 Answers are small, so they come to the driver, row by row; a table holds TABLE_ROWS of them unless more are asked for.
@@ -26,7 +27,13 @@ from kproxy.views import units
 
 TABLE_ROWS = 50
 WIDEST_WORD = 28  # of a text among others, where the terminal is narrow
-SENTENCES = ("explanation", "sentence")
+SENTENCES = ("explanation", "sentence", "reason")
+# Numbers that name something: they stand as other programs and options take them, without separators.
+_NAMES = (
+    *("connection", "number", "partition", "generation", "leader", "leader_epoch", "epoch", "version", "api_version"),
+    *("api_key", "error_code", "port", "broker_port", "client_port", "producer_epoch", "xid", "zxid", "czxid"),
+)
+_MOMENT_NS = 10**17  # what is more is a time since 1970, no duration: three years
 _GAP = "  "
 _LEFT = (engine.TEXT, engine.TIME, engine.FLAG, engine.OTHER)
 
@@ -162,8 +169,12 @@ def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
 
     below: list[_Column] = []
     left_out: list[str] = []
-    kept = list(columns)
+    kept, alike = list(columns), []
     broken = not fits(kept, False)
+    if not fits(kept, broken) and len(columns[0].cells) > 1:
+        alike = [column for column in kept if len(set(column.cells)) == 1]
+        kept = [column for column in kept if len(set(column.cells)) > 1] or kept[:1]
+        broken = not fits(kept, False)
     if not fits(kept, broken):
         below = [column for column in kept if column.sentence]
         kept = [column for column in kept if not column.sentence]
@@ -184,8 +195,15 @@ def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
         for column in below:
             wrapped = Text(column.cells[index]).wrap(Console(), (width or 0) - 4)
             yield from (f"    {line.plain.rstrip()}" for line in wrapped)
+    said = []
+    if same := ", ".join(f"{column.title} {column.cells[0]}" for column in alike if column.cells[0]):
+        said.append(f"In all rows: {same}.")
+    if empty := ", ".join(column.title for column in alike if not column.cells[0]):
+        said.append(f"Empty: {empty}.")
     if left_out:
-        yield f"Left out, since the terminal is narrow: {', '.join(left_out)}. --format json has all."
+        said.append(f"Left out, since the terminal is narrow: {', '.join(left_out)}. `| less -S` shows all.")
+    for part in said:
+        yield from (line.plain.rstrip() for line in Text(part).wrap(Console(), width or 0))
 
 
 def _line(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[str]) -> str:
@@ -205,6 +223,8 @@ def text(name: str, value: Any) -> str:
     if value is None:
         return ""
     words = name.split("_")
+    if words[-1] == "ns" and isinstance(value, int) and value >= _MOMENT_NS:
+        return f"{units.time(value)}Z"
     if words[-1] in ("ns", "ms"):
         return units.duration(value * (1 if words[-1] == "ns" else 1_000_000))
     if "bytes" in words:
@@ -214,5 +234,5 @@ def text(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.1%}" if "share" in words else f"{value:,.2f}" if abs(value) >= 1 else f"{value:#.2g}"
     if isinstance(value, int):
-        return str(value) if name in ("connection", "partition") else f"{value:,}"
+        return str(value) if name in _NAMES or words[-1] == "id" else f"{value:,}"
     return str(value) if str(value).isprintable() else str(value).encode("unicode_escape").decode()

@@ -22,6 +22,10 @@ from kproxy.views import answers
         ("per_minute", 0.2, "0.20"),
         ("records", 10_027, "10,027"),
         ("connection", 259142099832, "259142099832"),
+        ("number", 1760, "1760"),  # as --number takes it
+        ("port", 9092, "9092"),
+        ("broker_id", 1001, "1001"),
+        ("started_ns", 1_763_718_150_123_456_789, "2025-11-21 09:42:30.123Z"),
         ("growing", True, "yes"),
         ("client", "kaffee-für-zwei", "kaffee-für-zwei"),
         ("client", "[/red]", "[/red]"),
@@ -81,4 +85,24 @@ def test_a_narrow_one_breaks_its_headers_then_sentences_then_leaves_columns_out(
     cropped = plain(60)
     assert "x" * 27 + "…" in cropped[-2] + cropped[-3]
     narrow = plain(30)
-    assert narrow[-1] == "Left out, since the terminal is narrow: first_lag_records, connection. --format json has all."
+    words = "Left out, since the terminal is narrow: first_lag_records, connection. `| less -S` shows all."
+    assert " ".join(narrow[-4:]) == words
+
+
+def test_what_is_the_same_in_all_rows_gives_way_first():
+    """Only where the terminal is narrow, and there are rows to compare."""
+
+    def column(title, *cells):
+        return answers._Column(title, True, list(cells), False)
+
+    def shown(width, rows):
+        cells = {"cluster": "default", "strategy": "", "group_id": "billing", "worst_cause": "session_expired"}
+        different = {"group_id": ["billing", "orders"], "worst_cause": ["session_expired", "member_left"]}
+        made = [column(name, *different.get(name, [cell] * 2)[:rows]) for name, cell in cells.items()]
+        return [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in answers.lines(made, width)]
+
+    assert shown(80, 2)[0].split() == ["cluster", "strategy", "group_id", "worst_cause"]
+    narrow = shown(30, 2)
+    assert narrow[0].split() == ["group_id", "worst_cause"]
+    assert narrow[3:] == ["In all rows: cluster default.", "Empty: strategy."]
+    assert "cluster" in shown(40, 1)[0] + shown(40, 1)[1]
