@@ -33,7 +33,22 @@ _MODULE_OF = {
 }
 
 
-class _Commands(click.Group):
+class Suggesting(click.Group):
+    """Says of a command that is not there which one is nearly called so."""
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(context, arguments)
+        except click.UsageError as fault:
+            near = difflib.get_close_matches(arguments[0], self.list_commands(context), 1)
+            if not near or "Did you mean" in fault.format_message():  # newer versions of click say it
+                raise
+            raise click.UsageError(f"{fault.format_message()} Did you mean {near[0]!r}?", context) from None
+
+
+class _Commands(Suggesting):
     """Commands whose modules are imported when they are asked for."""
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -45,17 +60,6 @@ class _Commands(click.Group):
         command = getattr(importlib.import_module(_MODULE_OF[name]), name)
         assert isinstance(command, click.Command)
         return command
-
-    def resolve_command(
-        self, context: click.Context, arguments: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(context, arguments)
-        except click.UsageError as fault:
-            near = difflib.get_close_matches(arguments[0], _MODULE_OF, 1)
-            if not near or "Did you mean" in fault.format_message():  # newer versions of click say it
-                raise
-            raise click.UsageError(f"{fault.format_message()} Did you mean {near[0]!r}?", context) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -73,7 +77,7 @@ def cli() -> None:
     \b
     Turn a packet capture into Parquet tables, and ask them:
       kproxy convert incident.pcap --out tables
-      kproxy analyze slow tables
+      kproxy analyze overview tables
     \b
     Completion of commands and options in the shell: bash, zsh, fish
       echo 'eval "$(_KPROXY_COMPLETE=bash_source kproxy)"' >> ~/.bashrc

@@ -2,8 +2,10 @@
 
 import click
 
+from kproxy.cli import Suggesting
 
-class _SparkCommands(click.Group):
+
+class _SparkCommands(Suggesting):
     """Commands that are made when they are asked for, since their options and help are those of the jobs."""
 
     def list_commands(self, context: click.Context) -> list[str]:

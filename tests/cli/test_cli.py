@@ -176,3 +176,11 @@ def test_only_one_capture_can_be_followed(tmp_path):
     result = CliRunner().invoke(cli, ["convert", *both, "--follow", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "--follow is of one capture" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "near"), [("analyse x", "analyze"), ("analyze rebalance x", "rebalances"), ("spark latncy x", "latency")]
+)
+def test_a_command_nearly_called_so_is_named(words, near):
+    done = CliRunner().invoke(cli, words.split())
+    assert done.exit_code == 2 and f"Did you mean '{near}'?" in done.output
