@@ -118,7 +118,9 @@ class Tables(Mapping[str, Frame]):
             ":memory:", config={"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
         )
         self._frames: dict[str, Frame] = {}
-        folders = ", ".join(_text(str(Path(place).absolute())) for place in (folder, *others))
+        allowed = [str(Path(place).absolute()) for place in (folder, *others)]
+        # DuckDB compares a pattern with the folders as it is written, and what it stands for as well.
+        folders = ", ".join(map(_text, dict.fromkeys((*allowed, *map(_escaped, allowed)))))
         for statement in (
             "set timezone = 'UTC'",
             "set default_null_order = 'nulls_first_on_asc_last_on_desc'",  # as in Spark
@@ -193,7 +195,7 @@ class Tables(Mapping[str, Frame]):
         if dataset.has_rows(str(folder), name):
             files = [str(path) for path in _files(Path(folder).absolute() / name)]
             by_hour = any("/date=" in file for file in files)
-            listed = ", ".join(_text(re.sub(r"([*?\[])", r"[\1]", file)) for file in files)
+            listed = ", ".join(_text(_escaped(file)) for file in files)
             read = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = {str(by_hour).lower()})"
             columns = ", ".join(quoted(field.name) for field in known)
             hours = ", date, hour" if by_hour else ""
@@ -232,6 +234,11 @@ def quoted(name: str) -> str:
 
 def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
+
+
+def _escaped(path: str) -> str:
+    """A path as a pattern that stands for it alone."""
+    return re.sub(r"([*?\[])", r"[\1]", path)
 
 
 def type_text(kind: "pa.DataType") -> str:

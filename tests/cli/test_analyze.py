@@ -151,6 +151,20 @@ def test_times(tables):
             run(name, tables, "--from", first, "--to", last)
 
 
+def test_names_of_folders_and_captures_are_names_whatever_is_in_them(tables, tmp_path):
+    """DuckDB takes a path for a pattern, Spark's SQL a name in braces for a table."""
+    odd = tmp_path / "it's [x]*? {1}"
+    odd.mkdir()
+    shutil.copytree(tables, odd / "tab[le]s")
+    assert told("latency", odd / "tab[le]s") == told("latency", tables)
+    shutil.copy(capture("k41_quota"), odd / "trace[1]*.pcap")
+    there = told("latency", odd / "trace[1]*.pcap")
+    shutil.copy(capture("k41_quota"), tmp_path / "plain.pcap")
+    assert there == told("latency", tmp_path / "plain.pcap") and there
+    with pytest.raises(KproxyError, match="Cannot access file"):
+        run("sql", f"select * from read_parquet('{tables}/exchanges/*.parquet')", tmp_path / "plain.pcap")
+
+
 def test_times_choose_rows_of_every_table_that_is_counted(tables):
     """Of both that are compared, and of a group's rebalances beside its events, from the same moment on."""
     both = told("compare", tables, "--with", tables, "--by", "api", "--to", "+2s")
