@@ -126,13 +126,19 @@ class Groups:
 
     # --- what is not of one group's members alone --------------------------------------------------------------------
 
-    def _committed(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
+    def _failed(self, group: Group, spoken: Spoken, event: str, codes: set[int]) -> Iterator[GroupRow]:
+        """Events of what was refused; a group remembers who was."""
+        yield from group.failed(spoken, event, codes)
+        if isinstance(group, ClassicGroup | EpochGroup):
+            yield from self._weigh((group.group_id, group.protocol), group)
+
+    def _committed(self, spoken: Spoken, answer: Body) -> Iterator[GroupRow]:
         """OffsetCommit, TxnOffsetCommit."""
         group = self._any(spoken.request["groupId"])
         if isinstance(group, ClassicGroup | EpochGroup):
             group.heard(spoken.request.get("memberId") or "", spoken.request_end)
         codes = {part["errorCode"] for topic in answer["topics"] for part in topic["partitions"]}
-        yield from group.failed(spoken, "commit_failed", codes)
+        yield from self._failed(group, spoken, "commit_failed", codes)
         transaction = spoken.request.get("transactionalId")
         if transaction is not None and codes == {0}:
             pending = self._in_transactions.pop(transaction, {})
@@ -156,14 +162,14 @@ class Groups:
             reason = f"{count} offsets in transaction {transaction}"
             yield self._any(group_id).event(spoken, event, reason=reason)
 
-    def _offsets_fetched(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
+    def _offsets_fetched(self, spoken: Spoken, answer: Body) -> Iterator[GroupRow]:
         several = answer.get("groups")
         if several is None:
             several = [answer | {"groupId": spoken.request["groupId"]}]
         for each in several[:MAX_NAMED]:
             codes = {part["errorCode"] for topic in each["topics"] for part in topic["partitions"]}
             codes.add(each.get("errorCode", 0))
-            yield from self._any(each["groupId"]).failed(spoken, "offset_fetch_failed", codes)
+            yield from self._failed(self._any(each["groupId"]), spoken, "offset_fetch_failed", codes)
 
     def _coordinator_found(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
         if spoken.request.get("keyType", GROUP_KEY) != GROUP_KEY:

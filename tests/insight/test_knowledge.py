@@ -1,15 +1,17 @@
 """One cluster's knowledge: what its parts say alone they say together, and what a client invents is bounded."""
 
+import random
 from collections import Counter
 
 import pytest
 
 from kproxy.insight import groups
 from kproxy.insight.knowledge import APIS, Knowledge
-from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance
-from kproxy.insight.spoken import Spoken
+from kproxy.insight.rows import TABLES, Assignment, GroupEvent, Leadership, Rebalance
+from kproxy.insight.spoken import Spoken, spoken_of
+from kproxy.tables.knowledge import KnowledgeColumns
 from tests import captures
-from tests.insight import test_classic, test_epochs, test_leadership
+from tests.insight import hostile, test_classic, test_epochs, test_leadership
 from tests.insight.truth import CAPTURE, generations, spoken
 
 BROKERS = range(9091, 9094)
@@ -94,3 +96,26 @@ def test_members_of_all_groups_are_bounded(monkeypatch):
     list(known.feed(Spoken(13, 4, leaving, {"errorCode": 0}, 1, 2)))  # of members that nobody has met
     assert sum(group.weight for group in known.groups) <= 100
     assert known.left_out["groups"] > 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_decodes_is_fed_in_any_order_and_becomes_rows_of_the_tables(seed):
+    """Nonsense of every API in every version: nothing fails, what is held is bounded, and every row can be written."""
+    dice = random.Random(seed)
+    known, columns = Knowledge("c"), KnowledgeColumns()
+    apis = dice.sample(sorted(hostile.pairs()), dice.randrange(1, len(hostile.pairs())))
+    fed = at = 0
+    for number in range(150):
+        asked, told = dice.choice(hostile.pairs()[dice.choice(apis)])
+        at += dice.choice((0, 1, 10**6, 10**9, 10**12))
+        frames = hostile.frame(asked, dice), hostile.frame(told, dice) if dice.random() < 0.9 else None
+        whose = {"client_address": "10.0.0.1", "broker_id": dice.choice((None, 0, 1)), "number": number}
+        said = spoken_of(asked.api_key, asked.version, *frames, at, at + 1, cluster="c", **whose)
+        fed += said is not None
+        for row in known.feed(said) if said is not None else ():
+            columns.append(TABLES[type(row)], "s", row)
+    assert known.groups._weight == sum(group.weight for group in known.groups)
+    for row in known.finish():
+        columns.append(TABLES[type(row)], "s", row)
+    assert fed > 140
+    assert all(batch.num_rows for _, batch in columns.batches())
