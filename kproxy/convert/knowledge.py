@@ -23,6 +23,7 @@ from kproxy.convert.spoken import SPOKEN
 from kproxy.insight import rows as insight_rows
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.registry_groups import ConsumerGroups
+from kproxy.insight.repeats import Repeats
 from kproxy.insight.rows import RegistryRow, Row
 from kproxy.insight.spoken import spoken_of
 from kproxy.tables import schema, writer
@@ -98,6 +99,7 @@ def know(
     for each in names.values():
         everything.add(each.told())
     known = Knowledge(cluster, {_uuid(identity): name for identity, name in everything.topics.items()})
+    repeats = Repeats()
     left_out: dict[str, Quality] = {}
     source: str | None = None
     for part in writer.merged(SPOKEN, list(runs)):
@@ -111,12 +113,16 @@ def know(
                     said["broker_id"] = names[source].broker_at(host, port)
                 frames = said.pop("request"), said.pop("response")
                 plan = said.pop("api_key"), said.pop("api_version")
+                if repeats.is_one(*plan, frames[1]):
+                    continue
                 times = said.pop("request_end"), said.pop("response_start")
                 spoken = spoken_of(*plan, *frames, *times, cluster=cluster, source=source, **said)
                 if spoken is None:
                     left_out.setdefault(source, Quality()).note("not_decoded", at_ns, size=sum(map(_size, frames)))
                     continue
-                for row in known.feed(spoken):
+                rows = list(known.feed(spoken))
+                repeats.fed(rows, known.topics.changes)
+                for row in rows:
                     told.add(source, row)
             missing = sum(known.left_out.values()) - before
             if missing and source is not None:

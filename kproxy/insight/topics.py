@@ -36,6 +36,7 @@ class Topics:
         self.names: dict[UUID, str] = dict(names or {})
         self.partitions: dict[str, int] = {}
         self.left_out = 0
+        self.changes = 0  # how often a name or a count was another one than before
         self._grown: dict[str, tuple[int, int]] = {}  # by topic: (when, partitions before), the latest last
 
     def before(self, now_ns: int) -> dict[str, int]:
@@ -54,6 +55,7 @@ class Topics:
                 continue
             if identity is not None and identity.int:
                 if identity in self.names or len(self.names) < MAX_TOPICS:
+                    self.changes += self.names.get(identity) != name
                     self.names[identity] = name
                 else:
                     self.left_out += 1
@@ -65,6 +67,7 @@ class Topics:
                         self._grown[name] = spoken.response_start, former
                         if len(self._grown) > MAX_GROWN:
                             del self._grown[next(iter(self._grown))]
+                    self.changes += self.partitions.get(name) != count
                     self.partitions[name] = count
                 else:
                     self.left_out += 1

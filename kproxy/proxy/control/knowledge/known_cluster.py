@@ -6,30 +6,27 @@ cells for metrics; and remember of each group its last rebalance, for /api/group
 A group is split where a member that it has replaced commits what another one owns by then: both worked on those
 partitions. Nothing on the wire ties a Fetch to a group, so one that only reads is not seen.
 
-Bounds: those of `insight.knowledge` and `metrics.groups`; SAME digests of answers; the last rebalance of as many groups
-as knowledge follows; MAX_OWNED partitions with their owners, of the groups that rebalanced last. Refuses to know where
+Bounds: those of `insight.knowledge`, `insight.repeats` and `metrics.groups`; the last rebalance of as many groups as
+knowledge follows; MAX_OWNED partitions with their owners, of the groups that rebalanced last. Refuses to know where
 exchanges come from and where rows go.
 """
 
 from collections.abc import Iterator
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from kproxy.insight.classic import ClassicGroup
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.groups import MAX_GROUPS
 from kproxy.insight.knowledge import Knowledge
-from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row, Topology
+from kproxy.insight.repeats import Repeats
+from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row
 from kproxy.insight.spoken import Spoken, spoken_of
 from kproxy.metrics.groups import GroupCells, InsightCells
-from kproxy.protocol import schema
 from kproxy.proxy.control.knowledge.feed import Heard
 
-METADATA, OFFSET_COMMIT = 3, 8
+OFFSET_COMMIT = 8
 MAX_OWNED = 200_000
-SAME = 256
 MAX_SHOWN_MEMBERS = 100  # of one group in /api/groups
-_THROTTLE_SINCE = 3  # version of Metadata whose answer begins with its throttle
 
 # Events that tell of a failure, by what failed; and errors that are part of every rebalance.
 _FAILED = {"join_answered": "join", "sync_answered": "sync", "heartbeat_failed": "heartbeat", "commit_failed": "commit"}
@@ -52,17 +49,14 @@ class KnownCluster:
         self.name = name
         self.cells = InsightCells()
         self.knowledge = Knowledge(name)
-        self.same = 0  # answers of Metadata that were not decoded
-        self._seen: dict[bytes, None] = {}  # digests of such answers since anything changed
+        self.repeats = Repeats()
         self._last: dict[tuple[str, str], Rebalance] = {}
         self._owners: dict[str, _Owners] = {}  # by group
         self._owned_count = 0
 
     def hear(self, heard: Heard) -> list[Row]:
         """The rows that an exchange gives; what does not decode, or is known already, gives none."""
-        digest = _digest(heard) if heard.api_key == METADATA and heard.response is not None else b""
-        if digest in self._seen:
-            self.same += 1
+        if self.repeats.is_one(heard.api_key, heard.api_version, heard.response):
             return []
         whose = heard.whose
         spoken = spoken_of(
@@ -84,14 +78,11 @@ class KnownCluster:
             self.cells.left_out["undecodable"] += 1
             return []
         rows = list(self.knowledge.feed(spoken))
+        self.repeats.fed(rows, self.knowledge.topics.changes)
         for row in rows:
             self._count(row)
         if heard.api_key == OFFSET_COMMIT:
             self._look_for_split(spoken)
-        if digest:
-            if len(self._seen) >= SAME:
-                self._seen.clear()
-            self._seen[digest] = None
         group_id = spoken.request.get("groupId")
         if isinstance(group_id, str):
             self._stands(group_id, heard.at_ns)
@@ -117,11 +108,8 @@ class KnownCluster:
         elif isinstance(row, Assignment):
             self._owned(row)
         elif isinstance(row, Leadership):
-            self._seen.clear()  # what was known before may be told again, and is another change
             missing = 0 if row.isr is None or row.replicas is None else len(row.replicas) - len(row.isr)
             cells.leadership(row.topic, row.partition, row.change, row.leader, missing)
-        elif isinstance(row, Topology):
-            self._seen.clear()
 
     def _owned(self, row: Assignment) -> None:
         """A partition was given to a member."""
@@ -206,15 +194,3 @@ class KnownCluster:
 
 def _generation(group: ClassicGroup | EpochGroup) -> int:
     return group.generation if isinstance(group, ClassicGroup) else group.epoch
-
-
-def _digest(heard: Heard) -> bytes:
-    """Of an answer of Metadata, without its correlation id and its throttle, which differ from one to the next."""
-    assert heard.response is not None
-    start = 8
-    if heard.api_version in schema.schema().apis[METADATA].response.flexible_versions:
-        start += 1  # no tagged fields in the header, as brokers send it
-    if heard.api_version >= _THROTTLE_SINCE:
-        start += 4
-    salt = heard.api_version.to_bytes(2)
-    return blake2b(memoryview(heard.response)[start:], digest_size=16, salt=salt).digest()

@@ -30,12 +30,12 @@ def test_an_answer_of_metadata_that_says_the_same_is_not_decoded_again(version):
     assert known.hear(heard(METADATA, version, {}, metadata()))
     for number in range(5):
         assert known.hear(heard(METADATA, version, {}, metadata(throttle=number), correlation_id=number)) == []
-    assert known.same == 5
+    assert known.repeats.count == 5
     assert known.hear(heard(METADATA, version, {}, metadata(leader=2)))
     assert known.hear(heard(METADATA, version, {}, metadata(leader=3, isr=(1,))))
     assert (known.cells.changes["elected"], known.cells.shrunk) == (2, 1)
     known.hear(heard(METADATA, version, {}, metadata(leader=2)))  # an old one: it is looked at again, and says nothing
-    assert known.same == 5
+    assert known.repeats.count == 5
 
 
 def test_what_does_not_decode_is_counted_and_the_rest_goes_on():

@@ -1,0 +1,56 @@
+"""Answers of Metadata that say what an earlier one said, which are by far the most: they need not be decoded.
+
+Duty: known by digest, as long as nothing else changed what is known: then what was known before may be told again, and
+is another change. Whoever feeds `Knowledge` asks before it decodes, and says which rows came of what it fed.
+
+Bounds: MAX_DIGESTS digests. Refuses to know what an answer says.
+"""
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from kproxy.insight.rows import Leadership, Row, Topology
+from kproxy.protocol.primitives import Buffer
+from kproxy.protocol.schema import schema
+
+METADATA = 3
+MAX_DIGESTS = 256
+_THROTTLE_SINCE = 3  # version of Metadata whose answer begins with its throttle
+
+
+class Repeats:
+    """Of one cluster. `is_one` for each exchange, then `fed` for those that were decoded and fed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen: set[bytes] = set()
+        self._digest = b""  # of the answer that was asked about last
+        self._topics = 0
+
+    def is_one(self, api_key: int, api_version: int, response_frame: Buffer | None) -> bool:
+        """Whether an answer, with its 4-byte size, says nothing new; it is counted then."""
+        is_told = api_key == METADATA and response_frame is not None
+        self._digest = digest(api_version, response_frame) if is_told and response_frame is not None else b""
+        found = self._digest in self._seen
+        self.count += found
+        return found
+
+    def fed(self, rows: Iterable[Row], topics: int) -> None:
+        """What came of the exchange; topics: how often names and counts of topics changed so far."""
+        if topics != self._topics or any(isinstance(row, Leadership | Topology) for row in rows):
+            self._seen.clear()
+            self._topics = topics
+        if self._digest:
+            if len(self._seen) >= MAX_DIGESTS:
+                self._seen.clear()
+            self._seen.add(self._digest)
+
+
+def digest(api_version: int, response_frame: Buffer) -> bytes:
+    """Of an answer of Metadata, without its correlation id and its throttle, which differ from one to the next."""
+    start = 8
+    if api_version in schema().apis[METADATA].response.flexible_versions:
+        start += 1  # no tagged fields in the header, as brokers send it
+    if api_version >= _THROTTLE_SINCE:
+        start += 4
+    return blake2b(memoryview(response_frame)[start:], digest_size=16, salt=api_version.to_bytes(2)).digest()

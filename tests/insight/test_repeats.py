@@ -1,0 +1,65 @@
+"""What is not decoded again changes nothing of what is known."""
+
+import random
+
+import pytest
+
+from kproxy.insight.knowledge import Knowledge
+from kproxy.insight.repeats import MAX_DIGESTS, METADATA, Repeats
+from kproxy.insight.rows import Leadership, Topology
+from kproxy.insight.spoken import spoken_of
+from tests.wire.playbook import request, response
+
+CREATE_TOPICS = 19
+
+
+def metadata(dice, correlation_id):
+    """One of few answers: topics that come, go and grow, and leaders that move."""
+    partitions = [
+        {"partitionIndex": index, "leaderId": dice.choice((1, 2)), "replicaNodes": [1, 2], "isrNodes": [1, 2]}
+        for index in range(dice.choice((1, 2)))
+    ]
+    error = dice.choice((0, 0, 0, 3))
+    topics = [{"name": "t", "errorCode": error, "partitions": [] if error else partitions}]
+    brokers = [{"nodeId": node, "host": "b", "port": 9092 + node} for node in dice.choice(((1, 2), (1,)))]
+    body = {"throttleTimeMs": correlation_id, "brokers": brokers, "topics": topics}
+    return METADATA, 12, request(METADATA, 12, correlation_id, {}), response(METADATA, 12, correlation_id, body)
+
+
+def created(dice, correlation_id):
+    topic = {"name": "t", "numPartitions": dice.choice((1, 4)), "replicationFactor": 1}
+    frames = request(CREATE_TOPICS, 7, 1, {"topics": [topic]}), response(CREATE_TOPICS, 7, 1, {"topics": [topic]})
+    return CREATE_TOPICS, 7, *frames
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_known_is_the_same_as_if_all_were_decoded(seed):
+    dice, repeats = random.Random(seed), Repeats()
+    whole, quick = Knowledge("c"), Knowledge("c")
+    for number in range(200):
+        key, version, *frames = dice.choice((metadata, metadata, metadata, created))(dice, number)
+        at = number * 1000
+        said = list(whole.feed(spoken_of(key, version, *frames, at, at + 1)))
+        if repeats.is_one(key, version, frames[1]):
+            assert said == []
+        else:
+            rows = list(quick.feed(spoken_of(key, version, *frames, at, at + 1)))
+            repeats.fed(rows, quick.topics.changes)
+            assert rows == said
+        assert quick.topics.partitions == whole.topics.partitions
+    assert repeats.count
+
+
+def test_digests_are_bounded_and_forgotten_where_something_changed():
+    repeats, body = Repeats(), {"topics": [{"name": "t", "partitions": []}]}
+    for node in range(3 * MAX_DIGESTS):
+        said = response(METADATA, 12, 1, body | {"controllerId": node})
+        assert not repeats.is_one(METADATA, 12, said)
+        repeats.fed([], 0)
+        assert repeats.is_one(METADATA, 12, said) and len(repeats._seen) <= MAX_DIGESTS
+    for row in (Leadership(1, "c", "Metadata", *[None] * 8, "created"), Topology(1, "c", "topic")):
+        assert not repeats.is_one(CREATE_TOPICS, 7, said)
+        repeats.fed([row], 0)
+        assert not repeats.is_one(METADATA, 12, said)
+        repeats.fed([], 0)
+    assert not repeats.is_one(METADATA, 12, None)
