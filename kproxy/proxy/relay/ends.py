@@ -14,6 +14,10 @@ from kproxy.proxy.config.addresses import Address
 ANONYMOUS = "User:ANONYMOUS"  # as brokers call a client that did not say who it is
 
 
+class PortCheck(ConnectionResetError):
+    """A connection that ended before it said anything, where a balancer looks whether the port is open: no client."""
+
+
 @dataclass(slots=True)
 class Incoming:
     """An accepted client on its way to a relay."""

@@ -29,7 +29,7 @@ from kproxy.proxy.control.transform import Advertise, FindLeak, Rewriter
 from kproxy.proxy.control.transparent import Transparent
 from kproxy.proxy.control.workers.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.proxy.relay.ends import Incoming
+from kproxy.proxy.relay.ends import Incoming, PortCheck
 from kproxy.proxy.relay.listeners import Accepted
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.relay.tls_socket import TlsSocket
@@ -201,11 +201,11 @@ class Connector:
             self._unreachable(
                 self._info(client, Address("", 0)), listener_name(client.node_id, self._cluster.route), fault
             )
+        except PortCheck:
+            pass
         except OSError:  # it has gone already
-            info, listener = (
-                self._info(client, Address("", 0)),
-                listener_name(client.node_id, self._cluster.route),
-            )
+            info = self._info(client, Address("", 0))
+            listener = listener_name(client.node_id, self._cluster.route)
             worker.metrics.connection(info, listener, label(info.broker_id)).closed("client_reset")
         finally:
             self.making -= 1

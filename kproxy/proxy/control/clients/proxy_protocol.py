@@ -8,7 +8,7 @@ the time is that of all welcome steps together. Refuses to know what follows.
 from kproxy.errors import Malformed, RefusedClient
 from kproxy.proxy.access.proxy_header import Header, read
 from kproxy.proxy.config.limits import Networks, is_in
-from kproxy.proxy.relay.ends import Incoming
+from kproxy.proxy.relay.ends import Incoming, PortCheck
 from kproxy.proxy.relay.streams import receive
 
 
@@ -33,9 +33,12 @@ class ReadProxyHeader:
         data = b""
         try:
             while isinstance(found := read(data), int):
-                part = await receive(client.sock, found)
+                try:
+                    part = await receive(client.sock, found)
+                except ConnectionResetError:
+                    part = b""
                 if not part and not data:
-                    raise ConnectionResetError("a check whether the port is open")
+                    raise PortCheck
                 if not part:
                     raise Malformed(f"the connection ended within its PROXY protocol header, after {len(data)} bytes")
                 data += part
