@@ -102,7 +102,7 @@ class Watcher:
         self._ring: Ring | None = None
         self._recorder: Recorder | None = None
         self._admin: Admin | None = None
-        self._is_here = True  # every interface that was named is there, and up
+        self._missing: list[str] = []  # why an interface that was named is not watched
         self._numbers: tuple[int, ...] = ()  # of the interfaces that the filter lets through
         self._tasks = Tasks("watch")
         self._ends = asyncio.Event()
@@ -385,10 +385,11 @@ class Watcher:
                     self._bind()
             except OSError as fault:  # it has gone again
                 self._numbers = ()
-                log.debug("interfaces cannot be bound now: %s", fault)
-        if bool(missing) == self._is_here:
-            self._is_here = not missing
-            self._interface.is_up = self._is_here
+                missing = missing or [f"interface {self._asked.label} cannot be watched ({fault})"]
+        had_missing = bool(self._missing)
+        self._missing = missing
+        if bool(missing) != had_missing:
+            self._interface.is_up = not missing
             if missing:
                 log.warning("%s: its packets are missing until it is back", "; ".join(missing))
             else:
@@ -445,7 +446,7 @@ class Watcher:
 
     def not_ready(self) -> list[str]:
         """Why nothing is seen now; nothing: it watches."""
-        return [] if self._is_here else self._asked.missing()
+        return self._missing
 
     def _describe(self) -> str:
         return f"kproxy {__version__}: watches {self._asked.label}, {len(self._connections)} connections"
