@@ -18,6 +18,10 @@ def runs(summary: dict[str, Any]) -> Iterator[str]:
         yield printable(f"cluster {cluster['name']}")
         for name, text in _cluster(cluster):
             yield printable(f"  {name:<15} {text}")
+    for each in summary["zookeeper"]:
+        yield printable(f"zookeeper {each['name']}")
+        yield printable(f"  {'listens at':<15} {each['listen']}")
+        yield printable(f"  {'servers at':<15} {', '.join(each['servers'])}")
     yield printable(f"admin             {summary['admin'] or 'none: no /metrics, /health, /ready'}")
     drain = summary["drain"]
     yield f"drain             {drain['delay_s']:g} s of delay, then at most {drain['timeout_s']:g} s"

@@ -121,6 +121,10 @@ def summary(config: Config) -> dict[str, Any]:
         "audit": config.audit,
         "log_level": config.log_level,
         "clusters": [_cluster(cluster) for cluster in config.clusters],
+        "zookeeper": [
+            {"name": each.name, "listen": str(each.listen), "servers": [str(server) for server in each.servers]}
+            for each in config.zookeeper
+        ],
     }
 
 

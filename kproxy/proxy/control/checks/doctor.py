@@ -1,12 +1,14 @@
 """`kproxy doctor`: connects and checks before traffic does.
 
-Duty: the configuration, this host (open files, memory, ports) and each cluster (`doctor_cluster`), all in parallel and
-within a time. The brokers are reached by the very code that serves clients, and kproxy's own ports are open meanwhile,
-so that what leads back to them is found. It changes nothing: it opens connections, asks ApiVersions and Metadata, and
-logs in. Bounded by `timeout_s`, and by IN_PARALLEL connections. Refuses to know how findings are shown.
+Duty: the configuration, this host (open files, memory, ports), servers of ZooKeeper, and each cluster
+(`doctor_cluster`), all in parallel and within a time. The brokers are reached by the very code that serves clients,
+and kproxy's own ports are open meanwhile, so that what leads back to them is found. It changes nothing: it opens
+connections, asks ApiVersions and Metadata, and logs in. Bounded by `timeout_s`, and by IN_PARALLEL connections.
+Refuses to know how findings are shown.
 """
 
 import asyncio
+import os
 import resource
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,8 +17,10 @@ from typing import Any
 
 from kproxy.errors import ConfigError
 from kproxy.metrics import Metrics
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import Config
+from kproxy.proxy.config.zookeeper import ZooKeeper
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.checks.doctor_cluster import PORT_MEND, ClusterExamination
 from kproxy.proxy.control.operators.findings import Report
@@ -29,6 +33,8 @@ TIMEOUT_S = 60.0
 IDLE_BYTES = 4_300  # of one connection (DESIGN.md)
 START_BYTES = 61_000_000  # of each process
 UNSENT_BYTES = 2 * 512 * 1024  # of one connection whose sides both take nothing: one read each
+
+SERVER_MEND = "is the server up, is it the right address and port (2181 as a rule), does a firewall let kproxy through?"
 
 Say = Callable[[str], None]  # takes a line about what is being done
 
@@ -73,7 +79,8 @@ async def _examine(config: Config, report: Report, timeout_s: float, say: Say) -
         for examination in examinations:
             examination.listen()
         async with asyncio.timeout(timeout_s):
-            await asyncio.gather(*(examination.run() for examination in examinations))
+            ensembles = (_zookeeper(each, config.connect_timeout_s, gate, report) for each in config.zookeeper)
+            await asyncio.gather(*(examination.run() for examination in examinations), *ensembles)
     except TimeoutError:
         report.error(
             "time",
@@ -90,6 +97,32 @@ async def _examine(config: Config, report: Report, timeout_s: float, say: Say) -
         "no answer of a broker tells its time of day without writing a record; certificates that are not valid yet, or "
         "logins that fail by time, would show a clock that is off",
     )
+
+
+async def _zookeeper(settings: ZooKeeper, within_s: float, gate: Gate, report: Report) -> None:
+    """Its port is free, and its servers are there: clients do with one of them, so one that is not is a warning."""
+    name = f"zookeeper {settings.name}"
+    _port(f"{name}: listen {settings.listen}", settings.listen, gate, report)
+    faults = await asyncio.gather(*(_unreached(server, within_s) for server in settings.servers))
+    say = report.error if all(faults) else report.warn
+    for server, fault in zip(settings.servers, faults, strict=True):
+        if fault:
+            say("reachability", f"{name}: server {server}", f"cannot be reached: {fault}", SERVER_MEND)
+        else:
+            report.ok("reachability", f"{name}: server {server}", "accepts connections")
+
+
+async def _unreached(server: Address, within_s: float) -> str:
+    """Why a server cannot be reached; empty: it can."""
+    try:
+        async with asyncio.timeout(within_s):
+            _, writer = await asyncio.open_connection(server.host, server.port)
+    except TimeoutError:
+        return f"no answer within {within_s:g} s"
+    except OSError as fault:
+        return os.strerror(fault.errno) if fault.errno and fault.errno > 0 else f"{fault.strerror or fault}"
+    writer.close()
+    return ""
 
 
 def _open_files(config: Config, report: Report) -> None:
@@ -152,10 +185,15 @@ def _memory_available(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Pat
 def _admin_port(config: Config, gate: Gate, report: Report) -> None:
     if config.admin is None or not config.admin.port:
         return
+    _port(f"admin {config.admin}", config.admin, gate, report)
+
+
+def _port(subject: str, address: Address, gate: Gate, report: Report) -> None:
+    """Whether an address of our own can be bound."""
     try:
-        listener = Listener(gate, resolve(config.admin.host), config.admin.port, 1, lambda sock, _: sock.close())
+        listener = Listener(gate, resolve(address.host), address.port, 1, lambda sock, _: sock.close())
     except OSError as fault:
-        report.error("ports", f"admin {config.admin}", f"cannot be bound: {why_unbound(fault)}", PORT_MEND)
+        report.error("ports", subject, f"cannot be bound: {why_unbound(fault)}", PORT_MEND)
         return
     listener.close()
-    report.ok("ports", f"admin {config.admin}", "free")
+    report.ok("ports", subject, "free")

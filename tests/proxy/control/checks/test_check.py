@@ -104,6 +104,13 @@ def test_what_would_run_says_what_is_left_to_defaults(written):
     assert "1 rule, what none matches is denied" in told and "localhost:9600" in told
 
 
+def test_what_would_run_has_zookeeper(written):
+    file = written(cluster() + '[[zookeeper]]\nname = "old"\nlisten = "localhost:2181"\nservers = ["zk-1:2181"]\n')
+    told = [line.split() for line in runs(summary(check(file, {}).config))]
+    at = told.index(["zookeeper", "old"])
+    assert told[at + 1 : at + 3] == [["listens", "at", "localhost:2181"], ["servers", "at", "zk-1:2181"]]
+
+
 def test_a_principal_without_its_type_is_asked_for_again(written):
     file = written(cluster() + '[[cluster.policy]]\naction = "deny"\ntopic = "a"\nprincipal = "User:alice"\n')
     asked = ("--request", "Produce", "--topic", "a", "--principal")

@@ -273,3 +273,19 @@ def test_certificates_of_the_settings(cluster, tmp_path):
     assert found(report(sound.settings(), advertise="kafka.example:{port}"), "tls") == []
     missing = report(sound.settings() | {"key": "/no/such/key"})
     only(missing, "configuration", "error", "/no/such/key")
+
+
+def test_servers_of_zookeeper_are_looked_for(cluster, tmp_path):
+    with socket.create_server((HOST, 0)) as up, socket.create_server((HOST, 0)) as taken:
+        there, gone = up.getsockname()[1], free_ports(1)
+        text = f'[[zookeeper]]\nname = "old"\nlisten = "{HOST}:{{}}"\nservers = ["{HOST}:{there}", "{HOST}:{gone}"]\n'
+        file = tmp_path / "kproxy.toml"
+        file.write_text(text.format(free_ports(1)))
+        report = examine(str(file), {}, flags(cluster))
+        assert report.is_sound
+        subject = f"zookeeper old: server {HOST}:{gone}"
+        assert ("warning", f"{subject}: cannot be reached: Connection refused") in found(report, "reachability")
+        held = taken.getsockname()[1]
+        file.write_text(text.format(held))
+        (fault,) = found(examine(str(file), {}, flags(cluster)), "ports")
+        assert fault[0] == "error" and fault[1].startswith(f"zookeeper old: listen {HOST}:{held}: cannot be bound")
