@@ -36,6 +36,7 @@ _NOT_HERE = {
     "rlike": "write regexp_like(column, 'pattern')",
     "regexp": "write regexp_like(column, 'pattern')",
 }
+_COMPARED = ("=", ">", "<", "(", ",", "like", "in")  # what may stand before a text
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
 
 
@@ -92,7 +93,8 @@ def _translated(
         raise KproxyError(f"{option} cannot be read near {plain!r}: {_NOT_HERE[plain.lower()]}")
     if plain is not None and (plain.lower() in _WORDS or is_type):
         return plain
-    raise KproxyError(f"{option}: {what} has no column {given!r}: {did_you_mean(given, list(known))}")
+    hint = f" (a text stands in quotes: {given!r})" if before in _COMPARED else ""
+    raise KproxyError(f"{option}: {what} has no column {given!r}{hint}: {did_you_mean(given, list(known))}")
 
 
 def _unescaped(token: str) -> str:

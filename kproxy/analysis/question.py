@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kproxy.analysis import checks, parties
-from kproxy.analysis.engine import Frame, ask, columns
+from kproxy.analysis.engine import Frame, ask, columns, rows
 from kproxy.analysis.jobs import Job
 from kproxy.analysis.pieces import span_us
 from kproxy.errors import KproxyError
@@ -90,6 +90,26 @@ class Question:
         condition = checks.condition(self.having, known, "the answer", "--having")
         return ask({"answer": answer}, some=f"select * from answer where {condition}")
 
+    def why_empty(self, tables: Mapping[str, Frame]) -> str:
+        """What is to be said of an answer without rows: what there is to choose from, and what chose none of it."""
+        table = self.job.tables[0]
+        first, last = _FIRST_US.get(table, "unix_micros(`time`)"), _LAST_US.get(table, "unix_micros(`time`)")
+        counts = ask(
+            {"t": tables[table]},
+            counted=f"""
+                select count(*) as n, timestamp_micros(min({first})) as first, timestamp_micros(max({last})) as last
+                from t""",
+        )
+        ((count, began, ended),) = rows(counts)
+        if not count:
+            return f"The table {table} has no rows: `kproxy analyze quality` says what the captures show, and what not."
+        span = "" if began is None else ", from {} to {} UTC".format(*(_second(us) for us in (began, ended)))
+        given = (("--from", self.since), ("--to", self.until), ("--where", self.where), ("--having", self.having))
+        chose = " and ".join(option for option, text in given if text is not None)
+        return f"The table {table} has {count:,} rows{span}; " + (
+            f"none is chosen by {chose}." if chose else f"{self.job.name} finds nothing to tell in them."
+        )
+
     def _condition(self) -> tuple[str | None, str | None]:
         """The condition as one on rows of the first table, or else as one that the job applies itself."""
         if self.where is None:
@@ -156,6 +176,10 @@ def moment(text: str, option: str = "--from") -> Callable[[str, str], str]:
     since = at - datetime.fromtimestamp(0, UTC)
     us = (since.days * 86400 + since.seconds) * 1_000_000 + since.microseconds
     return lambda first, last: str(us)
+
+
+def _second(us: int) -> str:
+    return f"{datetime.fromtimestamp(us // 1_000_000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def _no_moment(text: str, option: str) -> KproxyError:

@@ -110,7 +110,8 @@ def answer(asked: Asked, **how: Any) -> None:
             other_folder = None if asked.other is None else other_of(again)
             with Tables(folder, [other_folder] if other_folder else []) as tables:
                 other = None if other_folder is None else tables.beside(other_folder, needed[0])
-                answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit)
+                if answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit):
+                    click.echo(question.why_empty(tables), err=True)
 
         with _in_words("--where", _EXAMPLE):
             _asked_again(ask)

@@ -38,15 +38,17 @@ _GAP = "  "
 _LEFT = (engine.TEXT, engine.TIME, engine.FLAG, engine.OTHER)
 
 
-def show(answer: Any, shown: str, out: str | None, limit: int | None) -> None:
-    """Print an answer, a frame of either engine, or write it into the file `out`, Parquet into a folder."""
+def show(answer: Any, shown: str, out: str | None, limit: int | None) -> bool:
+    """Print an answer, a frame of either engine, or write it into the file `out`, Parquet into a folder.
+
+    Returns whether a table was wanted that has no rows: whoever asked may say why.
+    """
     if shown == "parquet":
         _write(answer if limit is None else engine.first_rows(answer, limit), Path(str(out)))
-        return
+        return False
     with opened(out) as file:
         if shown == "table":
-            print_table(answer, limit, file)
-            return
+            return not print_table(answer, limit, file)
         found = answer if limit is None else engine.first_rows(answer, limit)
         columns = engine.columns(found)
         rows = dicts(found)
@@ -58,6 +60,7 @@ def show(answer: Any, shown: str, out: str | None, limit: int | None) -> None:
             writer.writerow([column.name for column in columns])
             for row in rows:
                 writer.writerow(row.values())
+    return False
 
 
 @contextmanager
@@ -116,17 +119,21 @@ class _Column:
         return lines
 
 
-def print_table(answer: Any, limit: int | None, file: TextIO) -> None:
-    """All of an answer that the terminal is wide enough for; where there is no terminal, all of it."""
+def print_table(answer: Any, limit: int | None, file: TextIO) -> int:
+    """All of an answer that the terminal is wide enough for; where there is no terminal, all of it.
+
+    Returns the number of rows.
+    """
     most = limit or TABLE_ROWS
     rows = list(dicts(engine.first_rows(answer, most + 1)))
     if not rows:
         print("No rows.", file=file)
-        return
+        return 0
     for line in lines_of(answer, rows[:most], file):
         click.echo(line, file=file)
     if len(rows) > most and limit is None:
         click.echo(f"Only the first {most} rows: --limit shows more.", err=True)
+    return min(len(rows), most)
 
 
 def lines_of(answer: Any, rows: Sequence[dict[str, Any]], file: TextIO) -> Iterator[str]:

@@ -95,6 +95,26 @@ def test_what_a_table_does_not_show_is_said(tables, tmp_path):
     assert "Kafka 3.7.1 is judged as 3.7.2, the newest of its line" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("rebalances --from 23:00", r"rebalances has 1 rows, from 2026-11-21 09:\S+ to 2026-11-21 09:\S+ UTC; none is"),
+        ("slow --where false --having false", "; none is chosen by --where and --having."),
+        ("registry", "The table registry has no rows: `kproxy analyze quality` says"),
+        ("split-brain", "; split-brain finds nothing to tell in them."),
+    ],
+)
+def test_an_answer_without_rows_says_why(tmp_path, words, said):
+    where = shutil.copy(capture("k41_quota"), tmp_path)
+    done = CliRunner().invoke(cli, ["analyze", *words.split(), str(where)], catch_exceptions=False)
+    assert done.stdout == "No rows.\n" and re.search(said, done.stderr), done.stderr
+
+
+def test_a_text_without_quotes_is_known_for_one(tables):
+    with pytest.raises(KproxyError, match=r"no column 'billing' \(a text stands in quotes: 'billing'\)"):
+        run("slow", tables, "--where", "client = billing")
+
+
 def test_options_reach_the_job(tables):
     slow = told("slow", tables, "--slower-than-ms", 1000, "--limit", 2, "--where", "api = 'Produce'")
     assert len(slow) == 2 and all(row["api"] == "Produce" and row["total_ns"] > 1_000_000_000 for row in slow)
