@@ -140,7 +140,10 @@ def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | No
         return
     from kproxy.views import operator as view
 
-    nothing = 'no groups were heard of: does the cluster have detail = "topics"?'
+    nothing = (
+        "no groups were heard of: a group is known from the first JoinGroup or heartbeat that passes, where the "
+        'cluster has detail = "topics" (--detail topics)'
+    )
     view.show_table(view.groups(rows, time.time_ns()), (*_GROUP_COLUMNS, *_REBALANCE_COLUMNS), nothing)
 
 

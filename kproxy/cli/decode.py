@@ -158,6 +158,7 @@ def _zookeeper(
     as_json: bool,
     of_capture: tuple[tuple[int, ...], str, bool, str | None],
 ) -> None:
+    from kproxy.errors import KproxyError, Malformed
     from kproxy.protocol import decode as decoding
     from kproxy.views import zookeeper as view
     from kproxy.zookeeper import decode as zookeeper
@@ -168,11 +169,23 @@ def _zookeeper(
 
         ports, cluster, rotated, key_log = of_capture
         settings = Settings(zookeeper_ports=ports, cluster=cluster, rotated=rotated, key_log=key_log)
+        found = False
         for info, event in zookeeper_events(given, settings):
             view.show(event, info, as_json=as_json)
+            found = True
+        if not found:
+            raise KproxyError(
+                f"{', '.join(given)}: no ZooKeeper was found: does the capture have its port, 2181 as a rule? "
+                "`kproxy convert` says what is in it"
+            )
         return
     raw = decoding.contents(file or sys.stdin.buffer) if not given else " ".join(given).encode()
-    frames = zookeeper.sized(bytes(decoding.bytes_of(raw, must_be_hex=bool(given))), has_sizes=sized)
+    try:
+        frames = zookeeper.sized(bytes(decoding.bytes_of(raw, must_be_hex=bool(given))), has_sizes=sized)
+    except Malformed as fault:
+        if not given:
+            raise
+        raise Malformed(f"{fault}; there is no file {given[0]!r} either") from None
     if response is not None:
         view.show_answer(response, zookeeper.answer(frames, response), as_json=as_json)
         return

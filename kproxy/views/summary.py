@@ -34,7 +34,7 @@ def show(summary: Summary, found: Overview | None = None, *, strict: bool = Fals
         _say(verdict(quality, summary.key_log), "")
     if found is not None and found.exchanges:
         _show_overview(found)
-    for name, rows in sorted(summary.rows.items()):
+    for name, rows in sorted(summary.rows.items()) if summary.quality else ():
         _say(printable(f"{rows:>12,} rows  {summary.folder / name}"))
     if found is not None and summary.quality:
         others = [
@@ -61,7 +61,7 @@ def show(summary: Summary, found: Overview | None = None, *, strict: bool = Fals
 
 def show_next(found: Overview, folder: Path, captures: dict[str, Sequence[str]], options: Sequence[str]) -> None:
     """The commands that go on from here. captures: the files of each source; options: those that ids depend on."""
-    if not found.exchanges:
+    if not (found.exchanges or found.groups):
         return
     _say("", "Next:")
     slow = found.slowest[0] if found.slowest else None
@@ -69,7 +69,8 @@ def show_next(found: Overview, folder: Path, captures: dict[str, Sequence[str]],
         rotated = ["--rotated"] if len(captures[slow.source]) > 1 else []
         decode = ["kproxy", "decode", "--exchange", f"{slow.connection}:{slow.number}", *options, *rotated]
         _say(f"  {shlex.join([*decode, *captures[slow.source]])}")
-    for job in ("overview", "slow"):
+    jobs = ["overview", *(["slow"] if found.exchanges else []), *(["rebalances"] if found.rebalances else [])]
+    for job in jobs:
         _say(f"  {shlex.join(['kproxy', 'analyze', job, str(folder)])}")
 
 

@@ -43,10 +43,18 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     assert re.search(
         r"^slowest  5\.57 s, of it [\d.]+ s muted by a throttle: Produce of thr, connection \d+, ", text, re.M
     )
-    decode, overview, slow = lines[lines.index("Next:") + 1 :]
-    assert overview == f"  kproxy analyze overview {tmp_path}/out" and slow == f"  kproxy analyze slow {tmp_path}/out"
+    decode, *questions = lines[lines.index("Next:") + 1 :]
+    assert questions == [f"  kproxy analyze {job} {tmp_path}/out" for job in ("overview", "slow", "rebalances")]
     again = CliRunner().invoke(cli, shlex.split(decode)[1:])
     assert again.exit_code == 0 and again.stdout.startswith("Produce, request ")
+
+
+def test_what_is_no_capture_has_no_rows_to_tell_of_and_zookeeper_alone_has_questions(tmp_path):
+    (tmp_path / "notes.pcap").write_text("hello")
+    result, lines = converted(tmp_path, tmp_path / "notes.pcap")
+    assert result.exit_code == 1 and not lines
+    _, lines = converted(tmp_path, captures.capture("k0102_zookeeper"))
+    assert f"  kproxy analyze rebalances {tmp_path}/out" in lines
 
 
 def test_groups_and_leaders_are_mentioned_if_anything_happened(tmp_path):

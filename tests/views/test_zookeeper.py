@@ -37,3 +37,10 @@ def test_options_that_do_not_go_with_it_are_refused():
     result = CliRunner().invoke(cli, ["decode", "--zookeeper", "--records", "00"])
     assert result.exit_code == 2
     assert "--zookeeper goes with" in result.output
+
+
+def test_what_is_no_capture_of_zookeeper_is_said():
+    done = CliRunner().invoke(cli, ["decode", "--zookeeper", str(captures.capture("k41_quota"))])
+    assert "no ZooKeeper was found" in str(done.exception) and not done.output
+    done = CliRunner().invoke(cli, ["decode", "--zookeeper", "nowhere.pcap"])
+    assert "there is no file 'nowhere.pcap' either" in str(done.exception)
