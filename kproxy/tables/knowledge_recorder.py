@@ -102,7 +102,13 @@ class KnowledgeRecorder:
             work()
         except (OSError, KproxyError) as fault:
             log.error("%d rows of insight are lost: %s", self._rows, fault)
-            self.dropped += self._rows
-            self._columns = KnowledgeColumns()
-            self._dataset.abandon()
-            self._begin()
+            self._give_up()
+        except Exception:
+            log.exception("a defect of kproxy's recorder: %d rows of insight are lost", self._rows)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.dropped += self._rows
+        self._columns = KnowledgeColumns()
+        self._dataset.abandon()
+        self._begin()

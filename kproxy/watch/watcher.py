@@ -32,7 +32,6 @@ from kproxy.proxy.control.knowledge.feed import Feed
 from kproxy.proxy.control.knowledge.feed_link import FeedLink
 from kproxy.proxy.control.operators import parameters
 from kproxy.proxy.control.tasks import Tasks
-from kproxy.proxy.control.workers.channel import Gone
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import why_unbound
 from kproxy.proxy.upstream.destinations import Destinations
@@ -59,8 +58,6 @@ DRAIN_S = 2.0  # for packets that wait when it ends
 WINDOWS_PER_TURN = 4
 MAX_ROWS = 10_000  # of /api/connections in one answer
 _DEFAULT_ROWS = 1000
-MAX_GROUPS = 1000  # of /api/groups in one answer
-DEFAULT_GROUPS = 100
 _ROWS_PER_SLICE = 50
 _LOOPBACK = "localhost"
 _ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -260,7 +257,7 @@ class Watcher:
                 "connections": self._api_connections,
                 "traffic": self._api_traffic,
                 "watch": self._api_watch,
-                **({"groups": self._api_groups} if self._link is not None else {}),
+                **({"groups": self._link.api_groups} if self._link is not None else {}),
             },
         )
         try:
@@ -472,16 +469,6 @@ class Watcher:
             "flows": len(self._flows.open),
             "findings": {kind: count for kind, count in cells.found().items() if count},
         }
-
-    async def _api_groups(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Groups as last heard of, by cluster and group: at most `limit`, of those behind `after` (CLUSTER/GROUP)."""
-        limit = parameters.number(query, "limit", DEFAULT_GROUPS, MAX_GROUPS)
-        cluster, _, group = query.get("after", "").partition("/")
-        assert self._link is not None
-        try:
-            return await self._link.groups((cluster, group), limit)
-        except Gone:
-            raise ValueError("the process that follows groups does not answer now: ask again") from None
 
     def _api_connections(self, query: Mapping[str, str]) -> AsyncIterator[list[dict[str, Any]]]:
         """Open connections, the oldest first: at most `limit`, of those whose number is above `after`."""

@@ -31,7 +31,6 @@ from kproxy.proxy.control.knowledge.feed_link import FeedLink
 from kproxy.proxy.control.operators import parameters
 from kproxy.proxy.control.operators.operating import OPERATIONS, connection_row
 from kproxy.proxy.control.tasks import Tasks
-from kproxy.proxy.control.workers.channel import Gone
 from kproxy.proxy.control.workers.worker import Worker
 from kproxy.proxy.relay.given import GivenSockets
 from kproxy.proxy.relay.listeners import Gate, Listener, why_unbound
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 10_000  # of /api/connections in one answer
 _DEFAULT_ROWS = 1000
 LOOPBACK = "localhost"
-MAX_GROUPS = 1000  # of /api/groups in one answer
-_DEFAULT_GROUPS = 100
 _ROWS_PER_SLICE = 50  # of about 3 us each
 _ADMIN_RETIRES_S = 1.0
 _MAKING_S = 0.02
@@ -411,9 +408,7 @@ class Server:
         for listener in self.zookeeper:
             listener.stop_accepting()
         if self._worker is not None:
-            drained = await self._drain(self._worker, at_once)
-            for listener in self.zookeeper:
-                await listener.drain(self.config.drain_timeout_s, at_once)
+            drained, _ = await asyncio.gather(self._drain(self._worker, at_once), self._drain_sessions(at_once))
             for cluster in self.clusters:
                 await cluster.stop()
             self._worker.gate.close()
@@ -431,6 +426,10 @@ class Server:
         if self._worker is not None:
             text = "stopped in %.1f s: %d connections drained, %d closed before their requests were answered"
             log.info(text, time.monotonic() - start, *drained)
+
+    async def _drain_sessions(self, at_once: asyncio.Event) -> None:
+        timeout_s = self.config.drain_timeout_s
+        await asyncio.gather(*(listener.drain(timeout_s, at_once) for listener in self.zookeeper))
 
     async def _drain(self, worker: Worker, at_once: asyncio.Event) -> tuple[int, int]:
         """Let connections finish; returns how many did, and how many were closed at the end of the time."""
@@ -472,15 +471,9 @@ class Server:
         after = parameters.number(query, "after", 0, 1 << 62)
         return self._connection_slices(after, limit)
 
-    async def _api_groups(self, query: "Query") -> list[dict[str, Any]]:
-        """Groups as last heard of, by cluster and group: at most `limit`, of those behind `after` (CLUSTER/GROUP)."""
-        limit = parameters.number(query, "limit", _DEFAULT_GROUPS, MAX_GROUPS)
-        cluster, _, group = query.get("after", "").partition("/")
+    def _api_groups(self, query: "Query") -> AsyncIterator[list[dict[str, Any]]]:
         assert self._link is not None
-        try:
-            return await self._link.groups((cluster, group), limit)
-        except Gone:
-            raise ValueError("the process that follows groups does not answer now: ask again") from None
+        return self._link.api_groups(query)
 
     async def _connection_slices(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
         relays = sorted(self._worker.relays.values(), key=lambda relay: relay.number) if self._worker else []

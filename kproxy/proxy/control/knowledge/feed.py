@@ -171,9 +171,12 @@ class Feed:
     def _write(self, sock: socket.socket) -> None:
         small = bytearray()
         sizes = 0
-        while self._waiting:
-            heard, left_out = self._waiting.popleft()
-            try:
+        unsent: list[dict[str, int]] = []  # where those are counted that are not with the kernel yet
+        try:
+            while self._waiting:
+                heard, left_out = self._waiting.popleft()
+                sizes += heard.size_bytes
+                unsent.append(left_out)
                 for part in packed(heard):
                     if len(part) < _CHUNK_BYTES:
                         small += part
@@ -182,16 +185,17 @@ class Feed:
                         small.clear()
                     if len(part) >= _CHUNK_BYTES:
                         sock.sendall(part)
-            except OSError:
+                if not small:
+                    self._written, sizes = self._written + sizes, 0
+                    unsent.clear()
+            if small:
+                sock.sendall(small)
+        except OSError:
+            for left_out in unsent:
                 left_out[QUEUE_FULL] = left_out.get(QUEUE_FULL, 0) + 1
-                self._written += sizes + heard.size_bytes
-                raise
-            sizes += heard.size_bytes
-            if not small:
-                self._written, sizes = self._written + sizes, 0
-        if small:
-            sock.sendall(small)
-        self._written += sizes
+            raise
+        finally:
+            self._written += sizes  # they wait here no more
 
 
 def packed(heard: Heard) -> Iterator[bytes]:

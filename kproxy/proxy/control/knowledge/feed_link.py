@@ -9,7 +9,7 @@ import logging
 import pickle
 import socket
 import subprocess
-from collections.abc import Callable, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,12 @@ from kproxy.metrics import Metrics
 from kproxy.metrics.groups import InsightCells
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.knowledge import feed_process
-from kproxy.proxy.control.workers.channel import Channel, pair
+from kproxy.proxy.control.operators import parameters
+from kproxy.proxy.control.workers.channel import Channel, Gone, pair
 
+MAX_GROUPS = 1000  # of /api/groups in one answer
+DEFAULT_GROUPS = 100
+GROUPS_PER_SLICE = 16  # of a hundred members each: 2 ms of the loop
 ASK_S = 2.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -88,12 +92,27 @@ class FeedLink:
             theirs.close()
         return ours
 
-    async def groups(self, after: tuple[str, str], limit: int) -> list[dict[str, Any]]:
-        """What is known of groups now. Raises Gone."""
-        if self._channel is None:
-            return []
-        found: list[dict[str, Any]] = await self._channel.ask("groups", after, limit, timeout_s=ASK_S)
-        return found
+    def api_groups(self, query: Mapping[str, str]) -> AsyncIterator[list[dict[str, Any]]]:
+        """Groups as last heard of, by cluster and group: at most `limit`, of those behind `after` (CLUSTER/GROUP).
+
+        In slices, of which none keeps the loop. Raises ValueError, later too.
+        """
+        limit = parameters.number(query, "limit", DEFAULT_GROUPS, MAX_GROUPS)
+        cluster, _, group = query.get("after", "").partition("/")
+        return self._group_slices((cluster, group), limit)
+
+    async def _group_slices(self, after: tuple[str, str], limit: int) -> AsyncIterator[list[dict[str, Any]]]:
+        while limit > 0 and self._channel is not None:
+            wanted = min(limit, GROUPS_PER_SLICE)
+            try:
+                found: list[dict[str, Any]] = await self._channel.ask("groups", after, wanted, timeout_s=ASK_S)
+            except Gone:
+                raise ValueError("the process that follows groups does not answer now: ask again") from None
+            yield found
+            if len(found) < wanted:
+                return
+            limit -= len(found)
+            after = found[-1]["cluster"], found[-1]["group"]
 
     async def close(self) -> None:
         """End the process."""

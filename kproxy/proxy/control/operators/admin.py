@@ -222,9 +222,9 @@ class Admin:
             value = self._api[name](request.query)
             if asyncio.iscoroutine(value):
                 value = await value
+            text = await _json_of_slices(value) if isinstance(value, AsyncIterator) else json.dumps(value)
         except ValueError as fault:
             raise web.HTTPBadRequest(text=f"{fault}\n") from None
-        text = await _json_of_slices(value) if isinstance(value, AsyncIterator) else json.dumps(value)
         headers = {"Content-Type": "application/json; charset=utf-8"}
         return _compressed(request, web.Response(body=text.encode(), headers=headers, zlib_executor_size=_THREAD_BYTES))
 

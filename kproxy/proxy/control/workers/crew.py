@@ -4,7 +4,7 @@ A client goes to the worker with the fewest connections of its port, and of thos
 clients of a busy broker are spread, whatever the others do. The parent keeps a client's socket until the worker has
 taken it, so a worker that dies costs only connections that it had taken. A replacement comes at once, later where
 workers end soon after they began. A worker that takes nothing for LATE_S gets no further client until it does; one that
-does not answer for HANGS_S is killed.
+does not answer for HANGS_S, nor when it is asked again, is killed.
 
 The template may die as well (the kernel, short of memory, chooses among all processes): another one is started, the
 workers of the former go on.
@@ -152,7 +152,10 @@ class Crew:
 
         async def ask(member: Member) -> None:
             try:
-                await member.channel.ask("beat", timeout_s=HANGS_S)
+                try:
+                    await member.channel.ask("beat", timeout_s=HANGS_S)
+                except Gone:  # or this process stood still, and the answer is not read yet
+                    await member.channel.ask("beat", timeout_s=HANGS_S / 6)
             except Gone:
                 if not member.is_gone and not self._stopping:
                     log.error("worker %d (pid %d) hangs: no answer for %g s", member.number, member.pid, HANGS_S)

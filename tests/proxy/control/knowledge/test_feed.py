@@ -86,3 +86,19 @@ def test_where_nobody_reads_what_does_not_fit_is_dropped_and_counted(monkeypatch
         take(exchanges(10, 10_000))
         time.sleep(0.02)
     sender.close()
+
+
+def test_what_is_lost_with_who_read_it_waits_no_more():
+    """Else each end of that process would take some of the queue away, for ever."""
+    sender = Feed()
+    left_out = {}
+    take = sender.connected(INFO, None, left_out)
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    take(exchanges(5))
+    sender.use(ours)
+    end = time.monotonic() + 20
+    while sender.waiting_bytes or left_out != {"queue_full": 5}:
+        assert time.monotonic() < end, (sender.waiting_bytes, left_out)
+        time.sleep(0.01)
+    sender.close()

@@ -384,7 +384,10 @@ def test_a_worker_that_hangs_is_killed_and_replaced(monkeypatch, tmp_path):
             slow, hung = here.workers
             os.kill(slow, signal.SIGSTOP)
             await asyncio.sleep(0.5)
+            os.kill(here.process.pid, signal.SIGSTOP)  # the parent has asked: it hangs longer than it would wait
             os.kill(slow, signal.SIGCONT)
+            await asyncio.sleep(4)
+            os.kill(here.process.pid, signal.SIGCONT)
             os.kill(hung, signal.SIGSTOP)
             await here.said(f"(pid {hung}) hangs: no answer for 3 s")
             await here.said(f"(pid {hung}) was killed by SIGKILL")
