@@ -136,8 +136,8 @@ def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame, assign
 
     `together_ns`: from the first Fetch to the last that one sent between those of the other. A Fetch that waits at the
     broker while its partition moves is no such case. A member's fetches are known by its client id and host: those who
-    share both are one here. One that coordinates through ZooKeeper is known by the client of its host that fetched what
-    it owned, and little else.
+    share both are one here, and one that is in two groups at once is left out. One that coordinates through ZooKeeper
+    is known by the client of its host that fetched what it owned, and little else.
     """
     apart = 3_000_000_000  # between two fetches of one that still fetches
     same_exchange = "p.source = e.source and p.connection = e.connection and p.`number` = e.`number`"
@@ -168,13 +168,24 @@ def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame, assign
             select *, row_number() over (partition by cluster, group_id, member_id
                 order by try_divide(hits, fetches) * hits desc, client_id) as place from hits""",
         members="""
-            select distinct cluster, group_id, client_id, client_address from group_events
-            where event in ('sync_answered', 'assigned') and error is null and client_id is not null
-            union
-            select cluster, group_id, client_id, host from likely where place = 1""",
+            select cluster, group_id, client_id, client_address, min(time_ns) as since, max(time_ns) as until
+            from group_events where error is null and client_id is not null and protocol != 'unknown' group by all
+            having count(case when event in ('sync_answered', 'assigned') then 1 end) > 0
+            union all
+            select k.cluster, k.group_id, k.client_id, k.host, min(c.time_ns), max(c.time_ns)
+            from likely k join claims c on k.cluster is not distinct from c.cluster and k.group_id = c.group_id
+                and k.member_id = c.member_id
+            where k.place = 1 group by all""",
+        alone="""
+            select cluster, group_id, client_id, client_address from members a where not exists (
+                select 1 from members b
+                where a.cluster is not distinct from b.cluster and a.group_id != b.group_id
+                    and a.client_id = b.client_id and a.client_address = b.client_address
+                    and a.since <= b.until and b.since <= a.until)
+            group by all""",
         touched="""
             select w.cluster, m.group_id, w.topic, w.`partition`, w.client_id, w.host, w.at_ns
-            from whose w join members m on w.cluster is not distinct from m.cluster and w.client_id = m.client_id
+            from whose w join alone m on w.cluster is not distinct from m.cluster and w.client_id = m.client_id
                 and w.host = m.client_address""",
         steps="""
             select *, at_ns - lag(at_ns) over (partition by cluster, group_id, topic, `partition`, client_id, host

@@ -141,3 +141,11 @@ def test_a_member_that_thaws_fetches_what_another_has_got(answer):
     found = answer("split-brain")
     assert {(row["group_id"], row["one"], row["other"]) for row in found} == {("range-g", "r0", "r3")}
     assert all(happened("thaw")["time"] - NEAR_S < row["time"] / 1e6 < happened("thaw")["time"] + 3 for row in found)
+
+
+def test_a_client_that_is_in_two_groups_at_once_splits_neither(tables):
+    """Whose fetches its are cannot be said: two groups of one application may share partitions out differently."""
+    twin = "select * replace ('twin' as group_id) from group_events where group_id = 'range-g'"
+    events = engine.ask({"group_events": tables["group_events"]}, both=f"select * from group_events union all {twin}")
+    frames = (tables["partitions"], tables["exchanges"], events, tables["assignments"])
+    assert list(engine.rows(jobs.split_brain(*frames))) == []
