@@ -35,6 +35,7 @@ GROUP_COLUMNS = {
 # Of the exchange that a row of `partitions` or `batches` is of, as `of_exchanges` brings them.
 EXCHANGE_NAMES = ("client", "host", "broker", "client_id", "asked_group")
 
+LONGEST_US = 36_525 * 86_400_000_000  # a hundred years, of which engines can add some to any time
 _UNITS_US = {
     **dict.fromkeys(("us", "microsecond", "microseconds"), 1),
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1000),
@@ -65,7 +66,7 @@ def span_us(text: str) -> int:
     number = words.rstrip("abcdefghijklmnopqrstuvwxyz ")
     count = int(number) if number.isascii() and number.isdecimal() else 0
     unit = _UNITS_US.get(words[len(number) :].strip(), 0)
-    if not count * unit:
+    if not 0 < count * unit <= LONGEST_US:
         raise ValueError(f"{text!r} is no span of time: give a number and a unit, like '10 seconds' or '1 minute'")
     return count * unit
 

@@ -13,7 +13,7 @@ from typing import Any
 from kproxy.analysis import checks, parties
 from kproxy.analysis.engine import Frame, ask, columns, rows
 from kproxy.analysis.jobs import Job
-from kproxy.analysis.pieces import span_us
+from kproxy.analysis.pieces import LONGEST_US, span_us
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
 
@@ -47,6 +47,8 @@ class Question:
             checks.check_groups(self.options["by"], self.job.tables[0])
         if self.options.get("every") is not None:
             checks.check_span(self.options["every"])
+        if "slower_than_ms" in self.options and not 0 <= self.options["slower_than_ms"] <= LONGEST_US / 1000:
+            raise KproxyError(f"--slower-than-ms {self.options['slower_than_ms']:g}: give milliseconds, 0 or more")
         if "kafka" in self.options:
             try:
                 release, _ = parties.served_by(self.options["kafka"])

@@ -183,9 +183,11 @@ def show_overview(
 
 
 def check_tables(folders: Sequence[str], tables: Sequence[str]) -> None:
-    """Raise KproxyError for a folder that is no dataset, or lacks a table."""
+    """Raise KproxyError for a folder that is no dataset, or lacks a table; says which tables it is too old to have."""
     from kproxy.tables import dataset
 
     for folder in folders:
-        for table in tables:
-            dataset.has_rows(folder, table)
+        lacking = [table for table in tables if not dataset.has_rows(folder, table) and dataset.is_older(folder, table)]
+        if lacking:
+            made = f"{folder} was written by an older kproxy, which made no {', '.join(lacking)}"
+            click.echo(f"{made}: convert the captures again", err=True)

@@ -61,6 +61,12 @@ def check_version(folder: Path) -> None:
         )
 
 
+def is_older(folder: str, table: str) -> bool:
+    """Whether a dataset was written before there was a table, so that its absence says nothing about the captures."""
+    version = None if "://" in folder else read_manifest(Path(folder)).get("schema_version")
+    return isinstance(version, int) and version < schema.SINCE.get(table, 0)
+
+
 def has_rows(folder: str, table: str) -> bool:
     """Whether a dataset of this machine has files of a table, or just none because the captures had nothing for it.
 

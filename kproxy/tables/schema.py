@@ -419,3 +419,4 @@ KNOWLEDGE = (GROUP_EVENTS, REBALANCES, ASSIGNMENTS, LEADERSHIP, TOPOLOGY, CHANGE
 # Those of every dataset.
 TABLES = {table.name: table for table in (EXCHANGES, PARTITIONS, BATCHES, CONNECTIONS, QUALITY, *KNOWLEDGE)}
 BY_NAME = TABLES | {RECORDS.name: RECORDS}
+SINCE = {table.name: 3 for table in KNOWLEDGE}  # the VERSION that a table came with, where it was not the first

@@ -185,6 +185,19 @@ def test_names_of_folders_and_captures_are_names_whatever_is_in_them(tables, tmp
         run("sql", f"select * from read_parquet('{tables}/exchanges/*.parquet')", tmp_path / "plain.pcap")
 
 
+def test_tables_that_were_made_before_a_table_was_there_say_so(tables, tmp_path):
+    """No rows would say that nothing happened in any group."""
+    older = tmp_path / "older"
+    shutil.copytree(tables, older, ignore=shutil.ignore_patterns("group_events", "rebalances", "topology"))
+    manifest = json.loads((older / "_kproxy.json").read_text())
+    (older / "_kproxy.json").write_text(json.dumps(manifest | {"schema_version": 2}))
+    for job, lacking in (("groups", "group_events, rebalances"), ("skew", "topology"), ("latency", None)):
+        done = CliRunner().invoke(cli, ["analyze", job, str(older)], catch_exceptions=False)
+        said = f"an older kproxy, which made no {lacking}: convert the captures again"
+        assert done.exit_code == 0 and (said in done.stderr if lacking else not done.stderr)
+    assert not CliRunner().invoke(cli, ["analyze", "groups", str(tables)], catch_exceptions=False).stderr
+
+
 def test_times_choose_rows_of_every_table_that_is_counted(tables):
     """Of both that are compared, and of a group's rebalances beside its events, from the same moment on."""
     both = told("compare", tables, "--with", tables, "--by", "api", "--to", "+2s")
