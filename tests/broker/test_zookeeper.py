@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError
 from kazoo.protocol.states import WatchedEvent
@@ -78,8 +80,8 @@ class Kproxy:
             f'[[zookeeper]]\nname = "old"\nlisten = "{HOST}:{self.port}"\nservers = {servers}\n'
         )
         self._log = (folder / "log").open("ab")
-        command = [sys.executable, "-c", "from kproxy.cli import main; main()", "run", "--config", str(settings)]
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+        self.command = [sys.executable, "-c", "from kproxy.cli import main; main()", "run", "--config", str(settings)]
+        self._process = subprocess.Popen(self.command, stdout=self._log, stderr=self._log)
 
     def log(self):
         return (self.folder / "log").read_text()
@@ -211,3 +213,58 @@ def test_bytes_that_are_no_frames_pass_and_are_told(keeper, proxied):
     client.stop()
     assert proxied.metrics()["unread_connections_total", "fault"] == 1
     assert "no longer read: a frame of 2147483647 bytes" in proxied.log()
+
+
+def test_a_kafka_that_knows_zookeeper_by_kproxy_alone_serves_and_what_it_does_is_known(keeper, proxied, tmp_path):
+    """Its registration, its election and its topics go through; kproxy ends and comes back, and its session goes on."""
+    port = free_ports(1, HOST)
+    settings = tmp_path / "server.properties"
+    settings.write_text(
+        f"broker.id=7\nlisteners=PLAINTEXT://{HOST}:{port}\nlog.dirs={tmp_path}/kafka\n"
+        f"zookeeper.connect={HOST}:{proxied.port}/kafka\nzookeeper.session.timeout.ms=30000\n"
+        "offsets.topic.replication.factor=1\nauto.create.topics.enable=false\n"
+    )
+    node = Node(RELEASE, tmp_path / "broker", "kafka.Kafka", str(settings))
+    node.start()
+    admin = AdminClient({"bootstrap.servers": f"{HOST}:{port}", "log_level": 0})
+
+    def leaders():
+        node.check()
+        topics = admin.list_topics(timeout=5).topics
+        return {name: [part.leader for part in topic.partitions.values()] for name, topic in topics.items()}
+
+    def is_there():
+        try:
+            return leaders() is not None
+        except KafkaException:
+            return False
+
+    again = None
+    try:
+        wait_until(is_there, 120)
+        admin.create_topics([NewTopic("t", 2, 1)])["t"].result(30)
+        wait_until(lambda: leaders().get("t") == [7, 7])
+        told = proxied.metrics()
+        assert told["sessions",] == 1 and told["unread_connections_total", "fault"] == 0
+        assert told["requests_total", "multi"] > 0 and told["watches_fired_total", "NodeChildrenChanged"] > 0
+        proxied.stop()
+        again = subprocess.Popen(proxied.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        admin.create_topics([NewTopic("later", 1, 1)])["later"].result(60)
+        wait_until(lambda: leaders().get("later") == [7])
+        assert proxied.metrics()["sessions",] == 1
+    finally:
+        node.stop()
+        if again is not None:
+            again.terminate()
+            again.wait(30)
+    rows = proxied.rows("registry")
+    made = {row["path"]: row for row in rows if row["op"].startswith("create") and row["error"] is None}
+    assert made["/kafka/brokers/ids/7"]["ephemeral"]  # empty: the next part of its transaction writes it
+    (written,) = [row for row in rows if row["path"] == "/kafka/brokers/ids/7" and row["op"] == "setData"]
+    assert str(port) in written["value"] and written["number"] == made["/kafka/brokers/ids/7"]["number"]
+    assert made["/kafka/controller"]["kind"] == "controller" and made["/kafka/controller"]["ephemeral"]
+    states = [f"/kafka/brokers/topics/{at}/state" for at in ("t/partitions/0", "t/partitions/1", "later/partitions/0")]
+    assert {made[path]["kind"] for path in states} == {"partition_state"}
+    assert len({row["session"] for row in rows if row["path"] in (*states, "/kafka/controller")}) == 1
+    registered = [row for row in rows if row["path"] == "/kafka/brokers/ids/7" and row["op"].startswith("create")]
+    assert len(registered) == 1  # its session never ended
