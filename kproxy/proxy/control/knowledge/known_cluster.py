@@ -14,6 +14,7 @@ exchanges come from and where rows go.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from kproxy.insight import classic, epochs
 from kproxy.insight.classic import ClassicGroup
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.groups import MAX_GROUPS
@@ -85,7 +86,7 @@ class KnownCluster:
             self._look_for_split(spoken)
         group_id = spoken.request.get("groupId")
         if isinstance(group_id, str):
-            self._stands(group_id, heard.at_ns)
+            self._stands(group_id, heard.api_key, heard.at_ns)
         self.cells.left_out["not_followed"] = sum(self.knowledge.left_out.values())
         return rows
 
@@ -139,9 +140,10 @@ class KnownCluster:
         if split:
             self.cells.group(spoken.request["groupId"], spoken.response_start).split += split
 
-    def _stands(self, group_id: str, at_ns: int) -> None:
-        """How a group is after what was just heard of it."""
-        for protocol in ("classic", "consumer", "share", "streams"):
+    def _stands(self, group_id: str, api_key: int, at_ns: int) -> None:
+        """How a group is after what was just heard of it: in that protocol, if it has had several."""
+        own = "classic" if api_key in classic.APIS else epochs.PROTOCOLS.get(api_key)
+        for protocol in ("classic", "consumer", "share", "streams") if own is None else (own,):
             group = self.knowledge.groups.get(group_id, protocol)
             if group is None:
                 continue

@@ -114,3 +114,13 @@ def test_owners_are_bounded(monkeypatch):
         assert known._owned_count == 3
     generation(known, 4, {"a": [0, 1, 2, 3, 4, 5]}, 10**18 + 10_000)
     assert known._owned_count <= 5
+
+
+def test_a_group_that_went_back_to_the_classic_protocol_stands_as_that():
+    known = KnownCluster("default")
+    asked = {"groupId": "g", "memberId": "new", "memberEpoch": 0, "rebalanceTimeoutMs": 1000, "topicPartitions": []}
+    known.hear(heard(68, 1, asked, {"memberId": "new", "memberEpoch": 9, "heartbeatIntervalMs": 5}))
+    assert known.cells.groups.cells["g"].generation == 9
+    generation(known, 12, {"a": [0], "b": [1]}, 2 * 10**18)
+    cells = known.cells.groups.cells["g"]
+    assert (cells.generation, cells.members, cells.state) == (12, 2, "Stable")
