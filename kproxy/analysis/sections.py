@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kproxy.analysis import parties, timing
+from kproxy.analysis import knowledge, parties, timing
 from kproxy.analysis.engine import Frame, ask, first_rows
 from kproxy.analysis.pieces import ALL_BYTES, GROUPS, TOPIC, of_clients, of_exchanges, percentiles
 
-TABLES = ("exchanges", "partitions", "connections", "quality")
+TABLES = ("exchanges", "partitions", "connections", "quality", "group_events", "rebalances", "leadership", "registry")
 Tables = Mapping[str, Frame]
 
 
@@ -108,6 +108,46 @@ def slowest(tables: Tables) -> Frame:
     return ask({"answer": answer}, some=f"select {chosen} from answer where cause != 'long_poll'")
 
 
+def groups(tables: Tables) -> Frame:
+    """How groups fared, the most restless first."""
+    answer = knowledge.groups(tables["group_events"], tables["rebalances"])
+    chosen = "cluster, group_id, members, rebalances, worst_cause, rebalancing_ns, longest_ns, expired, commits_failed"
+    return ask({"answer": answer}, some=f"select {chosen} from answer")
+
+
+def coordinators(tables: Tables) -> Frame:
+    """Which groups lost their coordinator, the longest outage first."""
+    answer = knowledge.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"])
+    return ask({"answer": answer}, some="select `time`, cluster, group_id, outage_ns, coordinator_id from answer")
+
+
+def leaders(tables: Tables) -> Frame:
+    """What became of leaders and replicas, by topic."""
+    answer = knowledge.leadership(tables["leadership"])
+    return ask(
+        {"partitions": answer},
+        counted="""
+            select cluster, topic, count(*) as partitions, sum(elections) as elections, sum(shrunk) as shrunk,
+                sum(grown) as grown, sum(moved) as moved, sum(offline) as offline,
+                max(offline_ns) as longest_offline_ns, count_if(out_of_sync > 0) as out_of_sync
+            from partitions group by cluster, topic""",
+        answer="""
+            select * from counted order by offline desc, elections + shrunk desc, cluster nulls first, topic""",
+    )
+
+
+def zookeeper(tables: Tables) -> Frame:
+    """What was asked of ZooKeeper, of each kind of node."""
+    return ask(
+        {"registry": tables["registry"]},
+        answer="""
+            select cluster, kind, count(*) as operations, count(distinct session) as sessions,
+                count_if(error is not null) as errors, max(latency_ns) as max_ns
+            from registry group by cluster, kind
+            order by operations desc, cluster nulls first, kind nulls first""",
+    )
+
+
 def quality(tables: Tables) -> Frame:
     """What the captures could not show."""
     return ask(
@@ -125,6 +165,10 @@ SECTIONS: dict[str, tuple[Callable[[Tables], Frame], int]] = {  # how many rows 
     "errors": (errors, 5),
     "throttles": (throttles, 5),
     "slowest": (slowest, 5),
+    "groups": (groups, 10),
+    "coordinators": (coordinators, 5),
+    "leaders": (leaders, 5),
+    "zookeeper": (zookeeper, 10),
     "quality": (quality, 20),
 }
 
@@ -145,6 +189,16 @@ def next_questions(program: str, places: Sequence[str], found: Mapping[str, Sequ
         asked.append(f"errors {where} --by api,error,client")
     if found["throttles"]:
         asked.append(f"throttle {where} --every '10 seconds'")
+    if any(row["rebalances"] for row in found["groups"]):
+        asked += [f"groups {where}", f"rebalances {where}"]
+    if found["coordinators"]:
+        asked.append(f"coordinators {where}")
+    if found["leaders"]:
+        asked.append(f"leadership {where}")
+    if found["zookeeper"]:
+        asked.append(f"registry {where}")
+        if any(str(row["kind"]).startswith("consumer") for row in found["zookeeper"]):
+            asked.append(f"consumers {where}")
     names = {row["api"] for row in found["apis"]}
     asked.append(f"latency {where} --by api,broker")
     if "Produce" in names:

@@ -141,7 +141,7 @@ def overview_command(
         """What is in tables at first sight, and what to ask next.
 
         The span of time, brokers, clients and their software, APIs with latencies and errors, topics, throttles, the
-        slowest exchanges, and what the captures could not show.
+        slowest exchanges, groups, leaders that changed, ZooKeeper, and what the captures could not show.
         """
         check_out(given["shown"], given["out"])
         listed = given.pop("places")
@@ -151,7 +151,7 @@ def overview_command(
     shown = click.option("--format", "shown", type=click.Choice(("table", "json")), default="table")
     out = click.option("--out", metavar="PATH", help="A file for the answer.")
     made = click.command("overview")(with_options((*TIMES, rows, shown, out, *more), overview))
-    made.help = f"{made.help}\n\n\b\nExample:\n  kproxy {program} overview tables --from 10:15"
+    made.help = f"{inspect.cleandoc(made.help or '')}\n\n\b\nExample:\n  kproxy {program} overview tables --from 10:15"
     return made
 
 

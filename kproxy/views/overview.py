@@ -19,6 +19,10 @@ _HEADINGS = {
     "errors": "Errors",
     "throttles": "Throttled",
     "slowest": "Slowest, expected waits left out",
+    "groups": "Groups",
+    "coordinators": "Groups that lost their coordinator",
+    "leaders": "Leaders and replicas that changed",
+    "zookeeper": "ZooKeeper",
     "quality": "What the captures show",
 }
 _NONE = {"errors": "No errors.", "throttles": "Nobody was throttled.", "slowest": "Nothing took longer than 100 ms."}
@@ -60,7 +64,7 @@ def show(
             click.echo(line, file=file)
         if len(rows[name]) > most:
             click.echo("...", file=file)
-    if span["exchanges"]:
+    if span["exchanges"] or rows["zookeeper"]:
         click.echo("\n".join(["", click.style("Ask next", bold=True), *commands]), file=file)
 
 

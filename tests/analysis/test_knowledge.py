@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kproxy.analysis import engine, jobs
+from kproxy.analysis import engine, jobs, sections
 from kproxy.analysis.duck import Tables
 from kproxy.convert.processes import convert
 from tests import captures
@@ -78,6 +78,18 @@ def test_a_coordinator_that_was_killed_is_followed_through_its_phases(answer):
         )
         assert row["outage_ns"] / 1e9 == pytest.approx(stable - killed, abs=6)  # sessions and heartbeats of seconds
         assert row["silent_ns"] > 0 and row["joining_ns"] > 0
+
+
+def test_an_overview_says_what_happened_to_groups_and_leaders_and_what_to_ask(tables):
+    found = {
+        name: [dict(zip(frame.columns, row, strict=True)) for row in engine.rows(frame)]
+        for name, (frame, _) in sections.overview(tables).items()
+    }
+    assert {row["group_id"] for row in found["coordinators"]} >= {"coop-g", "rr-g"}
+    assert {row["group_id"]: row["rebalances"] for row in found["groups"]}["range-g"] == 9
+    assert sum(row["elections"] for row in found["leaders"]) >= 6 and not found["zookeeper"]
+    asked = [line.split()[2] for line in sections.next_questions("analyze", ["tables"], found)]
+    assert {"groups", "rebalances", "coordinators", "leadership"} < set(asked) and "registry" not in asked
 
 
 def test_leaders_of_the_broker_that_was_killed_moved(answer):
