@@ -29,6 +29,7 @@ TABLE_ROWS = 50
 WIDEST_WORD = 28  # of a text among others, where the terminal is narrow
 SENTENCES = ("explanation", "sentence", "reason")
 # Numbers that name something: they stand as other programs and options take them, without separators.
+_KEY = ("connection", "number")  # of an exchange
 _NAMES = (
     *("connection", "number", "partition", "generation", "leader", "leader_epoch", "epoch", "version", "api_version"),
     *("api_key", "error_code", "port", "broker_port", "client_port", "producer_epoch", "xid", "zxid", "czxid"),
@@ -191,6 +192,11 @@ def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
                 column.cells = [_cropped(cell) for cell in column.cells]
     while len(kept) > 1 and not fits(kept, broken):
         left_out.insert(0, kept.pop().title)
+    keys = [column for column in columns if column.title in _KEY and column.title in left_out]
+    if len(keys) == len(_KEY):  # what `kproxy show` asks for
+        left_out = [title for title in left_out if title not in _KEY]
+    else:
+        keys = []
     widths = [column.width(broken) for column in kept]
     headings = [column.heading(width) for column, width in zip(kept, widths, strict=True)]
     tallest = max(map(len, headings))
@@ -202,6 +208,8 @@ def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
         for column in below:
             wrapped = Text(column.cells[index]).wrap(Console(), (width or 0) - 4)
             yield from (f"    {line.plain.rstrip()}" for line in wrapped)
+        if keys:
+            yield f"    {', '.join(f'{column.title} {column.cells[index]}' for column in keys)}"
     said = []
     if same := ", ".join(f"{column.title} {column.cells[0]}" for column in alike if column.cells[0]):
         said.append(f"In all rows: {same}.")

@@ -89,6 +89,13 @@ def test_a_narrow_one_breaks_its_headers_then_sentences_then_leaves_columns_out(
     assert " ".join(narrow[-4:]) == words
 
 
+def test_what_show_asks_for_is_never_left_out():
+    made = [*columns(), answers._Column("number", False, ["7", "8"], False)]
+    lines = list(answers.lines(made, 44))
+    assert "    connection 1111111111111111111, number 7" in lines and "    connection 2, number 8" in lines
+    assert not any("connection" in line for line in lines if "Left out" in line)
+
+
 def test_what_is_the_same_in_all_rows_gives_way_first():
     """Only where the terminal is narrow, and there are rows to compare."""
 
