@@ -70,6 +70,17 @@ def test_commands_of_the_page_work(tables, tmp_path, monkeypatch):
     assert all(f"`{name}`" in page for name in ("overview", *JOBS))
 
 
+def test_commands_of_the_page_of_groups_work(tables, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "groups.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tables, "tables")
+    lines = [line for line in page.splitlines() if line.startswith("kproxy analyze ")]
+    assert len(lines) > 3
+    for line in lines:
+        done = CliRunner().invoke(cli, shlex.split(line, comments=True)[1:], catch_exceptions=False)
+        assert done.exit_code == 0, line
+
+
 def test_formats(tables, tmp_path):
     by = ("latency", tables, "--by", "api,client")
     lines = told(*by)
