@@ -92,7 +92,9 @@ def test_an_overview_is_the_same_on_both(spark, dataset):
             pairs = list(zip(engine.rows(frame), engine.rows(theirs[name][0]), strict=True))
             assert pairs, name
             for one, other in pairs:
-                many = name in ("brokers", "apis") and one[names.index("exchanges")] > ACCURACY
+                many = (
+                    name in ("brokers", "apis") and one[names.index("exchanges")] > ACCURACY // 2
+                )  # an error of half a row
                 for column, mine, there in zip(names, one, other, strict=True):  # beyond ACCURACY rows: about the same
                     near = many and re.fullmatch(r"p\d+_ns", column) and math.isclose(mine, there, rel_tol=0.1)
                     assert near or alike(mine, there), (name, one, other)
