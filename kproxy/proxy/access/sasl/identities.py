@@ -144,7 +144,11 @@ class Identity:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # and what it has started
-                await process.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):  # somebody else may have its pipe
+                        while await process.stdout.read(MAX_SECRET_BYTES):  # else asyncio's wait() may have no end
+                            pass
+                        await process.wait()
         if status != 0:
             raise UpstreamError(f"{name} ended with status {status}: run it by hand to see why", CREDENTIALS)
         return _secret(bytes(data), name, strips=True)
