@@ -1,8 +1,8 @@
 """Frames of an exchange whose plan keeps them (`ApiPlan.kept`): from the request's first byte to the event.
 
 Duty: `request_frame` and `response_frame` of an exchange that was answered are both kept, or neither (of `Kept.small`
-APIs the answer alone says which). The bytes of the
-request count in the plan's `Kept` until the exchange is emitted. Refuses to know what is in a frame.
+APIs the answer alone says which). The bytes of the request count in the plan's `Kept` until the exchange is emitted.
+Refuses to know what is in a frame.
 """
 
 from typing import Any

@@ -6,9 +6,7 @@ LogFormatter). Both releases run on Java 17, with the ZooKeeper of a later relea
 """
 
 import json
-import os
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.broker.cluster import SMALL_JVM, wait_for
-from tests.broker.tools import as_root
+from tests.knowledge import traffic
 from tests.matrix import setup
 from tests.ports import free_ports
 
@@ -159,26 +157,9 @@ class Old:
         assert done.returncode == 0 and "Created topic" in done.stdout, done.stdout + done.stderr
 
     def _capture(self) -> None:
-        tcpdump = shutil.which("tcpdump", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "tcpdump"
         wanted = " or ".join(f"port {port}" for port in self.ports)
-        command = [*as_root(), tcpdump, "-i", "lo", "-s", "0", "-U", "-B", "32768", "-Z", "root"]
-        errors = self.folder / "tcpdump.err"
-        with errors.open("wb") as stderr:
-            process = subprocess.Popen(
-                [*command, "-w", str(self.folder / "traffic.pcap"), f"tcp and host {HOST} and ({wanted})"],
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-            )
-
-        def end() -> None:
-            time.sleep(1.2)  # packets reach tcpdump up to a second late
-            process.terminate()
-            process.wait(10)
-            assert "0 packets dropped by kernel" in errors.read_text(), errors.read_text()
-
-        self._stack.callback(end)
-        wait_for("tcpdump", lambda: "listening on" in errors.read_text() or process.poll() is not None, 10)
+        path = self.folder / "traffic.pcap"
+        self._stack.enter_context(traffic.recorded(path, f"tcp and host {HOST} and ({wanted})"))
 
     def start_broker(self, number: int) -> None:
         self.note("broker_start", broker=number)

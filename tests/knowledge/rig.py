@@ -7,7 +7,6 @@ afterwards is the folder: `truth.py`, `routes.py`.
 """
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.broker.cluster import JARS, SMALL_JVM, Cluster, wait_for
 from tests.broker.kproxy import Kproxy
-from tests.broker.tools import as_root
+from tests.knowledge import traffic
 from tests.matrix import setup
 
 HERE = Path(__file__).parent
@@ -183,27 +182,8 @@ class Rig:
         wait_for("all brokers", all_there, 60)
 
     def _capture(self, name: str, ends: list[tuple[Any, Any]]) -> None:
-        tcpdump = shutil.which("tcpdump", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "tcpdump"
         wanted = " or ".join(f"(host {host} and port {port})" for host, port in ends)
-        command = [*as_root(), tcpdump, "-i", "lo", "-s", "0", "-U", "-B", "65536", "-Z", "root"]
-        errors = self.folder / f"{name}.err"
-        with errors.open("wb") as stderr:
-            process = subprocess.Popen(
-                [*command, "-w", str(self.folder / name), f"tcp and ({wanted})"],
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-            )
-
-        def end() -> None:
-            time.sleep(1.2)  # packets reach tcpdump up to a second late
-            process.terminate()
-            process.wait(10)
-            assert "0 packets dropped by kernel" in errors.read_text(), errors.read_text()
-
-        self._stack.callback(end)
-        wait_for("tcpdump", lambda: "listening on" in errors.read_text() or process.poll() is not None, 10)
-        assert process.poll() is None, errors.read_text()
+        self._stack.enter_context(traffic.recorded(self.folder / name, f"tcp and ({wanted})"))
 
     def close(self) -> None:
         for process in [process for process, _ in self.members.values()] + list(self._jvms.values()):
