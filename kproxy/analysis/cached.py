@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def is_whole(place: Path) -> bool:
 
 
 def _with_detail(settings: Settings, detail: str) -> Settings:
-    return Settings(settings.ports, settings.cluster, settings.rotated, settings.key_log, detail)
+    return replace(settings, detail=detail)
 
 
 def _convert(convert: Callable[[Path, Settings], Summary], folder: Path, settings: Settings) -> None:
@@ -146,7 +147,15 @@ def _key(paths: Sequence[str], settings: Settings) -> str:
     """Two digests, of the captures and of how they are read."""
     states = [(str(Path(path).absolute()), *_state(path)) for path in paths]
     log = () if settings.key_log is None else (str(settings.key_log), *_state(str(settings.key_log)))
-    how = (kproxy.__version__, schema.VERSION, settings.cluster, settings.ports, settings.rotated, log)
+    how = (
+        kproxy.__version__,
+        schema.VERSION,
+        settings.cluster,
+        settings.ports,
+        settings.zookeeper_ports,
+        settings.rotated,
+        log,
+    )
     return "-".join(blake2b(repr(part).encode(), digest_size=6).hexdigest() for part in (states, how))
 
 

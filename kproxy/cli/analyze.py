@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kproxy.cli import captures
 from kproxy.cli.asking import (
     ANSWER,
     Asked,
@@ -19,12 +20,6 @@ from kproxy.cli.asking import (
 )
 from kproxy.errors import KproxyError
 
-_CAPTURES = (
-    click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, metavar="N", help="A broker's port."),
-    click.option("--cluster", default="default", metavar="NAME", help="Value of the column `cluster`."),
-    click.option("--rotated", is_flag=True, help="The captures are parts of one."),
-    click.option("--key-log", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="SSLKEYLOGFILE."),
-)
 _PLACES = click.argument("places", nargs=-1, required=True, metavar="TABLES|CAPTURE...")
 _EXAMPLE = "give a condition in SQL, like \"api = 'Fetch'\""
 
@@ -65,14 +60,13 @@ def tables_at(places: Sequence[str], tables: Sequence[str], how: dict[str, Any])
         yield lambda again: places[0]
         return
     from kproxy.convert import machine
-    from kproxy.convert.job import Settings
     from kproxy.views import convert as view
 
     several = [place for place in places if cached.is_dataset(place)]
     if several:
         check_tables(several, tables)
         raise KproxyError(f"{several[0]} is a folder of tables: ask one such folder, or captures")
-    settings = Settings(how["ports"], how["cluster"], how["rotated"], how["key_log"])
+    settings = captures.settings(how)
     passing = []
 
     def folder(again: bool) -> str:
@@ -157,14 +151,14 @@ def sql(query: str, places: tuple[str, ...], shown: str, out: str | None, limit:
             _asked_again(ask)
 
 
-def overview(places: tuple[str, ...], ports: Any, cluster: str, rotated: bool, key_log: Any, **given: Any) -> None:
+def overview(places: tuple[str, ...], **given: Any) -> None:
     """Show what is in tables."""
     from kproxy.analysis.duck import Tables
     from kproxy.analysis.question import times
     from kproxy.analysis.sections import TABLES
 
     times("exchanges", given["since"], given["until"])
-    how = {"ports": ports, "cluster": cluster, "rotated": rotated, "key_log": key_log}
+    how = captures.taken(given)
     with tables_at(places, TABLES, how) as folder_of:
 
         def ask(again: bool) -> None:
@@ -176,7 +170,7 @@ def overview(places: tuple[str, ...], ports: Any, cluster: str, rotated: bool, k
 
 
 COMMANDS = {
-    "overview": overview_command("analyze", _PLACES, _CAPTURES, overview),
-    **commands("analyze", _PLACES, _CAPTURES, answer),
-    "sql": click.command("sql")(with_options((*ANSWER, *_CAPTURES), sql)),
+    "overview": overview_command("analyze", _PLACES, captures.OPTIONS, overview),
+    **commands("analyze", _PLACES, captures.OPTIONS, answer),
+    "sql": click.command("sql")(with_options((*ANSWER, *captures.OPTIONS), sql)),
 }

@@ -4,9 +4,11 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
+
+from kproxy.cli import captures
 
 
 @click.command()
@@ -39,10 +41,7 @@ import click
     help="Records shown of each batch.",
 )
 @click.option("--show-secrets", is_flag=True, help="Show SASL tokens, HMACs, SCRAM credentials and passwords.")
-@click.option("--cluster", default="default", metavar="NAME", help="With --exchange: as for kproxy convert.")
-@click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, metavar="N", help="Likewise.")
-@click.option("--rotated", is_flag=True, help="Likewise.")
-@click.option("--key-log", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Likewise.")
+@captures.options
 def decode(
     given: tuple[str, ...],
     file: BinaryIO | None,
@@ -56,10 +55,7 @@ def decode(
     jsonl: bool,
     records_shown: int,
     show_secrets: bool,
-    cluster: str,
-    ports: tuple[int, ...],
-    rotated: bool,
-    key_log: str | None,
+    **how: Any,
 ) -> None:
     """Decode a Kafka frame, or several with their sizes. They are requests, unless an option says otherwise.
 
@@ -72,7 +68,8 @@ def decode(
     Records, for example a segment of a topic's log:
       kproxy decode --records --file 00000000000000000000.log
     \b
-    The frames of an exchange that `kproxy analyze slow` names by its connection and number, from the capture:
+    The frames of an exchange that `kproxy analyze slow` names by its connection and number, from the capture, which is
+    read as by `kproxy convert` with the same options:
       kproxy decode --exchange 1729372594811:12 incident.pcap
     \b
     ZooKeeper's operations and notifications in a capture, or a frame of its protocol:
@@ -93,7 +90,7 @@ def decode(
     if zookeeper:
         if data or records or exchange or jsonl:
             raise click.UsageError("--zookeeper goes with --response, --sized, --bare and --json alone")
-        _zookeeper(given, file, response, sized, as_json, (ports, cluster, rotated, key_log))
+        _zookeeper(given, file, response, sized, as_json, how)
         return
 
     from kproxy.errors import Malformed
@@ -111,11 +108,9 @@ def decode(
             raise click.UsageError("--exchange takes CONNECTION:NUMBER, as in the table exchanges, and its capture")
 
         from kproxy.convert.frames import frames_of
-        from kproxy.convert.job import Settings
         from kproxy.views import exchange as exchange_view
 
-        settings = Settings(ports=ports, cluster=cluster, rotated=rotated, key_log=key_log)
-        found = frames_of(given, int(connection), int(number), settings)
+        found = frames_of(given, int(connection), int(number), captures.settings(how))
         if as_json:
             click.echo(json.dumps(exchange_view.as_json(found, show_secrets=show_secrets), indent=2))
         else:
@@ -156,7 +151,7 @@ def _zookeeper(
     response: str | None,
     sized: bool | None,
     as_json: bool,
-    of_capture: tuple[tuple[int, ...], str, bool, str | None],
+    how: dict[str, Any],
 ) -> None:
     from kproxy.errors import KproxyError, Malformed
     from kproxy.protocol import decode as decoding
@@ -164,13 +159,12 @@ def _zookeeper(
     from kproxy.zookeeper import decode as zookeeper
 
     if given and Path(given[0]).exists():
-        from kproxy.convert.job import Settings
         from kproxy.convert.reading import zookeeper_events
 
-        ports, cluster, rotated, key_log = of_capture
-        settings = Settings(zookeeper_ports=ports, cluster=cluster, rotated=rotated, key_log=key_log)
+        # Only ZooKeeper is looked for, so that a port is its own.
+        how = {**how, "ports": (), "zookeeper_ports": (*how["ports"], *how["zookeeper_ports"])}
         found = False
-        for info, event in zookeeper_events(given, settings):
+        for info, event in zookeeper_events(given, captures.settings(how)):
             view.show(event, info, as_json=as_json)
             found = True
         if not found:

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from kproxy.cli.captures import options, settings
 from kproxy.errors import KproxyError
 
 BEFORE = 5  # exchanges
@@ -17,17 +18,14 @@ BEFORE = 5  # exchanges
 @click.option("--before", type=click.IntRange(0), default=BEFORE, show_default=True, metavar="N", help="Exchanges.")
 @click.option("--records-shown", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Per batch.")
 @click.option("--show-secrets", "secrets", is_flag=True, help="Show tokens, credentials and passwords.")
-@click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, metavar="N", help="A broker's port.")
-@click.option("--cluster", default="default", metavar="NAME", help="Value of the column `cluster`.")
-@click.option("--rotated", is_flag=True, help="The captures are parts of one.")
-@click.option("--key-log", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="SSLKEYLOGFILE.")
+@options
 def show(
     captures: tuple[str, ...], connection: int, number: int, before: int, records_shown: int, secrets: bool, **how: Any
 ) -> None:
     """One exchange: when it was, why it took its time, what stood before it on its connection, and both frames decoded.
 
-    The capture's tables are made first, as `kproxy analyze` does, and found again later. --cluster, --port, --rotated
-    and --key-log must be those with which connection and number were found.
+    The capture's tables are made first, as `kproxy analyze` does, and found again later. --cluster, --port,
+    --zookeeper-port, --rotated and --key-log must be those with which connection and number were found.
 
     \b
     Example, with a row of `kproxy analyze slow incident.pcap`:
@@ -37,7 +35,6 @@ def show(
     from kproxy.analysis.duck import Tables
     from kproxy.cli.analyze import tables_at
     from kproxy.convert.frames import frames_of
-    from kproxy.convert.job import Settings
     from kproxy.views import answers
     from kproxy.views import exchange as view
 
@@ -50,8 +47,7 @@ def show(
         said = list(answers.dicts(single.explained(tables, connection, number)))
         earlier = single.before(tables, connection, number, before)
         rows = list(answers.dicts(earlier))
-        settings = Settings(how["ports"], how["cluster"], how["rotated"], how["key_log"])
-        found = frames_of(captures, connection, number, settings)
+        found = frames_of(captures, connection, number, settings(how))
         view.show(found, show_secrets=secrets, records=records_shown)
         for row in said:
             click.echo(f"\nWhy: {row['explanation']}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kproxy.cli import captures
 from kproxy.cli.asking import Asked, check_tables, commands, overview_command, show_overview, with_options
 from kproxy.errors import KproxyError
 
@@ -160,26 +161,9 @@ def _plain(text: str) -> str:
 
 
 @click.command()
-@click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
+@click.argument("places", nargs=-1, required=True, metavar="CAPTURE...")
 @click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each, by date and hour.")
-@click.option(
-    "--port",
-    "ports",
-    type=click.IntRange(1, 65535),
-    multiple=True,
-    metavar="N",
-    help="A broker's port. Default: by content.",
-)
-@click.option(
-    "--zookeeper-port",
-    "zookeeper_ports",
-    type=click.IntRange(1, 65535),
-    multiple=True,
-    metavar="N",
-    help="Port of ZooKeeper, beside those of --port. Default: likewise by content.",
-)
-@click.option("--cluster", default="default", show_default=True, metavar="NAME", help="The column `cluster`.")
-@click.option("--rotated", is_flag=True, help="The files are one capture, in the order of their packets.")
+@captures.options
 @click.option("--detail", type=click.Choice(("headers", "topics", "batches")), default="batches", show_default=True)
 @click.option(
     "--records", metavar="TOPIC[,...]", help="The table `records` too, of these topics; * as in a shell, ids as names."
@@ -191,31 +175,21 @@ def _plain(text: str) -> str:
     show_default=True,
     help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
 )
-@click.option(
-    "--key-log",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    help="SSLKEYLOGFILE of the TLS connections; needs tshark.",
-)
 @click.option("--overwrite", is_flag=True, help="Replace the tables that are there.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 where tables are not complete.")
 @click.option("--tasks", type=click.IntRange(0), default=0, metavar="N", help="Of the decoding. Default: per 64 MiB.")
 def ingest(
-    captures: tuple[str, ...],
+    places: tuple[str, ...],
     out: str,
     master: str | None,
     config: tuple[str, ...],
     tasks: int,
-    ports: tuple[int, ...],
-    zookeeper_ports: tuple[int, ...],
-    cluster: str,
-    rotated: bool,
     detail: str,
-    key_log: str | None,
     records: str | None,
     record_values: str,
     overwrite: bool,
     strict: bool,
+    **how: Any,
 ) -> None:
     """Turn captures of any size into the tables that `kproxy convert` makes, by all cores or a whole cluster.
 
@@ -228,27 +202,22 @@ def ingest(
     """
     _require_pyspark()
 
-    from kproxy.convert.job import Settings
     from kproxy.spark import pipeline
     from kproxy.tables.records import chosen
     from kproxy.views import summary as summary_view
 
-    settings = Settings(
-        ports=ports,
-        zookeeper_ports=zookeeper_ports,
-        cluster=cluster,
-        rotated=rotated,
-        key_log=key_log,
+    settings = captures.settings(
+        how,
         detail=detail,
         records=None if records is None else chosen(records, record_values),
         overwrite=overwrite,
     )
-    pipeline.check(captures, out, settings)
+    pipeline.check(places, out, settings)
 
     from pyspark.errors import PythonException
 
     try:
-        summary = pipeline.ingest(_session(master, (*_PLANNING, *config)), captures, out, settings, tasks=tasks)
+        summary = pipeline.ingest(_session(master, (*_PLANNING, *config)), places, out, settings, tasks=tasks)
     except PythonException as fault:  # of a task: its last line says what
         lines = [line for line in str(fault).splitlines() if line.strip() and "SQLSTATE" not in line]
         raise KproxyError(f"a task failed: {lines[-1].strip()}; nothing was written") from fault

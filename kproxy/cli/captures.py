@@ -1,0 +1,68 @@
+"""The options that say how captures are read, of every command that takes captures, and the settings they mean.
+
+Duty: one spelling, one help text and one default for each. A connection's id depends on some of them, so that commands
+which look one up must be given what the command that named it was given. Refuses to know what is done with captures.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from kproxy.convert.job import Settings
+
+_PORT = click.IntRange(1, 65535)
+
+OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--port",
+        "ports",
+        type=_PORT,
+        multiple=True,
+        metavar="N",
+        help="Port of a broker; may be repeated. Default: Kafka is recognised by its content, on any port.",
+    ),
+    click.option(
+        "--zookeeper-port",
+        "zookeeper_ports",
+        type=_PORT,
+        multiple=True,
+        metavar="N",
+        help="Port of ZooKeeper, beside those of --port; may be repeated. Default: likewise by content.",
+    ),
+    click.option(
+        "--cluster", default="default", show_default=True, metavar="NAME", help="Value of the column `cluster`."
+    ),
+    click.option(
+        "--rotated",
+        is_flag=True,
+        help="The files are parts of one capture; they are read in the order of their packets.",
+    ),
+    click.option(
+        "--key-log",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="SSLKEYLOGFILE that decrypts the TLS connections; needs tshark.",
+    ),
+)
+NAMES = ("ports", "zookeeper_ports", "cluster", "rotated", "key_log")  # of the parameters that they become
+
+
+def options(function: Any) -> Any:
+    """A function with all of them."""
+    for option in reversed(OPTIONS):
+        function = option(function)
+    return function
+
+
+def taken(given: dict[str, Any]) -> dict[str, Any]:
+    """Those of a command's parameters that are these options, taken out of `given`."""
+    return {name: given.pop(name) for name in NAMES}
+
+
+def settings(how: Mapping[str, Any], **more: Any) -> "Settings":
+    """What these options mean, as `taken` gives them; `more`: further fields. Raises KproxyError as `Settings` does."""
+    from kproxy.convert.job import Settings
+
+    return Settings(**{name: how[name] for name in NAMES}, **more)
