@@ -10,6 +10,8 @@ import sys
 import time
 from typing import Any
 
+MOST_FAILURES = 300
+
 
 def say(name: str, what: str, detail: Any = None) -> None:
     print(json.dumps({"time_ns": time.time_ns(), "name": name, "what": what, "detail": detail}), flush=True)
@@ -67,6 +69,7 @@ class Python:
         chosen = assignors[settings.pop("partition.assignment.strategy", "range")]
         known = {key.replace(".", "_"): value for key, value in settings.items()}
         self.name = name
+        self.failures = 0  # of poll(), one after the other
         self.consumer = KafkaConsumer(**known, partition_assignment_strategy=[chosen])
         self.subscribe(topics)
 
@@ -85,7 +88,18 @@ class Python:
         self.consumer.subscribe(topics, listener=Listener())
 
     def poll(self) -> None:
-        self.consumer.poll(timeout_ms=100)
+        """A fault that may pass is said, and poll() is called again: some come out of it when a broker dies."""
+        from kafka.errors import KafkaError
+
+        try:
+            self.consumer.poll(timeout_ms=100)
+            self.failures = 0
+        except KafkaError as fault:
+            self.failures += 1
+            if not fault.retriable or self.failures > MOST_FAILURES:
+                raise
+            say(self.name, "error", f"{type(fault).__name__}: {fault}")
+            time.sleep(0.1)
 
     def close(self) -> None:
         self.consumer.close()

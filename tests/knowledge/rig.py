@@ -57,10 +57,19 @@ SETTINGS = {
 }
 
 
+class ProcessEnded(AssertionError):
+    """A child has ended that nobody has told to: which one, how, and its last words."""
+
+
 class Process:
-    """A child that takes lines and gives lines, each of which a thread hands on."""
+    """A child that takes lines and gives lines, each of which a thread hands on.
+
+    Its name is that of `errors`, the file of its stderr.
+    """
 
     def __init__(self, command: list[str], errors: Path, heard: Callable[[str], None], **options: Any) -> None:
+        self._errors = errors
+        self._may_end = False
         with errors.open("ab") as stderr:
             self.popen = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, bufsize=1, **options
@@ -74,12 +83,26 @@ class Process:
         for line in self.popen.stdout:
             self._heard(line)
 
-    def tell(self, line: str) -> None:
+    def tell(self, line: str, *, last: bool = False) -> None:
+        """last: it ends by this line."""
         assert self.popen.stdin is not None
-        self.popen.stdin.write(line + "\n")
-        self.popen.stdin.flush()
+        try:
+            self.popen.stdin.write(line + "\n")
+            self.popen.stdin.flush()
+        except BrokenPipeError:
+            self.popen.wait(10)
+        self.check()
+        self._may_end = last
+
+    def check(self) -> None:
+        """ProcessEnded if it has ended by itself."""
+        if self._may_end or self.popen.poll() is None:
+            return
+        words = self._errors.read_text(errors="replace").splitlines()[-30:]
+        raise ProcessEnded("\n".join((f"{self._errors.stem} ended, exit code {self.popen.returncode}:", *words)))
 
     def end(self, sign: int = signal.SIGKILL) -> None:
+        self._may_end = True
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGCONT)
             self.popen.send_signal(sign)
@@ -252,7 +275,13 @@ class Rig:
     def settled(self, group: str, members: int, timeout_s: float = 45) -> None:
         """Waits until the coordinator says that a group is stable, or empty, with so many members."""
         wanted = ["Stable" if members else "Empty", str(members)]
-        wait_for(f"{group} to be {wanted}", lambda: self._state(group)[:2] == wanted, timeout_s, pause_s=0.3)
+
+        def is_so() -> bool:
+            for process in [process for process, _ in self.members.values()]:
+                process.check()
+            return self._state(group)[:2] == wanted
+
+        wait_for(f"{group} to be {wanted}", is_so, timeout_s, pause_s=0.3)
         self.note("settled", group=group, members=members)
 
     def loaded(self, *topics: str, each_s: float = 0.2) -> Callable[[], None]:
@@ -339,7 +368,8 @@ class Rig:
     def tell(self, name: str, do: str, **more: Any) -> None:
         """slow (ms), topics (topics) or close."""
         self.note(do, member=name, **more)
-        self.members[name][0].tell(json.dumps({"do": do, "name": name, **more}))
+        process, shared = self.members[name]
+        process.tell(json.dumps({"do": do, "name": name, **more}), last=do == "close" and not shared)
 
     def close_members(self, *names: str) -> None:
         """They leave, as they would by themselves; this waits until they have."""

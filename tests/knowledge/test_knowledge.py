@@ -67,6 +67,19 @@ def test_convert_says_the_same_of_a_run(name: str, tmp_path: Path) -> None:
         assert rows and [*routes.different(table, rows, converted[table])] == []
 
 
+def test_a_member_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) -> None:
+    script = "import sys; input(); sys.exit('what went wrong')"
+    process = rig.Process([sys.executable, "-c", script], tmp_path / "range-py.err", lambda line: None)
+    process.check()
+    process.tell("go")
+    process.popen.wait(30)
+    for said in (process.check, lambda: process.tell("close", last=True)):
+        with pytest.raises(rig.ProcessEnded, match=r"(?s)range-py ended, exit code 1:.*what went wrong"):
+            said()
+    process.end()
+    process.check()
+
+
 @pytest.mark.timeout(600)
 def test_a_cluster_of_now_is_known_as_it_logs(tmp_path: Path) -> None:
     """By its traffic, and live: what `/api/groups` of the kproxy between says is what the tools describe."""

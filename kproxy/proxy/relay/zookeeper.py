@@ -1,9 +1,9 @@
 """One ZooKeeper client with its server: bytes pass untouched, and a session reads along.
 
 What arrives is written to the other side at once, as it came. Then the session reads it, SLICE bytes at a time and for
-TURN_NS at most, so that no frame holds the loop; what it has not read yet waits in order, and while that is more than
-QUEUE_BYTES neither side is read. A session that gives up (bytes of no frame, a command of four letters) costs nothing
-more, and the connection goes on.
+TURN_NS at most in each turn of the loop, so that no frame holds it; what it has not read yet waits in order, and while
+that is more than QUEUE_BYTES neither side is read. A session that gives up (bytes of no frame, a command of four
+letters) costs nothing more, and the connection goes on.
 
 Ends: an end is passed on as an end, since `echo ruok | nc` waits for its answer behind one; a reset as a reset. A side
 that takes nothing for STALLED_S, or stays open HALF_CLOSED_S after the other has ended, is given up.
@@ -121,7 +121,10 @@ class ZooKeeperRelay:
             return
         self._queue.append((side, memoryview(data), self._now_ns()))
         self._queued += len(data)
-        self._read()
+        if self._reading is None:
+            self._read()
+        else:  # one reading per turn, however often data comes in it
+            self._pause_if_full()
 
     def ended(self, side: int) -> None:
         """A side sends nothing more."""
@@ -191,12 +194,15 @@ class ZooKeeperRelay:
         if self.session.opaque:
             self._queue.clear()
             self._queued = 0
-        if self._queue and self._reading is None:
+        if self._queue:
             self._reading = self._loop.call_soon(self._read)
-        for end in self._ends:
-            end.pause(_QUEUE, self._queued > QUEUE_BYTES)
+        self._pause_if_full()
         if self._draining and not self._queue and not self.session.unanswered:
             self.close()
+
+    def _pause_if_full(self) -> None:
+        for end in self._ends:
+            end.pause(_QUEUE, self._queued > QUEUE_BYTES)
 
     def _read_slice(self) -> None:
         side, data, now_ns = self._queue.popleft()

