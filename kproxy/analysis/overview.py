@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kproxy.tables import arrays
+
 STEPS = 16
 BUCKETS = 63 * STEPS
 MAX_NAMES = 10_000
@@ -146,13 +148,13 @@ class _Rows:
     """The columns of a row group as numpy arrays."""
 
     def __init__(self, rows: pa.Table) -> None:
-        self.numbers = {name: rows[name].fill_null(_NULL).to_numpy() for name in _NUMBERS}
+        self.numbers = {name: arrays.numbers(rows[name], _NULL) for name in _NUMBERS}
         self.codes: dict[str, np.ndarray] = {}
         self.words: dict[str, list[str | None]] = {}  # what codes mean; the last is null
         for name in _WORDS:
             column = rows[name].combine_chunks()
             self.words[name] = [*column.dictionary.to_pylist(), None]
-            self.codes[name] = column.indices.fill_null(len(self.words[name]) - 1).to_numpy(zero_copy_only=False)
+            self.codes[name] = arrays.numbers(column.indices, len(self.words[name]) - 1)
 
     def counts(self, name: str) -> Iterator[tuple[str | None, int]]:
         """The different values of a column, and how many rows have each; null, where it is, last."""
@@ -205,7 +207,7 @@ def _add_slowest(found: Overview, rows: _Rows, file: pq.ParquetFile, row_group: 
     if beyond.max() <= least:
         return
     largest = np.argsort(-beyond, kind="stable")[:SLOWEST]
-    others = file.read_row_group(row_group, columns=list(_OF_SLOW)).take(largest).to_pylist()
+    others = file.read_row_group(row_group, columns=list(_OF_SLOW)).take(arrays.array(pa.int64(), largest)).to_pylist()
     for row, other in zip(largest.tolist(), others, strict=True):
         if beyond[row] > 0 and other["number"] is not None:
             api, client = (rows.words[name][rows.codes[name][row]] or "" for name in ("api", "client_id"))

@@ -1,7 +1,8 @@
-"""Arrow arrays from their buffers.
+"""Arrow arrays from their buffers, and numbers out of them.
 
-Duty: what `pa.array` does for the few types that the tables have. It imports pandas, where that is installed, to see
-whether it was given a series: a quarter of a second and 50 MB for every process that converts or records.
+Duty: what `pa.array` and `to_numpy` do for the few types that the tables have. Those import pandas, where that is
+installed, to see whether they were given a series: a quarter of a second and 50 MB for every process that converts or
+records. `fill_null` and `pa.scalar` of a plain number do so too.
 
 Refuses to know tables.
 """
@@ -47,6 +48,18 @@ def listed(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
     np.cumsum([len(text) for text in texts], out=offsets[1:])
     validity = _bits(~missing) if missing.any() else None
     return pa.Array.from_buffers(kind, len(texts), [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))])
+
+
+def numbers(column: pa.Array | pa.ChunkedArray, null: int) -> np.ndarray:
+    """The integers of a column, with `null` for those that are missing."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    validity, data = whole.buffers()
+    begin, count = whole.offset, len(whole)
+    values = np.frombuffer(data, whole.type.to_pandas_dtype(), begin + count)[begin:] if count else np.zeros(0, np.int64)
+    if not whole.null_count:
+        return values
+    valid = np.unpackbits(np.frombuffer(validity, np.uint8), count=begin + count, bitorder="little")[begin:]
+    return np.where(valid.view(bool), values, null)
 
 
 def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

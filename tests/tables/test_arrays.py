@@ -51,13 +51,26 @@ def test_rows_become_a_batch():
     assert arrays.batch(schema, []).num_rows == 0
 
 
+@given(st.data(), st.sampled_from([I16, I32, I64]))
+def test_numbers_come_out_as_arrow_gives_them(data, kind):
+    values = data.draw(st.lists(st.none() | VALUES[kind], max_size=40))
+    begin = data.draw(st.integers(0, len(values)))
+    for column in (pa.array(values, kind), pa.chunked_array([pa.array(values, kind)])):
+        found = arrays.numbers(column.slice(begin), -1)
+        assert found.tolist() == [-1 if value is None else value for value in values[begin:]]
+
+
 def test_no_conversion_imports_pandas(tmp_path):
     from tests import captures
 
     code = f"""
 import sys
-from kproxy.convert.processes import convert
-convert([{str(captures.capture("k41_midstream"))!r}], {str(tmp_path)!r})
+from kproxy.cli import main
+sys.argv = ["kproxy", "convert", {str(captures.capture("k41_midstream"))!r}, "--out", {str(tmp_path)!r}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
 sys.exit("pandas" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
