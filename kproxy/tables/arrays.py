@@ -55,7 +55,9 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int) -> np.ndarray:
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     validity, data = whole.buffers()
     begin, count = whole.offset, len(whole)
-    values = np.frombuffer(data, whole.type.to_pandas_dtype(), begin + count)[begin:] if count else np.zeros(0, np.int64)
+    if not count:
+        return np.zeros(0, np.int64)
+    values = np.frombuffer(data, whole.type.to_pandas_dtype(), begin + count)[begin:]
     if not whole.null_count:
         return values
     valid = np.unpackbits(np.frombuffer(validity, np.uint8), count=begin + count, bitorder="little")[begin:]
