@@ -1,0 +1,174 @@
+"""Consumer groups and partitions: who rebalances, why and for how long; leaders and replicas."""
+
+from dashboards.boards.model import (
+    CLUSTER,
+    RATE,
+    board,
+    grown,
+    heatmap,
+    largest,
+    of,
+    rate,
+    row,
+    series,
+    stat,
+    table,
+    within_range,
+)
+
+GROUP = (*CLUSTER, "group")
+ONLY = 'detail = "topics", and groups are seen'
+TOPICS = 'detail = "topics"'
+
+
+def _largest(metric: str, legend: str) -> tuple[str, str]:
+    total = of(metric, *GROUP)
+    ranking = f"sum by (cluster, group) (increase({total}[$__range] @ end()))"
+    return largest(rate(metric, *GROUP, by="cluster, group"), "cluster, group", ranking), legend
+
+
+PARTS = (
+    stat(
+        "Rebalances",
+        "Rebalances within the time range.",
+        "none",
+        within_range("kproxy_group_rebalances_total", *GROUP),
+    ),
+    stat(
+        "Groups that rebalance",
+        "Their members may stand still now.",
+        "none",
+        f"sum({of('kproxy_group_rebalancing', *GROUP)})",
+        thresholds=((None, "green"), (1, "orange")),
+        only=ONLY,
+    ),
+    stat("Members", "Members of all groups.", "none", f"sum({of('kproxy_group_members', *GROUP)})", only=ONLY),
+    stat(
+        "Failed commits",
+        "Commits that coordinators refused, within the time range: records are worked on twice.",
+        "none",
+        within_range("kproxy_group_failures_total", *GROUP, where='operation="commit"'),
+        thresholds=((None, "green"), (1, "orange")),
+    ),
+    stat(
+        "Split brain",
+        "Partitions that two members worked on at once, within the time range.",
+        "none",
+        within_range("kproxy_group_split_brains_total", *GROUP),
+        thresholds=((None, "green"), (1, "red")),
+    ),
+    stat(
+        "Not followed",
+        "Exchanges, groups and partitions that kproxy left out here, within the time range: docs/limits.md.",
+        "none",
+        within_range("kproxy_insight_left_out_total", *CLUSTER),
+        thresholds=((None, "green"), (1, "orange")),
+    ),
+    row(
+        "Rebalances",
+        series(
+            "By group",
+            "How often members stand still: the groups that rebalanced most within the time range.",
+            "ops",
+            _largest("kproxy_group_rebalances_total", "{{group}}"),
+            stacked=True,
+            only=ONLY,
+        ),
+        series(
+            "By cause",
+            "What set them off; docs/groups.md has each cause and its mend. session_expired and member_left again and "
+            "again: members that are slow to poll, or die.",
+            "ops",
+            (rate("kproxy_rebalance_causes_total", *CLUSTER, by="cause"), "{{cause}}"),
+            stacked=True,
+            only=TOPICS,
+        ),
+        series(
+            "Share of time in rebalances",
+            "Of each group. 0.1: its members stand still for six seconds of every minute.",
+            "percentunit",
+            (
+                f"sum by (cluster, group) (rate({of('kproxy_group_rebalance_seconds_sum', *GROUP)}[{RATE}]))",
+                "{{group}}",
+            ),
+            threshold=0.1,
+            only=f"{ONLY} to end a rebalance",
+        ),
+        heatmap(
+            "How long they take",
+            "From what set a rebalance off until the last member had its assignment. Long ones wait for a member that "
+            "does not poll, up to max.poll.interval.ms.",
+            grown("kproxy_group_rebalance_seconds_bucket", *GROUP, by="le"),
+        ),
+        series(
+            "Members",
+            "Steps up and down are members that come and go.",
+            "none",
+            (f"sum by (cluster, group) ({of('kproxy_group_members', *GROUP)})", "{{group}}"),
+            width=6,
+            only=ONLY,
+        ),
+        table(
+            "Generations",
+            "How often the group was formed anew since it was made (the epoch, for the newer protocols).",
+            "none",
+            f"max by (cluster, group) ({of('kproxy_group_generation', *GROUP)})",
+            ("cluster", "group"),
+            width=6,
+            value="Generation",
+            only=ONLY,
+        ),
+        series(
+            "Refused by coordinators",
+            "Requests of members with an error; what is part of every rebalance is left out.",
+            "ops",
+            (rate("kproxy_group_failures_total", *GROUP, by="group, operation"), "{{group}} {{operation}}"),
+            width=12,
+            only=ONLY,
+        ),
+        series(
+            "Coordinators that moved, and split brain",
+            "Rebalances since the coordinator moved (a broker ended), and partitions that two members worked on.",
+            "ops",
+            (rate("kproxy_group_coordinator_moves_total", *GROUP, by="group"), "{{group}} moved"),
+            (rate("kproxy_group_split_brains_total", *GROUP, by="group"), "{{group}} split"),
+            width=12,
+            only=ONLY,
+        ),
+    ),
+    row(
+        "Partitions: leaders and replicas",
+        series(
+            "Leaders and replicas change",
+            "As controllers and brokers told clients. elected and moved together with broker restarts are ordinary.",
+            "ops",
+            (rate("kproxy_leadership_changes_total", *CLUSTER, by="change"), "{{change}}"),
+            stacked=True,
+            only=TOPICS,
+        ),
+        series(
+            "Partitions without a leader",
+            "Nobody can write to them or read them.",
+            "none",
+            (f"sum by (cluster) ({of('kproxy_partitions_offline', *CLUSTER)})", "{{cluster}}"),
+            threshold=1,
+            only=TOPICS,
+        ),
+        series(
+            "Partitions with replicas that are not in sync",
+            "A broker is down or too slow to follow. One more failure may take them offline.",
+            "none",
+            (f"sum by (cluster) ({of('kproxy_partitions_isr_shrunk', *CLUSTER)})", "{{cluster}}"),
+            threshold=1,
+            only=TOPICS,
+        ),
+    ),
+)
+
+BOARD = board(
+    "kproxy-groups",
+    "kproxy: groups and partitions",
+    "Which consumer groups rebalance, why and for how long; leaders and replicas.",
+    ("group",),
+    PARTS,
+)
