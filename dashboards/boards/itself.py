@@ -259,6 +259,13 @@ PARTS = (
             only='detail = "topics"',
         ),
         series(
+            "Follower of groups started again",
+            "The process that follows groups ended, or hung and was killed: what it knew is gone.",
+            "none",
+            (grown("kproxy_insight_restarts_total", *PROCESS, by="instance, why"), "{{instance}} {{why}}"),
+            only='detail = "topics"',
+        ),
+        series(
             "Reloads",
             "Reloads of the configuration, by what became of them.",
             "none",

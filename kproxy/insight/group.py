@@ -1,7 +1,8 @@
 """What groups of all protocols have in common: who coordinates them, what set a generation off, and their events.
 
 Bounds: MAX_MEMBERS members of a group are followed, MAX_CAUSES causes are remembered between two generations; what
-members subscribe to and own weighs with them, HEAVY_BYTES of it as much as a member.
+members subscribe to and own weighs with them, HEAVY_BYTES of it as much as a member. A reason, which members may write
+themselves, has MAX_REASON characters.
 Refuses to know the messages of one protocol or another.
 """
 
@@ -15,6 +16,7 @@ from kproxy.protocol.error_codes import error_name
 MAX_MEMBERS = 4096
 MAX_CAUSES = 256
 HEAVY_BYTES = 512
+MAX_REASON = 2000
 
 GroupRow = GroupEvent | Rebalance | Assignment
 
@@ -62,7 +64,7 @@ class Group:
     def caused(self, at: int, cause: str, member_id: str | None, reason: str) -> None:
         """Remember what may set the next generation off."""
         if len(self._causes) < MAX_CAUSES:
-            self._causes.append(Cause(at, cause, member_id, reason))
+            self._causes.append(Cause(at, cause, member_id, _short(reason)))
 
     def failed(self, spoken: Spoken, event: str, codes: set[int]) -> Iterator[GroupEvent]:
         """An event for each error."""
@@ -113,8 +115,12 @@ class Group:
             self.protocol,
             event,
             error=error_name(error) if error else None,
-            reason=reason,
+            reason=None if reason is None else _short(reason),
             connection=spoken.connection,
             number=spoken.number,
             **fields | known,
         )
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…"

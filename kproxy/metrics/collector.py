@@ -24,7 +24,7 @@ from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics, e
 from kproxy.metrics.collector_groups import of_groups
 from kproxy.metrics.families import Histogram as _Histogram
 from kproxy.metrics.families import Sum as _Sum
-from kproxy.metrics.named import OTHER
+from kproxy.metrics.named import OTHER, shown
 from kproxy.metrics.passive_families import OF_A_PROXY, passive_families
 from kproxy.protocol.compression import codec_name
 
@@ -404,7 +404,8 @@ def _clients(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
     )
     for cluster in clusters:
         for client, _ in cluster.clients.top.shown(now_ns):
-            family.add_metric((cluster.cluster, *(client or (OTHER, OTHER, OTHER))), 1)
+            labels = (OTHER, OTHER, OTHER) if client is None else (shown(client[0]), *client[1:])
+            family.add_metric((cluster.cluster, *labels), 1)
     yield family
 
 
@@ -439,6 +440,14 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
         "Workers that ended without being told to, and were replaced.",
         value=metrics.worker_restarts,
     )
+    restarts = CounterMetricFamily(
+        "kproxy_insight_restarts",
+        "Ends of the process that follows groups and leaders, after which another was started, by why.",
+        labels=("why",),
+    )
+    for why, count in metrics.insight_restarts.items():
+        restarts.add_metric((why,), count)
+    yield restarts
     cpu = CounterMetricFamily(
         "kproxy_worker_cpu_seconds", "CPU time of a worker and those it replaced.", labels=("worker",)
     )

@@ -12,7 +12,7 @@ from kproxy.metrics.bounds import REBALANCE_NS
 from kproxy.metrics.cells import ClusterCells
 from kproxy.metrics.families import Histogram
 from kproxy.metrics.groups import InsightCells
-from kproxy.metrics.named import OTHER
+from kproxy.metrics.named import shown
 
 _GROUP = ("cluster", "group")
 
@@ -54,7 +54,7 @@ def _groups(known: Sequence[tuple[str, InsightCells]], now_ns: int) -> Iterator[
     )
     for cluster, cells in known:
         for group_id, group in cells.groups.shown(now_ns):
-            labels = cluster, OTHER if group_id is None else group_id
+            labels = cluster, shown(group_id)
             rebalances.add_metric(labels, group.rebalances)
             durations.add(labels, group.duration, group.duration_ns)
             moves.add_metric(labels, group.coordinator_moves)

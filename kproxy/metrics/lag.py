@@ -27,7 +27,7 @@ from heapq import nlargest
 from typing import NamedTuple
 from uuid import UUID
 
-from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, OTHER, Topics
+from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, OTHER, Topics, shown
 from kproxy.wire.bodies import Partition
 from kproxy.wire.events import ANSWERED, Event, Exchange
 from kproxy.wire.interest import FETCH, OFFSET_COMMIT
@@ -256,8 +256,12 @@ class Lags:
                     lag = 0, None
                 else:
                     continue
-                behind[name, topic] = _plus(behind.get((name, topic), (0, None)), lag)
-            yield by, [(*of, Lag(records, seconds if records else 0.0)) for of, (records, seconds) in _largest(behind)]
+                of = shown(name), topic
+                behind[of] = _plus(behind.get(of, (0, None)), lag)
+            yield (
+                by,
+                [(*of, Lag(records, seconds if records else 0.0)) for of, (records, seconds) in _largest(behind)],
+            )
 
 
 class _Labels(dict[str | UUID | None, str]):
@@ -296,7 +300,7 @@ def _plus(one: Behind, other: Behind) -> Behind:
 
 
 def _largest(behind: dict[Consumer, Behind]) -> Iterator[tuple[Consumer, Behind]]:
-    shown = nlargest(MAX_SERIES, behind.items(), key=lambda item: item[1][0])
-    yield from shown
-    if len(shown) < len(behind):
-        yield (OTHER, OTHER), reduce(_plus, (behind[of] for of in behind.keys() - dict(shown).keys()))
+    largest = nlargest(MAX_SERIES, behind.items(), key=lambda item: item[1][0])
+    yield from largest
+    if len(largest) < len(behind):
+        yield (OTHER, OTHER), reduce(_plus, (behind[of] for of in behind.keys() - dict(largest).keys()))

@@ -25,7 +25,15 @@ MAX_NAMES = 64 * 1024
 MAX_LABEL = 256  # characters; a topic's name has at most 249, but an invented one may be of 32 KiB
 EXPIRY_NS = 3600 * 10**9
 _CONNECTED = 1 << 62  # the rank of a client that is connected: it keeps its cell
-OTHER = "other"
+OTHER = "other"  # the label of all that have no series of their own
+
+
+def shown(name: str | None) -> str:
+    """The label of a name, None: of all the others; what is called as their label is itself gets a `=` before it."""
+    if name is None:
+        return OTHER
+    name = name[:MAX_LABEL]
+    return f"={name}" if name.lstrip("=") == OTHER else name
 
 
 class Carried:
@@ -116,12 +124,10 @@ class Topics:
             del names[next(iter(names))]
 
     def label(self, topic: str | UUID | None) -> str:
-        """The topic's name; its id, as Kafka writes it, where no answer has named it."""
-        if topic is None:
-            return OTHER
-        if isinstance(topic, str):
-            return topic[:MAX_LABEL]
-        return self.names.get(topic, "")[:MAX_LABEL] or urlsafe_b64encode(topic.bytes).decode().rstrip("=")
+        """The topic's name, as `shown`; its id, as Kafka writes it, where no answer has named it."""
+        if topic is None or isinstance(topic, str):
+            return shown(topic)
+        return shown(self.names.get(topic, "")) or urlsafe_b64encode(topic.bytes).decode().rstrip("=")
 
 
 class ClientCells:

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from kproxy.insight.classic import APIS, STATES, ClassicGroup
+from kproxy.insight.group import MAX_REASON
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Spoken
 from tests.insight.truth import CAPTURE, METADATA, departures, generations, spoken
@@ -193,3 +194,19 @@ def test_a_generation_whose_members_all_left_has_no_time_at_which_it_was_assigne
     found += group.finish()
     (row,) = [row for row in found if isinstance(row, Rebalance)]
     assert row.ended_ns is None and row.started_ns <= row.joined_ns
+
+
+def test_a_reason_that_a_member_writes_is_cut():
+    """A frame has room for 32 KiB of it, and each row and /api/groups would repeat them."""
+    group = ClassicGroup("default", "g")
+    asked = joined("b", 2, 30)
+    asked.request["reason"] = "r" * 30_000
+    left = {"groupId": "g", "members": [{"memberId": "b", "reason": "x" * 30_000}]}
+    begin = [joined("a", 1, 10, "a"), synced("a", 1, 20), asked, joined("a", 2, 31, "ab"), synced("a", 2, 40)]
+    talk = [*begin, synced("b", 2, 41), Spoken(13, 5, left, {"errorCode": 0}, 50, 51), joined("a", 3, 60, "a")]
+    found = [row for each in talk for row in group.feed(each, {})] + [*group.finish()]
+    reasons = {row.reason for row in found if isinstance(row, GroupEvent | Rebalance) and row.reason is not None}
+    assert {"r" * (MAX_REASON - 1) + "…", "x" * (MAX_REASON - 1) + "…"} <= reasons
+    assert max(map(len, reasons)) == MAX_REASON
+    of_rebalances = [row.reason for row in found if isinstance(row, Rebalance)]
+    assert [reason[0] for reason in of_rebalances[1:]] == ["r", "x"]

@@ -79,6 +79,7 @@ LABELS = {
     "kproxy_recorder_dropped": set(),
     "kproxy_workers": set(),
     "kproxy_worker_restarts": set(),
+    "kproxy_insight_restarts": {"why"},
     "kproxy_worker_cpu_seconds": {"worker"},
     "kproxy_worker_resident_memory_bytes": {"worker"},
     "kproxy_build": {"version"},

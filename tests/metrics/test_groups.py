@@ -84,6 +84,18 @@ def test_a_client_that_invents_groups_moves_memory_and_scrape_up_to_the_caps():
     assert len(found["kproxy_group_members"]) == MAX_GROUPS  # the others have no members together
 
 
+def test_a_group_that_is_called_as_the_others_together_has_series_of_its_own():
+    cells = InsightCells()
+    metrics = followed(cells)
+    for name in ("other", "=other", *(f"g{number}" for number in range(MAX_GROUPS))):
+        cells.rebalanced(cells.group(name, metrics.now_ns()), "member_joined", S)
+    text, _ = render(registry_of(metrics))
+    lines = [line for line in text.decode().splitlines() if line.startswith("kproxy_group_rebalances_total")]
+    assert len(lines) == len({line.rpartition(" ")[0] for line in lines}) == MAX_GROUPS + 1
+    found = scrape(metrics)["kproxy_group_rebalances_total"]
+    assert [found[labels(cluster="default", group=name)] for name in ("other", "=other", "==other")] == [2, 1, 1]
+
+
 def test_a_group_goes_when_it_has_been_empty_and_stays_while_it_has_members():
     cells = InsightCells()
     now_ns = 10**18

@@ -1,12 +1,15 @@
 """The owner's side of the process that decodes (`feed_process.py`): starts it, gives it streams, keeps what it counts.
 
 Nothing runs until a cluster's `detail` asks for it. If the process ends it is started again, with a pause that doubles;
-what it knew is gone, counters begin anew, and relays go on. Refuses to know what is decoded.
+what it knew is gone, counters begin anew, and relays go on. One that does not answer for HANGS_S is killed. Refuses to
+know what is decoded.
 """
 
 import asyncio
 import logging
+import os
 import pickle
+import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Set
@@ -25,6 +28,8 @@ MAX_GROUPS = 1000  # of /api/groups in one answer
 DEFAULT_GROUPS = 100
 GROUPS_PER_SLICE = 16  # of a hundred members each: 2 ms of the loop
 ASK_S = 2.0
+BEAT_S = 5.0
+HANGS_S = 30.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _END_S = 3.0
@@ -50,6 +55,8 @@ class FeedLink:
         self._pause_s = _FIRST_PAUSE_S
         self._restart: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._hung = False  # the process was killed for it
         self._closed = False
         self.record: Path | None = None  # the folder that what is known is written to
         self.settings: dict[str, Any] = {}  # what the tables there say of how they were made
@@ -119,6 +126,8 @@ class FeedLink:
         self._closed = True
         if self._restart is not None:
             self._restart.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._starting is not None:
             await asyncio.gather(self._starting, return_exceptions=True)
         if self._channel is not None:
@@ -156,15 +165,32 @@ class FeedLink:
         log.info("groups and leaders are followed by process %d", self._process.pid)
         if self._closed:
             return
+        self._watching = asyncio.get_running_loop().create_task(self._watch(self._channel, self._process.pid))
         self._give()
 
+    async def _watch(self, channel: Channel, pid: int) -> None:
+        """Kill the process if it hangs; its end is then seen as any other."""
+        while await channel.has_beat(HANGS_S):  # noqa: ASYNC110 - nothing else tells that
+            await asyncio.sleep(BEAT_S)
+        if channel.closed:  # `_ended` sees to it
+            return
+        self._hung = True
+        log.error("the process that follows groups (pid %d) hangs: no answer for %g s, it is killed", pid, HANGS_S)
+        with suppress(ProcessLookupError):  # our own child, not waited for yet: the number is still its
+            os.kill(pid, signal.SIGKILL)
+
     def _ended(self) -> None:
-        """The process is gone, unasked."""
-        self._channel = None
+        """The process is gone, unasked, or takes nothing any more."""
+        channel, self._channel = self._channel, None
         if self._closed:
             return
         process = self._process
         status = None if process is None else process.poll()
+        if process is not None and status is None:
+            process.kill()
+        hung = self._hung or (channel is not None and channel.given_up)
+        self._metrics.insight_restarts["hung" if hung else "ended"] += 1
+        self._hung = False
         log.error("the process that follows groups has ended (status %s): another is started", status)
         self._later()
 

@@ -24,6 +24,7 @@ PACKET_BYTES = 48 * 1024
 MAX_MESSAGE = 64 << 20
 MAX_WAITING = 8192
 MAX_DESCRIPTORS = 8  # of one message
+BEAT = "beat"  # the question whether the other's loop turns
 _PACKETS_PER_TURN = 64
 _LAST, _MORE = b"\0", b"\1"
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array("i").itemsize)
@@ -89,6 +90,14 @@ class Channel:
             raise Gone(f"no reply within {timeout_s:g} s") from None
         finally:
             self._replies.pop(number, None)
+
+    async def has_beat(self, patience_s: float) -> bool:
+        """Whether the other answers in time. It is asked again, shortly: this process may have stood still itself."""
+        for timeout_s in (patience_s, patience_s / 6):
+            with suppress(Gone):
+                await self.ask(BEAT, timeout_s=timeout_s)
+                return True
+        return False
 
     def ask_now(self, name: str, *values: Any, timeout_s: float) -> Any:
         """The other's reply, waited for without the loop; other messages have their turn later. Raises Gone."""
@@ -211,7 +220,7 @@ class Channel:
                 reply.set_result(value)
         elif name == "?":
             number, question, *of = values
-            value = self._handlers[question](*of)
+            value = None if question == BEAT else self._handlers[question](*of)
             if asyncio.iscoroutine(value):
                 task = self._loop.create_task(self._reply(number, value))
                 self._tasks.add(task)

@@ -152,12 +152,7 @@ class Crew:
 
         async def ask(member: Member) -> None:
             try:
-                try:
-                    await member.channel.ask("beat", timeout_s=HANGS_S)
-                except Gone:  # or this process stood still, and the answer is not read yet
-                    await member.channel.ask("beat", timeout_s=HANGS_S / 6)
-            except Gone:
-                if not member.is_gone and not self._stopping:
+                if not await member.channel.has_beat(HANGS_S) and not member.is_gone and not self._stopping:
                     log.error("worker %d (pid %d) hangs: no answer for %g s", member.number, member.pid, HANGS_S)
                     with suppress(ProcessLookupError):
                         os.kill(member.pid, signal.SIGKILL)

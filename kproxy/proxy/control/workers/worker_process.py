@@ -84,7 +84,6 @@ class _Process:
             "loop": self._loop,
             "question": self._question,
             "insight": self._insight,
-            "beat": lambda: None,
             "drain": self._stop.set,
             "at_once": self._at_once.set,
         }

@@ -4,7 +4,9 @@ import json
 import os
 import resource
 import signal
+from contextlib import suppress
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pyarrow.parquet as pq
 
@@ -51,7 +53,8 @@ async def known(here: Run, group: str, generation: int) -> dict:
     found: list[dict] = []
 
     async def is_there() -> bool:
-        found[:] = [each for each in await groups(here) if each["group"] == group]
+        with suppress(HTTPError):  # a process that just begins does not answer in time
+            found[:] = [each for each in await groups(here) if each["group"] == group]
         last = found[0]["last_rebalance"] if found else None
         return last is not None and last["generation"] == generation and found[0]["state"] == "Stable"
 
@@ -127,10 +130,40 @@ def test_if_the_process_is_killed_relays_go_on_and_another_one_follows():
             await here.until(again)
             await rebalance([(client, broker)], "g", 3)
             assert (await known(here, "g", 3))["member_count"] == 1
+            samples = await here.scrape()
+            assert total(samples, "kproxy_insight_restarts_total", why="ended") == 1
+            assert total(samples, "kproxy_insight_restarts_total", why="hung") == 0
             here.process.send_signal(signal.SIGTERM)
             assert await here.process.wait() == 0
 
     live(test(), PATIENCE_S)
+
+
+def test_if_the_process_hangs_it_is_killed_and_another_one_follows(monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import kproxy.proxy.control.knowledge.feed_link as link\nlink.BEAT_S, link.HANGS_S = 0.1, 3.0\n"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    monkeypatch.setenv("PYTHONPATH", path)
+
+    async def test(workers: int):
+        async with kproxy("--detail", "topics", workers=workers) as here:
+            hung = int((await here.said("groups and leaders are followed by process")).split()[-1])
+            client, broker = await here.connect()
+            os.kill(hung, signal.SIGSTOP)
+            await here.said(f"(pid {hung}) hangs: no answer for 3 s")
+
+            async def again() -> bool:
+                return sum("groups and leaders are followed by process" in each for each in here.lines) == 2
+
+            await here.until(again)
+            assert hung not in children(here.process.pid)
+            await rebalance([(client, broker)], "g", 3)
+            assert (await known(here, "g", 3))["member_count"] == 1
+            assert total(await here.scrape(), "kproxy_insight_restarts_total", why="hung") == 1
+
+    for workers in (1, 2):
+        live(test(workers), PATIENCE_S)
 
 
 FLOOD = 3000  # groups, members and topics that one client invents
