@@ -21,6 +21,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kproxy.analysis.distributions import batch_sizes, behind, leader_changes, retransmissions, spread
 from kproxy.analysis.engine import Frame
 from kproxy.analysis.knowledge import (
     assignments,
@@ -33,6 +34,7 @@ from kproxy.analysis.knowledge import (
     topology,
 )
 from kproxy.analysis.parties import clients, connections, errors, quality, talkers, throttle
+from kproxy.analysis.pieces import TOPIC
 from kproxy.analysis.registry import consumers, registry
 from kproxy.analysis.timing import compare, latency, slow
 from kproxy.analysis.topics import batching, fetching, group_lag, lag, offsets, skew
@@ -41,7 +43,9 @@ __all__ = [
     "JOBS",
     "Job",
     "assignments",
+    "batch_sizes",
     "batching",
+    "behind",
     "changes",
     "clients",
     "compare",
@@ -54,14 +58,17 @@ __all__ = [
     "groups",
     "lag",
     "latency",
+    "leader_changes",
     "leadership",
     "offsets",
     "quality",
     "rebalances",
     "registry",
+    "retransmissions",
     "skew",
     "slow",
     "split_brain",
+    "spread",
     "talkers",
     "throttle",
     "topology",
@@ -106,6 +113,7 @@ JOBS = {
     job.name: job
     for job in (
         Job(latency, ("exchanges",), " --by api,client --every '1 minute'"),
+        Job(spread, ("exchanges",), " --every '10 seconds' --where \"api = 'Produce'\""),
         Job(slow, ("exchanges", "connections"), " --slower-than-ms 500 --where \"api = 'Produce'\""),
         Job(throttle, ("exchanges",), " --by client"),
         Job(errors, ("exchanges", "partitions", "connections"), " --by api,error,client --format json"),
@@ -117,8 +125,10 @@ JOBS = {
             only=("cluster", "topic", "api", "partition"),
         ),
         Job(batching, ("batches", "exchanges"), " --where \"client = 'app'\"", _OF_EXCHANGE),
+        Job(batch_sizes, ("batches", "exchanges"), " --where \"topic = 'orders'\"", _OF_EXCHANGE),
         Job(fetching, ("exchanges",), " --by client"),
         Job(lag, ("partitions", "exchanges"), " --format parquet --out lag", _OF_EXCHANGE),
+        Job(behind, ("partitions", "exchanges"), " --every '10 seconds'", (*_OF_EXCHANGE, ("topic", TOPIC))),
         Job(
             offsets,
             ("partitions", "exchanges"),
@@ -133,6 +143,7 @@ JOBS = {
         ),
         Job(clients, ("exchanges", "connections"), " --kafka 4.1 --format csv"),
         Job(connections, ("connections",), " --by host"),
+        Job(retransmissions, ("exchanges",), " --by client,broker --having 'retransmissions > 0'"),
         Job(compare, ("exchanges",), " --with tables-after --by api,broker"),
         Job(quality, ("quality",)),
         Job(registry, ("registry",), " --where \"kind in ('broker', 'controller', 'session')\""),
@@ -147,6 +158,7 @@ JOBS = {
         Job(split_brain, ("partitions", "exchanges", "group_events", "assignments"), " --having 'together_ns > 1e9'"),
         Job(coordinators, ("group_events", "rebalances", "exchanges"), " --where \"group_id = 'billing'\""),
         Job(leadership, ("leadership",), " --from 10:15 --where \"topic = 'orders'\""),
+        Job(leader_changes, ("leadership",), " --every '10 seconds' --where \"change != 'created'\""),
         Job(topology, ("topology",), " --where \"kind = 'broker'\""),
         Job(changes, ("changes",), " --having \"outcome != 'done'\""),
     )

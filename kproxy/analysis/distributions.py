@@ -1,0 +1,126 @@
+"""Questions whose answers are drawn: how latencies and batches spread, what a network and leaders did over time.
+
+Their steps are fixed, so that the answers of two captures can be laid side by side. Refuses to know files, sessions and
+how anything is drawn.
+"""
+
+from collections.abc import Sequence
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.pieces import TOPIC, at_last, bucket, grouped, groups, of_clients, of_exchanges, order
+
+# Latencies by 1, 2, 5 of each power of ten, from 10 µs to 100 s; below and above: one class each.
+LATENCIES_NS = (*(step * 10**power for power in range(4, 11) for step in (1, 2, 5)), 10**11)
+# Records of a batch: 1, 2 to 4, 5 to 9, ... Those of one record stand alone.
+RECORDS = (1, *(step * 10**power for power in range(6) for step in (2, 5, 10)))
+
+
+def _class(column: str, bounds: Sequence[int], first: str) -> str:
+    """The bound that a value is not below; `first` where it is below all of them."""
+    cases = " ".join(f"when {column} >= {bound} then cast({bound} as bigint)" for bound in reversed(bounds))
+    return f"case {cases} when {column} is not null then {first} end"
+
+
+def _next(column: str, bounds: Sequence[int]) -> str:
+    """The bound behind one, null behind the last."""
+    pairs = zip(bounds, bounds[1:], strict=False)
+    return f"case {' '.join(f'when {column} = {one} then cast({other} as bigint)' for one, other in pairs)} end"
+
+
+def spread(exchanges: Frame, by: Sequence[str] = ("api",), every: str | None = None, replicas: bool = False) -> Frame:
+    """How latencies spread, for a heat map: exchanges by classes of latency, over time too.
+
+    A class has the latencies from `from_ns` on and below `to_ns`: 1, 2 and 5 of each power of ten, from 10 µs to 100 s.
+    What is below is in the class from 0; what is above has no `to_ns`.
+    """
+    return ask(
+        {"exchanges": exchanges},
+        counted=f"""
+            select {groups(by, every)} {_class("latency_ns", LATENCIES_NS, "cast(0 as bigint)")} as from_ns,
+                count(*) as exchanges
+            from exchanges where latency_ns is not null and {of_clients(replicas)} group by all""",
+        answer=f"""
+            select {grouped(by, every)} from_ns, {_next("from_ns", (0, *LATENCIES_NS))} as to_ns, exchanges
+            from counted {order(by=(*by, "from_ns"), every=every)}""",
+    )
+
+
+def batch_sizes(batches: Frame, exchanges: Frame, every: str | None = None, where: str | None = None) -> Frame:
+    """How many records producers put into a batch: batches by classes of records, and codec.
+
+    A class has batches of `from_records` or more and less than `to_records`; those of one record stand alone. Null:
+    batches of magic 0 and 1 that hide their number of records.
+    """
+    return ask(
+        {"batches": batches, "exchanges": exchanges},
+        sent="select * from batches where api = 'Produce' and direction = 'request' and not control",
+        ours=of_exchanges("sent"),
+        counted=f"""
+            select {f"{bucket(every)} as `time`," if every else ""}
+                {_class("records", RECORDS, "cast(0 as bigint)")} as from_records, codec, count(*) as batches,
+                sum(records) as records, sum(bytes) as bytes
+            from ours where {where or "true"} group by all""",
+        answer=f"""
+            select {"`time`," if every else ""} from_records, {_next("from_records", (0, *RECORDS))} as to_records, codec,
+                batches, records, bytes
+            from counted {order(by=("from_records", "codec"), every=every)}""",
+    )
+
+
+def behind(
+    partitions: Frame, exchanges: Frame, every: str | None = None, replicas: bool = False, where: str | None = None
+) -> Frame:
+    """How far clients are behind in a topic, as their fetches say: the partition that is furthest behind, over time.
+
+    `lag_records` and `lag_ns` are the largest among the last ones of each partition that was fetched in the step;
+    `sum_lag_records` is of all those partitions together.
+    """
+    return ask(
+        {"partitions": partitions, "exchanges": exchanges},
+        fetched="select * from partitions where api = 'Fetch' and direction = 'response' and lag_records is not null",
+        ours=of_exchanges("fetched", replicas),
+        latest=f"""
+            select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, `partition`,
+                {at_last("lag_records")} as lag_records, {at_last("lag_ns")} as lag_ns, count(*) as fetches
+            from ours where {where or "true"} group by all""",
+        answer=f"""
+            select {"`time`," if every else ""} cluster, client, topic, max(lag_records) as lag_records,
+                max(lag_ns) as lag_ns, sum(lag_records) as sum_lag_records, count(*) as partitions,
+                sum(fetches) as fetches
+            from latest group by all
+            order by {"`time`," if every else ""} lag_records desc, cluster nulls first, client nulls first,
+                topic nulls first""",
+    )
+
+
+def retransmissions(
+    exchanges: Frame, by: Sequence[str] = ("broker",), every: str | None = None, replicas: bool = False
+) -> Frame:
+    """What was sent again: segments, and the exchanges that they delayed, by broker, client or API, over time.
+
+    Only captures show it; of tables that a proxy recorded every row is null.
+    """
+    return ask(
+        {"exchanges": exchanges},
+        answer=f"""
+            select {groups(by, every)} count(*) as exchanges, count_if(retransmissions > 0) as delayed,
+                sum(retransmissions) as retransmissions,
+                avg(case when retransmissions > 0 then 1e0 else 0e0 end) as delayed_share
+            from exchanges where {of_clients(replicas)}
+            group by all
+            {order("retransmissions desc nulls last", by=by, every=every)}""",
+    )
+
+
+def leader_changes(leadership: Frame, every: str | None = None) -> Frame:
+    """How often leaders and in-sync replicas changed, by kind of change, over time."""
+    times = f"{bucket(every)} as `time`, " if every else ""
+    return ask(
+        {"leadership": leadership},
+        told="select *, concat_ws(' ', topic, cast(`partition` as string)) as place from leadership",
+        answer=f"""
+            select {times} cluster, change, count(*) as changes, count(distinct place) as partitions,
+                max(time_ns) as last_ns
+            from told group by all
+            {order("changes desc", "cluster nulls first", "change", every=every)}""",
+    )

@@ -1,0 +1,94 @@
+"""How latencies, batches, lag and retransmissions spread: counted again from the rows of a real capture."""
+
+from collections import Counter
+
+import pytest
+
+from kproxy.analysis import distributions, jobs
+from kproxy.analysis.distributions import LATENCIES_NS, RECORDS
+from kproxy.analysis.duck import Tables
+from kproxy.convert.processes import convert
+from tests.captures import capture
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    place = tmp_path_factory.mktemp("drawn")
+    convert([capture("k41_quota"), capture("k41_retransmit"), capture("k41_java_cluster")], place)
+    with Tables(place) as found:
+        yield found
+
+
+def class_of(value, bounds):
+    low = max((bound for bound in bounds if value >= bound), default=0)
+    return low, next((bound for bound in (0, *bounds) if bound > low), None)
+
+
+def test_every_latency_is_in_its_class_and_step(tables):
+    rows = tables["exchanges"].arrow().to_pylist()
+    expected = Counter(
+        (row["time"].replace(microsecond=0), row["api"], *class_of(row["latency_ns"], LATENCIES_NS))
+        for row in rows
+        if row["latency_ns"] is not None
+    )
+    answer = jobs.spread(tables["exchanges"], every="1 second", replicas=True).arrow().to_pylist()
+    found = {(row["time"], row["api"], row["from_ns"], row["to_ns"]): row["exchanges"] for row in answer}
+    assert found == expected and len({key[2] for key in found}) > 8
+    assert (
+        sum(found.values())
+        == jobs.latency(tables["exchanges"], by=["cluster"], replicas=True).arrow()["exchanges"].to_pylist().pop()
+    )
+
+
+@pytest.mark.parametrize("value", [0, 9_999, 10_000, 19_999, 20_000, 10**11 - 1, 10**11, 10**15])
+def test_bounds_belong_to_the_class_above(tables, value):
+    one = tables.query(f"select *  replace (cast({value} as bigint) as latency_ns) from main.exchanges limit 1")
+    (row,) = distributions.spread(one, by=["cluster"], replicas=True).arrow().to_pylist()
+    assert (row["from_ns"], row["to_ns"]) == class_of(value, LATENCIES_NS)
+
+
+def test_batches_are_counted_by_their_records(tables):
+    sent = [
+        row
+        for row in tables["batches"].arrow().to_pylist()
+        if row["api"] == "Produce" and row["direction"] == "request" and not row["control"]
+    ]
+    expected = Counter((*class_of(row["records"], RECORDS), row["codec"]) for row in sent)
+    answer = jobs.batch_sizes(tables["batches"], tables["exchanges"]).arrow().to_pylist()
+    assert {(row["from_records"], row["to_records"], row["codec"]): row["batches"] for row in answer} == expected
+    assert sum(row["records"] for row in answer) == sum(row["records"] for row in sent)
+    assert class_of(1, RECORDS) == (1, 2)  # batches of one record stand alone
+
+
+def test_what_is_behind_is_what_lag_says_of_the_worst_partition(tables):
+    each = jobs.lag(tables["partitions"], tables["exchanges"], every="5 seconds").arrow().to_pylist()
+    answer = jobs.behind(tables["partitions"], tables["exchanges"], every="5 seconds").arrow().to_pylist()
+    worst, together = {}, Counter()
+    for row in each:
+        key = (row["time"], row["cluster"], row["client"], row["topic"])
+        worst[key] = max(worst.get(key, 0), row["last_lag_records"])
+        together[key] += row["last_lag_records"]
+    keys = [(row["time"], row["cluster"], row["client"], row["topic"]) for row in answer]
+    assert dict(zip(keys, (row["lag_records"] for row in answer), strict=True)) == worst
+    assert dict(zip(keys, (row["sum_lag_records"] for row in answer), strict=True)) == together
+    assert max(worst.values()) > 0
+
+
+def test_segments_sent_again_are_those_of_the_exchanges(tables):
+    rows = tables["exchanges"].arrow().to_pylist()
+    answer = jobs.retransmissions(tables["exchanges"], by=["source"], replicas=True).arrow().to_pylist()
+    for row in answer:
+        mine = [each["retransmissions"] for each in rows if each["source"] == row["source"]]
+        assert row["exchanges"] == len(mine) and row["retransmissions"] == sum(filter(None, mine))
+        assert row["delayed"] == sum(1 for each in mine if each)
+    assert sum(row["retransmissions"] for row in answer) > 10
+
+
+def test_changes_of_leaders_are_counted_by_kind(tables):
+    rows = tables["leadership"].arrow().to_pylist()
+    answer = jobs.leader_changes(tables["leadership"]).arrow().to_pylist()
+    assert {row["change"]: row["changes"] for row in answer} == Counter(row["change"] for row in rows)
+    for row in answer:
+        mine = {(each["topic"], each["partition"]) for each in rows if each["change"] == row["change"]}
+        assert row["partitions"] == len(mine)
+    assert answer
