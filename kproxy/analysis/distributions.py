@@ -5,6 +5,7 @@ how anything is drawn.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.pieces import TOPIC, at_last, bucket, grouped, groups, of_clients, of_exchanges, order
@@ -23,7 +24,7 @@ def _class(column: str, bounds: Sequence[int], first: str) -> str:
 
 def _next(column: str, bounds: Sequence[int]) -> str:
     """The bound behind one, null behind the last."""
-    pairs = zip(bounds, bounds[1:], strict=False)
+    pairs = pairwise(bounds)
     return f"case {' '.join(f'when {column} = {one} then cast({other} as bigint)' for one, other in pairs)} end"
 
 
@@ -61,8 +62,8 @@ def batch_sizes(batches: Frame, exchanges: Frame, every: str | None = None, wher
                 sum(records) as records, sum(bytes) as bytes
             from ours where {where or "true"} group by all""",
         answer=f"""
-            select {"`time`," if every else ""} from_records, {_next("from_records", (0, *RECORDS))} as to_records, codec,
-                batches, records, bytes
+            select {"`time`," if every else ""} from_records, {_next("from_records", (0, *RECORDS))} as to_records,
+                codec, batches, records, bytes
             from counted {order(by=("from_records", "codec"), every=every)}""",
     )
 
