@@ -43,6 +43,8 @@ MACROS = {
     "named_struct(a, x, b, y)": "row(x, y)",
     "named_struct(a, x, b, y, c, z)": "row(x, y, z)",
     "size(x)": "len(x)",
+    "collect_list(x)": "list(x)",
+    "array_join(x, separator)": "array_to_string(x, separator)",
     "format_number(x, decimals)": (
         "case decimals when 0 then format('{:,.0f}', cast(x as double)) "
         "when 1 then format('{:,.1f}', cast(x as double)) else format('{:,.2f}', cast(x as double)) end"

@@ -147,6 +147,15 @@ def times(table: str, since: str | None, until: str | None, of: str | None = Non
     return found
 
 
+def chosen_by_time(table: str, tables: Mapping[str, Frame], since: str | None, until: str | None) -> Frame:
+    """The rows of one of several tables that are in a span of time; moments without a date are those of exchanges."""
+    conditions = times(table, since, until, "exchanges") if table != "exchanges" else times(table, since, until)
+    if not conditions:
+        return tables[table]
+    both = {"answered": tables[table], "first_table": tables["exchanges"]}
+    return ask(both, chosen=f"select * from answered where {' and '.join(conditions)}")
+
+
 def _us(table: str) -> tuple[str, str]:
     """When rows of a table begin and end, in microseconds."""
     return _FIRST_US.get(table, "unix_micros(`time`)"), _LAST_US.get(table, "unix_micros(`time`)")

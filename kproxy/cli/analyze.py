@@ -18,6 +18,7 @@ from kproxy.cli.asking import (
     show_overview,
     with_options,
 )
+from kproxy.cli.findings import findings_command, show_findings
 from kproxy.errors import KproxyError
 
 _PLACES = click.argument("places", nargs=-1, required=True, metavar="TABLES|CAPTURE...")
@@ -169,7 +170,24 @@ def overview(places: tuple[str, ...], **given: Any) -> None:
             _asked_again(ask)
 
 
+def findings(places: tuple[str, ...], **given: Any) -> None:
+    """Show what stands out."""
+    from kproxy.analysis.duck import Tables
+    from kproxy.analysis.findings import TABLES
+
+    how = captures.taken(given)
+    with tables_at(places, TABLES, how) as folder_of:
+
+        def ask(again: bool) -> None:
+            with Tables(folder_of(again)) as tables:
+                show_findings(tables, **given)
+
+        with _in_words("the question"):
+            _asked_again(ask)
+
+
 COMMANDS = {
+    "findings": findings_command("analyze", _PLACES, captures.OPTIONS, findings),
     "overview": overview_command("analyze", _PLACES, captures.OPTIONS, overview),
     **commands("analyze", _PLACES, captures.OPTIONS, answer),
     "sql": click.command("sql")(with_options((*ANSWER, *captures.OPTIONS), sql)),

@@ -19,6 +19,7 @@ import click
 
 from kproxy.cli import captures
 from kproxy.cli.asking import Asked, check_tables, commands, overview_command, show_overview, with_options
+from kproxy.cli.findings import findings_command, show_findings
 from kproxy.errors import KproxyError
 
 if TYPE_CHECKING:
@@ -124,6 +125,22 @@ def overview(places: tuple[str, ...], master: str | None, config: tuple[str, ...
         show_overview("spark", places, {name: spark.table(session, folder, name) for name in TABLES}, **given)
 
 
+def findings(places: tuple[str, ...], master: str | None, config: tuple[str, ...], **given: Any) -> None:
+    """Show what stands out, by Spark."""
+    _require_pyspark()
+
+    from kproxy.analysis.findings import TABLES
+
+    (folder,) = places
+    check_tables([folder], TABLES)
+
+    from kproxy import spark
+
+    session = _session(master, config)
+    with _said_plainly():
+        show_findings({name: spark.table(session, folder, name) for name in TABLES}, **given)
+
+
 @contextmanager
 def _said_plainly() -> Iterator[None]:
     """Errors of Spark as one line."""
@@ -227,6 +244,7 @@ def ingest(
 
 COMMANDS = {
     "ingest": with_options(_SPARK, ingest),
+    "findings": findings_command("spark", click.argument("places", metavar="TABLES"), _SPARK, findings),
     "overview": overview_command("spark", click.argument("places", metavar="TABLES"), _SPARK, overview),
     **commands("spark", click.argument("places", metavar="TABLES"), _SPARK, answer),
 }

@@ -1,0 +1,159 @@
+"""Findings about how load is spread: hot partitions, hot brokers, brokers that are slower than the others.
+
+Refuses to know engines, and how findings look.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.analysis import topics
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.finding import WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.pieces import ALL_BYTES, GROUPS, MS, TOPIC, of_clients, percentiles
+
+
+class Hot(NamedTuple):
+    """The hottest partition of a topic."""
+
+    cluster: str | None
+    topic: str | None
+    api: str
+    partition: int
+    size: int
+    all_size: int
+    requests: int  # to the topic
+    partitions: int
+    busy: int
+    share: float
+    times_even: float
+    first_us: int | None
+    last_us: int | None
+
+
+def hot(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Hot, by topic, those with the most excess first; Fetch counts where nobody wrote."""
+    skew = topics.skew(tables["partitions"], tables["exchanges"], tables["topology"])
+    return ask(
+        {"skew": skew, "raw": tables["partitions"]},
+        spans=f"""
+            select cluster, {TOPIC} as topic, min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
+            from raw where api in ('Produce', 'Fetch') group by cluster, {TOPIC}""",
+        placed="""
+            select *, sum(bytes) over per_topic as all_bytes, sum(exchanges) over per_topic as requests,
+                row_number() over (partition by cluster, topic, api order by bytes desc, `partition`) as place,
+                min(case when api = 'Produce' then 0 else 1 end) over (partition by cluster, topic) as is_read_only
+            from skew window per_topic as (partition by cluster, topic, api)""",
+        answer=f"""
+            select p.cluster, p.topic, api, `partition`, bytes, all_bytes, requests, partitions,
+                partitions - idle as busy, share, times_even, s.first_us, s.last_us
+            from placed p left join spans s
+                on p.cluster is not distinct from s.cluster and p.topic is not distinct from s.topic
+            where place = 1 and (api = 'Produce' or api = 'Fetch' and is_read_only = 1) and partitions > 1
+                and coalesce(p.topic, '') not like '!_!_%' escape '!'
+                and all_bytes >= {limits.hot_bytes_min} and requests >= {limits.hot_partition_batches}
+                and times_even >= least({limits.hot_partition_times}, partitions)
+            order by excess_bytes desc, p.cluster nulls first, p.topic nulls first, api""",
+    )
+
+
+def judge_hot(row: Hot, limits: Limits) -> Iterator[Finding]:
+    # Of two or three partitions one that has all of it is three times even at most: then all but nothing is hot.
+    is_hot = row.times_even >= limits.hot_partition_times or (row.partitions <= 3 and row.share >= 0.9)
+    if not is_hot:
+        return
+    yield found(
+        "hot_partition",
+        WARNING,
+        row.share * row.all_size / 1e9,
+        row.cluster,
+        f"topic {clean(row.topic)}, partition {row.partition}",
+        {"topic": row.topic, "partition": row.partition, "api": row.api},
+        (row.first_us, row.last_us),
+        {
+            "share": row.share,
+            "times_even": row.times_even,
+            "partitions": row.partitions,
+            "idle": row.partitions - row.busy,
+            "bytes": row.size,
+            "topic_bytes": row.all_size,
+            "api": row.api,
+        },
+    )
+
+
+class Broker(NamedTuple):
+    """What a broker did for clients, beside the others of its cluster."""
+
+    cluster: str | None
+    broker: str
+    broker_id: int | None
+    requests: int
+    size: int
+    produces: int
+    p99_ns: int | None
+    brokers: int  # with enough requests
+    all_size: int
+    others_p99_ns: int | None  # the lowest p99 of the other brokers
+    first_us: int
+    last_us: int
+
+
+def brokers(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Broker, those with the most bytes first; brokers that hardly anybody asked are left out."""
+    own = "case when api = 'Produce' then latency_ns - coalesce(queue_ns, 0) - coalesce(muted_ns, 0) end"
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        each_one=f"""
+            select cluster, {GROUPS["broker"]} as broker, max(broker_id) as broker_id, count(*) as requests,
+                sum({ALL_BYTES}) as bytes, count({own}) as produces, {percentiles(own, "", 0.99)},
+                min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
+            from exchanges where outcome = 'answered' and {of_clients(False)}
+            group by cluster, {GROUPS["broker"]} having count(*) >= {limits.broker_requests_min}
+                or count({own}) >= {limits.produces_min}""",
+        fast=f"""
+            select cluster, broker, p99_ns from each_one where produces >= {limits.produces_min}""",
+        others="""
+            select a.cluster, a.broker, percentile_approx(b.p99_ns, 0.5, 10000) as others_p99_ns
+            from fast a join fast b on a.cluster is not distinct from b.cluster and a.broker != b.broker
+            group by a.cluster, a.broker""",
+        answer="""
+            select a.cluster, a.broker, a.broker_id, requests, bytes, produces, p99_ns,
+                count(*) over (partition by a.cluster) as brokers,
+                sum(bytes) over (partition by a.cluster) as all_bytes, others_p99_ns, first_us, last_us
+            from each_one a left join others o on a.cluster is not distinct from o.cluster and a.broker = o.broker
+            order by bytes desc, a.cluster nulls first, a.broker""",
+    )
+
+
+def judge_broker(row: Broker, limits: Limits) -> Iterator[Finding]:
+    name = f"broker {row.broker}" if row.broker_id is None else f"broker {row.broker_id} ({row.broker})"
+    place = {"broker": row.broker, "broker_id": row.broker_id}
+    times = row.first_us, row.last_us
+    share = row.size / row.all_size if row.all_size else 0.0
+    times_even = share * row.brokers
+    is_hot = times_even >= limits.hot_broker_times or (row.brokers == 2 and share >= 0.9)
+    if row.brokers > 1 and is_hot and row.requests >= limits.broker_requests_min and row.size >= limits.hot_bytes_min:
+        evidence = {
+            "share": share,
+            "times_even": times_even,
+            "brokers": row.brokers,
+            "bytes": row.size,
+            "requests": row.requests,
+        }
+        yield found("hot_broker", WARNING, share * row.size / 1e10, row.cluster, name, place, times, evidence)
+    if row.produces < limits.produces_min or row.p99_ns is None:
+        return
+    floor = limits.slow_produce_ms * MS
+    others = row.others_p99_ns
+    is_slower = others is not None and row.p99_ns >= max(floor, limits.slow_broker_times * others)
+    is_very_slow = row.p99_ns >= limits.very_slow_produce_ms * MS
+    if is_slower or is_very_slow:
+        slow = {"p99_ns": row.p99_ns, "others_p99_ns": others, "produces": row.produces}
+        yield found("slow_broker", WARNING, row.p99_ns / 10e9, row.cluster, name, place, times, slow)
+
+
+PROBES = (
+    Probe(("hot_partition",), ("partitions", "exchanges", "topology"), hot, Hot, judge_hot),
+    Probe(("hot_broker", "slow_broker"), ("exchanges",), brokers, Broker, judge_broker),
+)

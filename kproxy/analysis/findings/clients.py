@@ -1,0 +1,242 @@
+"""Findings about clients: quotas, protocol versions that a newer Kafka drops, connections that come and go.
+
+Refuses to know engines, and how findings look.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.parties import served_by
+from kproxy.analysis.pieces import GROUPS, of_clients
+from kproxy.protocol.schema import served_versions
+
+_QUOTAS = {  # the quota that throttles an API; all others: request_percentage
+    "Produce": "producer_byte_rate (or request_percentage)",
+    "Fetch": "consumer_byte_rate (or request_percentage)",
+    **dict.fromkeys(("CreateTopics", "CreatePartitions", "DeleteTopics"), "controller_mutation_rate"),
+}
+
+
+class Throttled(NamedTuple):
+    """Answers of an API to a client that is over a quota."""
+
+    cluster: str | None
+    client: str | None
+    api: str
+    answers: int
+    throttled: int
+    throttle_ms: int
+    max_throttle_ms: int
+    first_us: int  # of those that were throttled
+    last_us: int
+    span_us: int  # of all of that client and API
+
+
+def throttled(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Throttled, the most throttled first."""
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        answer=f"""
+            select cluster, {GROUPS["client"]} as client, api, count(*) as answers,
+                count_if(throttle_ms > 0) as throttled, sum(throttle_ms) as throttle_ms,
+                max(throttle_ms) as max_throttle_ms,
+                min(case when throttle_ms > 0 then unix_micros(`time`) end) as first_us,
+                max(case when throttle_ms > 0 then unix_micros(`time`) end) as last_us,
+                max(unix_micros(`time`)) - min(unix_micros(`time`)) as span_us
+            from exchanges where outcome = 'answered' and {of_clients(False)}
+            group by cluster, {GROUPS["client"]}, api having count_if(throttle_ms > 0) >= {limits.throttled_min}
+            order by throttle_ms desc, cluster nulls first, client nulls first, api""",
+    )
+
+
+def judge_throttled(row: Throttled, limits: Limits) -> Iterator[Finding]:
+    share = row.throttled / row.answers
+    if row.throttled < limits.throttled_min or share < limits.throttled_share:
+        return
+    of_time = row.throttle_ms * 1000 / row.span_us if row.span_us else 0.0
+    quota = _QUOTAS.get(row.api, "request_percentage")
+    yield found(
+        "throttled",
+        WARNING if of_time >= limits.throttled_time_share else NOTE,
+        of_time,
+        row.cluster,
+        f"client {clean(row.client)}, {row.api}",
+        {"client": row.client, "api": row.api},
+        (row.first_us, row.last_us),
+        {
+            "throttled": row.throttled,
+            "answers": row.answers,
+            "throttled_share": share,
+            "throttle_ms": row.throttle_ms,
+            "max_throttle_ms": row.max_throttle_ms,
+            "throttle_time_share": min(of_time, 1.0),
+        },
+        f"Raise {quota} of this client or its user with kafka-configs --alter --add-config, or have it send and ask "
+        "less (compression.type, batch.size, fetch.min.bytes).",
+    )
+
+
+class Spoken(NamedTuple):
+    """What a client speaks that the newest release does not serve.
+
+    Where nobody in the cluster was seen to speak what that release serves, brokers as old may be why: all such clients
+    are one row.
+    """
+
+    cluster: str | None
+    client: str | None  # None: several
+    clients: int
+    apis: str  # "Produce v3, Fetch v4"
+    requests: int
+    software: str | None
+    offered: int  # APIs of these for which another client spoke a version that the release serves
+    hosts: int
+    first_us: int
+    last_us: int
+
+
+def newest() -> str:
+    """The newest release of Kafka that kproxy knows."""
+    return list(served_versions())[-1]
+
+
+def spoken(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Spoken, by client, those with the most requests first."""
+    bounds = ", ".join(f"({key}, {first}, {last})" for key, first, last in served_by(newest())[1])
+    return ask(
+        {"exchanges": tables["exchanges"], "connections": tables["connections"]},
+        software="""
+            select source, connection, max(concat_ws(' ', software_name, software_version)) as software
+            from connections group by source, connection""",
+        used=f"""
+            select e.cluster, {GROUPS["client"]} as client, nullif(s.software, '') as software, api_key, api,
+                max(api_version) as highest, count(*) as requests, count(distinct client_address) as hosts,
+                min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
+            from exchanges e left join software s on e.source = s.source and e.connection = s.connection
+            where api_version is not null and api != 'WriteTxnMarkers' and {of_clients(False)}
+            group by e.cluster, {GROUPS["client"]}, nullif(s.software, ''), api_key, api""",
+        judged=f"""
+            select u.*, b.served_from, max(u.highest) over (partition by u.cluster, u.api_key) as met
+            from used u left join (values {bounds}) as b(served_key, served_from, served_to)
+                on u.api_key = b.served_key""",
+        dropped="""
+            select *, max(case when coalesce(met >= served_from, false) then 1 else 0 end)
+                over (partition by cluster, client) as is_offered
+            from judged where served_from is null or highest < served_from""",
+        whose="""
+            select *, case when is_offered = 1 then client end as named from dropped""",
+        each_api="""
+            select cluster, named, api, max(highest) as highest, sum(requests) as requests, max(software) as software,
+                max(case when coalesce(met >= served_from, false) then 1 else 0 end) as offered, max(hosts) as hosts,
+                min(first_us) as first_us, max(last_us) as last_us
+            from whose group by cluster, named, api""",
+        counted="""
+            select cluster, named, count(distinct client) as clients, min(client) as one from whose
+            group by cluster, named""",
+        answer="""
+            select a.cluster, coalesce(a.named, case when max(n.clients) = 1 then max(n.one) end) as client,
+                max(n.clients) as clients,
+                array_join(array_sort(collect_list(concat(api, ' v', cast(highest as string)))), ', ') as apis,
+                sum(requests) as requests, max(software) as software, sum(offered) as offered, max(hosts) as hosts,
+                min(first_us) as first_us, max(last_us) as last_us
+            from each_api a join counted n
+                on a.cluster is not distinct from n.cluster and a.named is not distinct from n.named
+            group by a.cluster, a.named
+            order by requests desc, a.cluster nulls first, a.named nulls first""",
+    )
+
+
+def judge_spoken(row: Spoken, limits: Limits) -> Iterator[Finding]:
+    names = row.apis.split(", ")
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    yield found(
+        "old_versions",
+        WARNING if row.offered else NOTE,  # else brokers as old may be why
+        row.requests / 1e5,
+        row.cluster,
+        f"client {clean(row.client)}" if row.clients == 1 else f"{row.clients} clients",
+        {"client": row.client},
+        (row.first_us, row.last_us),
+        {
+            "apis": shown,
+            "requests": row.requests,
+            "kafka": newest(),
+            "software": row.software,
+            "newer_seen": row.offered,
+            "hosts": row.hosts,
+        },
+        None
+        if row.offered
+        else "First upgrade the brokers to the newest release that still serves these versions: no client of this "
+        "cluster was seen to speak newer ones, so the brokers may be too old for them. Then upgrade the client, if it "
+        "still speaks them.",
+    )
+
+
+class Churning(NamedTuple):
+    """Connections of a client that began while it was watched."""
+
+    cluster: str | None
+    client: str | None
+    connections: int
+    requests: int | None
+    life_p50_ns: int | None
+    resets: int
+    hosts: int
+    first_us: int
+    last_us: int
+
+
+def churning(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Churning, by client, those with the most connections first."""
+    return ask(
+        {"exchanges": tables["exchanges"], "connections": tables["connections"]},
+        clients=f"""
+            select source, connection, max({GROUPS["client"]}) as client from exchanges group by source, connection""",
+        answer=f"""
+            select n.cluster, coalesce(c.client, n.client_address) as client, count(*) as connections,
+                sum(requests) as requests,
+                percentile_approx(end_ns - start_ns, 0.5, 10000) as life_p50_ns, count_if(close = 'reset') as resets,
+                count(distinct n.client_address) as hosts,
+                min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
+            from connections n left join clients c on n.source = c.source and n.connection = c.connection
+            where coalesce(start_seen, true)
+            group by n.cluster, coalesce(c.client, n.client_address)
+            having count(*) >= {limits.connections_min}
+            order by connections desc, n.cluster nulls first, client nulls first""",
+    )
+
+
+def judge_churning(row: Churning, limits: Limits) -> Iterator[Finding]:
+    span_us = row.last_us - row.first_us
+    per_minute = (row.connections - 1) * 6e7 / max(span_us, 1_000_000)
+    is_short = row.life_p50_ns is not None and row.life_p50_ns < limits.short_connection_s * 1e9
+    if per_minute < limits.connections_per_minute or not is_short:
+        return
+    yield found(
+        "connection_churn",
+        WARNING,
+        per_minute / 10_000,
+        row.cluster,
+        f"client {clean(row.client)}",
+        {"client": row.client},
+        (row.first_us, row.last_us),
+        {
+            "connections": row.connections,
+            "per_minute": per_minute,
+            "life_p50_ns": row.life_p50_ns,
+            "requests_per_connection": None if row.requests is None else row.requests / row.connections,
+            "resets": row.resets,
+            "hosts": row.hosts,
+        },
+    )
+
+
+PROBES = (
+    Probe(("throttled",), ("exchanges",), throttled, Throttled, judge_throttled),
+    Probe(("old_versions",), ("exchanges", "connections"), spoken, Spoken, judge_spoken),
+    Probe(("connection_churn",), ("exchanges", "connections"), churning, Churning, judge_churning),
+)

@@ -1,0 +1,200 @@
+"""Findings about consumers: fetches for nothing, commits for every record, lag that grows.
+
+Refuses to know engines, and how findings look.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.analysis import topics
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.pieces import GROUPS, ns, of_clients
+
+
+class Fetched(NamedTuple):
+    """Fetches of a client whose answers were read; `active_s` as in Produced, of all its connections together."""
+
+    cluster: str | None
+    client: str | None
+    fetches: int
+    empty: int
+    hasty: int  # empty ones that were answered before half of their max_wait_ms
+    size: int | None  # bytes of those that brought records
+    records: int | None
+    max_wait_ms: int | None
+    active_s: float | None
+    connections: int
+    first_us: int
+    last_us: int
+
+
+def fetched(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Fetched, by client, those with the most fetches first."""
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        each_one=f"""
+            select source, connection, cluster, {GROUPS["client"]} as client, count(*) as fetches,
+                count_if(records = 0) as empty,
+                count_if(records = 0 and latency_ns < {ns("max_wait_ms")} / 2) as hasty,
+                sum(case when records > 0 then response_bytes end) as bytes, sum(records) as records,
+                max(max_wait_ms) as max_wait_ms,
+                min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
+            from exchanges
+            where api in ('Fetch', 'ShareFetch') and outcome = 'answered' and coalesce(errors, 0) = 0
+                and records is not null and {of_clients(False)}
+            group by source, connection, cluster, {GROUPS["client"]}""",
+        answer=f"""
+            select cluster, client, sum(fetches) as fetches, sum(empty) as empty, sum(hasty) as hasty,
+                sum(bytes) as bytes, sum(records) as records, max(max_wait_ms) as max_wait_ms,
+                sum(last_us - first_us) / 1e6 as active_s, count(*) as connections,
+                min(first_us) as first_us, max(last_us) as last_us
+            from each_one group by cluster, client having sum(fetches) >= {limits.fetches_min}
+            order by fetches desc, cluster nulls first, client nulls first""",
+    )
+
+
+def judge_fetched(row: Fetched, limits: Limits) -> Iterator[Finding]:
+    where, place = f"client {clean(row.client)}", {"client": row.client}
+    times = row.first_us, row.last_us
+    active_s = row.active_s or 0.0
+    empty_rate = row.empty / active_s if active_s else 0.0
+    share = row.empty / row.fetches
+    if share >= limits.empty_share and empty_rate >= limits.empty_rate:
+        evidence = {
+            "fetches": row.fetches,
+            "empty": row.empty,
+            "empty_share": share,
+            "rate_per_s": empty_rate,
+            "hasty": row.hasty,
+            "max_wait_ms": row.max_wait_ms,
+            "connections": row.connections,
+        }
+        yield found("empty_fetches", WARNING, empty_rate / 1000, row.cluster, where, place, times, evidence)
+    full = row.fetches - row.empty
+    rate = full / active_s if active_s else 0.0
+    if (
+        full >= limits.fetches_min
+        and (row.size or 0) / full < limits.tiny_fetch_bytes
+        and rate >= limits.tiny_fetch_rate
+    ):
+        evidence = {
+            "fetches": full,
+            "bytes_per_fetch": (row.size or 0) / full,
+            "records_per_fetch": (row.records or 0) / full,
+            "rate_per_s": rate,
+            "connections": row.connections,
+        }
+        yield found("tiny_fetches", NOTE, rate / 1000, row.cluster, where, place, times, evidence)
+
+
+class Committed(NamedTuple):
+    """Commits of a group."""
+
+    cluster: str | None
+    group_id: str
+    commits: int
+    active_s: float | None
+    connections: int
+    client: str | None
+    first_us: int
+    last_us: int
+
+
+def committed(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Committed, by group, those with the most commits first."""
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        each_one=f"""
+            select source, connection, cluster, group_id, count(*) as commits, max({GROUPS["client"]}) as client,
+                min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
+            from exchanges where api = 'OffsetCommit' and group_id is not null
+            group by source, connection, cluster, group_id""",
+        answer=f"""
+            select cluster, group_id, sum(commits) as commits, sum(last_us - first_us) / 1e6 as active_s,
+                count(*) as connections, max(client) as client, min(first_us) as first_us, max(last_us) as last_us
+            from each_one group by cluster, group_id having sum(commits) >= {limits.commits_min}
+            order by commits desc, cluster nulls first, group_id""",
+    )
+
+
+def judge_committed(row: Committed, limits: Limits) -> Iterator[Finding]:
+    rate = row.commits / row.active_s if row.active_s else 0.0
+    if rate < limits.commit_rate:
+        return
+    yield found(
+        "commit_storm",
+        WARNING,
+        rate / 1000,
+        row.cluster,
+        f"group {row.group_id}",
+        {"group_id": row.group_id, "client": row.client},
+        (row.first_us, row.last_us),
+        {"commits": row.commits, "rate_per_s": rate, "connections": row.connections, "client": row.client},
+    )
+
+
+class Lagging(NamedTuple):
+    """Lag of a client in a topic, all of its partitions together."""
+
+    cluster: str | None
+    client: str | None
+    topic: str | None
+    partitions: int
+    fetches: int
+    first_records: int
+    last_records: int
+    max_records: int
+    last_lag_ns: int | None
+    first_us: int
+    last_us: int
+
+
+def lagging(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Lagging, those that fell behind most first."""
+    return ask(
+        {"partitions": topics.lag(tables["partitions"], tables["exchanges"]), "raw": tables["partitions"]},
+        began="""
+            select min(unix_micros(`time`)) as first_us from raw where api = 'Fetch' and direction = 'response'""",
+        answer=f"""
+            select cluster, client, topic, count(*) as partitions, sum(fetches) as fetches,
+                sum(first_lag_records) as first_records, sum(last_lag_records) as last_records,
+                sum(max_lag_records) as max_records, max(last_lag_ns) as last_lag_ns,
+                min(b.first_us) as first_us, max(unix_micros(last)) as last_us
+            from partitions cross join began b group by cluster, client, topic
+            having sum(last_lag_records) - sum(first_lag_records) >= {limits.lag_records_min}
+            order by last_records desc, cluster nulls first, client nulls first, topic nulls first""",
+    )
+
+
+def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
+    span_us = row.last_us - row.first_us
+    # At its highest at the end: it does not catch up.
+    is_growing = row.last_records >= limits.lag_growth * row.first_records and row.last_records >= 0.9 * row.max_records
+    if not is_growing or span_us < limits.lag_span_s * 1e6 or row.last_records < limits.lag_records_min:
+        return
+    yield found(
+        "growing_lag",
+        WARNING,
+        row.last_records / 1e6,
+        row.cluster,
+        f"client {clean(row.client)}, topic {clean(row.topic)}",
+        {"client": row.client, "topic": row.topic},
+        (row.first_us, row.last_us),
+        {
+            "first_lag_records": row.first_records,
+            "last_lag_records": row.last_records,
+            "span_ns": span_us * 1000,
+            "growth_per_s": (row.last_records - row.first_records) / (span_us / 1e6),
+            "last_lag_ns": row.last_lag_ns,
+            "partitions": row.partitions,
+        },
+    )
+
+
+PROBES = (
+    Probe(("empty_fetches", "tiny_fetches"), ("exchanges",), fetched, Fetched, judge_fetched),
+    Probe(("commit_storm",), ("exchanges",), committed, Committed, judge_committed),
+    Probe(("growing_lag",), ("partitions", "exchanges"), lagging, Lagging, judge_lagging),
+)

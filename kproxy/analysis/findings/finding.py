@@ -1,0 +1,127 @@
+"""A finding, and a probe: the question whose rows are judged to give findings.
+
+Duty: the two types, how findings are ranked, and how many of one kind are told. Refuses to know any single kind.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kproxy.analysis.engine import Frame
+from kproxy.analysis.findings.kinds import KINDS
+from kproxy.analysis.findings.thresholds import Limits
+
+CRITICAL, WARNING, NOTE = "critical", "warning", "note"
+SEVERITIES = (CRITICAL, WARNING, NOTE)  # something stands still or is lost; it costs; it is worth knowing
+
+Tables = Mapping[str, Frame]
+
+
+class Finding(NamedTuple):
+    """Something that stands out.
+
+    `place` names where by the names of conditions (client, topic, broker, ...), `where` says it in words. `evidence`
+    has numbers by name, with their units in the names as columns of tables have them. Times are nanoseconds since the
+    epoch, None where they are not known. `weight` orders findings of one severity, from 0 to 1. `more` is how many
+    further places of the same kind were left out behind this one.
+    """
+
+    kind: str
+    severity: str
+    cluster: str | None
+    where: str
+    place: tuple[tuple[str, Any], ...]
+    since_ns: int | None
+    until_ns: int | None
+    evidence: tuple[tuple[str, Any], ...]
+    why: str
+    change: str
+    settings: tuple[str, ...]
+    job: str | None  # of `kproxy analyze`, which says more
+    weight: float
+    more: int = 0
+
+    @property
+    def title(self) -> str:
+        return KINDS[self.kind].title
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return {
+            **self._asdict(),
+            "title": self.title,
+            "place": dict(self.place),
+            "evidence": dict(self.evidence),
+            "settings": list(self.settings),
+        }
+
+
+def found(
+    kind: str,
+    severity: str,
+    weight: float,
+    cluster: str | None,
+    where: str,
+    place: Mapping[str, Any],
+    times_us: tuple[int | None, int | None],
+    evidence: Mapping[str, Any],
+    change: str | None = None,
+) -> Finding:
+    """A finding of a kind; times in microseconds since the epoch. change: where it is not that of the kind."""
+    known = KINDS[kind]
+    since, until = (None if us is None else us * 1000 for us in times_us)
+    return Finding(
+        kind,
+        severity,
+        cluster,
+        where,
+        tuple(place.items()),
+        since,
+        until,
+        tuple((name, value) for name, value in evidence.items() if value is not None),
+        known.why,
+        change or known.change,
+        known.settings,
+        known.job,
+        min(1.0, max(0.0, weight)),
+    )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question to tables and how its rows are judged.
+
+    `ask` makes a frame whose columns are the fields of `row`, in their order, the rows that weigh most first; `judge`
+    is a function of one row and the limits, and says nothing of what is not remarkable.
+    """
+
+    kinds: tuple[str, ...]
+    tables: tuple[str, ...]
+    ask: Callable[[Tables, Limits], Frame]
+    row: type[Any]
+    judge: Callable[[Any, Limits], Iterable[Finding]]
+
+
+def ranked(found: Sequence[Finding], limits: Limits) -> list[Finding]:
+    """Findings in order: by severity, then by weight; of each kind `places_per_kind` at most."""
+
+    def order(one: Finding) -> tuple[Any, ...]:
+        return (SEVERITIES.index(one.severity), -one.weight, one.kind, one.cluster or "", one.where)
+
+    most = int(limits.places_per_kind)
+    kept: dict[str, list[Finding]] = {}
+    left: dict[str, int] = {}
+    for one in sorted(found, key=order):
+        of_kind = kept.setdefault(one.kind, [])
+        if len(of_kind) < most:
+            of_kind.append(one)
+        else:
+            left[one.kind] = left.get(one.kind, 0) + 1
+    for kind, count in left.items():
+        kept[kind][-1] = kept[kind][-1]._replace(more=count)
+    return sorted((one for of_kind in kept.values() for one in of_kind), key=order)
+
+
+def clean(text: str | None, otherwise: str = "unknown") -> str:
+    """A name from the wire, or what stands for none."""
+    return otherwise if text is None or text == "" else text

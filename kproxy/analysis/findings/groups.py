@@ -1,0 +1,166 @@
+"""Findings about consumer groups: rebalances that do not end, and members that all others wait for.
+
+Refuses to know engines, and how findings look.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.thresholds import Limits
+
+_CHANGES = {  # by what sets most rebalances off
+    "session_expired": "Members are taken for dead: raise session.timeout.ms (45 s since Kafka 3.0), and look for "
+    "pauses (garbage collection, CPU limits) longer than that.",
+    "member_left": "Members leave and come: those whose poll() comes later than max.poll.interval.ms leave by "
+    "themselves; lower max.poll.records. For restarts set group.instance.id (static membership).",
+    "member_joined": "Members come one by one: raise group.initial.rebalance.delay.ms at the brokers, and set "
+    "group.instance.id so that a restart is no new member.",
+    "member_replaced": "Two processes use one group.instance.id: each puts the other out. Give each its own.",
+    "subscription_changed": "Members subscribe to other topics over and over: look at subscribe() with a pattern.",
+    "metadata_changed": "Topics or partitions come and go: look at patterns in subscribe(), and metadata.max.age.ms.",
+    "leader_rejoined": "The leader asks for a rebalance: its assignor sees other partitions than before.",
+    "coordinator_moved": "The group's coordinator moved: look at the brokers, and at __consumer_offsets' leaders.",
+}
+
+
+class Restless(NamedTuple):
+    """Rebalances of a group; `expected`: those by which its members came, a cooperative one takes two."""
+
+    cluster: str | None
+    group_id: str
+    protocol: str | None
+    rebalances: int
+    expected: int
+    rebalancing_ns: int | None
+    cause: str | None  # of most of them
+    of_cause: int
+    members: int | None
+    first_us: int
+    last_us: int
+    seen_us: int  # from the first row of the table's capture to its last
+
+
+def restless(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Restless, by group, those with the most rebalances first."""
+    return ask(
+        {"rebalances": tables["rebalances"], "exchanges": tables["exchanges"]},
+        seen="""
+            select max(unix_micros(`time`)) - min(unix_micros(`time`)) as seen_us from exchanges""",
+        causes="""
+            select cluster, group_id, cause, count(*) as of_cause,
+                row_number() over (partition by cluster, group_id order by count(*) desc, cause) as place
+            from rebalances group by cluster, group_id, cause""",
+        summed="""
+            select cluster, group_id, max(protocol) as protocol, count(*) as rebalances,
+                max(members_after) * max(case when strategy like '%cooperative%' then 2 else 1 end) as expected,
+                sum(ended_ns - started_ns) as rebalancing_ns, max(members_after) as members,
+                cast(floor(min(started_ns) / 1e3) as bigint) as first_us,
+                cast(floor(max(started_ns) / 1e3) as bigint) as last_us
+            from rebalances where coalesce(protocol, '') != 'zookeeper' and started_ns is not null
+            group by cluster, group_id""",
+        answer=f"""
+            select s.cluster, s.group_id, protocol, rebalances,
+                coalesce(expected, 0) as expected, rebalancing_ns, c.cause, c.of_cause, members, first_us,
+                last_us, seen_us
+            from summed s left join causes c
+                on s.cluster is not distinct from c.cluster and s.group_id = c.group_id and c.place = 1
+            cross join seen
+            where rebalances - coalesce(expected, 0) >= {limits.rebalances_min}
+            order by rebalances desc, s.cluster nulls first, s.group_id""",
+    )
+
+
+def judge_restless(row: Restless, limits: Limits) -> Iterator[Finding]:
+    span_us = max(row.last_us - row.first_us, 1)
+    beyond = row.rebalances - row.expected
+    per_hour = beyond * 3.6e9 / max(row.seen_us, 1)
+    if beyond < limits.rebalances_min or per_hour < limits.rebalances_per_hour:
+        return
+    share = (row.rebalancing_ns or 0) / 1000 / max(row.seen_us, 1)
+    yield found(
+        "rebalance_storm",
+        # Members of the classic protocol stand still meanwhile, those of the newer ones do not.
+        CRITICAL if share >= limits.rebalancing_share and row.protocol == "classic" else WARNING,
+        share,
+        row.cluster,
+        f"group {row.group_id}",
+        {"group_id": row.group_id},
+        (row.first_us, row.last_us),
+        {
+            "rebalances": row.rebalances,
+            "span_ns": span_us * 1000,
+            "rebalancing_ns": row.rebalancing_ns,
+            "rebalancing_share": share,
+            "cause": row.cause,
+            "of_cause": row.of_cause,
+            "members": row.members,
+            "protocol": row.protocol,
+        },
+        _CHANGES.get(row.cause or ""),
+    )
+
+
+class Straggling(NamedTuple):
+    """How long the members of a group waited for one of them, or for its successors on the same client."""
+
+    cluster: str | None
+    group_id: str
+    client: str | None
+    member_id: str | None  # the one that was waited for longest
+    rebalances: int
+    waited_ns: int
+    longest_ns: int
+    members: int | None
+    first_us: int
+    last_us: int
+
+
+def straggling(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Straggling, the longest waits first."""
+    return ask(
+        {"rebalances": tables["rebalances"], "group_events": tables["group_events"]},
+        names="""
+            select cluster, group_id, member_id, max(client_id) as client from group_events
+            where member_id is not null group by cluster, group_id, member_id""",
+        waits=f"""
+            select r.*, n.client from rebalances r left join names n
+                on r.cluster is not distinct from n.cluster and r.group_id = n.group_id and r.last_to_join = n.member_id
+            where r.waited_ns >= {limits.straggler_wait_s * 1e9:.0f} and coalesce(r.protocol, '') != 'zookeeper'""",
+        answer="""
+            select cluster, group_id, coalesce(client, last_to_join) as client,
+                max_by(last_to_join, waited_ns) as member_id, count(*) as rebalances, sum(waited_ns) as waited_ns,
+                max(waited_ns) as longest_ns, max(members_after) as members,
+                cast(floor(min(started_ns) / 1e3) as bigint) as first_us,
+                cast(floor(max(coalesce(ended_ns, started_ns)) / 1e3) as bigint) as last_us
+            from waits group by cluster, group_id, coalesce(client, last_to_join)
+            order by waited_ns desc, cluster nulls first, group_id, client nulls first""",
+    )
+
+
+def judge_straggling(row: Straggling, limits: Limits) -> Iterator[Finding]:
+    if row.longest_ns < limits.straggler_wait_s * 1e9:
+        return
+    yield found(
+        "straggler",
+        WARNING,
+        row.waited_ns / 600e9,
+        row.cluster,
+        f"group {row.group_id}, client {clean(row.client)}",
+        {"group_id": row.group_id, "client": row.client, "member_id": row.member_id},
+        (row.first_us, row.last_us),
+        {
+            "waited_ns": row.waited_ns,
+            "longest_ns": row.longest_ns,
+            "rebalances": row.rebalances,
+            "members": row.members,
+            "member_id": row.member_id,
+        },
+    )
+
+
+PROBES = (
+    Probe(("rebalance_storm",), ("rebalances", "exchanges"), restless, Restless, judge_restless),
+    Probe(("straggler",), ("rebalances", "group_events"), straggling, Straggling, judge_straggling),
+)

@@ -1,0 +1,296 @@
+"""The kinds of findings: what each is called, how it is said, why it matters, and what to change.
+
+Duty: the words, as data, and which thresholds and tables each kind rests on. docs/findings.md is made of this. `says`
+is one line whose names are those of the evidence, which `views` formats. Refuses to know how anything is measured.
+"""
+
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    name: str
+    title: str
+    says: str
+    why: str
+    change: str
+    settings: tuple[str, ...]
+    thresholds: tuple[str, ...]
+    evidence: str  # where it comes from
+    job: str | None = None  # of `kproxy analyze`, which says more
+    is_live: bool = False  # a running kproxy finds it, too
+
+
+KINDS = {
+    each.name: each
+    for each in (
+        Kind(
+            "single_record_batches",
+            "Batches of one record",
+            "{single_share} of {batches} batches have one record, {rate_per_s} a second on each connection",
+            "Each batch costs a request's share of broker and network, 60 to 90 bytes of headers, and an entry in "
+            "every replica's log; full ones cost hardly more, and compress.",
+            "Raise linger.ms to 5-50 and leave batch.size at 16384 or more; with confluent-kafka do not flush() after "
+            "each produce(), with Java do not get() each future.",
+            ("linger.ms", "batch.size"),
+            ("batches_min", "single_record_share", "single_record_rate"),
+            "Produce requests: record batches with one record, by client and topic",
+            "batching",
+            True,
+        ),
+        Kind(
+            "no_compression",
+            "No compression where it would pay",
+            "{plain_bytes} in {batches} batches without compression, {bytes_per_batch} each",
+            "Records in one batch resemble each other: text and JSON shrink to a half or a fifth on the network, on "
+            "every replica's disk, and for every consumer.",
+            "Set compression.type to zstd or lz4 at the producer. Values that are compressed or encrypted already gain "
+            "nothing.",
+            ("compression.type",),
+            ("uncompressed_bytes_min", "uncompressed_rate", "uncompressed_batch_bytes", "compression_ratio"),
+            "Produce requests: batches with codec none, by client and topic; where the table records has whole values, "
+            "some are compressed to see",
+            "batching",
+            True,
+        ),
+        Kind(
+            "empty_fetches",
+            "Fetches that come back empty",
+            "{empty_share} of {fetches} fetches came back empty, {rate_per_s} a second on each connection",
+            "A fetch that is answered with nothing at once costs broker and client as much as one that brings records.",
+            "Raise fetch.max.wait.ms to 500 or more (the broker then waits for data); look for a poll loop around a "
+            "consumer without it, such as max wait 0.",
+            ("fetch.max.wait.ms", "fetch.min.bytes"),
+            ("fetches_min", "empty_share", "empty_rate"),
+            "Fetch answers without records, by client; those of a session that waited its time are few a second",
+            "fetching",
+        ),
+        Kind(
+            "tiny_fetches",
+            "Fetches that bring next to nothing",
+            "{bytes_per_fetch} in a fetch, {rate_per_s} fetches a second on each connection",
+            "Each fetch costs about the same up to some 100 kB: many small ones load broker and consumer for nothing.",
+            "Raise fetch.min.bytes (1 by default) to 10000 or more: the broker collects so much, for fetch.max.wait.ms "
+            "at most.",
+            ("fetch.min.bytes", "fetch.max.wait.ms"),
+            ("fetches_min", "tiny_fetch_bytes", "tiny_fetch_rate"),
+            "Fetch answers with records, by client",
+            "fetching",
+        ),
+        Kind(
+            "throttled",
+            "Throttled by a quota",
+            "{throttled} of {answers} answers throttled, {throttle_ms} in all",
+            "The broker makes this client wait since it is over a quota: it is slower than it could be.",
+            "Raise the quota with kafka-configs --alter (--entity-type users or clients): producer_byte_rate for "
+            "Produce, consumer_byte_rate for Fetch, request_percentage for any, controller_mutation_rate for topics; "
+            "or have the client send less (compression.type, batch.size).",
+            ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate"),
+            ("throttled_min", "throttled_share", "throttled_time_share"),
+            "throttle_time_ms above 0 in answers, by client and API",
+            "throttle",
+            True,
+        ),
+        Kind(
+            "old_versions",
+            "Protocol versions that a newer Kafka drops",
+            "{apis} in {requests} requests: Kafka {kafka} has no such versions",
+            "Kafka 4.0 dropped what clients before 2.1 speak (KIP-896), and other releases dropped APIs: after the "
+            "upgrade of the brokers this client does not connect, or fails.",
+            "Upgrade the client library (Java 2.1, librdkafka 2.0, or newer) before the brokers; `kproxy compat` says "
+            "what a release serves.",
+            ("the client's version",),
+            (),
+            "API versions of requests against those that the newest release serves, by kproxy's data of releases",
+            "clients",
+            True,
+        ),
+        Kind(
+            "weak_acks",
+            "acks=0 or 1 on replicated topics",
+            "acks={acks} for {requests} requests to topics with {replicas} replicas",
+            "With 1 the leader answers before a follower has the records, with 0 nobody answers: if the leader fails, "
+            "records are gone that the producer took for written, though replicas exist.",
+            "Set acks=all (the default since Kafka 3.0) and min.insync.replicas=2 at the topic.",
+            ("acks", "min.insync.replicas"),
+            ("acks_requests_min",),
+            "Produce requests with acks 0 or 1 to topics whose partitions have several replicas, by Metadata",
+            "batching",
+        ),
+        Kind(
+            "resent_not_idempotent",
+            "Retries without idempotence",
+            "{resent} batches were sent again after {failed} failures, without a producer id",
+            "A batch whose answer was an error or was lost may be in the log already: sent again without a producer "
+            "id it is there twice, and with several requests in flight behind later ones.",
+            "Set enable.idempotence=true (the default since Kafka 3.0; it needs acks=all, retries above 0 and at most "
+            "5 of max.in.flight.requests.per.connection).",
+            ("enable.idempotence", "max.in.flight.requests.per.connection"),
+            ("resent_batches",),
+            "batches without a producer id whose first request failed or was not answered, and that came once more",
+            "errors",
+        ),
+        Kind(
+            "hot_partition",
+            "A hot partition",
+            "{share} of the topic's bytes, {times_even} times an even share of {partitions} partitions",
+            "One broker and one consumer carry what many were meant for: the partition's lag and latency are the "
+            "topic's.",
+            "Look at the keys: one that is very frequent, null keys with a custom partitioner, or a producer that "
+            "names its partition. Add to the key, or leave partitioner.class at its default.",
+            ("partitioner.class", "the records' keys"),
+            ("hot_bytes_min", "hot_partition_times", "hot_partition_batches"),
+            "bytes of Produce requests (or of Fetch answers, of topics that nobody wrote to) by partition",
+            "skew",
+        ),
+        Kind(
+            "hot_broker",
+            "A hot broker",
+            "{share} of all bytes, {times_even} times an even share of {brokers} brokers",
+            "Its network, disks and threads are full while others idle.",
+            "Move leaders: kafka-leader-election --election-type preferred, then kafka-reassign-partitions; "
+            "auto.leader.rebalance.enable=true keeps preferred leaders.",
+            ("auto.leader.rebalance.enable",),
+            ("hot_broker_times", "broker_requests_min"),
+            "bytes of clients' requests and answers by broker",
+            "talkers",
+            True,
+        ),
+        Kind(
+            "slow_broker",
+            "A slow broker",
+            "Produce takes {p99_ns} at p99, the other brokers {others_p99_ns}",
+            "Each partition that it leads is as slow, and those that it follows wait for it with acks=all.",
+            "Look at its disks, its page cache and garbage collection, and at followers that lag "
+            "(num.replica.fetchers, replica.lag.time.max.ms).",
+            ("num.replica.fetchers", "num.io.threads"),
+            ("produces_min", "slow_broker_times", "slow_produce_ms", "very_slow_produce_ms"),
+            "latency of Produce without queue and throttle, by broker",
+            "latency",
+            True,
+        ),
+        Kind(
+            "connection_churn",
+            "Connections that come and go",
+            "{connections} connections, {per_minute} a minute, half of them shorter than {life_p50_ns}",
+            "Each one costs threads, a TLS handshake or a login, and Metadata; brokers limit them "
+            "(max.connection.creation.rate).",
+            "Keep one producer or consumer for the life of the process instead of one per message or per request; look "
+            "for a client that crashes, or a probe.",
+            ("connections.max.idle.ms", "max.connection.creation.rate"),
+            ("connections_min", "connections_per_minute", "short_connection_s"),
+            "connections that begin in the capture, by client",
+            "connections",
+            True,
+        ),
+        Kind(
+            "rebalance_storm",
+            "A group that does not come to rest",
+            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} of it rebalancing, most often {cause}",
+            "While a group rebalances its members do not work, or not all of them; records are read twice behind it.",
+            "Give members a group.instance.id, use CooperativeStickyAssignor (partition.assignment.strategy) or "
+            "group.protocol=consumer (KIP-848).",
+            ("session.timeout.ms", "max.poll.interval.ms", "group.instance.id", "partition.assignment.strategy"),
+            ("rebalances_min", "rebalances_per_hour", "rebalancing_share"),
+            "the table rebalances, by group",
+            "rebalances",
+            True,
+        ),
+        Kind(
+            "straggler",
+            "A member that the others wait for",
+            "all others waited {waited_ns} for it in {rebalances} rebalances, {longest_ns} at most",
+            "A rebalance ends when the last member has joined again: it joins with its next poll().",
+            "Make the time between two polls shorter: lower max.poll.records, work on another thread; lower "
+            "max.poll.interval.ms so that it is put out earlier.",
+            ("max.poll.records", "max.poll.interval.ms"),
+            ("straggler_wait_s",),
+            "the table rebalances: who joined last, and how long all others had waited",
+            "rebalances",
+        ),
+        Kind(
+            "commit_storm",
+            "Commits for every record",
+            "{commits} commits, {rate_per_s} a second on each connection",
+            "Each commit is a write to __consumer_offsets with acks=all, and a round trip of the consumer.",
+            "Commit once per poll or per second: enable.auto.commit with auto.commit.interval.ms=5000, or "
+            "commitAsync() behind the loop over a poll's records.",
+            ("auto.commit.interval.ms", "enable.auto.commit"),
+            ("commits_min", "commit_rate"),
+            "OffsetCommit requests by group",
+            "offsets",
+        ),
+        Kind(
+            "growing_lag",
+            "Lag that grows",
+            "lag grew from {first_lag_records} to {last_lag_records} records in {span_ns}",
+            "The consumer is slower than its producers: it falls behind until retention deletes what it has not read.",
+            "Add members up to the number of partitions, or partitions; raise max.poll.records, "
+            "max.partition.fetch.bytes and fetch.min.bytes; look at what the consumer does with a record.",
+            ("max.poll.records", "max.partition.fetch.bytes", "retention.ms"),
+            ("lag_records_min", "lag_growth", "lag_span_s"),
+            "the lag that fetches say, by client and topic: first, last and most",
+            "lag",
+            True,
+        ),
+        Kind(
+            "open_transaction",
+            "A transaction left open",
+            "open for {open_ns} when the capture ended",
+            "Readers with isolation.level=read_committed get nothing behind it, and compaction stops, in every "
+            "partition that it wrote to.",
+            "Look for a producer that hangs between send and commit; lower transaction.timeout.ms. "
+            "kafka-transactions.sh find-hanging, abort, end one whose producer is gone.",
+            ("transaction.timeout.ms", "isolation.level"),
+            ("open_transaction_s", "hung_transaction_s"),
+            "requests of a transactional id without an EndTxn behind them, at the end",
+            "slow",
+        ),
+        Kind(
+            "stuck_stable_offset",
+            "Readers of committed data stand still",
+            "the last stable offset stood at {last_stable_offset} for {stuck_ns} while the log grew by {records}",
+            "A transaction is open in this partition: readers with read_committed get nothing behind it.",
+            "kafka-transactions.sh find-hanging names its producer; abort ends it. Lower transaction.timeout.ms.",
+            ("transaction.timeout.ms", "isolation.level"),
+            ("open_transaction_s", "hung_transaction_s", "lag_records_min"),
+            "last stable offset and high watermark of Fetch answers, by partition",
+            "lag",
+        ),
+        Kind(
+            "retransmissions",
+            "The network loses segments",
+            "{retransmissions} segments sent again, {segment_share} of all",
+            "Each loss stops its connection for 200 ms or more, and halves its throughput.",
+            "Look at interfaces, duplex, MTU and full links between the two; more in flight hides it "
+            "(socket.send.buffer.bytes, socket.receive.buffer.bytes).",
+            ("socket.send.buffer.bytes", "socket.receive.buffer.bytes"),
+            ("retransmissions_min", "retransmission_share"),
+            "TCP of the capture: segments that came again, by client's host and broker",
+            "connections",
+        ),
+        Kind(
+            "zero_windows",
+            "A receiver that reads too slowly",
+            "{zero_windows} times a receive window was closed on {connections} connections",
+            "Client or broker does not read what it was sent: its peer stands still meanwhile.",
+            "Of a consumer: its process is short of CPU, or stops (garbage collection, swap); raise "
+            "receive.buffer.bytes. Of a broker: socket.receive.buffer.bytes, num.network.threads.",
+            ("receive.buffer.bytes", "socket.receive.buffer.bytes"),
+            ("zero_windows_min",),
+            "TCP of the capture: windows of 0, by client's host and broker",
+            "connections",
+        ),
+        Kind(
+            "core_full",
+            "kproxy's core is full",
+            "bytes wait {loop_lag_ns} for kproxy at p99; its process uses {core_share} of a core",
+            "What clients take for the brokers' latency is kproxy's own.",
+            "Give it more processes with --workers, or more cores; lower detail to headers.",
+            ("workers", "detail"),
+            ("loop_lag_ms", "core_share"),
+            "the running process: kproxy_loop_lag_seconds and its CPU time",
+            None,
+            True,
+        ),
+    )
+}

@@ -1,0 +1,71 @@
+"""Findings about the network: segments sent again, receivers that close their window.
+
+Refuses to know engines, and how findings look.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.pieces import GROUPS
+
+SEGMENT_BYTES = 1448  # of payload, with an MTU of 1500 and TCP's timestamps
+
+
+class Path(NamedTuple):
+    """TCP between a client's host and a broker."""
+
+    cluster: str | None
+    host: str
+    broker: str
+    connections: int
+    size: int
+    retransmissions: int
+    zero_windows: int
+    requests: int
+    first_us: int
+    last_us: int
+
+
+def paths(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Path, those that suffered most first."""
+    return ask(
+        {"connections": tables["connections"]},
+        answer=f"""
+            select cluster, client_address as host, {GROUPS["broker"]} as broker, count(*) as connections,
+                sum(coalesce(client_bytes, 0) + coalesce(broker_bytes, 0)) as bytes,
+                sum(retransmissions) as retransmissions, sum(zero_windows) as zero_windows,
+                sum(coalesce(requests, 0)) as requests,
+                cast(floor(min(start_ns) / 1e3) as bigint) as first_us,
+                cast(floor(max(coalesce(end_ns, start_ns)) / 1e3) as bigint) as last_us
+            from connections where start_ns is not null
+            group by cluster, client_address, {GROUPS["broker"]}
+            having sum(retransmissions) >= {limits.retransmissions_min}
+                or sum(zero_windows) >= {limits.zero_windows_min}
+            order by retransmissions desc, zero_windows desc, cluster nulls first, host, broker""",
+    )
+
+
+def judge_path(row: Path, limits: Limits) -> Iterator[Finding]:
+    where = f"{clean(row.host)} and {row.broker}"
+    place = {"host": row.host, "broker": row.broker}
+    times = row.first_us, row.last_us
+    # Each request and its answer are two segments at least, and every 1448 bytes one.
+    segments = max(row.size / SEGMENT_BYTES, 2 * row.requests) + (row.retransmissions or 0)
+    share = (row.retransmissions or 0) / segments if segments else 0.0
+    if (row.retransmissions or 0) >= limits.retransmissions_min and share >= limits.retransmission_share:
+        evidence = {
+            "retransmissions": row.retransmissions,
+            "segment_share": share,
+            "connections": row.connections,
+            "bytes": row.size,
+        }
+        yield found("retransmissions", WARNING, share, row.cluster, where, place, times, evidence)
+    if (row.zero_windows or 0) >= limits.zero_windows_min:
+        evidence = {"zero_windows": row.zero_windows, "connections": row.connections, "bytes": row.size}
+        yield found("zero_windows", NOTE, row.zero_windows / 1000, row.cluster, where, place, times, evidence)
+
+
+PROBES = (Probe(("retransmissions", "zero_windows"), ("connections",), paths, Path, judge_path),)

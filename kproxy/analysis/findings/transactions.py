@@ -1,0 +1,135 @@
+"""Findings about transactions: left open, or holding readers of committed data up.
+
+Refuses to know engines, and how findings look.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.pieces import GROUPS, TOPIC
+
+_BEGINS = "('AddPartitionsToTxn', 'AddOffsetsToTxn', 'TxnOffsetCommit', 'Produce')"
+
+
+class Open(NamedTuple):
+    """A transaction that had no end when the capture ended."""
+
+    cluster: str | None
+    transactional_id: str
+    client: str | None
+    requests: int  # since it began
+    began_us: int
+    last_us: int  # its last request
+    end_us: int  # of the capture
+
+
+def left_open(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Open, the longest first."""
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        seen="select cluster as of_cluster, max(unix_micros(`time`)) as end_us from exchanges group by cluster",
+        said=f"""
+            select cluster, transactional_id, api, {GROUPS["client"]} as client, unix_micros(`time`) as us
+            from exchanges
+            where transactional_id is not null and (api in {_BEGINS} or api in ('EndTxn', 'InitProducerId'))""",
+        ended="""
+            select cluster, transactional_id, max(case when api in ('EndTxn', 'InitProducerId') then us end) as ended_us
+            from said group by cluster, transactional_id""",
+        answer=f"""
+            select s.cluster, s.transactional_id, max(s.client) as client, count(*) as requests, min(us) as began_us,
+                max(us) as last_us, max(end_us) as end_us
+            from said s join ended e
+                on s.cluster is not distinct from e.cluster and s.transactional_id = e.transactional_id
+            join seen on s.cluster is not distinct from seen.of_cluster
+            where s.api in {_BEGINS} and (e.ended_us is null or s.us > e.ended_us)
+            group by s.cluster, s.transactional_id
+            having max(end_us) - min(us) >= {limits.open_transaction_s * 1e6:.0f}
+            order by began_us, s.cluster nulls first, s.transactional_id""",
+    )
+
+
+def judge_open(row: Open, limits: Limits) -> Iterator[Finding]:
+    open_us = row.end_us - row.began_us
+    if open_us < limits.open_transaction_s * 1e6:
+        return
+    yield found(
+        "open_transaction",
+        CRITICAL if open_us >= limits.hung_transaction_s * 1e6 else WARNING,
+        open_us / 900e6,
+        row.cluster,
+        f"transactional id {row.transactional_id}, client {clean(row.client)}",
+        {"transactional_id": row.transactional_id, "client": row.client},
+        (row.began_us, row.end_us),
+        {
+            "open_ns": open_us * 1000,
+            "requests": row.requests,
+            "silent_ns": (row.end_us - row.last_us) * 1000,
+        },
+    )
+
+
+class Stuck(NamedTuple):
+    """A partition whose last stable offset stood at its last value while the log went on."""
+
+    cluster: str | None
+    topic: str | None
+    partition: int
+    last_stable_offset: int
+    high_watermark: int
+    began_mark: int  # the high watermark when it came there
+    began_us: int
+    last_us: int
+
+
+def stuck(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Stuck, the longest first."""
+    return ask(
+        {"partitions": tables["partitions"]},
+        told=f"""
+            select cluster, {TOPIC} as topic, `partition`, last_stable_offset as stable, high_watermark as mark,
+                unix_micros(`time`) as us
+            from partitions
+            where api = 'Fetch' and direction = 'response' and last_stable_offset >= 0 and high_watermark >= 0""",
+        last="""
+            select cluster, topic, `partition`, max(stable) as stable, max(mark) as mark, max(us) as last_us
+            from told group by cluster, topic, `partition` having max(mark) > max(stable)""",
+        answer=f"""
+            select l.cluster, l.topic, l.`partition`, l.stable as last_stable_offset, l.mark as high_watermark,
+                min(t.mark) as began_mark, min(t.us) as began_us, l.last_us
+            from last l join told t on l.cluster is not distinct from t.cluster and l.topic is not distinct from t.topic
+                and l.`partition` = t.`partition` and l.stable = t.stable
+            where t.mark > t.stable
+            group by l.cluster, l.topic, l.`partition`, l.stable, l.mark, l.last_us
+            having l.last_us - min(t.us) >= {limits.open_transaction_s * 1e6:.0f}
+            order by began_us, l.cluster nulls first, l.topic nulls first, l.`partition`""",
+    )
+
+
+def judge_stuck(row: Stuck, limits: Limits) -> Iterator[Finding]:
+    stuck_us = row.last_us - row.began_us
+    if stuck_us < limits.open_transaction_s * 1e6:
+        return
+    yield found(
+        "stuck_stable_offset",
+        CRITICAL if stuck_us >= limits.hung_transaction_s * 1e6 else WARNING,
+        stuck_us / 900e6,
+        row.cluster,
+        f"topic {clean(row.topic)}, partition {row.partition}",
+        {"topic": row.topic, "partition": row.partition},
+        (row.began_us, row.last_us),
+        {
+            "last_stable_offset": row.last_stable_offset,
+            "stuck_ns": stuck_us * 1000,
+            "records": row.high_watermark - row.began_mark,
+            "behind_records": row.high_watermark - row.last_stable_offset,
+        },
+    )
+
+
+PROBES = (
+    Probe(("open_transaction",), ("exchanges",), left_open, Open, judge_open),
+    Probe(("stuck_stable_offset",), ("partitions",), stuck, Stuck, judge_stuck),
+)

@@ -1,0 +1,154 @@
+"""How findings look: a table of severity, what and where, then each with evidence, why and what to change; json, csv.
+
+Duty: one way to write a finding's numbers in a sentence. Text from the wire is data: it cannot move the cursor.
+Refuses to know how anything is found.
+"""
+
+import csv
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from string import Formatter
+from typing import Any, TextIO
+
+import click
+
+from kproxy.analysis.findings import KINDS, Finding, Kind, Threshold
+from kproxy.views import answers, units
+
+NOTHING = "Nothing stands out."
+_WIDTH = 80  # where there is no terminal
+_COLOURS = {"critical": "red", "warning": "yellow", "note": "cyan"}
+
+
+def value(name: str, number: Any) -> str:
+    """A number of the evidence as people read it; its name says the unit."""
+    if isinstance(number, float):
+        words = name.split("_")
+        if words[-1] in ("ns", "ms") or "bytes" in words:
+            return answers.text(name, round(number)) + ("/s" if name == "bytes_per_s" else "")
+        if words[-1] == "share":
+            return f"{number:.0%}" if number >= 0.0995 or not number else f"{number:.1%}"
+        return units.number(number)
+    if name == "times_even":
+        return units.number(number)
+    return answers.text(name, number)
+
+
+def sentence(finding: Finding) -> str:
+    """What was found, with its main numbers, in one line."""
+    evidence = dict(finding.evidence)
+    words = []
+    for text, name, _, _ in Formatter().parse(KINDS[finding.kind].says):
+        words.append(text)
+        if name is not None:
+            words.append("unknown" if evidence.get(name) is None else value(name, evidence[name]))
+    return "".join(words)
+
+
+def where(finding: Finding) -> str:
+    """Where, with the cluster where it is not the only one that has no name."""
+    of = "" if finding.cluster in (None, "default") else f"{finding.cluster}: "
+    return answers.text("where", f"{of}{finding.where}")
+
+
+def evidence(finding: Finding) -> str:
+    """All numbers by name, like "batches 400, single_share 100%"."""
+    return ", ".join(f"{_bare(name)} {value(name, number)}" for name, number in finding.evidence)
+
+
+def _bare(name: str) -> str:
+    for suffix in ("_ns", "_ms"):
+        name = name.removesuffix(suffix)
+    return name.replace("_", " ")
+
+
+def since(finding: Finding) -> str:
+    """From when to when, in UTC."""
+    if finding.since_ns is None:
+        return ""
+    until = "" if finding.until_ns is None else f" to {units.time(finding.until_ns, decimals=0)[11:]}"
+    return f"{units.time(finding.since_ns, decimals=0)}{until} UTC"
+
+
+def dicts(found: Sequence[Finding]) -> Iterator[dict[str, Any]]:
+    """Everything for other programs: numbers, and the sentence."""
+    for finding in found:
+        yield {**finding.as_dict(), "says": sentence(finding)}
+
+
+def show(
+    found: Sequence[Finding], shown: str, file: TextIO, width: int | None = None, limit: int | None = None
+) -> None:
+    """Print findings as "table", "json" (a line each) or "csv"; limit: so many of them at most."""
+    chosen = found if limit is None else found[:limit]
+    if shown == "json":
+        for row in dicts(chosen):
+            print(json.dumps(row), file=file)
+    elif shown == "csv":
+        writer = csv.writer(file, lineterminator="\n")
+        names = ("severity", "kind", "cluster", "where", "says", "since", "until", "why", "change")
+        writer.writerow(names)
+        for one in chosen:
+            times = ("" if at is None else f"{units.time(at, decimals=6).replace(' ', 'T')}Z" for at in one[5:7])
+            writer.writerow(
+                (one.severity, one.kind, one.cluster, one.where, sentence(one), *times, one.why, one.change)
+            )
+    else:
+        for line in lines(chosen, width or _WIDTH):
+            click.echo(line, file=file)
+        if len(chosen) < len(found):
+            click.echo(f"{len(found) - len(chosen)} more: --limit shows them.", file=file)
+
+
+def lines(found: Sequence[Finding], width: int) -> Iterator[str]:
+    """First all of them, a line or two each; then each with what it rests on, why it matters and what to change."""
+    if not found:
+        yield NOTHING
+        return
+    yield from brief(found, width)
+    for number, finding in enumerate(found, 1):
+        yield ""
+        yield click.style(f"{number}. {finding.title}: {where(finding)}", bold=True)
+        told = [("Found", f"{sentence(finding)}."), ("Evidence", evidence(finding)), ("When", since(finding))]
+        told += [("Why", finding.why), ("Change", finding.change)]
+        if finding.job is not None:
+            told.append(("See", f"kproxy analyze {finding.job}"))
+        if finding.more:
+            told.append(("More", f"{finding.more} further places of this kind"))
+        for name, text in told:
+            if text:
+                yield from _paragraph(f"   {name + ':':<10}", text, width)
+
+
+def brief(found: Sequence[Finding], width: int) -> Iterator[str]:
+    """A line or two for each: severity, what, where."""
+    for number, finding in enumerate(found, 1):
+        head = f"{number:>2} {finding.severity:<8} "
+        text = f"{finding.title}: {where(finding)}; {sentence(finding)}"
+        first, *rest = _wrapped(text, width - len(head))
+        yield click.style(f"{head}", fg=_COLOURS[finding.severity]) + first
+        yield from (" " * len(head) + line for line in rest)
+
+
+def _paragraph(head: str, text: str, width: int) -> Iterator[str]:
+    first, *rest = _wrapped(text, width - len(head))
+    yield head + first
+    yield from (" " * len(head) + line for line in rest)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(20, width), break_long_words=True, break_on_hyphens=False) or [""]
+
+
+def kinds(known: Mapping[str, Kind], thresholds: Mapping[str, Threshold]) -> Iterator[str]:
+    """Lines that name all kinds, then all thresholds with their reasons."""
+    yield click.style("Kinds", bold=True)
+    for kind in known.values():
+        live = " (also of a running kproxy)" if kind.is_live else ""
+        yield f"  {kind.name}: {kind.title}{live}"
+    yield ""
+    yield click.style("Thresholds", bold=True)
+    for threshold in thresholds.values():
+        yield f"  {threshold.name} = {threshold.value:,g} {threshold.unit}"
+        yield from textwrap.wrap(threshold.reason, _WIDTH - 6, initial_indent="      ", subsequent_indent="      ")

@@ -1,0 +1,109 @@
+"""What stands out on the repository's captures: what provokes a finding gives it, and little else does."""
+
+from functools import cache
+
+import pytest
+
+from kproxy.analysis.duck import Tables
+from kproxy.analysis.findings import KINDS, PROBES, THRESHOLDS, findings, limits
+from kproxy.analysis.findings.thresholds import read
+from kproxy.convert.processes import convert
+from kproxy.errors import KproxyError
+from kproxy.views.findings import sentence
+from tests.captures import capture
+from tests.insight.truth import CAPTURE
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Findings of a capture by its name, as (kind, where): finding."""
+
+    @cache
+    def ask(name, *given):
+        place = tmp_path_factory.mktemp("tables")
+        convert([CAPTURE if name == "k41_groups_a" else capture(name)], place)
+        with Tables(place) as tables:
+            return {(one.kind, one.where): one for one in findings(tables, read(given))}
+
+    return ask
+
+
+def test_a_client_that_is_over_its_quotas_is_throttled(found):
+    answer = found("k41_quota")
+    throttled = [one for one in answer.values() if one.kind == "throttled"]
+    assert {one.where for one in throttled} == {
+        "client thr, Fetch",
+        "client thr, Produce",
+        "client thr-req, Produce",
+    }
+    produce = answer["throttled", "client thr, Produce"]
+    assert dict(produce.evidence) | {"throttled": 15, "answers": 102} == dict(produce.evidence)
+    assert produce.severity == "warning" and "producer_byte_rate" in produce.change
+    assert sentence(produce) == "15 of 102 answers throttled, 12.3 s in all"
+    assert next(iter(answer.values())).kind == "throttled"  # before what is merely worth knowing
+
+
+def test_a_producer_without_batches_is_named(found):
+    one = found("k111_java_cluster")["single_record_batches", "client perftx, topic beta"]
+    assert dict(one.evidence)["batches"] == 232
+    assert "linger.ms" in one.settings
+
+
+def test_acks_are_weak_where_there_are_replicas(found):
+    answer = found("k111_java_cluster")
+    assert answer["weak_acks", "client perf-snappy, topic alpha"].severity == "warning"  # acks=0
+    assert dict(answer["weak_acks", "client thr, topic alpha"].evidence)["acks"] == 1
+
+
+def test_versions_that_the_newest_kafka_has_dropped_are_told_once_where_brokers_may_be_why(found):
+    answer = found("k0102_python147")
+    legacy = answer["old_versions", "client b'legacy-cli'"]
+    assert legacy.severity == "warning" and "OffsetCommit v0" in dict(legacy.evidence)["apis"]
+    assert answer["old_versions", "8 clients"].severity == "note"
+
+
+def test_a_group_that_lost_members_over_and_over_does_not_come_to_rest(found):
+    (one,) = found("k41_groups_a").values()
+    assert (one.kind, one.where) == ("rebalance_storm", "group range-g")
+
+
+@pytest.mark.parametrize("name", ["k41_java_cluster", "k41_sasl_plain", "k111_kcat_sarama", "k39_zk_cluster"])
+def test_short_captures_of_ordinary_clients_raise_no_alarm(found, name):
+    assert not found(name)
+
+
+def test_every_kind_has_a_probe_and_every_threshold_a_kind():
+    probed = {kind for probe in PROBES for kind in probe.kinds}
+    assert set(KINDS) - probed == {"core_full"}  # of a running kproxy alone
+    used = {name for kind in KINDS.values() for name in kind.thresholds}
+    assert set(THRESHOLDS) - used == {"places_per_kind"} and used <= set(THRESHOLDS)
+
+
+def test_thresholds_come_from_a_file_and_from_the_command_line(tmp_path, found):
+    file = tmp_path / "t.toml"
+    file.write_text("batches_min = 100\nhot_bytes_min = 5\n")
+    assert read(["batches_min=300"], str(file)).batches_min == 300
+    assert read((), str(file)).hot_bytes_min == 5
+    assert limits().batches_min == THRESHOLDS["batches_min"].value
+    assert ("single_record_batches", "client perftx, topic beta") not in found("k111_java_cluster", "batches_min=300")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("batches=1", "there is no 'batches': did you mean batches_min"),
+        ("batches_min", "give NAME=VALUE"),
+        ("batches_min=many", "'many' is no number"),
+        ("batches_min=nan", "'nan' is no number"),
+        ("batches_min=-1", "'-1' is no number"),
+    ],
+)
+def test_what_is_no_threshold_is_refused_in_words(given, said):
+    with pytest.raises(KproxyError, match=said):
+        read([given])
+
+
+def test_a_file_that_is_no_toml_is_refused_in_words(tmp_path):
+    (tmp_path / "bad.toml").write_text("batches_min : 3")
+    with pytest.raises(KproxyError, match="thresholds"):
+        read((), str(tmp_path / "bad.toml"))
