@@ -189,7 +189,7 @@ def run(kind: Kind, folder: Path, scale: float, rounds: int) -> list[Cost]:
     size = path.stat().st_size
     fields = [word for field in _FIELDS for word in ("-e", field)]
     reading = [tshark, "-d", f"tcp.port=={PORT},kafka", "-T", "fields", *fields, "-r"]
-    converting = [sys.executable, "-c", "from kproxy.cli import main; main()", "convert", "--processes", "1"]
+    converting = [sys.executable, "-c", "from kproxy.cli import main; main()", "convert", "--quiet", "--processes", "1"]
     programs: list[tuple[str, float | None, list[str]]] = [("tshark", None, reading)]
     for detail, limit in zip(DETAILS, kind.limits, strict=True):
         command = [*converting, "--detail", detail, "--out", str(folder / detail)]

@@ -81,9 +81,10 @@ class Job:
 
     A job with a parameter `where` applies a condition itself, behind what it computes over rows that the condition
     would leave out. names: what such a condition may name beside the first table's columns, and what each name stands
-    for there; only: it may name nothing else, and other conditions choose rows of the first table, as they do for a
-    job without the parameter. timed: tables beside the first whose rows are chosen by time as well, since they are
-    counted for themselves.
+    for there; only: it may name nothing else, and other conditions go to a parameter `traffic`. timed: tables beside
+    the first whose rows are chosen by time as well, since they are counted for themselves.
+
+    Each job has the parameters `every` and `replicas`, or says why they mean nothing to it: no_steps, no_replicas.
     """
 
     run: Callable[..., Frame]
@@ -92,6 +93,8 @@ class Job:
     names: tuple[tuple[str, str], ...] = ()
     only: tuple[str, ...] | None = None
     timed: tuple[str, ...] = ()
+    no_steps: str = ""
+    no_replicas: str = ""
 
     @property
     def name(self) -> str:
@@ -107,6 +110,11 @@ class Job:
         return any(parameter.name == "where" for parameter in self.parameters)
 
 
+_MOMENTS = "each row is a moment or a span of its own"
+_OF_GROUPS = "only clients are members of groups"
+_OF_BATCHES = "brokers write no batches by Produce"
+_COMMITS = "only clients commit"
+_CONTROL = "what brokers tell of the cluster is the answer"
 _OF_EXCHANGE = tuple((name, f"`{name}`") for name in ("client", "host", "broker", "client_id"))
 
 JOBS = {
@@ -122,10 +130,17 @@ JOBS = {
             skew,
             ("partitions", "exchanges", "topology"),
             " --where \"topic = 'orders'\"",
+            _OF_EXCHANGE,
             only=("cluster", "topic", "api", "partition"),
         ),
-        Job(batching, ("batches", "exchanges"), " --where \"client = 'app'\"", _OF_EXCHANGE),
-        Job(batch_sizes, ("batches", "exchanges"), " --where \"topic = 'orders'\"", _OF_EXCHANGE),
+        Job(batching, ("batches", "exchanges"), " --where \"client = 'app'\"", _OF_EXCHANGE, no_replicas=_OF_BATCHES),
+        Job(
+            batch_sizes,
+            ("batches", "exchanges"),
+            " --where \"topic = 'orders'\"",
+            _OF_EXCHANGE,
+            no_replicas=_OF_BATCHES,
+        ),
         Job(fetching, ("exchanges",), " --by client"),
         Job(lag, ("partitions", "exchanges"), " --format parquet --out lag", _OF_EXCHANGE),
         Job(behind, ("partitions", "exchanges"), " --every '10 seconds'", (*_OF_EXCHANGE, ("topic", TOPIC))),
@@ -134,32 +149,84 @@ JOBS = {
             ("partitions", "exchanges"),
             " --where \"group_id = 'billing'\"",
             (*_OF_EXCHANGE, ("group_id", "asked_group"), ("topic", "of_topic")),
+            no_replicas=_COMMITS,
         ),
         Job(
             group_lag,
             ("partitions", "exchanges"),
             " --where \"group_id = 'billing'\"",
             (*_OF_EXCHANGE, ("group_id", "of_group"), ("topic", "of_topic")),
+            no_replicas=_COMMITS,
         ),
         Job(clients, ("exchanges", "connections"), " --kafka 4.1 --format csv"),
-        Job(connections, ("connections",), " --by host"),
+        Job(connections, ("connections", "exchanges"), " --by host"),
         Job(retransmissions, ("exchanges",), " --by client,broker --having 'retransmissions > 0'"),
         Job(compare, ("exchanges",), " --with tables-after --by api,broker"),
-        Job(quality, ("quality",)),
-        Job(registry, ("registry",), " --where \"kind in ('broker', 'controller', 'session')\""),
-        Job(consumers, ("rebalances", "group_events", "assignments", "partitions", "exchanges"), " --format json"),
-        Job(groups, ("group_events", "rebalances"), " --where \"group_id like 'billing%'\"", timed=("rebalances",)),
+        Job(quality, ("quality",), no_replicas="it is of packets, whoever sent them"),
+        Job(
+            registry,
+            ("registry",),
+            " --where \"kind in ('broker', 'controller', 'session')\"",
+            no_steps=_MOMENTS,
+            no_replicas=_CONTROL,
+        ),
+        Job(
+            consumers,
+            ("rebalances", "group_events", "assignments", "partitions", "exchanges"),
+            " --format json",
+            no_steps=_MOMENTS,
+            no_replicas=_OF_GROUPS,
+        ),
+        Job(
+            groups,
+            ("group_events", "rebalances"),
+            " --where \"group_id like 'billing%'\"",
+            timed=("rebalances",),
+            no_steps=_MOMENTS,
+            no_replicas=_OF_GROUPS,
+        ),
         Job(
             rebalances,
             ("rebalances", "group_events", "exchanges"),
             " --having 'took_ns > 1e9' --where \"cause = 'session_expired'\"",
+            no_steps=_MOMENTS,
+            no_replicas=_OF_GROUPS,
         ),
-        Job(assignments, ("assignments",), " --having 'not agrees or shared > 0'"),
-        Job(split_brain, ("partitions", "exchanges", "group_events", "assignments"), " --having 'together_ns > 1e9'"),
-        Job(coordinators, ("group_events", "rebalances", "exchanges"), " --where \"group_id = 'billing'\""),
-        Job(leadership, ("leadership",), " --from 10:15 --where \"topic = 'orders'\""),
-        Job(leader_changes, ("leadership",), " --every '10 seconds' --where \"change != 'created'\""),
-        Job(topology, ("topology",), " --where \"kind = 'broker'\""),
-        Job(changes, ("changes",), " --having \"outcome != 'done'\""),
+        Job(
+            assignments,
+            ("assignments",),
+            " --having 'not agrees or shared > 0'",
+            no_steps=_MOMENTS,
+            no_replicas=_OF_GROUPS,
+        ),
+        Job(
+            split_brain,
+            ("partitions", "exchanges", "group_events", "assignments"),
+            " --having 'together_ns > 1e9'",
+            no_steps=_MOMENTS,
+            no_replicas=_OF_GROUPS,
+        ),
+        Job(
+            coordinators,
+            ("group_events", "rebalances", "exchanges"),
+            " --where \"group_id = 'billing'\"",
+            no_steps=_MOMENTS,
+            no_replicas=_OF_GROUPS,
+        ),
+        Job(
+            leadership,
+            ("leadership",),
+            " --from 10:15 --where \"topic = 'orders'\"",
+            no_steps=_MOMENTS,
+            no_replicas=_CONTROL,
+        ),
+        Job(topology, ("topology",), " --where \"kind = 'broker'\"", no_steps=_MOMENTS, no_replicas=_CONTROL),
+        Job(changes, ("changes",), " --having \"outcome != 'done'\"", no_steps=_MOMENTS, no_replicas=_CONTROL),
+        Job(
+            leader_changes,
+            ("leadership",),
+            " --every '10 seconds' --where \"change != 'created'\"",
+            no_replicas=_CONTROL,
+        ),
     )
 }

@@ -11,6 +11,7 @@ from kproxy.analysis.pieces import (
     ALL_BYTES,
     GROUPS,
     KEYS,
+    OF_BROKERS,
     RATE,
     at_last,
     grouped,
@@ -19,6 +20,7 @@ from kproxy.analysis.pieces import (
     of_clients,
     order,
     percentiles,
+    span_us,
 )
 from kproxy.protocol.schema import served_versions
 from kproxy.wire.events import ANSWERED
@@ -113,7 +115,9 @@ def talkers(
     )
 
 
-def clients(exchanges: Frame, connections: Frame, kafka: str = "4.1", replicas: bool = False) -> Frame:
+def clients(
+    exchanges: Frame, connections: Frame, kafka: str = "4.1", every: str | None = None, replicas: bool = False
+) -> Frame:
     """Which software talks which versions, and who breaks on a Kafka release.
 
     `verdict`: `too_old` if the highest version that the client used is older than all that the release serves (4.0
@@ -130,7 +134,7 @@ def clients(exchanges: Frame, connections: Frame, kafka: str = "4.1", replicas: 
             select source, connection, max(software_name) as software_name, max(software_version) as software_version
             from connections group by source, connection""",
         used=f"""
-            select {GROUPS["client"]} as client, s.software_name, s.software_version, api_key, api,
+            select {groups((), every)} {GROUPS["client"]} as client, s.software_name, s.software_version, api_key, api,
                 min(api_version) as lowest, max(api_version) as highest, count(*) as exchanges,
                 count(distinct client_address) as hosts
             from exchanges e left join software s on e.source = s.source and e.connection = s.connection
@@ -143,10 +147,10 @@ def clients(exchanges: Frame, connections: Frame, kafka: str = "4.1", replicas: 
             from used u left join (values {bounds}) as b(served_key, served_from, served_to)
                 on u.api_key = b.served_key""",
         answer=f"""
-            select client, api, verdict, lowest, highest, served_from, served_to, exchanges, software_name,
-                software_version, hosts, {literal(release)} as kafka
+            select {grouped((), every)} client, api, verdict, lowest, highest, served_from, served_to, exchanges,
+                software_name, software_version, hosts, {literal(release)} as kafka
             from judged
-            order by verdict = 'ok', client nulls first, api_key, software_name nulls first,
+            order by {grouped((), every)} verdict = 'ok', client nulls first, api_key, software_name nulls first,
                 software_version nulls first""",
     )
 
@@ -174,38 +178,55 @@ def _line(release: str) -> str:
     return ".".join(release.split(".")[: 3 if release.startswith("0.") else 2])
 
 
-def connections(connections: Frame, by: Sequence[str] = ("host", "broker"), every: str | None = None) -> Frame:
+def connections(
+    connections: Frame,
+    exchanges: Frame,
+    by: Sequence[str] = ("host", "broker"),
+    every: str | None = None,
+    replicas: bool = False,
+) -> Frame:
     """How connections live: churn, round-trip time, retransmissions, closed windows, resets.
 
-    `per_minute` is churn: how many there were in a minute, from the first packet of all connections to the last.
+    `per_minute` is churn: how many there were in a minute, from the first packet of all connections to the last, or
+    within a step of time. Connections on which brokers ask each other are left out.
     """
+    minutes = f"{span_us(every) / 6e7}e0" if every else "max(minutes)"
     return ask(
-        {"connections": connections},
+        {"connections": connections, "exchanges": exchanges},
+        theirs=f"select distinct source, connection, true as is_theirs from exchanges where {OF_BROKERS}",
+        ours=f"""
+            select c.* from connections c left join theirs t on c.source = t.source and c.connection = t.connection
+            where {"true" if replicas else "t.is_theirs is null"}""",
         answer=f"""
             select {groups(by, every)} count(*) as connections,
-                try_divide(count(*), max(minutes)) as per_minute,
+                try_divide(count(*), {minutes}) as per_minute,
                 percentile_approx(end_ns - start_ns, 0.5, {ACCURACY}) as life_p50_ns,
                 {percentiles("handshake_rtt_ns", "round_trip_", 0.5, 0.99)},
                 sum(retransmissions) as retransmissions, sum(out_of_order) as out_of_order,
                 sum(zero_windows) as zero_windows, count_if(close = 'reset') as resets,
                 count_if(requests = 0) as unused, sum(requests) as requests,
                 sum(client_bytes + broker_bytes) as bytes, sum(gap_bytes) as gap_bytes
-            from connections
+            from ours
             cross join (select (max(end_ns) - min(start_ns)) / 6e10 as minutes from connections) whole
             group by all
             {order("connections desc", by=by, every=every)}""",
     )
 
 
-def quality(quality: Frame) -> Frame:
-    """What a capture could not show, so that "slow" is not taken for "not captured"."""
+def quality(quality: Frame, every: str | None = None) -> Frame:
+    """What a capture could not show, so that "slow" is not taken for "not captured".
+
+    Over time, each kind stands at the step in which it began.
+    """
+    first = "cast(floor(first_ns / 1e3) as bigint)"
+    step = f"timestamp_micros({first} - {first} % {span_us(every)}) as `time`, " if every else ""
     return ask(
         {"quality": quality},
-        answer="""
-            select source, kind, sum(`count`) as `count`, sum(bytes) as bytes,
+        answer=f"""
+            select {step}source, kind, sum(`count`) as `count`, sum(bytes) as bytes,
                 timestamp_micros(cast(floor(min(first_ns) / 1e3) as bigint)) as first,
                 timestamp_micros(cast(floor(max(last_ns) / 1e3) as bigint)) as last,
                 max(sentence) as sentence
-            from quality group by source, kind
-            order by source, kind""",
+            from quality group by all
+            order by {"`time` nulls last, " if every else ""}source, kind""",
     )

@@ -157,6 +157,13 @@ def of_exchanges(rows: str, replicas: bool = True) -> str:
     )
 
 
+def without_brokers(rows: str) -> str:
+    """A SELECT: rows of `partitions` or `batches` but those of brokers' own exchanges, which are few: a cheap join."""
+    keys = " and ".join(f"r.{key} = b.{key}" for key in KEYS)
+    theirs = f"select distinct {', '.join(KEYS)}, true as is_broker from exchanges where {OF_BROKERS}"
+    return f"select r.* from {rows} r left join ({theirs}) b on {keys} where b.is_broker is null"
+
+
 def version_in(versions: Callable[[Any], range]) -> str:
     """Whether an exchange's api and version are among those that a range of each API names."""
     pairs = [str(api.key * 1000 + version) for api in schema().apis.values() for version in versions(api)]

@@ -66,7 +66,7 @@ class Question:
         """The answer from these tables; `other`: the first table of what is compared."""
         frames = [tables[name] for name in self.job.tables]
         options = dict(self.options)
-        chosen, own = self._condition()
+        chosen, own, traffic = self._condition()
         conditions = [*self._times(), *([chosen] if chosen else [])]
 
         def those(frame: Frame) -> Frame:
@@ -85,6 +85,8 @@ class Question:
                 frames[self.job.tables.index(name)] = ask(both, chosen=text)
         if own is not None:
             options["where"] = own
+        if traffic is not None:
+            options["traffic"] = traffic
         answer = self.job.run(*frames, **options)
         if self.having is None:
             return answer
@@ -112,18 +114,18 @@ class Question:
             f"none is chosen by {chose}." if chose else f"{self.job.name} finds nothing to tell in them."
         )
 
-    def _condition(self) -> tuple[str | None, str | None]:
-        """The condition as one on rows of the first table, or else as one that the job applies itself."""
+    def _condition(self) -> tuple[str | None, str | None, str | None]:
+        """The condition as one on rows of the first table, else as one of the two that the job applies itself."""
         if self.where is None:
-            return None, None
+            return None, None, None
         job, table = self.job, self.job.tables[0]
         known = checks.names_of(table, dict(job.names))
-        if job.has_condition and job.only is None:
-            return None, checks.condition(self.where, known, table)
         text = checks.condition(self.where, known, table)
-        if job.has_condition and checks.names_in(self.where, list(known)) <= set(job.only or ()):
-            return None, text
-        return text, None
+        if not job.has_condition:
+            return text, None, None
+        if job.only is None or checks.names_in(self.where, list(known)) <= set(job.only):
+            return None, text, None
+        return None, None, text
 
     def _times(self) -> list[str]:
         return times(self.job.tables[0], self.since, self.until)

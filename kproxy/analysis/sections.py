@@ -5,12 +5,12 @@ count in `span` and `brokers` only. Refuses to know engines and how it is shown.
 """
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from kproxy.analysis import knowledge, parties, timing
 from kproxy.analysis.engine import Frame, ask, first_rows
-from kproxy.analysis.pieces import ALL_BYTES, GROUPS, TOPIC, of_clients, of_exchanges, percentiles
+from kproxy.analysis.pieces import ALL_BYTES, GROUPS, TOPIC, literal, of_clients, percentiles, without_brokers
 
 TABLES = ("exchanges", "partitions", "connections", "quality", "group_events", "rebalances", "leadership", "registry")
 Tables = Mapping[str, Frame]
@@ -78,7 +78,7 @@ def topics(tables: Tables) -> Frame:
         {"partitions": tables["partitions"], "exchanges": tables["exchanges"]},
         moved="""
             select * from partitions where api in ('Produce', 'Fetch', 'ShareFetch') or direction = 'request'""",
-        ours=of_exchanges("moved", False),
+        ours=without_brokers("moved"),
         answer=f"""
             select cluster, {TOPIC} as topic, max(`partition`) + 1 as partitions,
                 sum(case when api = 'Produce' and direction = 'request' then bytes end) as written_bytes,
@@ -104,7 +104,7 @@ def throttles(tables: Tables) -> Frame:
 def slowest(tables: Tables) -> Frame:
     """What took longest, expected waits left out."""
     answer = timing.slow(tables["exchanges"], tables["connections"])
-    chosen = "`time`, total_ns, cause, api, client, broker, explanation, connection, `number`"
+    chosen = "`time`, total_ns, cause, api, client, broker, explanation, source, connection, `number`"
     return ask({"answer": answer}, some=f"select {chosen} from answer where cause != 'long_poll'")
 
 
@@ -173,10 +173,40 @@ SECTIONS: dict[str, tuple[Callable[[Tables], Frame], int]] = {  # how many rows 
 }
 
 
-def overview(tables: Tables, rows: int | None = None) -> dict[str, tuple[Frame, int]]:
-    """The sections, each with how many rows of it are worth a look; `rows`: as many of each."""
-    found = {name: (run(tables), most if rows is None else rows) for name, (run, most) in SECTIONS.items()}
+# Of each section the rows that `kproxy convert` ends with.
+BRIEF = {
+    "span": 1,
+    "brokers": 4,
+    "clients": 4,
+    "topics": 3,
+    "apis": 4,
+    "errors": 4,
+    "throttles": 2,
+    "slowest": 1,
+    "groups": 3,
+    "coordinators": 1,
+    "leaders": 3,
+    "zookeeper": 3,
+}
+
+
+def overview(
+    tables: Tables, rows: int | None = None, chosen: Mapping[str, int] | None = None
+) -> dict[str, tuple[Frame, int]]:
+    """The sections, each with how many rows of it are worth a look; `rows`: as many of each.
+
+    chosen: only these sections, with as many rows of each. A frame has one row more where there are more.
+    """
+    named = {name: most for name, (_, most) in SECTIONS.items()} if chosen is None else chosen
+    found = {name: (SECTIONS[name][0](tables), most if rows is None else rows) for name, most in named.items()}
     return {name: (first_rows(frame, most + 1), most) for name, (frame, most) in found.items()}
+
+
+def of_sources(tables: Tables, sources: Collection[str]) -> dict[str, Frame]:
+    """The tables of an overview with the rows of these sources alone."""
+    listed = ", ".join(map(literal, sorted(sources)))
+    text = f"select * from every_source where source in ({listed})"
+    return {name: ask({"every_source": tables[name]}, some=text) for name in TABLES}
 
 
 def next_questions(program: str, places: Sequence[str], found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:

@@ -11,6 +11,7 @@ from kproxy.analysis.pieces import (
     FEW,
     GROUPS,
     MS,
+    bucket,
     duration_of,
     groups,
     literal,
@@ -19,6 +20,7 @@ from kproxy.analysis.pieces import (
     of_clients,
     order,
     percentiles,
+    span_us,
     version_in,
 )
 from kproxy.wire.events import ANSWERED
@@ -56,13 +58,21 @@ def latency(exchanges: Frame, by: Sequence[str] = ("api",), every: str | None = 
     )
 
 
-def slow(exchanges: Frame, connections: Frame, slower_than_ms: float = 100, replicas: bool = False) -> Frame:
+def slow(
+    exchanges: Frame,
+    connections: Frame,
+    slower_than_ms: float = 100,
+    every: str | None = None,
+    replicas: bool = False,
+) -> Frame:
     """The slowest exchanges, each explained: network, throttle, long poll, queue or broker.
 
     The total time is cut into parts, and the largest names the cause. network: sending the request, receiving the
     answer and one round trip. throttle: what the broker held back, this answer (before KIP-219) or by muting the
     connection after earlier ones. long_poll: what a Fetch may wait (max_wait_ms), and waiting for a group's members.
     queue: behind an earlier request of the connection, since a broker serves one at a time. broker: the rest.
+
+    Over time: how many each cause made slow in a step, how long they took together, and the slowest of them.
     """
     after = version_in(lambda api: api.throttled_after_answer)
     waits = ", ".join(map(literal, GROUP_WAITS))
@@ -104,12 +114,28 @@ def slow(exchanges: Frame, connections: Frame, slower_than_ms: float = 100, repl
             from travelled""",
         caused=f"select *, case {causes} end as cause from parts",
         weighed=f"select *, {_most(_LESSER.values())} as second_ns from caused",
-        answer=f"""
+        answer=_over_time(every)
+        if every
+        else f"""
             select `time`, total_ns, cause, api, client, broker, {_explanation(waits)} as explanation, api_version,
                 {", ".join(f"{cause}_ns" for cause in _CAUSES)}, retransmissions, source, connection, `number`
             from weighed
             order by total_ns desc, `time`, connection, `number`""",
     )
+
+
+def _over_time(every: str) -> str:
+    """The answer of `slow` by steps of time."""
+
+    def of_slowest(column: str) -> str:
+        return f"max_by({column}, named_struct('t', total_ns, 'c', connection, 'n', `number`)) as {column}"
+
+    slowest = ", ".join(map(of_slowest, ("api", "client", "broker", "source", "connection", "`number`")))
+    return f"""
+        select {bucket(every)} as `time`, cause, count(*) as exchanges, sum(total_ns) as all_total_ns,
+            max(total_ns) as max_total_ns, {slowest}
+        from weighed group by {bucket(every)}, cause
+        order by `time`, exchanges desc, cause"""
 
 
 # Parts beside the one that names the cause.
@@ -148,23 +174,36 @@ def _explanation(waits: str) -> str:
             ', so the network has a part in it') else '' end)"""
 
 
-def compare(exchanges: Frame, other: Frame, by: Sequence[str] = ("api",), replicas: bool = False) -> Frame:
+def compare(
+    exchanges: Frame,
+    other: Frame,
+    by: Sequence[str] = ("api",),
+    every: str | None = None,
+    replicas: bool = False,
+    where: str | None = None,
+) -> Frame:
     """Two captures side by side: the same figures of `exchanges` and of `other` (`b_`), and how they changed.
 
-    What only one of them has comes last, and before it what one of them has fewer than 20 times.
+    What only one of them has comes last, and before it what one of them has fewer than 20 times. Over time, steps begin
+    at the first exchange of each, and `after_ns` is how far into both a step is.
     """
     measures = ("exchanges", "p50_ns", "p99_ns", "error_share", "throttle_ms", "bytes")
+    step = span_us(every) if every else 0
+    into = f"cast(floor((unix_micros(`time`) - first_us) / {step}e0) as bigint) * {step * 1000} as after_ns, "
+    names = [*(["after_ns"] if every else []), *by]
 
     def figures(table: str) -> str:
         return f"""
-            select {groups(by)} count(*) as exchanges, {percentiles("latency_ns", "", 0.5, 0.99)},
+            select {into if every else ""}{groups(by)} count(*) as exchanges,
+                {percentiles("latency_ns", "", 0.5, 0.99)},
                 avg(case when errors > 0 then 1e0 else 0e0 end) as error_share,
                 sum(throttle_ms) as throttle_ms, sum({ALL_BYTES}) as bytes
-            from {table} where {of_clients(replicas)}
+            from {table} cross join (select min(unix_micros(`time`)) as first_us from {table}) began
+            where {of_clients(replicas)} and {where or "true"}
             group by all"""
 
-    same = " and ".join(f"o.{name(each)} is not distinct from t.{name(each)}" for each in by)
-    names = "".join(f"coalesce(o.{name(each)}, t.{name(each)}) as {name(each)}, " for each in by)
+    same = " and ".join(f"o.{name(each)} is not distinct from t.{name(each)}" for each in names)
+    both = "".join(f"coalesce(o.{name(each)}, t.{name(each)}) as {name(each)}, " for each in names)
     figure = {each: f"o.{each}, t.{each} as b_{each}" for each in measures}
     figure |= {
         each: f"{figure[each]}, try_divide(t.{each}, o.{each}) as {each.replace('_ns', '_change')}"
@@ -175,10 +214,11 @@ def compare(exchanges: Frame, other: Frame, by: Sequence[str] = ("api",), replic
         ours=figures("exchanges"),
         theirs=figures("other"),
         answer=f"""
-            select {names} {", ".join(figure.values())}
+            select {both} {", ".join(figure.values())}
             from ours o full join theirs t on {same}
             {
             order(
+                *(["after_ns"] if every else []),
                 "case when o.exchanges is null or t.exchanges is null then 2 "
                 f"when o.exchanges < {FEW} or t.exchanges < {FEW} then 1 else 0 end",
                 "p99_change desc nulls last",

@@ -24,14 +24,23 @@ _COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"
 
 
 def skew(
-    partitions: Frame, exchanges: Frame, topology: Frame, replicas: bool = False, where: str | None = None
+    partitions: Frame,
+    exchanges: Frame,
+    topology: Frame,
+    every: str | None = None,
+    replicas: bool = False,
+    where: str | None = None,
+    traffic: str | None = None,
 ) -> Frame:
     """Hot partitions: each one's part of its topic's bytes, written and read, against an even share.
 
     `partitions` is how many the topic has, as brokers say, or else at least: the highest number in any request or
     answer, and one. `times_even` is 1 where a partition has what it would have if all of those were alike;
     `excess_bytes` is what it has above that, the most first; `idle` is how many of them got nothing: these are last.
+    Over time each step has its own shares. A condition on partitions leaves out rows of the answer; one on clients,
+    hosts or brokers chooses the traffic that is shared out.
     """
+    step, also = ("`time`, ", "a.`time` = s.`time` and ") if every else ("", "")
     return ask(
         {"partitions": partitions, "exchanges": exchanges, "topology": topology},
         seen=f"""
@@ -47,30 +56,32 @@ def skew(
                 or (api in ('Fetch', 'ShareFetch') and direction = 'response')""",
         ours=of_exchanges("moved", replicas),
         summed=f"""
-            select cluster, {TOPIC} as topic, api, `partition`, sum(bytes) as bytes, sum(records) as records,
-                count(*) as exchanges
-            from ours group by all""",
-        met="select distinct cluster, topic, api from summed",
-        all_of="""
-            select m.cluster, m.topic, m.api, c.partitions, explode(sequence(0, c.partitions - 1)) as `partition`
+            select {f"{bucket(every)} as `time`," if every else ""} cluster, {TOPIC} as topic, api, `partition`,
+                sum(bytes) as bytes, sum(records) as records, count(*) as exchanges
+            from ours where {traffic or "true"} group by all""",
+        met=f"select distinct {step}cluster, topic, api from summed",
+        all_of=f"""
+            select {"m.`time`," if every else ""} m.cluster, m.topic, m.api, c.partitions,
+                explode(sequence(0, c.partitions - 1)) as `partition`
             from met m join counts c
                 on m.cluster is not distinct from c.cluster and m.topic is not distinct from c.topic""",
-        shared="""
-            select a.cluster, a.topic, a.api, a.`partition`, a.partitions, coalesce(s.bytes, 0) as bytes, s.records,
-                coalesce(s.exchanges, 0) as exchanges, sum(s.bytes) over per_topic as all_bytes,
+        shared=f"""
+            select {"a.`time`," if every else ""} a.cluster, a.topic, a.api, a.`partition`, a.partitions,
+                coalesce(s.bytes, 0) as bytes, s.records, coalesce(s.exchanges, 0) as exchanges,
+                sum(s.bytes) over per_topic as all_bytes,
                 sum(case when s.bytes > 0 then 1 else 0 end) over per_topic as busy
             from all_of a left join summed s
-                on a.cluster is not distinct from s.cluster and a.topic is not distinct from s.topic
+                on {also}a.cluster is not distinct from s.cluster and a.topic is not distinct from s.topic
                 and a.api = s.api and a.`partition` = s.`partition`
-            window per_topic as (partition by a.cluster, a.topic, a.api)""",
+            window per_topic as (partition by {"a.`time`," if every else ""} a.cluster, a.topic, a.api)""",
         answer=f"""
-            select cluster, topic, api, `partition`, bytes, records, exchanges,
+            select {step}cluster, topic, api, `partition`, bytes, records, exchanges,
                 try_divide(bytes, all_bytes) as share,
                 try_divide(bytes, all_bytes / partitions) as times_even,
                 cast(round(bytes - all_bytes / partitions) as bigint) as excess_bytes,
                 partitions, partitions - busy as idle
             from shared where {where or "true"}
-            order by excess_bytes desc nulls last, cluster nulls first, topic nulls first, api, `partition`""",
+            order by {step}excess_bytes desc nulls last, cluster nulls first, topic nulls first, api, `partition`""",
     )
 
 
@@ -197,12 +208,14 @@ def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where
     )
 
 
-def group_lag(partitions: Frame, exchanges: Frame, where: str | None = None) -> Frame:
+def group_lag(partitions: Frame, exchanges: Frame, every: str | None = None, where: str | None = None) -> Frame:
     """How far groups are behind: what they committed, or were told that they had, against the end of the log.
 
     The end of a log is the highest that any answer told: the high watermark of a Fetch, what ListOffsets found, or one
-    more than the first offset that a Produce wrote. Null where none did. Refused commits do not count.
+    more than the first offset that a Produce wrote. Null where none did. Refused commits do not count. Over time a
+    step has what was committed last in it, against the end as it was known by then.
     """
+    step, of_step = ("`time`, ", f"{bucket(every)} as `time`, ") if every else ("", "")
     keys = " and ".join(f"o.{key} = r.{key}" for key in ("source", "connection", "number"))
     return ask(
         {"partitions": partitions, "exchanges": exchanges},
@@ -218,7 +231,7 @@ def group_lag(partitions: Frame, exchanges: Frame, where: str | None = None) -> 
                 on {keys} and o.of_topic = r.of_topic and o.`partition` = r.`partition`
             where r.is_refused is null and o.`offset` >= 0""",
         ends=f"""
-            select cluster, {TOPIC} as topic, `partition`,
+            select {of_step}cluster, {TOPIC} as topic, `partition`,
                 max(case when api = 'Produce' then `offset` + 1 when api = 'ListOffsets' then `offset`
                     else high_watermark end) as end_offset,
                 max(`time`) as end_seen
@@ -227,15 +240,23 @@ def group_lag(partitions: Frame, exchanges: Frame, where: str | None = None) -> 
                 and ((api in ('Produce', 'ListOffsets') and `offset` >= 0) or high_watermark >= 0)
             group by all""",
         committed=f"""
-            select cluster, of_group as group_id, of_topic as topic, `partition`,
+            select {of_step}cluster, of_group as group_id, of_topic as topic, `partition`,
                 {at_last("`offset`")} as committed_offset, count_if(direction = 'request') as commits,
                 max(case when direction = 'request' then `time` end) as last_commit
             from places where of_group is not null and {where or "true"} group by all""",
-        answer="""
-            select c.cluster, c.group_id, c.topic, c.`partition`, committed_offset, end_offset,
+        placed=f"""
+            select {step}cluster, topic, `partition`, group_id, committed_offset, commits, last_commit,
+                cast(null as bigint) as seen_offset, cast(null as timestamp) as seen
+            from committed
+            union all
+            select {step}cluster, topic, `partition`, null, null, null, null, end_offset, end_seen from ends""",
+        known=f"""
+            select *, max(seen_offset) over so_far as end_offset, max(seen) over so_far as end_seen from placed
+            window so_far as (partition by cluster, topic, `partition` {"order by `time`" if every else ""})""",
+        answer=f"""
+            select {step}cluster, group_id, topic, `partition`, committed_offset, end_offset,
                 case when end_offset is not null then greatest(end_offset - committed_offset, 0) end as lag_records,
                 commits, last_commit, end_seen
-            from committed c left join ends e
-                on c.cluster is not distinct from e.cluster and c.topic = e.topic and c.`partition` = e.`partition`
-            order by end_offset is null, lag_records desc, c.cluster, c.group_id, c.topic, c.`partition`""",
+            from known where committed_offset is not null
+            order by {step}end_offset is null, lag_records desc, cluster, group_id, topic, `partition`""",
     )

@@ -1,9 +1,10 @@
 """`kproxy analyze JOB`: questions to tables on DuckDB, in this process. Logic is in `kproxy.analysis`."""
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +21,10 @@ from kproxy.cli.asking import (
 )
 from kproxy.cli.findings import findings_command, show_findings
 from kproxy.errors import KproxyError
+
+if TYPE_CHECKING:
+    from kproxy.analysis.duck import Tables
+    from kproxy.convert.job import Settings
 
 _PLACES = click.argument("places", nargs=-1, required=True, metavar="TABLES|CAPTURE...")
 _EXAMPLE = "give a condition in SQL, like \"api = 'Fetch'\""
@@ -46,10 +51,12 @@ def plain(text: str) -> str:
 
 
 @contextmanager
-def tables_at(places: Sequence[str], tables: Sequence[str], how: dict[str, Any]) -> Iterator[Callable[[bool], str]]:
+def tables_at(
+    places: Sequence[str], tables: Sequence[str], how: dict[str, Any], quiet: bool = False
+) -> Iterator[Callable[[bool], str]]:
     """Gives what returns the folder of tables that `places` stand for, made first where they are captures.
 
-    It takes whether those that are there cannot be read. how: the options of captures.
+    It takes whether those that are there cannot be read. how: the options of captures; quiet: no progress.
     """
     from kproxy.analysis import cached
 
@@ -57,11 +64,11 @@ def tables_at(places: Sequence[str], tables: Sequence[str], how: dict[str, Any])
     if far:
         raise KproxyError(f"{far[0]}: tables are read from folders of this machine; `kproxy spark` reads URLs")
     if len(places) == 1 and cached.is_dataset(places[0]):
-        check_tables(places, tables)
+        check_tables(places, tables, quiet)
         yield lambda again: places[0]
         return
     from kproxy.convert import machine
-    from kproxy.views import convert as view
+    from kproxy.views import progress
 
     several = [place for place in places if cached.is_dataset(place)]
     if several:
@@ -72,7 +79,7 @@ def tables_at(places: Sequence[str], tables: Sequence[str], how: dict[str, Any])
 
     def folder(again: bool) -> str:
         machine.retain()
-        with view.bar() as advance:
+        with progress.bar(quiet) as advance:
             convert = cached.convert_with(places, advance)
             found, is_passing = cached.tables_of(places, tables, settings, convert=convert, again=again)
         passing.extend([found] if is_passing else [])
@@ -93,11 +100,12 @@ def answer(asked: Asked, **how: Any) -> None:
 
     question = Question(asked.job, asked.options, **asked.chosen)
     for line in question.check():
-        click.echo(line, err=True)
+        if not asked.quiet:
+            click.echo(line, err=True)
     needed = asked.job.tables
     with (
-        tables_at(asked.places, needed, how) as folder_of,
-        tables_at([asked.other] if asked.other else asked.places, needed, how) as other_of,
+        tables_at(asked.places, needed, how, asked.quiet) as folder_of,
+        tables_at([asked.other], needed, how, asked.quiet) if asked.other else nullcontext(folder_of) as other_of,
     ):
 
         def ask(again: bool) -> None:
@@ -105,11 +113,45 @@ def answer(asked: Asked, **how: Any) -> None:
             other_folder = None if asked.other is None else other_of(again)
             with Tables(folder, [other_folder] if other_folder else []) as tables:
                 other = None if other_folder is None else tables.beside(other_folder, needed[0])
-                if answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit):
+                answer = question.answer(tables, other)
+                rows = answers.show(answer, asked.shown, asked.out, asked.limit, asked.quiet)
+                if asked.quiet:
+                    return
+                if rows == []:
                     click.echo(question.why_empty(tables), err=True)
+                if rows and asked.job.name == "slow":
+                    _show_one(rows[0], asked.places, captures.settings(how))
+                _say_what_lacks(tables, asked.places)
 
         with _in_words("--where", _EXAMPLE):
             _asked_again(ask)
+
+
+def _show_one(row: dict[str, Any], places: Sequence[str], settings: "Settings") -> None:
+    """The command that shows a row of `slow` whole; of tables, the capture is named as they know it."""
+    from kproxy.analysis import cached
+
+    is_dataset = len(places) == 1 and cached.is_dataset(places[0])
+    source = str(row["source"])
+    if (is_dataset and source.startswith("live:")) or "-" in places:  # no capture can be read again
+        return
+    which = ["--connection", str(row["connection"]), "--number", str(row["number"])]
+    options = [] if is_dataset else [*settings.identity, *(["--rotated"] if settings.rotated else [])]
+    words = ["kproxy", "show", *([source] if is_dataset else places), *which, *options]
+    click.echo(f"The first whole, with its frames and packets: {shlex.join(words)}", err=True)
+
+
+def _say_what_lacks(tables: "Tables", places: Sequence[str]) -> None:
+    """Say that the captures do not show everything, as `convert` does at its end."""
+    from kproxy.analysis import engine
+    from kproxy.views.summary import lacking
+
+    with suppress(KproxyError):  # tables without that table
+        text = "select kind, cast(sum(`count`) as bigint) as n from quality group by kind"
+        counts = dict(engine.rows(engine.ask({"quality": tables["quality"]}, counted=text)))
+        if lost := lacking(counts):
+            where = shlex.join(places)
+            click.echo(f"Not complete: {', '.join(lost)}. More: kproxy analyze quality {where}", err=True)
 
 
 def _asked_again(ask: Callable[[bool], None]) -> None:
@@ -126,7 +168,9 @@ def _asked_again(ask: Callable[[bool], None]) -> None:
 
 @click.argument("query", metavar="SELECT")
 @_PLACES
-def sql(query: str, places: tuple[str, ...], shown: str, out: str | None, limit: int | None, **how: Any) -> None:
+def sql(
+    query: str, places: tuple[str, ...], shown: str, out: str | None, limit: int | None, quiet: bool, **how: Any
+) -> None:
     """Any SELECT over the tables, by DuckDB.
 
     Tables are named as their folders: exchanges, partitions, batches, connections, quality, and those of groups and
@@ -142,11 +186,11 @@ def sql(query: str, places: tuple[str, ...], shown: str, out: str | None, limit:
     from kproxy.views import answers
 
     check_out(shown, out)
-    with tables_at(places, ("batches",), how) as folder_of:
+    with tables_at(places, ("batches",), how, quiet) as folder_of:
 
         def ask(again: bool) -> None:
             with Tables(folder_of(again)) as tables:
-                answers.show(tables.sql(query), shown, out, limit)
+                answers.show(tables.sql(query), shown, out, limit, quiet)
 
         with _in_words("the query"):
             _asked_again(ask)
@@ -160,11 +204,13 @@ def overview(places: tuple[str, ...], **given: Any) -> None:
 
     times("exchanges", given["since"], given["until"])
     how = captures.taken(given)
-    with tables_at(places, TABLES, how) as folder_of:
+    with tables_at(places, TABLES, how, given["quiet"]) as folder_of:
 
         def ask(again: bool) -> None:
             with Tables(folder_of(again)) as tables:
                 show_overview("analyze", places, tables, **given)
+                if given["shown"] != "table" and not given["quiet"]:  # a table has a section of it
+                    _say_what_lacks(tables, places)
 
         with _in_words("the question"):
             _asked_again(ask)

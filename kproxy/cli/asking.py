@@ -5,6 +5,7 @@ before an engine starts, in the same words for both. Refuses to know engines.
 """
 
 import inspect
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ ANSWER = (
         help="Units are in cells of a table and in names of columns (_ns, _ms, _bytes) elsewhere; times are UTC.",
     ),
     click.option("--out", metavar="PATH", help="A file for the answer; of Parquet a folder."),
+    click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but what is wrong."),
 )
 
 
@@ -60,6 +62,7 @@ class Asked:
     shown: str
     out: str | None
     limit: int | None
+    quiet: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     chosen: dict[str, str | None] = field(default_factory=dict)
 
@@ -80,7 +83,7 @@ def command(
 ) -> click.Command:
     """The command of a job. `places`: the argument; `more`: options of the engine, given to `answer` by name."""
 
-    def run(shown: str, out: str | None, limit: int | None, **given: Any) -> None:
+    def run(shown: str, out: str | None, limit: int | None, quiet: bool, **given: Any) -> None:
         chosen = {key: given.pop(key) for key in ("since", "until", "where", "having")}
         found = given.pop("places")
         names = {parameter.name for parameter in job.parameters}
@@ -91,11 +94,11 @@ def command(
             options["by"] = options["by"].replace(",", " ").split()
         check_out(shown, out)
         listed = (found,) if isinstance(found, str) else tuple(found)
-        answer(Asked(job, listed, other, shown, out, limit, options, chosen), **given)
+        answer(Asked(job, listed, other, shown, out, limit, quiet, options, chosen), **given)
 
     run = with_options((*_CHOICE, *ANSWER, *more), run)
     for parameter in reversed(job.parameters):
-        if parameter.name == "where":  # an option of every job
+        if parameter.name in ("where", "traffic"):  # what the option --where becomes, which every job has
             continue
         flag, settings = _PARAMETERS[parameter.name]
         default = parameter.default
@@ -121,14 +124,17 @@ def commands(
     return {name: command(program, job, places, more, answer) for name, job in JOBS.items()}
 
 
-def check_out(shown: str, out: str | None) -> None:
-    """Raise KproxyError where an answer cannot be written as asked."""
-    if shown == "parquet" and out is None:
-        raise KproxyError("--format parquet and --out go together: Parquet is written to a folder")
+def check_out(shown: str, out: str | None, is_folder: bool = False) -> None:
+    """Raise KproxyError where an answer cannot be written as asked. is_folder: other formats than Parquet too."""
+    is_folder |= shown == "parquet"
+    if is_folder and out is None:
+        what = "Parquet" if shown == "parquet" else f"an overview as {shown}"
+        raise KproxyError(f"--format {shown} and --out go together: {what} is written to a folder")
     if out is not None and "://" not in out and Path(out).exists():
-        raise KproxyError(
-            f"--out {out} is there already: name {'a folder' if shown == 'parquet' else 'a file'} that is not"
-        )
+        raise KproxyError(f"--out {out} is there already: name {'a folder' if is_folder else 'a file'} that is not")
+    if out is not None and "://" not in out and not Path(out).absolute().parent.is_dir():
+        folder = Path(out).absolute().parent
+        raise KproxyError(f"--out {out}: there is no folder {folder}: make it (mkdir -p {shlex.quote(str(folder))})")
 
 
 def overview_command(
@@ -142,15 +148,14 @@ def overview_command(
 
         The span of time, brokers, clients and their software, APIs with latencies and errors, topics, throttles, the
         slowest exchanges, groups, leaders that changed, ZooKeeper, and what the captures could not show.
+
+        --limit is of each section. csv and parquet write a file for each section into the folder --out.
         """
-        check_out(given["shown"], given["out"])
+        check_out(given["shown"], given["out"], is_folder=given["shown"] in ("csv", "parquet"))
         listed = given.pop("places")
         answer((listed,) if isinstance(listed, str) else tuple(listed), **given)
 
-    rows = click.option("--limit", type=click.IntRange(1), metavar="N", help="Rows of each section at most.")
-    shown = click.option("--format", "shown", type=click.Choice(("table", "json")), default="table")
-    out = click.option("--out", metavar="PATH", help="A file for the answer.")
-    made = click.command("overview")(with_options((*TIMES, rows, shown, out, *more), overview))
+    made = click.command("overview")(with_options((*TIMES, *ANSWER, *more), overview))
     made.help = f"{inspect.cleandoc(made.help or '')}\n\n\b\nExample:\n  kproxy {program} overview tables --from 10:15"
     return made
 
@@ -164,12 +169,13 @@ def show_overview(
     limit: int | None,
     shown: str,
     out: str | None,
+    quiet: bool,
 ) -> None:
     """Answer and show it, with tables of either engine."""
     from kproxy.analysis import sections
     from kproxy.analysis.engine import ask
     from kproxy.analysis.question import times
-    from kproxy.views import answers
+    from kproxy.views import answers, progress
     from kproxy.views import overview as view
 
     frames = {}
@@ -177,17 +183,26 @@ def show_overview(
         conditions = times(name, since, until)
         text = f"select * from answered where {' and '.join(conditions)}"
         frames[name] = ask({"answered": tables[name]}, some=text) if conditions else tables[name]
+    found = sections.overview(frames, limit)
+    if shown in ("csv", "parquet"):
+        folder = Path(str(out))
+        folder.mkdir()
+        for name, (frame, most) in found.items():
+            answers.show(frame, shown, str(folder / (f"{name}.csv" if shown == "csv" else name)), most, quiet)
+        return
+    with progress.waiting("computing the overview", quiet):
+        rows = {name: (list(answers.dicts(frame)), most) for name, (frame, most) in found.items()}
+    commands = sections.next_questions(program, places, {name: some for name, (some, _) in rows.items()})
     with answers.opened(out) as file:
-        found = sections.overview(frames, limit)
-        view.show(found, lambda rows: sections.next_questions(program, places, rows), shown, file)
+        view.show({name: frame for name, (frame, _) in found.items()}, rows, commands, shown, file)
 
 
-def check_tables(folders: Sequence[str], tables: Sequence[str]) -> None:
+def check_tables(folders: Sequence[str], tables: Sequence[str], quiet: bool = False) -> None:
     """Raise KproxyError for a folder that is no dataset, or lacks a table; says which tables it is too old to have."""
     from kproxy.tables import dataset
 
     for folder in folders:
         lacking = [table for table in tables if not dataset.has_rows(folder, table) and dataset.is_older(folder, table)]
-        if lacking:
+        if lacking and not quiet:
             made = f"{folder} was written by an older kproxy, which made no {', '.join(lacking)}"
             click.echo(f"{made}: convert the captures again", err=True)

@@ -1,11 +1,17 @@
 """`kproxy convert`: the options of captures to tables. The work is that of `kproxy.convert`."""
 
+import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kproxy.cli import captures
+
+if TYPE_CHECKING:
+    from kproxy.convert.job import Settings, Summary
+
+NEXT = 3  # questions to go on with
 
 
 @click.command()
@@ -38,6 +44,7 @@ from kproxy.cli import captures
     is_flag=True,
     help="Exit with status 1 if a capture is not complete (bytes lost, connections encrypted).",
 )
+@click.option("-q", "--quiet", is_flag=True, help="No progress, and no overview at the end.")
 @click.option("--follow", is_flag=True, help="Keep reading a file that still grows, until interrupted.")
 @click.option(
     "--processes",
@@ -57,6 +64,7 @@ def convert(
     strict: bool,
     follow: bool,
     processes: int,
+    quiet: bool,
     **how: Any,
 ) -> None:
     """Turn packet captures into Parquet tables.
@@ -75,11 +83,10 @@ def convert(
     if follow and len(places) > 1 and not how["rotated"]:
         raise click.UsageError("--follow is of one capture, or of --rotated files, of which the last one grows")
 
-    from kproxy.analysis.overview import overview
     from kproxy.convert import machine
     from kproxy.convert import processes as conversion
     from kproxy.tables.records import chosen
-    from kproxy.views import convert as convert_view
+    from kproxy.views import progress
     from kproxy.views import summary as summary_view
 
     machine.retain()
@@ -90,10 +97,35 @@ def convert(
         records=None if records is None else chosen(records, record_values),
         overwrite=overwrite,
     )
-    with convert_view.bar() as advance:
+    with progress.bar(quiet) as advance:
         summary = conversion.convert(places, out, settings, follow=follow, processes=processes, progress=advance)
-    found = overview(summary.folder, summary.quality)
-    complaints = summary_view.show(summary, found, strict=strict)
-    summary_view.show_next(found, summary.folder, summary.paths, settings.identity)
+    lines, commands = ([], []) if quiet else _first_sight(summary, settings)
+    complaints = summary_view.show(summary, lines, strict=strict)
+    summary_view.show_next(commands)
     if complaints:
         sys.exit(1)
+
+
+def _first_sight(summary: "Summary", settings: "Settings") -> tuple[list[str], list[str]]:
+    """What the tables of these captures say, in some ten lines, and the commands to go on with."""
+    if not any(summary.rows.values()):
+        return [], []
+
+    from kproxy.analysis import sections
+    from kproxy.analysis.duck import Tables
+    from kproxy.views import answers, progress
+    from kproxy.views import overview as view
+
+    with progress.waiting("overview"), Tables(summary.folder) as tables:
+        frames = sections.overview(sections.of_sources(tables, summary.quality), chosen=sections.BRIEF)
+        rows = {name: (list(answers.dicts(frame)), most) for name, (frame, most) in frames.items()}
+    told = {name: some for name, (some, _) in rows.items()}
+    commands = [shlex.join(["kproxy", "analyze", "overview", str(summary.folder)])]
+    commands += sections.next_questions("analyze", [str(summary.folder)], told)[:NEXT]
+    for slow in told["slowest"][:1]:
+        files = summary.paths[slow["source"]]
+        if "-" not in files:  # standard input cannot be read again
+            rotated = ["--rotated"] if len(files) > 1 else []
+            which = ["--connection", str(slow["connection"]), "--number", str(slow["number"])]
+            commands.append(shlex.join(["kproxy", "show", *files, *which, *settings.identity, *rotated]))
+    return view.brief(rows), commands if told["apis"] or told["groups"] or told["zookeeper"] else []

@@ -32,6 +32,7 @@ _PLANNING = ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "spark.sql
 # To these pyspark logs the whole Java stack of a mistake, as one line of JSON, before it raises what we say in words.
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
+_STARTING = "starting Spark"
 _SPARK = (
     click.option("--master", metavar="URL", help="Spark's master. Default: spark-submit's, else local[*]."),
     click.option("--conf", "config", metavar="KEY=VALUE", multiple=True, help="A setting of Spark."),
@@ -94,17 +95,19 @@ def answer(asked: Asked, master: str | None, config: tuple[str, ...]) -> None:
     (folder,) = asked.places
     others = [asked.other] if asked.other is not None else []
     for line in question.check():
-        click.echo(line, err=True)
-    check_tables([folder, *others], asked.job.tables)
+        if not asked.quiet:
+            click.echo(line, err=True)
+    check_tables([folder, *others], asked.job.tables, asked.quiet)
 
     from kproxy import spark
-    from kproxy.views import answers
+    from kproxy.views import answers, progress
 
-    session = _session(master, config)
+    with progress.waiting(_STARTING, asked.quiet):
+        session = _session(master, config)
     with _said_plainly():
         tables = {table: spark.table(session, folder, table) for table in asked.job.tables}
         other = None if asked.other is None else spark.table(session, asked.other, asked.job.tables[0])
-        answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit)
+        answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit, asked.quiet)
 
 
 def overview(places: tuple[str, ...], master: str | None, config: tuple[str, ...], **given: Any) -> None:
@@ -116,11 +119,13 @@ def overview(places: tuple[str, ...], master: str | None, config: tuple[str, ...
 
     times("exchanges", given["since"], given["until"])
     (folder,) = places
-    check_tables([folder], TABLES)
+    check_tables([folder], TABLES, given["quiet"])
 
     from kproxy import spark
+    from kproxy.views import progress
 
-    session = _session(master, config)
+    with progress.waiting(_STARTING, given["quiet"]):
+        session = _session(master, config)
     with _said_plainly():
         show_overview("spark", places, {name: spark.table(session, folder, name) for name in TABLES}, **given)
 

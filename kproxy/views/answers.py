@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,8 +24,9 @@ from rich.console import Console
 from rich.text import Text
 
 from kproxy.analysis import engine
-from kproxy.views import units
+from kproxy.views import progress, units
 
+_WAITING = "computing the answer"
 TABLE_ROWS = 50
 WIDEST_WORD = 28  # of a text among others, where the terminal is narrow
 SENTENCES = ("explanation", "sentence", "reason")
@@ -39,20 +41,24 @@ _GAP = "  "
 _LEFT = (engine.TEXT, engine.TIME, engine.FLAG, engine.OTHER)
 
 
-def show(answer: Any, shown: str, out: str | None, limit: int | None) -> bool:
+def show(
+    answer: Any, shown: str, out: str | None, limit: int | None, quiet: bool = False
+) -> list[dict[str, Any]] | None:
     """Print an answer, a frame of either engine, or write it into the file `out`, Parquet into a folder.
 
-    Returns whether a table was wanted that has no rows: whoever asked may say why.
+    Returns the rows of a table, so that whoever asked may say more of them, or why there are none; else None. Progress
+    is shown on standard error but where `quiet`.
     """
     if shown == "parquet":
-        _write(answer if limit is None else engine.first_rows(answer, limit), Path(str(out)))
-        return False
+        with progress.waiting(_WAITING, quiet):
+            _write(answer if limit is None else engine.first_rows(answer, limit), Path(str(out)))
+        return None
     with opened(out) as file:
         if shown == "table":
-            return not print_table(answer, limit, file)
+            return print_table(answer, limit, file, quiet)
         found = answer if limit is None else engine.first_rows(answer, limit)
         columns = engine.columns(found)
-        rows = dicts(found)
+        rows = dicts(found, quiet)
         if shown == "json":
             for row in rows:
                 print(json.dumps(row), file=file)
@@ -61,7 +67,7 @@ def show(answer: Any, shown: str, out: str | None, limit: int | None) -> bool:
             writer.writerow([column.name for column in columns])
             for row in rows:
                 writer.writerow(row.values())
-    return False
+    return None
 
 
 @contextmanager
@@ -85,11 +91,14 @@ def _write(answer: Any, folder: Path) -> None:
     pq.write_table(rows, folder / "part-0.parquet", compression="zstd")
 
 
-def dicts(answer: Any) -> Iterator[dict[str, Any]]:
-    """The rows with times as text, in UTC whatever zone the session has."""
+def dicts(answer: Any, quiet: bool = True) -> Iterator[dict[str, Any]]:
+    """The rows with times as text, in UTC whatever zone the session has; progress until the first unless `quiet`."""
     columns = engine.columns(answer)
     times = [column.name for column in columns if column.kind == engine.TIME]
-    for row in engine.rows(answer):
+    rows = engine.rows(answer)
+    with progress.waiting(_WAITING, quiet):
+        first = list(islice(rows, 1))
+    for row in chain(first, rows):
         values = dict(zip((column.name for column in columns), row, strict=True))
         for name in times:
             if values[name] is not None:
@@ -120,21 +129,21 @@ class _Column:
         return lines
 
 
-def print_table(answer: Any, limit: int | None, file: TextIO) -> int:
+def print_table(answer: Any, limit: int | None, file: TextIO, quiet: bool = True) -> list[dict[str, Any]]:
     """All of an answer that the terminal is wide enough for; where there is no terminal, all of it.
 
-    Returns the number of rows.
+    Returns the rows.
     """
     most = limit or TABLE_ROWS
-    rows = list(dicts(engine.first_rows(answer, most + 1)))
+    rows = list(dicts(engine.first_rows(answer, most + 1), quiet))
     if not rows:
         print("No rows.", file=file)
-        return 0
+        return []
     for line in lines_of(answer, rows[:most], file):
         click.echo(line, file=file)
     if len(rows) > most and limit is None:
         click.echo(f"Only the first {most} rows: --limit shows more.", err=True)
-    return min(len(rows), most)
+    return rows[:most]
 
 
 def lines_of(answer: Any, rows: Sequence[dict[str, Any]], file: TextIO) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import click
 
 from kproxy.views import answers, units
+from kproxy.views.terminal import printable
 
 _HEADINGS = {
     "brokers": "Brokers",
@@ -31,14 +32,14 @@ Rows = list[dict[str, Any]]
 
 
 def show(
-    found: Mapping[str, tuple[Any, int]],
-    next_of: Callable[[Mapping[str, Rows]], Sequence[str]],
+    frames: Mapping[str, Any],
+    found: Mapping[str, tuple[Rows, int]],
+    commands: Sequence[str],
     shown: str,
     file: TextIO,
 ) -> None:
-    """Print sections. found: frames with how many rows of each; next_of: the commands to go on with."""
-    rows = {name: list(answers.dicts(frame)) for name, (frame, _) in found.items()}
-    commands = next_of(rows)
+    """Print sections. frames: where the rows are from; found: the rows, and how many of them are shown."""
+    rows = {name: some for name, (some, _) in found.items()}
     if shown == "json":
         told = {name: rows[name][:most] for name, (_, most) in found.items()}
         print(json.dumps({**told, "next": list(commands)}), file=file)
@@ -47,14 +48,9 @@ def show(
     if not span["exchanges"]:
         click.echo("No exchanges.", file=file)
     else:
-        first, last = (str(span[name]).replace("T", " ").removesuffix("Z")[:23] for name in ("first", "last"))
-        click.echo(
-            f"{first} to {last} UTC, {units.duration(span['lasted_ns'])}: {span['exchanges']:,} exchanges, "
-            f"{units.size(span['bytes'])}, {_count(span, 'connections')}, {_count(span, 'sources')}",
-            file=file,
-        )
+        click.echo(_span(span), file=file)
     for name, heading in _HEADINGS.items():
-        frame, most = found[name]
+        frame, most = frames[name], found[name][1]
         if not rows[name]:
             if name in _NONE and span["exchanges"]:
                 click.echo(f"\n{_NONE[name]}", file=file)
@@ -66,6 +62,91 @@ def show(
             click.echo("...", file=file)
     if span["exchanges"] or rows["zookeeper"]:
         click.echo("\n".join(["", click.style("Ask next", bold=True), *commands]), file=file)
+
+
+def brief(found: Mapping[str, tuple[Rows, int]]) -> list[str]:
+    """Some ten lines of an overview: the rows of each section, and how many of them are shown.
+
+    Empty where there are no exchanges.
+    """
+    rows = {name: rows[:most] for name, (rows, most) in found.items()}
+    (span,) = rows["span"]
+    if not span["exchanges"]:
+        return []
+
+    def line(name: str, title: str, text: Callable[[dict[str, Any]], str], join: str = ", ") -> list[str]:
+        if not rows[name]:
+            return []
+        more = " and more" if len(found[name][0]) > found[name][1] else ""
+        return [f"{title:10}{printable(join.join(map(text, rows[name])))}{more}"]
+
+    return [
+        _span(span),
+        *line("brokers", "brokers", _broker),
+        *line("clients", "clients", lambda row: _named(row["client"], row["software"])),
+        *line("topics", "topics", _topic),
+        *_apis(rows["apis"]),
+        *line("errors", "errors", lambda row: f"{row['error']} {row['api']} ×{row['exchanges']:,}"),
+        *line("throttles", "throttled", _throttle),
+        *line("groups", "groups", _group, "; "),
+        *line("leaders", "leaders", _leader, "; "),
+        *(f"{'slowest':10}{printable(_slowest(row))}" for row in rows["slowest"]),
+    ]
+
+
+def _span(span: Mapping[str, Any]) -> str:
+    first, last = (str(span[name]).replace("T", " ").removesuffix("Z")[:23] for name in ("first", "last"))
+    return (
+        f"{first} to {last} UTC, {units.duration(span['lasted_ns'])}: {span['exchanges']:,} exchanges, "
+        f"{units.size(span['bytes'])}, {_count(span, 'connections')}, {_count(span, 'sources')}"
+    )
+
+
+def _named(name: Any, more: Any) -> str:
+    return f"{name} ({more})" if more else str(name)
+
+
+def _broker(row: Mapping[str, Any]) -> str:
+    return row["broker"] if row["broker_id"] is None else f"{row['broker_id']} at {row['broker']}"
+
+
+def _topic(row: Mapping[str, Any]) -> str:
+    told = [f"{units.size(row[f'{what}_bytes'])} {what}" for what in ("written", "read") if row[f"{what}_bytes"]]
+    return _named(row["topic"], ", ".join(told))
+
+
+def _throttle(row: Mapping[str, Any]) -> str:
+    return f"{row['client']} {row['api']} ×{row['throttled']:,}, {units.duration(row['throttle_ms'] * 1e6)} in all"
+
+
+def _group(row: Mapping[str, Any]) -> str:
+    worst = f", worst cause {row['worst_cause']}" if row["worst_cause"] else ""
+    return f"{row['group_id']}: {_count(row, 'rebalances')}{worst}"
+
+
+def _leader(row: Mapping[str, Any]) -> str:
+    told = [f"{row[what]:,} {what}" for what in ("elections", "shrunk", "grown", "moved", "offline") if row[what]]
+    return _named(row["topic"], ", ".join(told))
+
+
+def _slowest(row: Mapping[str, Any]) -> str:
+    return f"{units.duration(row['total_ns'])}, {row['api']} of {row['client']}: {row['explanation']}"
+
+
+def _apis(rows: Rows) -> list[str]:
+    """What clients asked, how long it took."""
+    cells = [["", "exchanges", "errors", "p50", "p99", "max"]]
+    for row in rows:
+        times = (units.duration(row[name]) if row[name] is not None else "" for name in ("p50_ns", "p99_ns", "max_ns"))
+        cells.append([str(row["api"]), f"{row['exchanges']:,}", f"{row['errors']:,}" if row["errors"] else "", *times])
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["requests"]
+    for first, *rest in cells:
+        figures = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
+        lines.append("  ".join([f"  {first:{widths[0]}}", *figures]))
+    return lines
 
 
 def _count(row: Mapping[str, Any], what: str) -> str:

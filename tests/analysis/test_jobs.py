@@ -15,7 +15,7 @@ from kproxy.views import units
 REPLICA = re.compile("(broker-.*-fetcher|ReplicaFetcherThread)-")  # as brokers call their clients
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MS = 1_000_000
-ALL = ("latency", "slow", "throttle", "errors", "talkers", "clients")  # asked with brokers' own requests
+ALL = ("latency", "slow", "throttle", "errors", "talkers", "clients", "connections")  # asked with brokers' own requests
 
 EXCHANGE = {
     "source": "a.pcap",
@@ -423,7 +423,7 @@ def test_connections(frame):
         names = "requests client_bytes broker_bytes retransmissions out_of_order zero_windows gap_bytes"
         counts = dict.fromkeys(names.split(), 1)
         return row | counts | {
-            "time": START + timedelta(seconds=at_s), "start_ns": round(at_s * 1000) * MS,
+            "connection": 1, "time": START + timedelta(seconds=at_s), "start_ns": round(at_s * 1000) * MS,
             "end_ns": (round(at_s * 1000) + life_ms) * MS, "close": "fin"
         } | columns  # fmt: skip
 
@@ -435,10 +435,16 @@ def test_connections(frame):
             connection(179.98, 20, requests=0, handshake_rtt_ns=7),
         ],
     )
+    talk = frame(EXCHANGES, [exchange(0), exchange(0, connection=7, api="Fetch", replica_id=2)])
     assert rows(
-        jobs.connections(table), "connections", "per_minute", "life_p50_ns", "round_trip_p50_ns", "retransmissions",
-        "resets", "unused", "bytes",
+        jobs.connections(table, talk), "connections", "per_minute", "life_p50_ns", "round_trip_p50_ns",
+        "retransmissions", "resets", "unused", "bytes",
     ) == [(3, 1.0, 20 * MS, 5, 3, 1, 1, 6)]  # fmt: skip
+    steps = rows(jobs.connections(table, talk, every="2 minutes"), "connections", "per_minute")
+    assert steps == [(2, 1.0), (1, 0.5)]
+    brokers = frame(CONNECTIONS, [connection(0, 10, connection=1), connection(1, 10, connection=7)])
+    assert rows(jobs.connections(brokers, talk), "connections") == [(1,)]
+    assert rows(jobs.connections(brokers, talk, replicas=True), "connections") == [(2,)]
 
 
 def test_compare(frame):

@@ -1,5 +1,6 @@
 """What is said of captures: names as they are, whatever is in them, and no praise for what was not read."""
 
+import json
 import re
 import shlex
 import shutil
@@ -11,6 +12,7 @@ from kproxy.capture.quality import Quality
 from kproxy.cli import cli
 from kproxy.convert.job import Settings, Summary, captures_of
 from kproxy.errors import CaptureError, KproxyError
+from kproxy.views import units
 from kproxy.views.summary import show, verdict
 from tests import captures
 
@@ -36,17 +38,44 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     result, lines = converted(tmp_path, "--cluster", "blue", capture)
     assert result.exit_code == 0
     text = result.stdout
-    assert "2026-11-21 09:48:53.185 to 09:49:31.653 UTC, 38.5 s: 373 exchanges" in lines
-    assert "brokers  1 at 127.0.0.1:9092" in lines and "clients  thr-req, thr" in lines
-    assert re.search(r"^Produce +319 +[\d.]+ ms +[\d.]+ s +5\.57 s$", text, re.M)
-    assert "errors   THROTTLING_QUOTA_EXCEEDED CreateTopics ×2, " in text
-    assert re.search(
-        r"^slowest  5\.57 s, of it [\d.]+ s muted by a throttle: Produce of thr, connection \d+, ", text, re.M
-    )
-    decode, *questions = lines[lines.index("Next:") + 1 :]
-    assert questions == [f"  kproxy analyze {job} {tmp_path}/out" for job in ("overview", "slow", "rebalances")]
-    again = CliRunner().invoke(cli, shlex.split(decode)[1:])
+    span = "2026-11-21 09:48:53.185 to 2026-11-21 09:49:31.650 UTC, 38.5 s: 373 exchanges, 3.53 MB, 13 connections"
+    assert f"{span}, 1 source" in lines
+    assert "brokers   1 at 127.0.0.1:9092" in lines
+    assert "clients   thr-req (apache-kafka-java 4.1.0), thr (apache-kafka-java 4.1.0)" in lines
+    assert "topics    qt (1.86 MB written, 1.60 MB read)" in lines
+    assert re.search(r"^  Produce +319 +[\d.]+ ms +[\d.]+ s +5\.57 s$", text, re.M)
+    assert "errors    THROTTLING_QUOTA_EXCEEDED CreateTopics ×2, " in text
+    assert "throttled thr-req CreateTopics ×2, 9.61 min in all, thr Produce ×" in text
+    assert "slowest   5.57 s, Produce of thr: muted for 5.56 s after earlier answers that were throttled" in text
+    *questions, show_it = lines[lines.index("Next:") + 1 :]
+    assert [line.split()[2] for line in questions] == ["overview", "slow", "errors", "throttle"]
+    for line in questions:
+        assert CliRunner().invoke(cli, shlex.split(line)[1:]).exit_code == 0
+    again = CliRunner().invoke(cli, shlex.split(show_it)[1:])
     assert again.exit_code == 0 and again.stdout.startswith("Produce, request ")
+    assert "Why: muted for 5.56 s" in again.stdout
+
+
+def test_the_end_of_a_conversion_and_the_overview_say_the_same(tmp_path):
+    """Figures of its captures alone, though the folder holds others; the same rules for errors and for brokers."""
+    converted(tmp_path, captures.capture("k41_librdkafka"))
+    result, lines = converted(tmp_path, captures.capture("k41_java_cluster"))
+    other = tmp_path / "other"
+    other.mkdir()
+    alone = converted(other, captures.capture("k41_java_cluster"))[1]
+    start = next(number for number, line in enumerate(lines) if "UTC" in line)
+    assert lines[start : lines.index("", start)] == alone[start : alone.index("", start)]
+    told = json.loads(CliRunner().invoke(cli, ["analyze", "overview", str(other / "out"), "--format", "json"]).stdout)
+    for row in told["apis"][:4]:
+        errors = f"{row['errors']:,} +" if row["errors"] else ""
+        assert re.search(
+            rf"^  {row['api']} +{row['exchanges']:,} +{errors}{re.escape(units.duration(row['p50_ns']))} ",
+            result.stdout,
+            re.M,
+        ), row
+    assert re.search(rf"^brokers   .*{re.escape(told['brokers'][0]['broker'])}", result.stdout, re.M)
+    for row in told["errors"][:4]:
+        assert f"{row['error']} {row['api']} ×{row['exchanges']:,}" in result.stdout
 
 
 def test_what_is_no_capture_has_no_rows_to_tell_of_and_zookeeper_alone_has_questions(tmp_path):
@@ -54,24 +83,24 @@ def test_what_is_no_capture_has_no_rows_to_tell_of_and_zookeeper_alone_has_quest
     result, lines = converted(tmp_path, tmp_path / "notes.pcap")
     assert result.exit_code == 1 and not lines
     _, lines = converted(tmp_path, captures.capture("k0102_zookeeper"))
-    assert f"  kproxy analyze rebalances {tmp_path}/out" in lines
+    assert f"  kproxy analyze overview {tmp_path}/out" in lines
 
 
-def test_groups_and_leaders_are_mentioned_if_anything_happened(tmp_path):
+def test_groups_are_mentioned_if_anything_happened(tmp_path):
     _, lines = converted(tmp_path, captures.capture("k41_librdkafka"))
     (line,) = (line for line in lines if line.startswith("groups "))
-    assert re.match(r"groups   \d+, \d+ rebalances \((member_joined|member_left) ×\d+", line)
+    assert re.match(r"groups    rdk-grp: \d+ rebalances, worst cause member_joined", line)
     _, lines = converted(tmp_path, captures.capture("k41_quota"), "--detail", "headers")
     assert not [line for line in lines if line.startswith("groups ")]
 
 
-def test_what_the_slowest_leave_out_and_what_else_the_folder_holds_is_said(tmp_path):
+def test_what_else_the_folder_holds_is_said_and_quiet_leaves_out_the_overview(tmp_path):
     _, first = converted(tmp_path, captures.capture("k41_BASE"))
-    (left_out,) = (line for line in first if "wait on purpose" in line)
-    assert "Fetch" in left_out
     assert not [line for line in first if "also holds" in line]
     _, second = converted(tmp_path, captures.capture("k41_quota"))
     assert f"{tmp_path / 'out'} also holds k41_BASE.pcap" in second
+    _, quiet = converted(tmp_path, captures.capture("k41_quota"), "--quiet")
+    assert "Next:" not in quiet and not [line for line in quiet if line.startswith("brokers")]
 
 
 @pytest.mark.parametrize(

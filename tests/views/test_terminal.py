@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from kproxy.views.convert import bar
+from kproxy.views.progress import bar
 from kproxy.views.terminal import can_redraw, printable
 
 
