@@ -97,6 +97,8 @@ DISTRIBUTION = "kproxy-kafka"
 _EXTRA_OF = {
     "jwt": "sasl",
     "duckdb": "analyze",
+    "fsspec": "storage",
+    "s3fs": "storage",
     "numpy": "offline",
     "pandas": "spark",
     "py4j": "spark",

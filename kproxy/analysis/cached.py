@@ -20,6 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import kproxy
+from kproxy.capture.storage import is_capture
 from kproxy.convert import job as jobs
 from kproxy.convert import processes
 from kproxy.convert.job import Settings, Summary
@@ -34,7 +35,7 @@ _DETAILS = {"batches": "batches"}  # the detail that a table needs; others do wi
 def is_dataset(place: str) -> bool:
     """Whether a path is a folder of tables, rather than captures: also where its tables cannot be read."""
     folder = Path(place)
-    if place == "-" or folder.is_file() or (jobs.is_capture(place) and not folder.exists()):
+    if place == "-" or folder.is_file() or (is_capture(place) and not folder.exists()):
         return False
     if "://" in place or not folder.exists():
         return True

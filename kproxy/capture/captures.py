@@ -11,7 +11,6 @@ all raises `CaptureError`.
 Refuses to know what is in a packet.
 """
 
-import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from math import inf
 from pathlib import Path
@@ -22,6 +21,7 @@ from kproxy.capture.pcap import CLASSIC, LINK_MASK, Classic
 from kproxy.capture.pcapng import Sections
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Window
+from kproxy.capture.storage import LOCAL, STDIN, Storage
 from kproxy.errors import CaptureError
 
 SECTION = b"\x0a\x0d\x0d\x0a"
@@ -32,11 +32,17 @@ class Capture:
     """One capture: a file, or rotated files one after the other. Iterate `windows()` once."""
 
     def __init__(
-        self, paths: Sequence[Path | str], quality: Quality, *, follow: Callable[[], bool] | None = None
+        self,
+        paths: Sequence[Path | str],
+        quality: Quality,
+        *,
+        follow: Callable[[], bool] | None = None,
+        storage: Storage = LOCAL,
     ) -> None:
         self.quality = quality
         self.paths = list(paths)
-        self.size = sum(_size(path) for path in paths if str(path) != files.STDIN)
+        self.size = sum(_size(path, storage) for path in paths if str(path) != STDIN)
+        self._storage = storage
         self._follow = follow
         self.secrets: list[bytes] = []  # TLS key logs that a pcapng file carries
         self._before = 0
@@ -50,7 +56,7 @@ class Capture:
     def windows(self) -> Generator[Window, None, None]:
         for index, path in enumerate(self.paths):
             last = index == len(self.paths) - 1
-            self._bytes = files.Bytes(path, follow=self._follow if last else None)
+            self._bytes = files.Bytes(path, follow=self._follow if last else None, storage=self._storage)
             try:
                 before = self.quality.count("cut_file")
                 yield from windows_of(self._bytes, self.quality, self.secrets)
@@ -62,15 +68,17 @@ class Capture:
             self._bytes = None
 
 
-def in_time(paths: Sequence[str]) -> list[str]:
+def in_time(paths: Sequence[str], storage: Storage = LOCAL) -> list[str]:
     """Files of one capture by their first packets: `tcpdump -C` numbers them without zeros before, so names mislead."""
     # what is no file, like a pipe, can be read but once
-    return sorted(paths, key=_begin_ns) if all(map(os.path.isfile, paths)) else list(paths)
+    if not all(map(storage.is_file, paths)):
+        return list(paths)
+    return sorted(paths, key=lambda path: _begin_ns(path, storage))
 
 
-def _begin_ns(path: str) -> float:
+def _begin_ns(path: str, storage: Storage) -> float:
     """When a file begins; one without packets, and one that its reader will complain of, comes last."""
-    windows = Capture([path], Quality()).windows()
+    windows = Capture([path], Quality(), storage=storage).windows()
     try:
         return next((window.records[0][0] for window in windows), inf)
     except CaptureError:
@@ -79,11 +87,11 @@ def _begin_ns(path: str) -> float:
         windows.close()
 
 
-def _size(path: Path | str) -> int:
+def _size(path: Path | str, storage: Storage) -> int:
     """The size of a file, 0 if it cannot be read: opening it raises the error that names the reason."""
     try:
-        return Path(path).stat().st_size
-    except OSError:
+        return storage.size(path)
+    except (OSError, CaptureError):
         return 0
 
 
@@ -96,7 +104,7 @@ def windows_of(source: files.Source, quality: Quality, secrets: list[bytes]) -> 
         if len(rest) < 20:
             raise CaptureError(source.name, "a pcap file that ends inside its header: there is nothing to read", 4)
         snap, link = Struct(order + "12xII").unpack(rest)
-        if isinstance(source, files.Bytes) and (held := source.mapped()) is not None:
+        if isinstance(source, files.Bytes) and ((held := source.mapped()) is not None or source.is_remote):
             from kproxy.capture.columns.mapped import Mapped  # numpy, which `kproxy decode` has no need of
 
             return Mapped(source, held, quality, order, unit, link & LINK_MASK, snap).windows()

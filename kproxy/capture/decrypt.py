@@ -15,16 +15,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from kproxy.capture import files
 from kproxy.capture.flow import Flow
 from kproxy.capture.flows import Flows
+from kproxy.capture.storage import LOCAL, STDIN, Storage
 from kproxy.errors import CaptureError
 
 _FIELDS = ("frame.time_epoch", "ip.src", "ipv6.src", "tcp.srcport", "ip.dst", "ipv6.dst", "tcp.dstport", "data.data")
 
 
-def decrypt(flows: Flows, paths: Sequence[str | Path], key_log: str | Path | None) -> None:
-    """Read the encrypted flows again, in clear, and end them all."""
+def decrypt(flows: Flows, paths: Sequence[str | Path], key_log: str | Path | None, storage: Storage = LOCAL) -> None:
+    """Read the encrypted flows again, in clear, and end them all. tshark gets a copy of what lies in a storage."""
     encrypted = flows.encrypted
     by_ends: dict[tuple[str, int, str, int], list[tuple[Flow, int]]] = defaultdict(list)
     for flow in encrypted:
@@ -33,11 +33,12 @@ def decrypt(flows: Flows, paths: Sequence[str | Path], key_log: str | Path | Non
         by_ends[*other, *one].append((flow, 1))
     if by_ends:
         ports = {flow.info.broker_port for flow in encrypted if flow.info is not None}
-        for time_ns, ends, data in _plain(paths, key_log, sorted(ports)):
-            for flow, side in by_ends.get(ends, ()):
-                if flow.first_ns <= time_ns <= flow.last_ns:
-                    flows.reopen(flow).receive(side, memoryview(data), time_ns)
-                    break
+        with storage.here([str(path) for path in paths]) as copies:
+            for time_ns, ends, data in _plain(copies, key_log, sorted(ports)):
+                for flow, side in by_ends.get(ends, ()):
+                    if flow.first_ns <= time_ns <= flow.last_ns:
+                        flows.reopen(flow).receive(side, memoryview(data), time_ns)
+                        break
     flows.end_encrypted()
 
 
@@ -46,7 +47,7 @@ def _plain(
 ) -> Iterator[tuple[int, tuple[str, int, str, int], bytes]]:
     """(time, the sender's address and port and the receiver's, decrypted bytes) in the order of the capture."""
     name = str(paths[0])
-    if files.STDIN in map(str, paths):
+    if STDIN in map(str, paths):
         raise CaptureError(name, "TLS can be decrypted in files only: save standard input to one first")
     command = [_tool("tshark", name), "-n", "-o", "tcp.reassemble_out_of_order:TRUE", "-Y", "tls && data.data"]
     if key_log is not None:

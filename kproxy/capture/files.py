@@ -1,7 +1,7 @@
 """Where a capture's bytes come from: a file, a compressed file, standard input, a file that still grows.
 
-Duty: `Bytes.read` gives the plain bytes in pieces, whatever is around them, in bounded memory. A compressed stream that
-ends early is cut there and says so; it never raises for that.
+Duty: `Bytes.read` gives the plain bytes in pieces, whatever is around them, in bounded memory; `storage` says where the
+file lies. A compressed stream that ends early is cut there and says so; it never raises for that.
 
 Refuses to know what the bytes mean.
 """
@@ -16,9 +16,8 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
+from kproxy.capture.storage import LOCAL, STDIN, Remote, Storage
 from kproxy.errors import CaptureError
-
-STDIN = "-"
 
 
 class _Counted(io.RawIOBase):
@@ -56,13 +55,19 @@ class _Counted(io.RawIOBase):
             return None
 
     def length(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
+        return self._file.length if isinstance(self._file, Remote) else os.fstat(self._file.fileno()).st_size
+
+    @property
+    def is_remote(self) -> bool:
+        return isinstance(self._file, Remote)
 
     @property
     def peek(self) -> Callable[[int, int], bytes]:
         return partial(os.pread, self._file.fileno())
 
     def peek_into(self, room: memoryview, position: int) -> int:
+        if isinstance(self._file, Remote):
+            return self._file.peek_into(room, position)
         return os.preadv(self._file.fileno(), [room], position)
 
     def go_to(self, position: int) -> None:
@@ -92,7 +97,7 @@ class Source(Protocol):
 class Bytes:
     """The plain bytes of one file. `size` and `consumed` count the file's own bytes, compressed or not."""
 
-    def __init__(self, path: Path | str, *, follow: Callable[[], bool] | None = None) -> None:
+    def __init__(self, path: Path | str, *, follow: Callable[[], bool] | None = None, storage: Storage = LOCAL) -> None:
         self.name = str(path)
         self.cut = ""  # why the stream ended before its end, if it did
         try:
@@ -100,8 +105,8 @@ class Bytes:
                 file = cast(BinaryIO, sys.stdin.buffer)
                 self.size = 0  # not known
             else:
-                file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - closed in close()
-                self.size = Path(path).stat().st_size
+                file = storage.open(path)
+                self.size = storage.size(path)
         except OSError as fault:
             raise CaptureError(self.name, f"cannot be opened: {fault.strerror or fault}") from None
         head = b""
@@ -121,8 +126,13 @@ class Bytes:
         """The bytes as memory, where they lie in a plain file that does not grow."""
         return None if self._unpacked else self._counted.mapped()
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether they lie in a storage, as they are: `peek_into` and `go_to` are at hand, and nothing is mapped."""
+        return self._unpacked is None and self._counted.is_remote
+
     def length(self) -> int:
-        """How long a mapped file is now."""
+        """How long a mapped file is now, or one of a storage."""
         return self._counted.length()
 
     @property

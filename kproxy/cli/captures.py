@@ -45,8 +45,15 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         metavar="FILE",
         help="SSLKEYLOGFILE that decrypts the TLS connections; needs tshark.",
     ),
+    click.option(
+        "--storage-option",
+        "storage_options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="How s3://, gs://, abfs:// or webhdfs:// is reached, in fsspec's words; may be repeated.",
+    ),
 )
-NAMES = ("ports", "zookeeper_ports", "cluster", "rotated", "key_log")  # of the parameters that they become
+NAMES = ("ports", "zookeeper_ports", "cluster", "rotated", "key_log", "storage_options")  # the parameters
 
 
 def options(function: Any) -> Any:
@@ -63,6 +70,9 @@ def taken(given: dict[str, Any]) -> dict[str, Any]:
 
 def settings(how: Mapping[str, Any], **more: Any) -> "Settings":
     """What these options mean, as `taken` gives them; `more`: further fields. Raises KproxyError as `Settings` does."""
+    from kproxy.capture.storage import Storage, options_of
     from kproxy.convert.job import Settings
 
-    return Settings(**{name: how[name] for name in NAMES}, **more)
+    fields = {name: how[name] for name in NAMES}
+    storage = Storage(options_of(fields.pop("storage_options")))
+    return Settings(**fields, storage=storage, **more)

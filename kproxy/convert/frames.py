@@ -143,7 +143,7 @@ def _found(info: ConnectionInfo, number: int, plan: ApiPlan, outcome: str, value
 
 def _read(job: Job, flows: Flows, is_over: Callable[[], bool]) -> None:
     """Read the flows of a capture, until the caller has what it wants."""
-    capture = Capture(job.paths, Quality())
+    capture = Capture(job.paths, Quality(), storage=job.storage)
     flows.keep_encrypted = job.key_log is not None
     for window in capture.windows():
         flows.keep_encrypted |= bool(capture.secrets)
@@ -152,7 +152,7 @@ def _read(job: Job, flows: Flows, is_over: Callable[[], bool]) -> None:
             return
     flows.finish()
     if flows.encrypted:
-        decrypt(flows, job.paths, job.key_log)
+        decrypt(flows, job.paths, job.key_log, job.storage)
 
 
 def _flows(kind: type[Flows], job: Job, handlers: Handlers) -> Flows:

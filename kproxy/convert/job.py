@@ -8,7 +8,6 @@ Refuses to know rows, and how flows are shared out among processes or machines.
 """
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -18,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 import kproxy
-from kproxy.capture import files
 from kproxy.capture.captures import in_time
 from kproxy.capture.quality import Quality
+from kproxy.capture.storage import LOCAL, STDIN, Storage, name_of
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema
 from kproxy.tables.dataset import read_manifest
@@ -34,9 +33,6 @@ OF_FLOWS = (
     "batches",
     "connections",
 )  # the tables whose rows come from flows; `quality` is of a whole capture
-
-
-_CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4))?$", re.IGNORECASE)  # .pcap7: as tcpdump -C writes
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,7 @@ class Settings:
     checksums: check that of every batch (`crc_valid`), for which every byte of it is read.
     records: topics whose records become rows of `records`; None: of none.
     overwrite: replace the tables of another capture that has the same name, or with Spark all that the folder holds.
+    storage: how captures are reached that lie in a storage (s3://, webhdfs://, gs://, abfs://).
     """
 
     ports: tuple[int, ...] = ()
@@ -64,6 +61,7 @@ class Settings:
     records: Chosen | None = None
     overwrite: bool = False
     zookeeper_ports: tuple[int, ...] = ()
+    storage: Storage = LOCAL
 
     def __post_init__(self) -> None:
         for port in (*self.ports, *self.zookeeper_ports):
@@ -106,6 +104,7 @@ class Job:
     detail: int = BATCHES  # one of bodies.DETAILS
     records: Chosen | None = None  # then there is a table of them too
     zookeeper_ports: tuple[int, ...] = ()
+    storage: Storage = LOCAL
 
     @property
     def is_known(self) -> bool:
@@ -145,16 +144,16 @@ class Summary:
 def captures_of(captures: Sequence[Path | str], settings: Settings) -> list[Job]:
     """The captures that paths stand for: one for each path, or with `rotated` one of all.
 
-    A folder stands for the captures that lie in it, by their names. Raises KproxyError for two of one name, and for a
-    folder without any.
+    A folder stands for the captures that lie in it, by their names, a pattern for what it matches. Raises KproxyError
+    for two of one name, and for a folder without any.
     """
-    paths = [file for path in captures for file in _files(str(path))]
+    paths = [file for path in captures for file in settings.storage.captures(str(path))]
     ports = tuple(sorted(set(settings.ports)))
     key_log = str(settings.key_log) if settings.key_log else None
     zookeeper_ports = tuple(sorted(set(settings.zookeeper_ports)))
-    rest = (settings.cluster, ports, key_log, settings.look, settings.records, zookeeper_ports)
+    rest = (settings.cluster, ports, key_log, settings.look, settings.records, zookeeper_ports, settings.storage)
     if settings.rotated:
-        paths = in_time(paths)
+        paths = in_time(paths, settings.storage)
         return [Job(_source(paths[0]), tuple(paths), *rest)]
     jobs = [Job(_source(path), (path,), *rest) for path in paths]
     seen: dict[str, str] = {}
@@ -168,27 +167,8 @@ def captures_of(captures: Sequence[Path | str], settings: Settings) -> list[Job]
     return jobs
 
 
-def is_capture(path: str) -> bool:
-    """Whether a name is that of a capture."""
-    return _CAPTURE.search(path) is not None
-
-
-def _files(path: str) -> list[str]:
-    if "://" in path:
-        raise KproxyError(f"{path}: captures are read from files of this machine: copy it here first")
-    if not os.path.isdir(path):  # noqa: PTH112 - raises never
-        return [path]
-    found = sorted(str(file) for file in Path(path).iterdir() if _CAPTURE.search(file.name) and file.is_file())
-    if not found:
-        raise KproxyError(
-            f"{path}: no captures in this folder (*.pcap, *.pcapng or *.cap, also compressed): name the files"
-        )
-    return found
-
-
 def _source(path: str) -> str:
-    # names of files are bytes, of which some are no text
-    return "stdin" if path == files.STDIN else os.fsencode(Path(path).name).decode(errors="backslashreplace")
+    return "stdin" if path == STDIN else name_of(path)
 
 
 def output_folder(out: Path | str) -> Path:
@@ -200,17 +180,16 @@ def output_folder(out: Path | str) -> Path:
     return Path(out)
 
 
-def fingerprint(path: str, size: int = FINGERPRINT_BYTES) -> str | None:
+def fingerprint(path: str, size: int = FINGERPRINT_BYTES, storage: Storage = LOCAL) -> str | None:
     """The first bytes of a file as "<how many>:<BLAKE2b in hex>": the same as long as a capture only grows.
 
     None for what can be read but once, and for what cannot be read.
     """
-    if not os.path.isfile(path):  # noqa: PTH113 - raises never
-        return None
     try:
-        with Path(path).open("rb") as file:
-            head = file.read(size)
-    except OSError:
+        if not storage.is_file(path):
+            return None
+        head = storage.read(path, 0, size)
+    except (OSError, CaptureError):
         return None
     return f"{len(head)}:{blake2b(head, digest_size=16).hexdigest()}"
 
@@ -223,8 +202,8 @@ def refuse_replacing(folder: Path, jobs: Sequence[Job]) -> None:
             known = str(manifest.get("fingerprints", {}).get(job.source, ""))
             size = known.partition(":")[0]
             files = manifest["sources"][job.source]
-            goes_on = files == [Path(path).name for path in job.paths[: len(files)]]
-            if not size.isdecimal() or not goes_on or fingerprint(job.paths[0], int(size)) != known:
+            goes_on = files == [name_of(path) for path in job.paths[: len(files)]]
+            if not size.isdecimal() or not goes_on or fingerprint(job.paths[0], int(size), job.storage) != known:
                 raise KproxyError(
                     f"{folder} has tables of another capture that is called {job.source}: "
                     "name another folder, rename the capture, or replace those tables with --overwrite"
@@ -235,12 +214,12 @@ def manifest(jobs: Sequence[Job], summary: Summary) -> dict[str, Any]:
     """What a dataset says of itself: no clock, host or absolute path."""
     shown = {} if jobs[0].records is None else {"records": list(jobs[0].records.topics)}
     done = [job for job in jobs if job.source in summary.quality]
-    prints = {job.source: fingerprint(job.paths[0]) for job in done}
+    prints = {job.source: fingerprint(job.paths[0], storage=job.storage) for job in done}
     return {
         "kproxy": kproxy.__version__,
         "pyarrow": pa.__version__,
         "settings": {"cluster": jobs[0].cluster, "ports": list(jobs[0].ports), **shown},
-        "sources": {job.source: [Path(path).name for path in job.paths] for job in done},
+        "sources": {job.source: [name_of(path) for path in job.paths] for job in done},
         "fingerprints": {source: print_ for source, print_ in prints.items() if print_ is not None},
         "rows": summary.rows,
     }

@@ -4,16 +4,18 @@ Duty: join the flows of captures to the writers of tables, and share flows out a
 the same files whatever the number of processes: flows fall into fixed shards, a process takes some of them, and the
 rows of all are merged in one order.
 
-Each process reads the whole capture and decodes its own flows; the one that merges their rows never held a flow.
+Each process reads the whole capture and decodes its own flows; the one that merges their rows never held a flow. Many
+small captures are read side by side, each by one process.
 Memory: see capture.flows, RUN_ROWS rows of each table, and while merging one row group.
 """
 
-import gc
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context, parent_process
@@ -25,6 +27,7 @@ import pyarrow as pa
 
 from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
+from kproxy.capture.storage import is_remote
 from kproxy.convert import machine
 from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, output_folder, refuse_replacing
 from kproxy.convert.knowledge import Told, by_source, know
@@ -38,7 +41,6 @@ from kproxy.tables.schema import Table
 
 _FED = {table.name: table for table in (SPOKEN, schema.REGISTRY)}  # what insight is fed
 POLL_S = 0.2  # of a file that grows
-COLLECT_AFTER = 20_000  # containers made
 PROCESS_BYTES = 256 << 20  # that one may take
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
 _DEFAULT = Settings()
@@ -62,7 +64,8 @@ class _Said:
     names: dict[str, Names]
 
 
-Progress = Callable[[str, int, int], None]  # (source, bytes read, bytes in all or 0)
+# (source, bytes read, bytes in all or 0); of captures that are read side by side, how many of them
+Progress = Callable[[str, int, int], None]
 
 
 def convert(
@@ -97,19 +100,14 @@ def convert(
     try:
         places: dict[str, Path] = {}
         said = _Said(writer.Sorter(SPOKEN, work, ".all"), writer.Sorter(schema.REGISTRY, work, ".all"), {})
-        numbers: dict[str, int] = {}
-        for number, job in enumerate(jobs):
-            try:
-                read = _read(job, work, number, processes, follow, progress)
-            except CaptureError as fault:
-                summary.failed.append(fault)
+        done: dict[int, _Share] = {}
+        failed: dict[int, CaptureError] = {}
+        for number, read in _reads(jobs, work, processes, follow, progress):
+            if isinstance(read, CaptureError):
+                failed[number] = read
                 continue
-            summary.quality[job.source] = read.quality
-            summary.paths[job.source] = job.paths
-            said.spoken.adopt(read.runs.pop(SPOKEN.name, []))
-            said.registry.adopt(read.runs.pop(schema.REGISTRY.name, []))
-            said.names[job.source] = read.names
-            numbers[job.source] = number
+            done[number] = read
+            job = jobs[number]
             for table in map(schema.BY_NAME.__getitem__, job.tables):
                 finished = work / f"{number}.{table.name}.parquet"
                 rows = writer.write(table, read.runs[table.name], finished, partial(_finished, table, job, read.names))
@@ -117,6 +115,14 @@ def convert(
                 places[f"{table.name}/{file_of(job.source)}"] = finished
             if settings.records is None:  # those of an earlier run are not of this one
                 (dataset.folder / schema.RECORDS.name / file_of(job.source)).unlink(missing_ok=True)
+        summary.failed = [failed[number] for number in sorted(failed)]
+        numbers: dict[str, int] = {}
+        for number, read in sorted(done.items()):  # in the order of the captures, whichever was read first
+            source = jobs[number].source
+            summary.quality[source], summary.paths[source] = read.quality, jobs[number].paths
+            said.spoken.adopt(read.runs[SPOKEN.name])
+            said.registry.adopt(read.runs[schema.REGISTRY.name])
+            said.names[source], numbers[source] = read.names, number
         _know(jobs[0].cluster, said, work, numbers, summary, places)
         if settings.records is not None and not summary.rows.get(schema.RECORDS.name):
             batches = [file for place, file in places.items() if place.startswith(f"{schema.BATCHES.name}/")]
@@ -164,22 +170,84 @@ def _finished(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
 # --- one capture, in one or more processes ---------------------------------------------------------------------------
 
 
+def _reads(
+    jobs: Sequence[Job], work: Path, processes: int, follow: bool, progress: Progress | None
+) -> Iterator[tuple[int, _Share | CaptureError]]:
+    """Read captures, by their numbers: those that are not worth several processes side by side, then the others."""
+    small = [] if follow else [number for number, job in enumerate(jobs) if _is_small(job)]
+    workers = min(processes or _most_processes(), len(small))
+    if workers < 2 or (not processes and sum(_size(jobs[number]) for number in small) < SMALL_BYTES):
+        small = []
+    if small:
+        yield from _side_by_side(jobs, small, work, workers, progress)
+    for number in sorted(set(range(len(jobs))) - set(small)):
+        try:
+            yield number, _read(jobs[number], work, number, processes, follow, progress)
+        except CaptureError as fault:
+            yield number, fault
+
+
+def _is_small(job: Job) -> bool:
+    """Whether one process is to read it alone: each process reads all of a capture, of a storage's once is enough."""
+    try:
+        return all(map(job.storage.is_file, job.paths)) and (any(map(is_remote, job.paths)) or _size(job) < SMALL_BYTES)
+    except CaptureError:
+        return False  # its reader says why
+
+
+def _size(job: Job) -> int:
+    return sum(map(job.storage.size, job.paths))
+
+
+def _side_by_side(
+    jobs: Sequence[Job], numbers: Sequence[int], work: Path, workers: int, progress: Progress | None
+) -> Iterator[tuple[int, _Share | CaptureError]]:
+    """Captures of one process each, `workers` at a time."""
+    waiting: deque[tuple[int, Future[_Share]]] = deque()
+    read = 0
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker) as pool:
+        left = deque(numbers)
+        while left or waiting:
+            while left and len(waiting) < 4 * workers:  # so that few runs are on the disk
+                number = left.popleft()
+                waiting.append((number, pool.submit(_whole, jobs[number], work, f".{number}.0")))
+            number, future = waiting.popleft()
+            job = jobs[number]
+            try:
+                yield number, future.result()
+            except CaptureError as fault:
+                yield number, fault
+            except BrokenProcessPool:
+                raise KproxyError(
+                    f"{job.source}, or a capture near it: a worker process ended; was it short of memory? "
+                    "--processes 1 needs the least"
+                ) from None
+            read += 1
+            if progress is not None:
+                progress(f"{len(numbers)} captures", read, len(numbers))
+
+
+def _whole(job: Job, work: Path, prefix: str) -> _Share:
+    with machine.seldom_collected():
+        return _share(job, work, prefix, tuple(range(SHARDS)), True, None, None)
+
+
 def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None) -> _Share:
     """Read a capture into sorted runs by table."""
-    regular = [Path(path) for path in job.paths if os.path.isfile(path)]  # noqa: PTH113 - raises never
-    here = follow or len(regular) < len(job.paths)  # a pipe has one reader, and what grows has no common end
-    small = sum(path.stat().st_size for path in regular) < SMALL_BYTES
+    here = follow or not all(map(job.storage.is_file, job.paths))  # a pipe has one reader, what grows no common end
+    if follow and any(map(is_remote, job.paths)):
+        raise KproxyError(f"{job.paths[-1]}: --follow is of files of this machine: a storage holds what is finished")
     if here:
         processes = 1
     elif not processes:
-        processes = 1 if small else max(1, min(machine.cores(), machine.memory_bytes() // PROCESS_BYTES))
+        processes = 1 if _is_small(job) else _most_processes()
     processes = min(processes, SHARDS)
     shares = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
     if here:
-        with _Interrupt(follow) as interrupt, _seldom_collected():
+        with _Interrupt(follow) as interrupt, machine.seldom_collected():
             results = [_share(job, work, f".{number}.0", shares[0], True, interrupt if follow else None, progress)]
     elif processes == 1:
-        with _seldom_collected():
+        with machine.seldom_collected():
             results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)
@@ -190,6 +258,10 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
         for table, paths in share.runs.items():
             whole.runs[table] += paths
     return whole
+
+
+def _most_processes() -> int:
+    return max(1, min(machine.cores(), machine.memory_bytes() // PROCESS_BYTES))
 
 
 class _Interrupt:
@@ -267,35 +339,22 @@ def _in_processes(
 
 
 def _worker(pipe: Connection, job: Job, work: Path, prefix: str, shards: tuple[int, ...], first: bool) -> None:
-    """A process of its own: its share of a capture's flows. It ends with its parent, whose folder it writes in."""
-    parent = parent_process()
-    assert parent is not None
-    machine.retain()
-    Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+    """A process of its own: its share of a capture's flows."""
+    _begin_worker()
     try:
         report = (lambda *message: pipe.send(message)) if first else None
-        with _seldom_collected():
+        with machine.seldom_collected():
             pipe.send(_share(job, work, prefix, shards, first, None, report))
     except KproxyError as fault:
         pipe.send(fault)
 
 
-@contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Exchanges never form reference cycles, so collect rarely: at the default threshold GC costs 12 % of CPU.
-
-    Flows and their sessions do form cycles. They are collected at the end, since what follows needs the memory; objects
-    that existed before are not searched.
-    """
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER, *before[1:])
-    try:
-        yield
-    finally:
-        gc.collect()
-        gc.set_threshold(*before)
-        gc.unfreeze()
+def _begin_worker() -> None:
+    """What a process of ours does first: it ends with its parent, whose folder it writes in."""
+    parent = parent_process()
+    assert parent is not None
+    machine.retain()
+    Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 def _share(

@@ -70,7 +70,7 @@ def zookeeper_events(
         flows = Flows(
             job.source, Quality(), handlers, cluster=job.cluster, ports=job.ports, zookeeper_ports=job.zookeeper_ports
         )
-        for window in Capture(job.paths, Quality()).windows():
+        for window in Capture(job.paths, Quality(), storage=job.storage).windows():
             flows.window(window)
             yield from ready
             ready.clear()

@@ -79,7 +79,7 @@ class Rows:
         `first`: count also what belongs to no flow. `follow` is called where a file ends that still grows: whether to
         go on.
         """
-        capture = Capture(job.paths, quality if first else Quality(), follow=follow)
+        capture = Capture(job.paths, quality if first else Quality(), follow=follow, storage=job.storage)
         flows = self.flows(job, quality, shards=shards, first=first)
         flows.keep_encrypted = job.key_log is not None
         for window in capture.windows():
@@ -89,7 +89,7 @@ class Rows:
             yield capture
         flows.finish()
         if flows.encrypted:
-            decrypt(flows, job.paths, job.key_log)
+            decrypt(flows, job.paths, job.key_log, job.storage)
         self.flush(1)
         self.note(quality)
 

@@ -231,7 +231,7 @@ def test_rotated_files_are_one_capture_and_standard_input_is_a_file(tmp_path, mo
     first, second = (written(tmp_path, packet.pcap(part), f"{n}") for n, part in enumerate((PACKETS[:9], PACKETS[9:])))
     assert [record[:3] for record in read(first, second)[1]] == [(time, 1, data) for time, data in PACKETS]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(packet.pcap(PACKETS)))))
-    assert len(read(files.STDIN)[1]) == len(PACKETS)
+    assert len(read("-")[1]) == len(PACKETS)
 
 
 def test_a_file_that_grows_is_followed(tmp_path):

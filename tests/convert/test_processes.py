@@ -108,6 +108,25 @@ def test_the_number_of_processes_changes_nothing(tmp_path):
         assert len({(folder / name).read_bytes() for folder in folders}) == 1
 
 
+def test_small_captures_are_read_side_by_side_and_nothing_changes(tmp_path, monkeypatch):
+    paths = [captures.capture(name) for name in ("k41_sasl_plain", "k41_midstream", "k0102_sasl_plain", "k41_quota")]
+    nothing = tmp_path / "nothing.pcap"
+    nothing.write_bytes(b"nothing")
+    paths.insert(2, nothing)
+    convert(paths, tmp_path / "one", processes=1)
+    shares = []
+    read = conversion._read
+    monkeypatch.setattr(conversion, "_read", lambda *given: shares.append(given[0].source) or read(*given))
+    summary = convert(paths, tmp_path / "two", processes=2)
+    assert shares == ["nothing.pcap"] or shares == []
+    assert [fault.name for fault in summary.failed] == [str(nothing)]
+    assert list(summary.quality) == [path.name for path in paths if path != nothing]
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
+    assert len(files) > 4 * len(TABLES)
+    for file in files:
+        assert (tmp_path / "two" / file).read_bytes() == (tmp_path / "one" / file).read_bytes(), file
+
+
 def test_records_are_told_only_where_they_are_asked_for(tmp_path):
     path = captures.capture("k41_librdkafka")
     folders = [tmp_path / str(processes) for processes in (1, 3)]

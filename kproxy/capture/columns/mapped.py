@@ -3,7 +3,8 @@
 Duty: the sound records of a file, many at a time. Small ones are read into one and the same buffer, since a page of the
 file that is mapped costs more than its copy; of large ones, which stay in the file and are mapped, nothing but the
 heads is touched. From the first place on that is not sound (damage, or the end inside a record) the ordinary reader
-takes over, so that what is counted there is counted in one place.
+takes over, so that what is counted there is counted in one place. Nothing of a file in a storage can be mapped: of such
+ones large records are copied too.
 
 Memory: the buffer, BUFFER_BYTES, and columns of RECORDS records. The mapped pages of a window, LARGE_WINDOW_BYTES at
 most, are the file's own in the page cache, and are let go before the next one. A file with large records must not
@@ -116,10 +117,11 @@ class Mapped:
     """The records of one classic pcap file, its header already read."""
 
     def __init__(
-        self, source: Bytes, held: mmap, quality: Quality, order: str, unit: int, link: int, snap: int
+        self, source: Bytes, held: mmap | None, quality: Quality, order: str, unit: int, link: int, snap: int
     ) -> None:
         self._source = source
-        self._held = held
+        self._held = held  # None: in a storage
+        self._length = source.length() if held is None else len(held)
         self._quality = quality
         self._order = order
         self._unit = unit
@@ -134,8 +136,8 @@ class Mapped:
         last_ns = NONE
         count, mean = FIRST_RECORDS, 0
         sound = True
-        while sound and position + HEAD <= len(self._held) <= self._source.length():
-            window, sound = (self._mapped if mean > LARGE else self._copied)(position, count)
+        while sound and position + HEAD <= self._length <= self._source.length():
+            window, sound = (self._mapped if mean > LARGE and self._held is not None else self._copied)(position, count)
             if not window.records:
                 break
             last_ns, _, _, end, _ = window.records[-1]
@@ -143,7 +145,7 @@ class Mapped:
             mean = (stop - position) // len(window.records)
             self._source.go_to(stop)
             yield window
-            if window.data is self._held:
+            if self._held is not None and window.data is self._held:
                 self._held.madvise(MADV_DONTNEED, first := position // PAGESIZE * PAGESIZE, stop - first)
             position = stop
             if len(window.records) == count:
@@ -165,7 +167,7 @@ class Mapped:
         places: list[np.ndarray] = []
         filled = at = found = 0
         with memoryview(buffer) as room:
-            while found <= count and (found < 2 or filled <= LARGE * (found + FEW)):
+            while found <= count and (self._held is None or found < 2 or filled <= LARGE * (found + FEW)):
                 more = peek_into(room[filled : filled + PIECE_BYTES], position + filled)
                 if not more:
                     break
@@ -189,6 +191,7 @@ class Mapped:
 
     def _mapped(self, position: int, count: int) -> tuple[Window, bool]:
         """The same, of records that stay where they are."""
+        assert self._held is not None
         places, heads = self._read_heads(position, count)
         columns, sound = self._columns(places, heads, 0)
         return Window(self._held, 0, columns), sound
@@ -201,7 +204,7 @@ class Mapped:
         start = places + 16
         end = start + captured
         wrong = (captured > most_captured(self._snap)) | (fraction >= SECOND // self._unit)
-        wrong |= end + offset > len(self._held)
+        wrong |= end + offset > self._length
         time_ns = seconds * SECOND + fraction * self._unit
         columns = Columns(time_ns, self._link, start, end, original, heads[:, 16:])
         return (columns[: int(wrong.argmax())], False) if wrong.any() else (columns, True)
@@ -212,7 +215,7 @@ class Mapped:
         length = Struct(self._order + "8xI").unpack_from
         places: list[int] = []
         heads: list[bytes] = []
-        last = min(len(self._held) - HEAD, position + LARGE_WINDOW_BYTES)
+        last = min(self._length - HEAD, position + LARGE_WINDOW_BYTES)
         piece = b""
         at, room = 0, -1  # where the next record is in the piece, and where it would be the last
         while position <= last and len(places) < count:

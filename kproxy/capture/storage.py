@@ -1,0 +1,293 @@
+"""Where captures lie: files of this machine, or a storage that fsspec speaks to (s3, webhdfs, gs, abfs, ...).
+
+Duty: what every reader of captures needs of a place: which captures a path, a folder or a pattern stands for, how large
+a file is, its first bytes, and its bytes in order. Files of this machine are opened as ever; of any other storage
+ranges of RANGE_BYTES are read, from front to end, so that a capture is read once and a request is worth its price.
+
+Memory: two ranges of each open file. Work: a request for each RANGE_BYTES. What a storage refuses or loses on the way
+is a CaptureError: it is never taken for the capture's end. Refuses to know what the bytes mean.
+"""
+
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+
+from kproxy.errors import CaptureError, KproxyError, install_command
+
+STDIN = "-"
+RANGE_BYTES = 8 << 20
+MOST_FILES = 1_000_000  # that one folder or pattern may stand for
+
+_CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4))?$", re.IGNORECASE)  # .pcap7: as tcpdump -C writes
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+_HADOOP = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}  # Hadoop's names of what fsspec calls otherwise
+
+
+def is_capture(path: str) -> bool:
+    """Whether a name is that of a capture."""
+    return _CAPTURE.search(path) is not None
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a path is a URL of a storage, not of this machine."""
+    found = _SCHEME.match(str(path))
+    return found is not None and found[1].lower() != "file"
+
+
+def local_path(path: str | Path) -> str:
+    """A path of this machine without `file://`, by which some tools name it."""
+    return re.sub(r"^file:(//)?(?=/)", "", str(path), flags=re.IGNORECASE)
+
+
+def name_of(path: str) -> str:
+    """The last part of a path or URL: bytes that are no text, as names of files may have, are spelled out."""
+    return os.fsencode(path.rstrip("/").rsplit("/", 1)[-1]).decode(errors="backslashreplace")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How storages are reached. options: of fsspec's file system (key, secret, endpoint_url, user, ...), as text."""
+
+    options: tuple[tuple[str, str], ...] = ()
+
+    def open(self, path: str | Path) -> BinaryIO:
+        """A file from its front. Raises OSError of this machine's files, CaptureError of a storage."""
+        if not is_remote(path):
+            return Path(local_path(path)).open("rb", buffering=0)
+        return Remote(self, str(path))  # type: ignore[return-value]
+
+    def size(self, path: str | Path) -> int:
+        """Bytes of a file; raises as `open`."""
+        if not is_remote(path):
+            return Path(local_path(path)).stat().st_size
+        with _told(str(path)):
+            system, place = self._system(str(path))
+            return int(system.size(place) or 0)
+
+    def is_file(self, path: str) -> bool:
+        """Whether it is a file that can be read as often as wanted: no pipe, no folder, nothing that is not there."""
+        if path == STDIN:
+            return False
+        if not is_remote(path):
+            return os.path.isfile(local_path(path))  # noqa: PTH113 - raises never
+        with _told(path):
+            system, place = self._system(path)
+            return bool(system.isfile(place))
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes of a file, fewer where it ends; raises as `open`."""
+        if not is_remote(path):
+            with Path(local_path(path)).open("rb") as file:
+                file.seek(start)
+                return file.read(stop - start)
+        with _told(path):
+            system, place = self._system(path)
+            return bytes(system.cat_file(place, start=start, end=stop)) if stop > start else b""
+
+    def captures(self, path: str) -> list[str]:
+        """The captures that a path stands for: a file, those of a folder by their names, or those of a pattern.
+
+        A name that is there is taken as it is, whatever it holds. Raises KproxyError for a folder without captures and
+        a pattern that nothing matches.
+        """
+        if path == STDIN:
+            return [path]
+        found = self._remote(path) if is_remote(path) else _local(local_path(path))
+        if len(found) > MOST_FILES:
+            raise KproxyError(f"{path}: {len(found):,} files; name folders or patterns with fewer than {MOST_FILES:,}")
+        return found
+
+    def _remote(self, path: str) -> list[str]:
+        with _told(path):
+            system, place = self._system(path)
+            if has_magic(path) and not system.exists(place):
+                found = [file for file in system.glob(place) if not system.isdir(file)]
+                if not found:
+                    raise KproxyError(f"{path}: no file matches this pattern")
+                return sorted(map(_spelled_as(path), found))
+            if not system.isdir(place):
+                return [path]
+            found = [entry["name"] for entry in system.ls(place, detail=True) if entry["type"] == "file"]
+        captures = sorted(map(_spelled_as(path), filter(is_capture, found)))
+        if not captures:
+            raise KproxyError(_no_captures(path))
+        return captures
+
+    @contextmanager
+    def here(self, paths: Sequence[str]) -> Iterator[list[str]]:
+        """The files on this machine, for programs that know no other: those of a storage as copies, while it lasts."""
+        if not any(map(is_remote, paths)):
+            yield [path if path == STDIN else local_path(path) for path in paths]
+            return
+        with TemporaryDirectory(prefix="kproxy-") as folder:
+            copies = []
+            for number, path in enumerate(paths):
+                copy = Path(folder) / f"{number}-{name_of(path)}"
+                with self.open(path) as file, copy.open("wb") as target:
+                    shutil.copyfileobj(file, target, RANGE_BYTES)
+                copies.append(str(copy))
+            yield copies
+
+    def _system(self, path: str) -> tuple[Any, str]:
+        """fsspec's file system for a URL, and the file's name there."""
+        found = _SCHEME.match(path)
+        assert found is not None
+        scheme = found[1].lower()
+        known = _HADOOP.get(scheme, scheme)
+        try:
+            import fsspec
+        except ModuleNotFoundError:
+            raise KproxyError(f"{path}: {scheme}:// needs fsspec: {install_command('storage')}") from None
+        try:
+            kind = fsspec.get_filesystem_class(known)
+        except ValueError:
+            raise KproxyError(f"{path}: there is no storage {scheme}://; fsspec knows s3, gs, abfs, webhdfs") from None
+        except ImportError as fault:
+            raise KproxyError(f"{path}: {fault}") from None  # it names the package
+        url = known + path[len(found[1]) :]
+        # what the URL itself says (a host and its port) stands before what options say; what was listed once may change
+        options = {"use_listings_cache": False, **_typed(dict(self.options)), **kind._get_kwargs_from_urls(url)}
+        return kind(**options), kind._strip_protocol(url)
+
+
+LOCAL = Storage()
+
+
+def options_of(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """KEY=VALUE as a person writes them; raises KproxyError for what is none."""
+    pairs = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise KproxyError(f"--storage-option {word}: KEY=VALUE is needed, like endpoint_url=http://minio:9000")
+        pairs.append((key, value))
+    return tuple(pairs)
+
+
+class Remote(io.RawIOBase):
+    """One file of a storage, read in ranges; `requested_bytes` of it so far."""
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self.name = path
+        self.length = storage.size(path)
+        self.requested_bytes = 0
+        self._storage = storage
+        self._ranges: list[tuple[int, bytes]] = []  # the last two: readers go back to the record that a window cut
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._at(self._place, self.length - self._place if size < 0 else size)
+        self._place += len(data)
+        return data
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def peek_into(self, room: memoryview, position: int) -> int:
+        """Fill `room` with the bytes from `position` on; how many there were."""
+        filled = 0
+        while filled < len(room) and (data := self._at(position + filled, len(room) - filled)):
+            room[filled : filled + len(data)] = data
+            filled += len(data)
+        return filled
+
+    def seek(self, position: int, whence: int = os.SEEK_SET, /) -> int:
+        assert whence == os.SEEK_SET
+        self._place = position
+        return position
+
+    def tell(self) -> int:
+        return self._place
+
+    def _at(self, position: int, count: int) -> bytes:
+        """At most `count` bytes, of a range in hand or a new one."""
+        for begin, data in reversed(self._ranges):
+            if 0 <= position - begin < len(data):
+                return data[position - begin : position - begin + count]
+        stop = min(self.length, position + RANGE_BYTES)
+        if position >= stop or not count:
+            return b""
+        data = self._storage.read(self.name, position, stop)
+        if len(data) < stop - position:
+            raise CaptureError(self.name, "the storage gave fewer bytes than the file has: did it change?", position)
+        self._ranges = [*self._ranges[-1:], (position, data)]
+        self.requested_bytes += len(data)
+        return data[:count]
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """What a storage's package raises, of any kind, as a CaptureError."""
+    try:
+        yield
+    except KproxyError:
+        raise
+    except FileNotFoundError:
+        raise CaptureError(path, "cannot be opened: there is no such file in the storage") from None
+    except PermissionError as fault:
+        raise CaptureError(path, f"cannot be opened: the storage refuses: {_first_line(fault)}") from fault
+    except Exception as fault:  # each package has errors of its own
+        raise CaptureError(path, f"the storage cannot be read: {type(fault).__name__}: {_first_line(fault)}") from fault
+
+
+def _first_line(fault: BaseException) -> str:
+    return str(fault).strip().partition("\n")[0]
+
+
+def _typed(options: Mapping[str, str]) -> dict[str, Any]:
+    """Options as file systems take them: flags and numbers are no text; `client_kwargs.region_name` is of a group."""
+    whole: dict[str, Any] = {}
+    for key, value in options.items():
+        *groups, name = key.split(".")
+        inner = whole
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        flag = {"true": True, "false": False}.get(value.lower())
+        inner[name] = flag if flag is not None else int(value) if re.fullmatch(r"\d{1,9}", value) else value
+    return whole
+
+
+def _local(path: str) -> list[str]:
+    if not os.path.isdir(path):  # noqa: PTH112 - raises never
+        if has_magic(path) and not os.path.lexists(path):  # as a shell hands it on where nothing matches, or in quotes
+            found = sorted(file for file in glob(path) if not os.path.isdir(file))  # noqa: PTH112, PTH207 - links stay
+            if not found:
+                raise KproxyError(f"{path}: no file matches this pattern")
+            return found
+        return [path]
+    found = sorted(str(file) for file in Path(path).iterdir() if is_capture(file.name) and file.is_file())
+    if not found:
+        raise KproxyError(_no_captures(path))
+    return found
+
+
+def _no_captures(path: str) -> str:
+    return f"{path}: no captures in this folder (*.pcap, *.pcapng or *.cap, also compressed): name the files"
+
+
+def _spelled_as(path: str) -> Any:
+    """Makes names of a storage URLs like `path`, whose scheme and host they lack."""
+    found = _SCHEME.match(path)
+    assert found is not None
+    rest = path[found.end() :]
+    host = rest.partition("/")[0] if found[1].lower() in ("webhdfs", "swebhdfs", "hdfs", "http", "https") else None
+
+    def spelled(name: str) -> str:
+        if "://" in name:
+            return name
+        return f"{found[0]}{name.lstrip('/')}" if host is None else f"{found[0]}{host}/{name.lstrip('/')}"
+
+    return spelled

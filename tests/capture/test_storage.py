@@ -1,0 +1,161 @@
+"""Captures in storages: a real S3 server (moto's, over HTTP), read by s3fs; and the same rows as from this machine."""
+
+import gzip
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from kproxy.capture import storage
+from kproxy.capture.captures import Capture
+from kproxy.capture.quality import Quality
+from kproxy.capture.storage import Storage, is_remote, local_path, options_of
+from kproxy.convert.job import Settings, captures_of
+from kproxy.convert.processes import convert
+from kproxy.errors import CaptureError, KproxyError
+from kproxy.tables import schema
+from tests.captures import capture
+
+KEYS = {"AWS_ACCESS_KEY_ID": "kproxy", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+class Bucket:
+    """A server with one bucket."""
+
+    def __init__(self, monkeypatch):
+        import boto3
+        from moto.server import ThreadedMotoServer
+
+        for key, value in KEYS.items():
+            monkeypatch.setenv(key, value)
+        self.server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        self.server.start()
+        host, port = self.server.get_host_and_port()
+        self.url = f"http://{host}:{port}"
+        self.client = boto3.client("s3", endpoint_url=self.url)
+        self.client.create_bucket(Bucket="captures")
+
+    def put(self, key, data):
+        self.client.put_object(Bucket="captures", Key=key, Body=data)
+        return f"s3://captures/{key}"
+
+    @property
+    def storage(self):
+        return Storage(options_of([f"endpoint_url={self.url}"]))
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    with pytest.MonkeyPatch.context() as patch:
+        made = Bucket(patch)
+        yield made
+        made.server.stop()
+
+
+def rows(place):
+    """Every table's rows, sources by their names; `quality` too."""
+    return {
+        table: [row for file in sorted((place / table).glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
+        for table in schema.TABLES
+    }
+
+
+@pytest.mark.parametrize("name", ("k41_BASE", "k41_midstream"))
+def test_a_capture_in_s3_gives_the_rows_of_the_file(bucket, tmp_path, monkeypatch, name):
+    path = capture(name)
+    urls = [bucket.put(f"day/{path.name}", path.read_bytes())]
+    packed = tmp_path / f"packed-{path.name}.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    urls.append(bucket.put(f"day/{packed.name}", packed.read_bytes()))
+    monkeypatch.setattr(storage, "RANGE_BYTES", 100_000)  # so that records and members of gzip span ranges
+    convert(urls, tmp_path / "remote", Settings(storage=bucket.storage))
+    convert([path, packed], tmp_path / "local", processes=1)
+    assert rows(tmp_path / "remote") == rows(tmp_path / "local")
+    assert (tmp_path / "remote/_kproxy.json").read_text() == (tmp_path / "local/_kproxy.json").read_text()
+    bucket.client.delete_objects(
+        Bucket="captures", Delete={"Objects": [{"Key": url.removeprefix("s3://captures/")} for url in urls]}
+    )
+
+
+def test_each_byte_is_asked_for_once(bucket, monkeypatch):
+    path = capture("k41_BASE")
+    url = bucket.put("once.pcap", path.read_bytes())
+    monkeypatch.setattr(storage, "RANGE_BYTES", 300_000)
+    asked = []
+    read = Storage.read
+    monkeypatch.setattr(Storage, "read", lambda *given: asked.append(given[-2:]) or read(*given))
+    for window in Capture([url], Quality(), storage=bucket.storage).windows():
+        assert len(window.records)
+    size = path.stat().st_size
+    assert asked == [(start, min(start + 300_000, size)) for start in range(0, size, 300_000)]
+
+
+def test_folders_patterns_and_names(bucket, tmp_path):
+    small = capture("k41_midstream").read_bytes()[:24]
+    for key in ("f/b.pcap", "f/a.pcapng.gz", "f/notes.txt", "f/in/c.pcap"):
+        bucket.put(key, small)
+    of = bucket.storage.captures
+    assert of("s3://captures/f") == ["s3://captures/f/a.pcapng.gz", "s3://captures/f/b.pcap"]
+    assert of("s3a://captures/f/*.pcap") == ["s3a://captures/f/b.pcap"]
+    assert of("s3://captures/f/**/*.pcap") == ["s3://captures/f/b.pcap", "s3://captures/f/in/c.pcap"]
+    assert [job.source for job in captures_of(["s3://captures/f"], Settings(storage=bucket.storage))] == [
+        "a.pcapng.gz",
+        "b.pcap",
+    ]
+    with pytest.raises(KproxyError, match="no file matches"):
+        of("s3://captures/nothing/*.pcap")
+    with pytest.raises(KproxyError, match="no file matches"):
+        Storage().captures(str(tmp_path / "*.pcap"))
+    for name in ("a[1].pcap", "a1.pcap"):
+        shutil.copy(capture("k41_midstream"), tmp_path / name)
+    assert Storage().captures(str(tmp_path / "a[1].pcap")) == [str(tmp_path / "a[1].pcap")]  # that is its name
+    assert Storage().captures(str(tmp_path / "?1.pcap")) == [str(tmp_path / "a1.pcap")]
+    assert Storage().captures(tmp_path.as_uri()) == [str(tmp_path / "a1.pcap"), str(tmp_path / "a[1].pcap")]
+
+
+def test_what_a_storage_does_not_have_or_refuses_is_told(bucket, tmp_path, monkeypatch):
+    url = bucket.put("good.pcap", capture("k41_midstream").read_bytes())
+    summary = convert(["s3://captures/gone.pcap", url], tmp_path / "out", Settings(storage=bucket.storage))
+    assert list(summary.quality) == ["good.pcap"]
+    assert [fault.text for fault in summary.failed] == ["cannot be opened: there is no such file in the storage"]
+    with pytest.raises(CaptureError, match="storage cannot be read"):
+        Storage(options_of(["endpoint_url=http://127.0.0.1:9", "config_kwargs.connect_timeout=1"])).size(url)
+    with pytest.raises(KproxyError, match="there is no storage nowhere://"):
+        convert(["nowhere://a/b.pcap"], tmp_path / "out2")
+    with pytest.raises(KproxyError, match="KEY=VALUE"):
+        options_of(["endpoint_url"])
+    assert not (tmp_path / "out2").exists()
+
+
+def test_an_object_that_shrinks_meanwhile_is_no_capture_that_ends(bucket, tmp_path, monkeypatch):
+    data = capture("k41_BASE").read_bytes()
+    url = bucket.put("shrinks.pcap", data)
+    monkeypatch.setattr(storage, "RANGE_BYTES", 100_000)
+    opened = bucket.storage.open(url)
+    assert opened.read(10) == data[:10]
+    bucket.put("shrinks.pcap", data[:150_000])
+    opened.seek(100_000)
+    with pytest.raises(CaptureError, match="fewer bytes"):
+        opened.read(10)
+
+
+def test_paths_of_this_machine(tmp_path):
+    file = tmp_path / "x.pcap"
+    file.write_bytes(b"0123456789")
+    for spelled in (str(file), file.as_uri(), f"file:{file}"):
+        assert not is_remote(spelled)
+        assert local_path(spelled) == str(file)
+        assert Storage().is_file(spelled)
+        assert (Storage().size(spelled), Storage().read(spelled, 2, 5)) == (10, b"234")
+    assert is_remote("s3://b/k") and not Storage().is_file("-") and not Storage().is_file(os.devnull)
+    with Storage().here(["-", file.as_uri()]) as places:
+        assert places == ["-", str(file)]
+
+
+def test_programs_that_know_no_storage_get_a_copy(bucket):
+    url = bucket.put("tls.pcap", b"x" * 1000)
+    with bucket.storage.here([url]) as (copy,):
+        assert Path(copy).read_bytes() == b"x" * 1000
+    assert not Path(copy).exists()
