@@ -1,6 +1,8 @@
 """Every part of kproxy has its share of file descriptors, whatever there are."""
 
 import resource
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -36,3 +38,11 @@ def test_it_warns_only_of_what_was_asked_for(monkeypatch, caplog, asked):
         assert not caplog.records
     else:
         assert "the system allows 20000, enough for 9440 connections" in caplog.text
+
+
+def test_the_kernel_makes_room_for_all_descriptors_at_once():
+    """A table that grew with the connections would stop the loop each time, for as long as RCU takes."""
+    text = "from kproxy.proxy.control.descriptors import reserve; reserve(400); print(open('/proc/self/status').read())"
+    status = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+    (size,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("FDSize:"))
+    assert size >= 400 * PER_CONNECTION
