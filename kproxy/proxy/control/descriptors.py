@@ -29,25 +29,28 @@ class Shares(NamedTuple):
     connections: int
     admin: int
     listening: int
+    in_each: int  # of the connections, in one worker
 
 
-def shares(files: int, connections: int) -> Shares:
-    """What each part may use of so many descriptors, if so many connections are wanted.
+def shares(files: int, connections: int, workers: int = 1) -> Shares:
+    """What each part may use of so many descriptors per process, if so many connections are wanted.
 
     Where descriptors are short, clients wait in the listen backlog.
     """
     aside = min(_ASIDE, files // 2)
-    possible = max(1, (files - aside) // PER_CONNECTION)
+    in_each = min(connections, max(1, (files - aside) // PER_CONNECTION))
+    possible = min(connections, in_each * workers)
     if aside == _ASIDE:
-        listening = max(LISTENING, files - OWN - ADMIN - PER_CONNECTION * min(connections, possible))
-        return Shares(min(connections, possible), ADMIN, listening)
-    return Shares(min(connections, possible), min(ADMIN, max(2, aside // 8)), max(2, aside // 4))
+        listening = max(LISTENING, files - OWN - ADMIN - PER_CONNECTION * in_each)
+        return Shares(possible, ADMIN, listening, in_each)
+    return Shares(possible, min(ADMIN, max(2, aside // 8)), max(2, aside // 4), in_each)
 
 
-def reserve(max_connections: int | None, *, warns: bool = True) -> Shares:
+def reserve(max_connections: int | None, workers: int = 1, *, warns: bool = True) -> Shares:
     """Raise the limit of open files as far as needed and allowed; warns only if fewer than asked for are possible.
 
-    None: DEFAULT_CONNECTIONS, or as many as the system's limit allows.
+    None: DEFAULT_CONNECTIONS, or as many as the system's limit allows. workers: processes that have the connections,
+    each with a limit of open files as high as this one's.
     """
     wanted = max_connections or DEFAULT_CONNECTIONS
     files = PER_CONNECTION * wanted + _ASIDE
@@ -55,12 +58,12 @@ def reserve(max_connections: int | None, *, warns: bool = True) -> Shares:
     if soft != resource.RLIM_INFINITY and soft < files:
         soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    found = shares(files if soft == resource.RLIM_INFINITY else soft, wanted)
+    found = shares(files if soft == resource.RLIM_INFINITY else soft, wanted, workers)
     _make_room(files if soft == resource.RLIM_INFINITY else min(files, soft))
     if warns and max_connections is not None and found.connections < max_connections:
         log.warning(
             "max_connections=%d needs %d open files, the system allows %d, enough for %d connections: "
-            "raise the limit (ulimit -n, LimitNOFILE)",
+            "raise the limit (ulimit -n, LimitNOFILE), or take more workers",
             max_connections,
             files,
             soft,

@@ -155,7 +155,7 @@ class Server:
     # What a kproxy of several processes does otherwise; see `parent` and `worker_process`.
 
     def _shares(self) -> descriptors.Shares:
-        shares = descriptors.reserve(self.config.max_connections)
+        shares = descriptors.reserve(self.config.max_connections, self.config.workers)
         log.info("kproxy %s: at most %d connections", __version__, shares.connections)
         return shares
 
@@ -307,7 +307,7 @@ class Server:
         if "admin" in differing.process:
             self._admin = None
             try:
-                await self._start_admin(new.admin, descriptors.reserve(new.max_connections))
+                await self._start_admin(new.admin, descriptors.reserve(new.max_connections, new.workers))
             except ConfigError:
                 self._admin = former
                 raise
@@ -369,7 +369,7 @@ class Server:
         for proxy in self.clusters:
             proxy.set_pace(new.discovery_interval_s, new.accept_backlog)
         if "max_connections" in differing.process:
-            shares = descriptors.reserve(new.max_connections)
+            shares = descriptors.reserve(new.max_connections, new.workers)
             worker.gate.max_sockets = shares.listening
             worker.gate.limit(shares.connections)
             self.metrics.connection_limit = shares.connections

@@ -12,18 +12,19 @@ from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.descriptors import PER_CONNECTION, Shares, shares
 
 
-@given(st.integers(32, 2_000_000), st.integers(1, 1_000_000))
-def test_the_shares_fit_into_what_there_is(files, connections):
-    found = shares(files, connections)
-    assert found.connections <= connections
+@given(st.integers(32, 2_000_000), st.integers(1, 1_000_000), st.integers(1, 64))
+def test_the_shares_fit_into_what_there_is(files, connections, workers):
+    found = shares(files, connections, workers)
+    assert found.in_each <= found.connections <= min(connections, found.in_each * workers)
     assert min(found) >= 1
-    own = files - found.connections * PER_CONNECTION - found.admin - found.listening
+    own = files - found.in_each * PER_CONNECTION - found.admin - found.listening
     assert own >= min(descriptors.OWN, files // 8)
 
 
 def test_usual_limits():
     assert shares(1 << 20, 10_000).connections == 10_000
-    assert shares(20_000, 10_000) == Shares(9440, 32, 1024)
+    assert shares(20_000, 10_000) == Shares(9440, 32, 1024, 9440)
+    assert shares(20_000, 10_000, workers=2) == Shares(10_000, 32, 1024, 9440)
     assert shares(60, 10_000).connections == 15
 
 

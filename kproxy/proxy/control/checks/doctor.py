@@ -129,7 +129,7 @@ def _open_files(config: Config, report: Report) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = config.max_connections or descriptors.DEFAULT_CONNECTIONS
     infinite = hard == resource.RLIM_INFINITY
-    possible = wanted if infinite else descriptors.shares(hard, wanted).connections
+    possible = wanted if infinite else descriptors.shares(hard, wanted, config.workers).connections
     limit = "no limit" if infinite else f"{hard} at most ({soft} now)"
     if possible >= wanted:
         report.ok("open files", "this host", f"{limit}, enough for {wanted} connections")

@@ -9,7 +9,8 @@ does not answer for HANGS_S, nor when it is asked again, is killed.
 The template may die as well (the kernel, short of memory, chooses among all processes): another one is started, the
 workers of the former go on.
 
-Bounded: UNTAKEN clients on their way to one worker; who does not fit waits here, and all are counted by the gate.
+Bounded: UNTAKEN clients on their way to one worker, and as many in it as it has descriptors for; who does not fit waits
+here, and all are counted by the gate.
 Refuses to know what workers do with a client, and what their messages mean.
 """
 
@@ -18,6 +19,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -109,6 +111,7 @@ class Crew:
     ) -> None:
         self.size = size
         self.restarts = 0
+        self.most_in_each = sys.maxsize  # clients of one worker
         self.connections: dict[tuple[Address, Address], Client] = {}  # by (peer, own)
         self._template = template
         self._handlers = handlers
@@ -240,7 +243,7 @@ class Crew:
     def _give(self) -> None:
         while self._waiting:
             port = self._waiting[0].port
-            fit = [member for member in self.ready if member.fits]
+            fit = [member for member in self.ready if member.fits and len(member.clients) < self.most_in_each]
             if not fit:
                 return
             member = min(fit, key=lambda each: (each.by_port[port], len(each.clients), each.number))

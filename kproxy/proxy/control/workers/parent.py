@@ -18,6 +18,7 @@ from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.changing.changes import Changes
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.server import Server
@@ -61,6 +62,10 @@ class Parent(Server):
         """Workers record, each into files of its own; the folder is claimed for all of them until this process ends."""
         if self.config.record is not None:
             claim(self.config.record)
+
+    def _start_worker(self, shares: descriptors.Shares) -> None:
+        super()._start_worker(shares)
+        self.crew.most_in_each = shares.in_each
 
     async def _start_workers(self) -> None:
         try:
@@ -136,6 +141,10 @@ class Parent(Server):
         self.crew.broadcast("reconfigure", new, differing)
         self._pushed.clear()  # clusters that are new to workers know nothing yet
         self._changed()
+
+    def _set_limits(self, new: Config, differing: Changes) -> None:
+        super()._set_limits(new, differing)
+        self.crew.most_in_each = descriptors.reserve(new.max_connections, new.workers, warns=False).in_each
 
     # --- what workers say --------------------------------------------------------------------------------------------
 

@@ -112,7 +112,10 @@ def total(samples: dict[str, float], name: str, **labels: str) -> float:
 
 
 @asynccontextmanager
-async def kproxy(*arguments: str, workers: int = 2, broker: Broker | None = None) -> AsyncIterator[Run]:
+async def kproxy(
+    *arguments: str, workers: int = 2, broker: Broker | None = None, files: int | None = None
+) -> AsyncIterator[Run]:
+    """`files`: how many each process may have open."""
     broker = broker or Broker()
     port = free_ports(8)
     process = await asyncio.create_subprocess_exec(
@@ -122,6 +125,7 @@ async def kproxy(*arguments: str, workers: int = 2, broker: Broker | None = None
         env={name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=None if files is None else lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
     )
     run = Run(process, port, broker)
     try:
@@ -369,6 +373,30 @@ def test_a_worker_that_is_stopped_gets_no_further_client():
                 wire.close()
 
     live(test(), PATIENCE_S)
+
+
+def test_each_worker_takes_as_many_as_it_has_descriptors_for():
+    """Two workers have twice as many clients as one process may; the parent has none of their sockets."""
+
+    async def test():
+        async with kproxy(files=200) as run:
+            line = await run.said("at most")
+            most = int(re.search(r"at most (\d+) connections", line)[1])
+            assert most == 2 * 50
+            pairs = [await run.connect() for _ in range(most)]
+            for at, (client, broker) in enumerate(pairs):
+                await client.send(request(HEARTBEAT, 0, at))
+                assert await broker.frame() == request(HEARTBEAT, 0, at)
+            assert Counter(row["worker"] for row in await run.rows()) == {1: most // 2, 2: most // 2}
+            assert not [line for line in run.lines if "cannot open" in line]
+            waits = await Wire.dial(run.port)  # in the backlog
+            for side in pairs.pop():
+                side.close()
+            broker = await run.broker.accept()
+            await waits.send(request(HEARTBEAT, 0, 1))
+            assert await broker.frame() == request(HEARTBEAT, 0, 1)
+
+    live(test())
 
 
 def test_a_worker_that_hangs_is_killed_and_replaced(monkeypatch, tmp_path):
