@@ -2,8 +2,8 @@
 
 Joins the limits (`access/limits.py`), the welcome steps and their time. A client that is kept out is closed at once,
 with a line that names the limit and the mend, and a count. With several processes the one that accepts asks `admit`,
-and the one that serves runs `welcome`; a limit per address behind a PROXY header is counted there, by each process for
-itself.
+and the one that serves runs `welcome`; an address that a PROXY header tells is counted by the former, too, which the
+latter asks.
 
 Bounded by the connections that are open. Refuses to know what the steps do, and brokers.
 """
@@ -20,10 +20,15 @@ from kproxy.proxy.relay.ends import Incoming
 Welcome = Callable[[Incoming], Awaitable[None]]
 # What an end of a connection gives back: the address that was counted, if one was; None: nothing was counted.
 Ticket = tuple[str | None] | None
+# Counts the address of a client; the limit that it is beyond.
+CountElsewhere = Callable[[Incoming], Awaitable[str | None]]
 
 
 class Entrance:
-    """reached: counts by limit, which this adds to; refuse(client, fault): reports a client that is kept out."""
+    """reached: counts by limit, which this adds to; refuse(client, fault): reports a client that is kept out.
+
+    count_elsewhere: set where another process counts connections.
+    """
 
     def __init__(
         self,
@@ -37,6 +42,13 @@ class Entrance:
         self._reached = reached
         self._refuse = refuse
         self._admission = Admission(cluster.limits) if cluster.limits.admits_some else None
+        self.count_elsewhere: CountElsewhere | None = None
+
+    @property
+    def counts_headers(self) -> bool:
+        """Whether the address that counts is known only from a PROXY header."""
+        admission = self._admission
+        return admission is not None and admission.limits_addresses and self._cluster.accept_proxy_protocol
 
     def admit(self, client: Incoming) -> bool:
         """Count a client that was just accepted; False: it is beyond a limit, which is reported, and must be closed."""
@@ -47,7 +59,7 @@ class Entrance:
         if limit is None:
             client.ticket = (None,)
             if not self._cluster.accept_proxy_protocol:
-                limit = self._count_address(admission, client)
+                limit = self.count_address(client, client.peer.host)
         if limit is None:
             return True
         self.left(client.ticket)
@@ -68,8 +80,12 @@ class Entrance:
             self._reached["handshake_timeout_s"] += 1
             text = f"its handshake was not done within {timeout_s:g} s: it stopped speaking, or handshake_timeout_s in "
             raise RefusedClient("handshake_timeout", text + "[cluster.limits] is too short") from None
-        if self._admission is not None and self._cluster.accept_proxy_protocol:
-            limit = self._count_address(self._admission, client)
+        if self.counts_headers:
+            assert self._admission is not None
+            if self.count_elsewhere is not None:
+                limit = await self.count_elsewhere(client)
+            else:
+                limit = self.count_address(client, client.peer.host)
             if limit is not None:
                 raise self._beyond(self._admission, limit)
 
@@ -85,14 +101,14 @@ class Entrance:
         """Count that a limit was reached, by its setting."""
         self._reached[limit] += 1
 
-    def _count_address(self, admission: Admission, client: Incoming) -> str | None:
-        if not admission.limits_addresses:
+    def count_address(self, client: Incoming, host: str) -> str | None:
+        """Count a client that was let in, for its address; the limit that it is beyond."""
+        admission = self._admission
+        if admission is None or not admission.limits_addresses:
             return None
-        limit = admission.enter_from(client.peer.host, monotonic())
+        limit = admission.enter_from(host, monotonic())
         if limit is None:
-            if client.ticket is None:  # another process accepted it and counted it in
-                admission.connections += 1
-            client.ticket = (client.peer.host,)
+            client.ticket = (host,)
         return limit
 
     def _beyond(self, admission: Admission, limit: str) -> RefusedClient:

@@ -57,6 +57,7 @@ class Client(NamedTuple):
     own: Address  # the address that it dialled
     sock: socket.socket  # closed once a worker has taken it
     uncount: Callable[[], None] = lambda: None  # from the limits that it was let in by
+    count: Callable[[str], str | None] = lambda host: None  # for the address that it told; the limit it is beyond
 
 
 class Member:
@@ -232,10 +233,20 @@ class Crew:
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
-    def hand_over(self, port: Port, own: Address, incoming: Incoming, uncount: Callable[[], None]) -> None:
-        """Give a client to a worker, now or as soon as there is one. uncount(): its connection has ended."""
+    def hand_over(
+        self,
+        port: Port,
+        own: Address,
+        incoming: Incoming,
+        uncount: Callable[[], None],
+        count: Callable[[str], str | None] = lambda host: None,
+    ) -> None:
+        """Give a client to a worker, now or as soon as there is one.
+
+        uncount(): its connection has ended. count(host): it comes from that address; the limit that it is beyond.
+        """
         self._numbers += 1
-        client = Client(self._numbers, port, normal(incoming.peer), normal(own), incoming.sock, uncount)
+        client = Client(self._numbers, port, normal(incoming.peer), normal(own), incoming.sock, uncount, count)
         self.connections[client.peer, client.own] = client
         self._waiting.append(client)
         self._give()

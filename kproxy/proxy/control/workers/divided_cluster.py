@@ -4,7 +4,8 @@ The parent is the one source of what is known of brokers. It sends the whole of 
 what a worker learns from an answer goes to the parent first, and from there to the others. A worker that meets a broker
 without a port asks the parent to open it and waits for the reply, since the answer that names the broker must not
 leave before. Bounded: ASK_S for such a wait, WAIT_S of waits in any second; beyond, the answer leaves, and the broker
-counts as one without a port. Refuses to know metrics, and how messages travel.
+counts as one without a port. A client whose address only a PROXY header tells waits COUNT_S at most for the parent to
+count it. Refuses to know metrics, and how messages travel.
 """
 
 import logging
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from kproxy.errors import RefusedClient
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control.cluster import ClusterProxy
@@ -25,6 +27,7 @@ from kproxy.proxy.relay.listeners import Listener
 from kproxy.proxy.upstream.routing import Routes
 
 ASK_S = 0.25
+COUNT_S = 5.0
 WAIT_S = 0.5
 AGAIN_S = 1.0  # a port that could not be opened is asked for again; the parent says so when it is
 MAX_REFUSED = 4096
@@ -83,8 +86,13 @@ class ParentCluster(ClusterProxy):
             self._worker.gate.leave()
             self._connector.entrance.left(client.ticket)
             return
-        uncount = partial(self._connector.entrance.left, client.ticket)  # where it was counted, whatever follows
-        self._crew.hand_over((self.cluster.name, client.node_id), own, client, uncount)
+        entrance = self._connector.entrance  # where it was counted, whatever follows
+        port = self.cluster.name, client.node_id
+        if entrance.counts_headers:
+            count = partial(entrance.count_address, client)
+            self._crew.hand_over(port, own, client, lambda: entrance.left(client.ticket), count)
+        else:
+            self._crew.hand_over(port, own, client, partial(entrance.left, client.ticket))
 
     @property
     def has_started(self) -> bool:
@@ -124,6 +132,7 @@ class WorkerCluster(ClusterProxy):
         self._second = 0
         self._refused: dict[int, float] = {}  # brokers that the parent has no port for -> until when it is not asked
         self._limits = LogLimiter(log)
+        self._connector.entrance.count_elsewhere = self._count_at_parent
 
     def start(self, former: ClusterProxy | None = None) -> None:
         """Nothing yet: the parent's state brings the rest."""
@@ -161,6 +170,14 @@ class WorkerCluster(ClusterProxy):
     @property
     def address(self) -> Address:
         return self.cluster.listen
+
+    async def _count_at_parent(self, client: Incoming) -> str | None:
+        """Have the parent count the address of a client, which only we know; the limit that it is beyond."""
+        try:
+            limit = await self._channel.ask("count", client.number, client.peer.host, timeout_s=COUNT_S)
+        except Gone as fault:
+            raise RefusedClient("limit", f"the process that counts addresses does not answer: {fault}") from None
+        return None if limit is None else str(limit)
 
     def _broker_lost(self) -> None:
         self._channel.send("lost", self.cluster.name)

@@ -158,8 +158,13 @@ class Parent(Server):
             if cluster is not None:
                 cluster.broker_lost()
 
+        def count(number: int, host: str) -> str | None:
+            client = member.clients.get(number)
+            return client.count(host) if client is not None else None
+
         return {
             "bind": bind,
+            "count": count,
             "learned": bind,
             "lost": lost,
             "dialled": lambda own, upstream: self._dialled(own, upstream),

@@ -633,6 +633,51 @@ def test_limits_count_anew_after_a_reload_and_no_connection_is_taken_off_twice(t
     live(test(), PATIENCE_S)
 
 
+def test_all_workers_count_the_addresses_that_proxy_headers_tell(tmp_path):
+    async def test():
+        broker, port = Broker(), free_ports(8)
+        more = f'accept_proxy_protocol = true\ntrusted_proxies = ["{HOST}/32"]\n'
+        more += "[cluster.limits]\nmax_connections_per_address = 3\n"
+        async with from_file(written(tmp_path, port, broker, more), port, broker) as here:
+
+            async def connected(address: str) -> Wire:
+                client = await Wire.dial(port)
+                await client.send(f"PROXY TCP4 {address} 192.0.2.1 51234 9092\r\n".encode())
+                return client
+
+            async def admitted(address: str) -> tuple[Wire, Wire]:
+                return await connected(address), await here.broker.accept()
+
+            async def total_open(count: int) -> None:
+                async def reached() -> bool:
+                    return total(await here.scrape(), "kproxy_open_connections") == count
+
+                await here.until(reached)
+
+            ours = [await admitted("203.0.113.7") for _ in range(3)]
+            await total_open(3)
+            assert len({row["worker"] for row in await here.rows()}) == 2
+            assert await is_closed(await connected("203.0.113.7"))
+            other = await admitted("203.0.113.8")
+            for wire in ours.pop():
+                wire.close()
+            await total_open(3)
+            ours.append(await admitted("203.0.113.7"))
+            assert await is_closed(await connected("203.0.113.7"))
+            refused = total(await here.scrape(), "kproxy_limits_reached_total", limit="max_connections_per_address")
+            assert refused == 2
+
+            os.kill(here.workers[0], signal.SIGKILL)  # its clients no longer count
+            await here.said("another one starts")
+            lost = [not await alive(*pair) for pair in ours]
+            for _ in range(sum(lost)):
+                await admitted("203.0.113.7")
+            assert await is_closed(await connected("203.0.113.7"))
+            assert 0 < sum(lost) < 3, (lost, other)
+
+    live(test(), PATIENCE_S)
+
+
 def test_the_series_of_a_cluster_end_when_it_is_removed(tmp_path):
     """Those of workers that live, and of one that has died."""
 
