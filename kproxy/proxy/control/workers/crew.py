@@ -57,7 +57,7 @@ class Client(NamedTuple):
     own: Address  # the address that it dialled
     sock: socket.socket  # closed once a worker has taken it
     uncount: Callable[[], None] = lambda: None  # from the limits that it was let in by
-    count: Callable[[str], str | None] = lambda host: None  # for the address that it told; the limit it is beyond
+    tell: Callable[[str], str | None] = lambda host: None  # for the address that it told; the limit it is beyond
 
 
 class Member:

@@ -160,7 +160,7 @@ class Parent(Server):
 
         def count(number: int, host: str) -> str | None:
             client = member.clients.get(number)
-            return client.count(host) if client is not None else None
+            return client.tell(host) if client is not None else None
 
         return {
             "bind": bind,
