@@ -59,7 +59,9 @@ def load(
             overrides[name], origins[name] = environment[variable], variable
 
     faults += _mistyped(environment)
-    if len(tables) > 1:
+    if not tables and document.get("zookeeper") and not overrides.keys() & set(CLUSTER_SETTINGS):
+        faults.append((f"{where}cluster", "is missing: [[zookeeper]] is served beside one [[cluster]] at least"))
+    elif len(tables) > 1:
         faults += [
             (origins[name], f"which of the {len(tables)} clusters of {file}? set {name} in the file")
             for name in CLUSTER_SETTINGS
@@ -131,7 +133,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows begin a file with a mark
     except OSError as fault:
-        raise ConfigError([("--config", f"{path} cannot be read: {fault.strerror or fault}")]) from None
+        raise ConfigError([(str(path), f"cannot be read: {fault.strerror or fault}")]) from None
     except UnicodeDecodeError as fault:
         raise ConfigError([(str(path), f"not valid TOML: save it as UTF-8: {fault}")]) from None
     except tomllib.TOMLDecodeError as fault:

@@ -52,3 +52,19 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path, text, process, words):
     with pytest.raises(ConfigError, match="zookeeper") as told:
         loaded(tmp_path, text, process)
     assert words in str(told.value)
+
+
+def test_it_stands_beside_a_cluster(tmp_path):
+    file = tmp_path / "kproxy.toml"
+    file.write_text(listener())
+    with pytest.raises(ConfigError) as found:
+        load(str(file), {})
+    (fault,) = found.value.faults
+    assert fault == (f"{file}: cluster", "is missing: [[zookeeper]] is served beside one [[cluster]] at least")
+    assert load(str(file), {}, {"listen": "127.0.0.1:9092", "bootstrap": "kafka:9092"}).clusters
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError) as found:
+        load(str(tmp_path / "none.toml"), {})
+    assert found.value.faults == [(str(tmp_path / "none.toml"), "cannot be read: No such file or directory")]
