@@ -148,19 +148,24 @@ def _shows(host: str, port: int, leaf: bytes) -> bool:
 
 def worker_killed(stage: Stage, chance: random.Random) -> None:
     """One of several workers dies; the parent starts another."""
-    workers = [one for one in stage.kproxy.processes()[1:] if one.status() != psutil.STATUS_ZOMBIE]
-    workers = [
-        one for one in workers if not one.children()
-    ]  # who has some is a parent, or what workers are forked from
-    alive = _alive(stage)
-    chance.choice(workers).kill()
-    wait_for("another worker", lambda: _alive(stage) >= alive, 30)
+    wait_for("the workers of one kproxy", lambda: len(_childless(stage)) == stage.kproxy.workers, 60)
+    victim = chance.choice(sorted(_childless(stage)))
+    psutil.Process(victim).kill()
+
+    def replaced() -> bool:
+        return victim not in _childless(stage) and len(_childless(stage)) == stage.kproxy.workers
+
+    wait_for("another worker", replaced, 30)
 
 
-def _alive(stage: Stage) -> int:
-    with suppress(psutil.Error):
-        return sum(one.status() != psutil.STATUS_ZOMBIE for one in stage.kproxy.processes()[1:])
-    return 0
+def _childless(stage: Stage) -> set[int]:
+    """Its processes that have started none: workers, and what is left of a kproxy that another one follows."""
+    found = set()
+    for one in stage.kproxy.processes():
+        with suppress(psutil.Error):
+            if one.status() != psutil.STATUS_ZOMBIE and not one.children():
+                found.add(one.pid)
+    return found
 
 
 def reloaded(stage: Stage, chance: random.Random) -> None:

@@ -67,4 +67,4 @@ def test_it_stands_beside_a_cluster(tmp_path):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError) as found:
         load(str(tmp_path / "none.toml"), {})
-    assert found.value.faults == [(str(tmp_path / "none.toml"), "cannot be read: No such file or directory")]
+    assert [*found.value.faults] == [(str(tmp_path / "none.toml"), "cannot be read: No such file or directory")]
