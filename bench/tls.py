@@ -1,8 +1,11 @@
 """`python -m bench.tls`: what TLS towards clients costs, beside HAProxy that terminates the same TLS.
 
 Three parts. `cpu`: CPU time per request and per GB, by rounds that alternate between the two, as in `measure`.
-`idle`: memory with 10,000 connections that say nothing, and the latency of 1,000 that ask. `flood`: the latency of
-clients that ask, without and with clients that do nothing but shake hands as fast as they can.
+`idle`: memory with 10,000 connections that say nothing, and the latency of 1,000 that ask, without and with those.
+`flood`: the latency of clients that ask, without and with clients that do nothing but shake hands as fast as they can.
+
+A proxy has two files for each connection. Where a process may not have so many, `idle` is done with as many workers as
+it takes, and with as many HAProxys on one port.
 
 The load is paced: Python, on another core than the proxies. Of TLS 1.3 all speak TLS_AES_256_GCM_SHA384.
 """
@@ -24,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from bench import cases, processes
 from bench.load import Load
-from bench.processes import BenchError, Proxy
+from bench.processes import BenchError, Process, Proxy
 from kproxy.proxy.relay.sockets import READ_BYTES
 from kproxy.proxy.relay.tls_socket import TlsSocket
 from tests.certificates import Authority, Certificate
@@ -38,6 +42,7 @@ from tests.certificates import Authority, Certificate
 LIMITS = {"small": 1.5, "pipelined": 2.2, "produce": 1.0, "fetch": 1.0}
 _VERSIONS = {cases.PRODUCE: 13, cases.FETCH: 18}
 _WAIT_S = 20.0
+_FILES_BESIDE = 1200  # what kproxy sets aside for ports, names and operators
 _FLOODS = 2  # processes that shake hands
 _HAPROXY = """\
 global
@@ -95,11 +100,22 @@ def shaken(raw: socket.socket, context: ssl.SSLContext, buffer: memoryview) -> T
     return sock
 
 
+class Several(Process):
+    """Processes that do one thing together: the first, which runs already, and others."""
+
+    def __init__(self, first: Process, others: list[Process]) -> None:
+        self._all = [first, *others]
+
+    def pss_bytes(self) -> int:
+        return sum(one.pss_bytes() for one in self._all)
+
+
 @contextmanager
 def proxies(
     folder: Path, upstream: processes.Address, made: Certificate, core: int | None, workers: int = 1
 ) -> Iterator[list[Proxy]]:
-    """HAProxy and kproxy, with the same certificate before the same broker."""
+    """HAProxy and kproxy, with the same certificate before the same broker, each of so many processes that relay."""
+    folder.mkdir()
     listens = [("127.0.0.1", processes.free_port()) for _ in range(2)]
     whole = folder / "whole.pem"
     whole.write_bytes(made.certificate.read_bytes() + made.key.read_bytes())
@@ -125,9 +141,11 @@ def proxies(
             workers=workers,
         )
     )
+    command = [processes.found("haproxy"), "-db", "-f", str(haproxy)]
     with (
-        processes.running("haproxy", [processes.found("haproxy"), "-db", "-f", str(haproxy)], folder, core) as first,
+        processes.running("haproxy", command, folder, core) as first,
         processes.running("kproxy", [processes.KPROXY, "run", "--config", str(settings)], folder, core) as second,
+        ExitStack() as others,
     ):
         processes.until(first, "opens no port", lambda: processes.is_open(listens[0]))
         processes.until(
@@ -135,10 +153,23 @@ def proxies(
             "is not ready",
             lambda: processes.is_open(admin) and processes.get(admin, "/ready")[0] == 200,
         )
+        # Whoever binds the port as well shares its clients: HAProxy sets SO_REUSEPORT.
+        more = [
+            others.enter_context(processes.running(f"haproxy-{number}", command, folder, core))
+            for number in range(2, workers + 1)
+        ]
+        for one in more:
+            processes.until(one, "does not listen", lambda: _listens(one))  # noqa: B023
         yield [
-            Proxy("haproxy", first, listens[0]),
+            Proxy("haproxy", Several(first, more) if more else first, listens[0]),
             Proxy("kproxy", second, ("127.0.0.1", base + cases.NODE_ID), admin),
         ]
+
+
+def _listens(process: Process) -> bool:
+    """Whether a process has a listening socket."""
+    sockets = psutil.Process(process.pid).net_connections("tcp")
+    return any(one.status == psutil.CONN_LISTEN for one in sockets)
 
 
 def cpu(stage: list[Proxy], context: ssl.SSLContext, upstream: processes.Address, rounds: int) -> list[dict[str, Any]]:
@@ -339,7 +370,9 @@ def shake(port: int, ca: Path) -> None:
 @click.option("--active", type=click.IntRange(1, 5000), default=1000, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.1, 60), default=5.0, show_default=True)
 @click.option(
-    "--workers", type=click.IntRange(1, 16), default=1, show_default=True, help="Of kproxy; then HAProxy is left out."
+    "--workers",
+    type=click.IntRange(1, 16),
+    help="Processes of each proxy, for `idle`. Default: as many as the limit of open files asks for.",
 )
 @click.option("--rsa", is_flag=True, help="An RSA key of 2048 bits in place of ECDSA P-256.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
@@ -349,7 +382,7 @@ def main(
     connections: int,
     active: int,
     seconds: float,
-    workers: int,
+    workers: int | None,
     rsa: bool,
     as_json: bool,
 ) -> None:
@@ -361,27 +394,37 @@ def main(
     cores = sorted(os.sched_getaffinity(0))
     own, other = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
     # A proxy has two files for each connection; the clients and the broker, which are one process each, have one.
-    files = max(connections + active, 2 * (connections + active) // workers)
-    _raise_file_limit(files + 200 if "idle" in wanted else 4096)
+    total = connections + active
+    workers = workers or -(-2 * total // _most_files(total))
+    _raise_file_limit(max(total, 2 * total // workers) + _FILES_BESIDE if "idle" in wanted else 4096)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
         authority = Authority(folder / "ca", rsa=rsa)
         context = ssl.create_default_context(cafile=str(authority.bundle))
+        made = authority.server()
         upstream = stack.enter_context(processes.broker(folder, other))
-        stage = stack.enter_context(proxies(folder, upstream, authority.server(), own, workers))
-        stage = stage if workers == 1 else stage[1:]
-        stack.enter_context(processes.pinned(other))
-        if "cpu" in wanted:
-            found["cpu"] = cpu(stage, context, upstream, rounds)
-        if "flood" in wanted:
-            found["flood"] = {proxy.name: flood(proxy, context, authority.bundle, seconds) for proxy in stage}
+        if {"cpu", "flood"} & {*wanted}:
+            with proxies(folder / "one", upstream, made, own) as stage, processes.pinned(other):
+                if "cpu" in wanted:
+                    found["cpu"] = cpu(stage, context, upstream, rounds)
+                if "flood" in wanted:
+                    found["flood"] = {proxy.name: flood(proxy, context, authority.bundle, seconds) for proxy in stage}
         if "idle" in wanted:
-            found["idle"] = {proxy.name: idle(proxy, context, connections, active, seconds) for proxy in stage}
+            with proxies(folder / "idle", upstream, made, own, workers) as stage, processes.pinned(other):
+                found["idle"] = {proxy.name: idle(proxy, context, connections, active, seconds) for proxy in stage}
+                for told in found["idle"].values():
+                    told["processes"] = workers
     if as_json:
         print(json.dumps(found, indent=2))
     else:
         _show(found, Console(width=max(125, Console().width)))
     sys.exit(0 if all(case["passed"] for case in found.get("cpu", ())) else 1)
+
+
+def _most_files(wanted: int) -> int:
+    """How many files a process may have for connections; `wanted` is enough where there is no limit."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return 2 * wanted if hard == resource.RLIM_INFINITY else max(1, hard - _FILES_BESIDE)
 
 
 def _raise_file_limit(files: int) -> None:
