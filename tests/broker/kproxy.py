@@ -51,6 +51,13 @@ class Kproxy:
         self._process = None
         assert kill or status == 0, f"kproxy exited {status}\n{self.log_tail()}"
 
+    def reload(self) -> None:
+        """Read the settings' file again; returns when they are in use."""
+        assert self._process is not None
+        reloads = self.log.read_text().count("reload by SIGHUP")
+        self._process.send_signal(signal.SIGHUP)
+        wait_for("the reload", lambda: self.log.read_text().count("reload by SIGHUP") > reloads, 30)
+
     def __enter__(self) -> "Kproxy":
         self.start()
         return self
