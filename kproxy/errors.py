@@ -101,8 +101,10 @@ _EXTRA_OF = {
     "s3fs": "storage",
     "numpy": "offline",
     "pandas": "spark",
+    "prompt_toolkit": "analyze",
     "py4j": "spark",
     "pyarrow": "offline",
+    "pyshark": "wireshark",
     "pyspark": "spark",
     "scramp": "sasl",
 }

@@ -13,7 +13,7 @@ writes none. Refuses to know questions.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -86,22 +86,36 @@ class Frame:
 
     def fetched(self) -> Iterator[tuple[Any, ...]]:
         """The rows as tuples of Python's values."""
-        found = self._connection.cursor().execute(self._plain())
+        cursor = self._connection.cursor()
         try:
+            with _interruptible():
+                found = cursor.execute(self._plain())
             while portion := found.fetchmany(FETCHED_ROWS):
                 yield from portion
         finally:
-            found.close()
+            cursor.close()
 
     def arrow(self) -> "pa.Table":
         """All rows as an Arrow table."""
-        return self._connection.sql(self._plain()).to_arrow_table()
+        with _interruptible():
+            return self._connection.sql(self._plain()).to_arrow_table()
 
     def _plain(self) -> str:
         """The same with sums as the 64-bit integers that Spark makes of them."""
         wide = [name for name, kind in self.dtypes if kind == "HUGEINT"]
         casts = ", ".join(f"cast({quoted(name)} as bigint) as {quoted(name)}" for name in wide)
         return f"select * replace ({casts}) from ({self.text})" if wide else self.text
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends a question as everything else: DuckDB has an error of its own for it."""
+    try:
+        yield
+    except RuntimeError as fault:
+        if "interrupted" in str(fault).lower():
+            raise KeyboardInterrupt from None
+        raise
 
 
 class Tables(Mapping[str, Frame]):
@@ -166,13 +180,11 @@ class Tables(Mapping[str, Frame]):
         """
         import duckdb
 
-        for name in schema.BY_NAME:
-            with suppress(KproxyError):
-                self[name]
+        self.names()
         statements = self._connection.extract_statements(text)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise KproxyError("one SELECT is asked for, and nothing that changes anything")
-        query = statements[0].query.strip().rstrip(";")
+        query = _alone(statements[0].query)
         try:
             return Frame(self._connection, "").asked(query)
         except duckdb.CatalogException as fault:
@@ -188,6 +200,17 @@ class Tables(Mapping[str, Frame]):
             named = [name for name in self._frames if re.search(rf"\b{name}\b", query)]
             near = dict.fromkeys(column for name in named for column in self._frames[name].columns)
             raise no_such("there is no column", found[1], list(near or columns)) from None
+
+    def names(self) -> dict[str, list[str]]:
+        """The tables that are there, each with its columns."""
+        for name in schema.BY_NAME:
+            with suppress(KproxyError):
+                self[name]
+        return {name: schema.BY_NAME[name].schema.names for name in self._frames}
+
+    def statements(self, text: str) -> list[str]:
+        """The statements of a text that has several, ended by semicolons. Raises DuckDB's error for what is no SQL."""
+        return [statement.query for statement in self._connection.extract_statements(text)]
 
     def beside(self, folder: str | Path, name: str) -> Frame:
         """A table of another dataset, to compare."""
@@ -210,6 +233,17 @@ class Tables(Mapping[str, Frame]):
 
     def __len__(self) -> int:
         return len(schema.BY_NAME)
+
+
+def _alone(statement: str) -> str:
+    """A statement as a part of another: without its semicolon, and so that a remark at its end ends with its line."""
+    import duckdb
+
+    raw = statement.encode()  # tokens are counted in bytes
+    offsets = [offset for offset, kind in duckdb.tokenize(statement) if kind != duckdb.token_type.comment]
+    if offsets and raw[offsets[-1] : offsets[-1] + 1] == b";":
+        raw = raw[: offsets[-1]]
+    return f"{raw.decode()}\n"
 
 
 def _files(folder: Path) -> list[Path]:

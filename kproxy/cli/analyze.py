@@ -2,8 +2,10 @@
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from os.path import exists
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,11 +39,18 @@ def _in_words(what: str, example: str = "") -> Iterator[None]:
 
     try:
         yield
-    except duckdb.ParserException as fault:
-        near = re.search(r" near .*", plain(str(fault)))
-        raise KproxyError(f"{what} cannot be read{near[0] if near else ''}{example and f': {example}'}") from None
     except duckdb.Error as fault:
-        raise KproxyError(plain(str(fault))) from None
+        raise KproxyError(_words_of(fault, what, example)) from None
+
+
+def _words_of(fault: Exception, what: str = "the query", example: str = "") -> str:
+    """An error of DuckDB in one line."""
+    import duckdb
+
+    if not isinstance(fault, duckdb.ParserException):
+        return plain(str(fault))
+    near = re.search(r" near .*", plain(str(fault)))
+    return f"{what} cannot be read{near[0] if near else ''}{example and f': {example}'}"
 
 
 def plain(text: str) -> str:
@@ -166,31 +175,45 @@ def _asked_again(ask: Callable[[bool], None]) -> None:
         ask(True)
 
 
-@click.argument("query", metavar="SELECT")
-@_PLACES
-def sql(
-    query: str, places: tuple[str, ...], shown: str, out: str | None, limit: int | None, quiet: bool, **how: Any
-) -> None:
-    """Any SELECT over the tables, by DuckDB.
+@click.argument("words", nargs=-1, required=True, metavar="[SELECT] TABLES|CAPTURE...")
+def sql(words: tuple[str, ...], shown: str, out: str | None, limit: int | None, quiet: bool, **how: Any) -> None:
+    """Any SELECT over the tables, by DuckDB; without one, as many as are typed, or read from standard input.
 
     Tables are named as their folders: exchanges, partitions, batches, connections, quality, and those of groups and
     brokers; `kproxy analyze sql "describe exchanges" tables` lists columns. Spark's functions of the same names as in
     DuckDB work too (try_divide, percentile_approx, unix_micros). Nothing but these tables can be read, and nothing
     can be written.
 
+    In a terminal there are a history and completion (Tab), statements end with a semicolon, and .help lists more.
+
     \b
     Example:
       kproxy analyze sql "select api, count(*) as n from exchanges group by api order by n desc" tables
+      kproxy analyze sql tables
+      kproxy analyze sql tables < questions.sql
     """
-    from kproxy.analysis.duck import Tables
-    from kproxy.views import answers
+    import duckdb
 
+    from kproxy.analysis.duck import Tables
+    from kproxy.views import shell
+
+    is_place = "://" in words[0] or words[0] == "-" or exists(words[0])  # noqa: PTH110 - raises never
+    query, places = (None, words) if is_place else (words[0], words[1:])
+    if not places:
+        raise KproxyError(f"there is no folder or capture {query!r}: a question stands before the tables it is about")
     check_out(shown, out)
+    is_typed = query is None and sys.stdin.isatty()
+    text = query if query is not None else "" if is_typed else shell.read(sys.stdin)
+
     with tables_at(places, ("batches",), how, quiet) as folder_of:
 
         def ask(again: bool) -> None:
             with Tables(folder_of(again)) as tables:
-                answers.show(tables.sql(query), shown, out, limit, quiet)
+                session = shell.Shell(tables.sql, tables.names(), (duckdb.Error,), _words_of, shown, limit, quiet)
+                if is_typed:
+                    session.loop()
+                else:
+                    session.run([text] if query is not None else tables.statements(text), out)
 
         with _in_words("the query"):
             _asked_again(ask)

@@ -16,6 +16,8 @@ import click
 from kproxy.analysis.jobs import JOBS, Job
 from kproxy.errors import KproxyError
 
+FINDINGS_SHOWN = 5  # in an overview
+
 _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     "by": ("--by", {"metavar": "COLUMN,...", "help": "api, version, broker, client, host, or any column."}),
     "every": ("--every", {"metavar": "TIME", "help": "Also over time, in steps like '10 seconds' or '1 minute'."}),
@@ -146,8 +148,8 @@ def overview_command(
     def overview(**given: Any) -> None:
         """What is in tables at first sight, and what to ask next.
 
-        The span of time, brokers, clients and their software, APIs with latencies and errors, topics, throttles, the
-        slowest exchanges, groups, leaders that changed, ZooKeeper, and what the captures could not show.
+        What stands out, the span of time, brokers, clients and their software, APIs with latencies and errors, topics,
+        throttles, the slowest exchanges, groups, leaders that changed, ZooKeeper, and what the captures could not show.
 
         --limit is of each section. csv and parquet write a file for each section into the folder --out.
         """
@@ -173,16 +175,13 @@ def show_overview(
 ) -> None:
     """Answer and show it, with tables of either engine."""
     from kproxy.analysis import sections
-    from kproxy.analysis.engine import ask
-    from kproxy.analysis.question import times
+    from kproxy.analysis.findings import TABLES as OF_FINDINGS
+    from kproxy.analysis.findings import findings
+    from kproxy.analysis.question import chosen_by_time
     from kproxy.views import answers, progress
     from kproxy.views import overview as view
 
-    frames = {}
-    for name in sections.TABLES:
-        conditions = times(name, since, until)
-        text = f"select * from answered where {' and '.join(conditions)}"
-        frames[name] = ask({"answered": tables[name]}, some=text) if conditions else tables[name]
+    frames = {name: chosen_by_time(name, tables, since, until) for name in sections.TABLES}
     found = sections.overview(frames, limit)
     if shown in ("csv", "parquet"):
         folder = Path(str(out))
@@ -192,9 +191,15 @@ def show_overview(
         return
     with progress.waiting("computing the overview", quiet):
         rows = {name: (list(answers.dicts(frame)), most) for name, (frame, most) in found.items()}
+        told = []
+        if program == "analyze":  # on Spark they take longer than all the rest: `kproxy spark findings`
+            told = findings({name: chosen_by_time(name, tables, since, until) for name in OF_FINDINGS})
     commands = sections.next_questions(program, places, {name: some for name, (some, _) in rows.items()})
+    if told:
+        commands.insert(0, f"kproxy {program} findings {shlex.join(places)}")
     with answers.opened(out) as file:
-        view.show({name: frame for name, (frame, _) in found.items()}, rows, commands, shown, file)
+        frames = {name: frame for name, (frame, _) in found.items()}
+        view.show(frames, rows, told[: limit or FINDINGS_SHOWN], commands, shown, file)
 
 
 def check_tables(folders: Sequence[str], tables: Sequence[str], quiet: bool = False) -> None:

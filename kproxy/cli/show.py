@@ -1,6 +1,7 @@
 """`kproxy show`: one exchange of a capture, why it took its time, and what stood before it on its connection."""
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -16,13 +17,30 @@ BEFORE = 5  # exchanges
 @click.option("--connection", type=int, required=True, metavar="C", help="As `slow` and the tables say.")
 @click.option("--number", type=int, required=True, metavar="N", help="Of the request on its connection.")
 @click.option("--before", type=click.IntRange(0), default=BEFORE, show_default=True, metavar="N", help="Exchanges.")
+@click.option(
+    "--wireshark",
+    is_flag=True,
+    help="Wireshark's own dissection of the packets; needs tshark, and the extra wireshark.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.option("--records-shown", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Per batch.")
 @click.option("--show-secrets", "secrets", is_flag=True, help="Show tokens, credentials and passwords.")
 @options
 def show(
-    captures: tuple[str, ...], connection: int, number: int, before: int, records_shown: int, secrets: bool, **how: Any
+    captures: tuple[str, ...],
+    connection: int,
+    number: int,
+    before: int,
+    wireshark: bool,
+    quiet: bool,
+    records_shown: int,
+    secrets: bool,
+    **how: Any,
 ) -> None:
-    """One exchange: when it was, why it took its time, what stood before it on its connection, and both frames decoded.
+    """One exchange: both frames decoded, where its time went and why, its packets, and what stood before it.
+
+    Packets are those of its connection from the first byte of the request to the last of the answer, numbered as
+    Wireshark does; "sent again" are retransmissions.
 
     The capture's tables are made first, as `kproxy analyze` does, and found again later. --cluster, --port,
     --zookeeper-port, --rotated and --key-log must be those with which connection and number were found.
@@ -35,23 +53,46 @@ def show(
     from kproxy.analysis.duck import Tables
     from kproxy.cli.analyze import tables_at
     from kproxy.convert.frames import frames_of
-    from kproxy.views import answers
+    from kproxy.convert.packets import by_file, packets_of
+    from kproxy.convert.wireshark import dissections
+    from kproxy.views import answers, progress, units
     from kproxy.views import exchange as view
+    from kproxy.views import packets as packets_view
+    from kproxy.views.terminal import printable
 
     if any(cached.is_dataset(capture) for capture in captures):
         raise KproxyError(f"{captures[0]} is no capture: tables do not hold the frames, name the capture")
     with (
-        tables_at(captures, ("exchanges", "connections"), how) as folder_of,
+        tables_at(captures, ("exchanges", "connections"), how, quiet) as folder_of,
         Tables(folder_of(False)) as tables,
     ):
         said = list(answers.dicts(single.explained(tables, connection, number)))
         earlier = single.before(tables, connection, number, before)
         rows = list(answers.dicts(earlier))
-        found = frames_of(captures, connection, number, settings(how))
-        view.show(found, show_secrets=secrets, records=records_shown)
-        for row in said:
-            click.echo(f"\nWhy: {row['explanation']}")
-        if rows:
-            click.echo(f"\n{click.style('Before it on the connection', bold=True)}")
-            for line in answers.lines_of(earlier, rows, sys.stdout):
-                click.echo(line)
+        with progress.waiting("reading the capture", quiet):
+            found = frames_of(captures, connection, number, settings(how))
+            packets = packets_of(found)
+    view.show(found, show_secrets=secrets, records=records_shown)
+    for row in said:
+        _heading(f"Where its {units.duration(row['total_ns'])} went")
+        _lines(packets_view.parts(row))
+        click.echo(f"Why: {row['explanation']}")
+    _heading("Packets")
+    _lines(packets_view.lines(packets))
+    if wireshark:
+        for path, numbers in by_file([packet for packet in packets if packet.carries]).items():
+            for packet, text in dissections(path, numbers, found.connection.broker_port, how["key_log"]):
+                _heading(f"Wireshark's packet {packet} of {printable(path.name)}")
+                click.echo(text.rstrip())
+    if rows:
+        _heading("Before it on the connection")
+        _lines(answers.lines_of(earlier, rows, sys.stdout))
+
+
+def _heading(text: str) -> None:
+    click.echo(f"\n{click.style(text, bold=True)}")
+
+
+def _lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)

@@ -58,6 +58,8 @@ class Frames:
     request: bytes | None = None
     response: bytes | None = None
     topics: Mapping[UUID, str] = field(default_factory=dict)  # names by id, as far as answers before it gave them
+    keys: tuple[bytes, ...] = ()  # of segments from the client and from the broker, as `capture.packets` names them
+    paths: tuple[str, ...] = ()  # of its capture
 
 
 def frames_of(captures: Sequence[Path | str], connection: int, number: int, settings: Settings = _DEFAULT) -> Frames:
@@ -73,7 +75,7 @@ def frames_of(captures: Sequence[Path | str], connection: int, number: int, sett
         _read(job, _flows(Flows, job, search.handlers), search.is_over)
         seen |= search.seen
         if search.found is not None:
-            return replace(_with_frames(job, search.found), topics=search.topics)
+            return replace(_with_frames(job, search.found), topics=search.topics, paths=job.paths)
     if not seen:
         raise KproxyError(
             f"no connection {connection} in {', '.join(map(str, captures))}: its id depends on the name of the capture "
@@ -110,7 +112,7 @@ class _Search:
                 exchange = event.exchange if isinstance(event, Unanswered) else event
                 if isinstance(exchange, Exchange) and exchange.number == self._number:
                     self.found = _found(
-                        info, exchange.number, exchange.plan, exchange.outcome, partial(getattr, exchange)
+                        flow, exchange.number, exchange.plan, exchange.outcome, partial(getattr, exchange)
                     )
 
         return listen
@@ -121,12 +123,13 @@ class _Search:
                 continue
             for row in np.flatnonzero((bulk.connection == index) & (bulk.columns["number"] == self._number)).tolist():
                 columns = {name: int(column[row]) for name, column in bulk.columns.items()}
-                self.found = _found(flow.info, self._number, bulk.plan, ANSWERED, columns.__getitem__)
+                self.found = _found(flow, self._number, bulk.plan, ANSWERED, columns.__getitem__)
 
 
-def _found(info: ConnectionInfo, number: int, plan: ApiPlan, outcome: str, value: Callable[[str], int]) -> Frames:
+def _found(flow: Flow, number: int, plan: ApiPlan, outcome: str, value: Callable[[str], int]) -> Frames:
+    assert flow.info is not None
     return Frames(
-        info,
+        flow.info,
         number,
         plan.api_key,
         plan.api_version,
@@ -138,6 +141,7 @@ def _found(info: ConnectionInfo, number: int, plan: ApiPlan, outcome: str, value
         response_end=value("response_end"),
         request_bytes=value("request_bytes"),
         response_bytes=value("response_bytes"),
+        keys=(flow.keys[flow.client], flow.keys[1 - flow.client]),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 import click
 
+from kproxy.analysis.findings import Finding
 from kproxy.views import answers, units
 from kproxy.views.terminal import printable
 
@@ -34,21 +35,30 @@ Rows = list[dict[str, Any]]
 def show(
     frames: Mapping[str, Any],
     found: Mapping[str, tuple[Rows, int]],
+    findings: Sequence[Finding],
     commands: Sequence[str],
     shown: str,
     file: TextIO,
 ) -> None:
-    """Print sections. frames: where the rows are from; found: the rows, and how many of them are shown."""
+    """Print sections. frames: where the rows are from; found: the rows, and how many of them are shown.
+
+    findings: what stands out, all of which is shown.
+    """
     rows = {name: some for name, (some, _) in found.items()}
     if shown == "json":
         told = {name: rows[name][:most] for name, (_, most) in found.items()}
-        print(json.dumps({**told, "next": list(commands)}), file=file)
+        print(json.dumps({**told, "findings": [one.as_dict() for one in findings], "next": list(commands)}), file=file)
         return
     (span,) = rows["span"]
     if not span["exchanges"]:
         click.echo("No exchanges.", file=file)
     else:
         click.echo(_span(span), file=file)
+    if findings:
+        click.echo(f"\n{click.style('What stands out', bold=True)}", file=file)
+        for one in findings:
+            more = f", and {one.more:,} more" if one.more else ""
+            click.echo(f"{one.severity:8}  {one.title}: {printable(one.where)}{more}", file=file)
     for name, heading in _HEADINGS.items():
         frame, most = frames[name], found[name][1]
         if not rows[name]:

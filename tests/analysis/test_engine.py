@@ -18,11 +18,11 @@ from tests.captures import folder
 
 MORE = {  # options beside the defaults
     "latency": {"by": ["client", "version", "cluster"], "every": "2 seconds", "replicas": True},
-    "slow": {"slower_than_ms": 1, "replicas": True},
+    "slow": {"slower_than_ms": 1, "replicas": True, "every": "5 seconds"},
     "throttle": {"by": ["broker"], "every": "1 minute"},
     "errors": {"by": ["api", "error", "client"], "every": "10s", "replicas": True},
     "talkers": {"by": ["source", "broker"], "every": "1 minute"},
-    "skew": {"replicas": True, "where": "(`partition` = 0)"},
+    "skew": {"replicas": True, "where": "(`partition` = 0)", "traffic": "(client is not null)", "every": "5 seconds"},
     "batching": {"every": "1 minute", "where": "(client is not null)"},
     "fetching": {"by": ["host", "version"], "every": "5 seconds", "replicas": True},
     "spread": {"by": ["api", "broker"], "every": "5 seconds", "replicas": True},
@@ -31,11 +31,12 @@ MORE = {  # options beside the defaults
     "retransmissions": {"by": ["client", "api"], "every": "5 seconds", "replicas": True},
     "leader-changes": {"every": "5 seconds"},
     "lag": {"every": "5 seconds", "replicas": True},
-    "group-lag": {"where": "(`partition` = 0 and client is not null)"},
+    "group-lag": {"where": "(`partition` = 0 and client is not null)", "every": "5 seconds"},
     "offsets": {"every": "10 seconds", "where": "(`offset` > 3)"},
-    "clients": {"kafka": "3.9", "replicas": True},
-    "connections": {"by": ["source"], "every": "1 minute"},
-    "compare": {"by": ["api", "version"], "replicas": True},
+    "clients": {"kafka": "3.9", "replicas": True, "every": "1 minute"},
+    "connections": {"by": ["source"], "every": "1 minute", "replicas": True},
+    "compare": {"by": ["api", "version"], "replicas": True, "every": "5 seconds", "where": "(api != 'Fetch')"},
+    "quality": {"every": "1 minute"},
 }
 
 

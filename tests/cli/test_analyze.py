@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -313,3 +314,21 @@ def test_the_engine_is_silent_and_quick_to_explain_itself(tables):
     assert done.returncode == 0 and "pyspark" not in done.stderr and done.stderr.startswith("LOADED")
     done = subprocess.run([*command, "slow", "--help"], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "LOADED"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_tables_of_older_kproxys_are_answered_as_far_as_they_go(tmp_path, version):
+    """Those that kproxy wrote when its schema had these versions; what they lack is said, with its mend."""
+    with tarfile.open(Path(__file__).parents[1] / "data" / "older" / f"v{version}.tar.xz") as bundle:
+        bundle.extractall(tmp_path)
+    assert json.loads((tmp_path / "_kproxy.json").read_text())["schema_version"] == version
+    now = shutil.copy(capture("k41_quota"), tmp_path)
+    for name in ("overview", "latency", "slow", "errors", "skew", "group-lag", "rebalances", "connections"):
+        asked = ["analyze", name, "--format", "json"]
+        done = CliRunner().invoke(cli, [*asked, str(tmp_path)], catch_exceptions=False)
+        assert done.exit_code == 0
+        if name in ("overview", "rebalances", "skew"):
+            assert "was written by an older kproxy, which made no " in done.stderr
+            assert done.stderr.splitlines()[0].endswith(": convert the captures again")
+        if name in ("latency", "errors", "connections"):
+            assert done.stdout == CliRunner().invoke(cli, [*asked, str(now)], catch_exceptions=False).stdout

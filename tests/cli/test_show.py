@@ -2,12 +2,15 @@
 
 import json
 import shutil
+import subprocess
+from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
 
 from kproxy.cli import cli
 from kproxy.errors import KproxyError
+from kproxy.views import units
 from tests.captures import capture
 
 
@@ -29,6 +32,23 @@ def test_an_exchange_is_decoded_explained_and_put_in_its_place(tmp_path):
     assert [int(line.split()[0]) for line in before] == list(range(row["number"] - 5, row["number"] + 1))
     assert before[-1].endswith("yes") and not before[0].endswith("yes")
     assert len(invoke("show", place, *which, "--before", 0).splitlines()) == len(said) - 5
+    start = said.index(f"Where its {units.duration(row['total_ns'])} went")
+    parts = said[start + 1 : said.index(f"Why: {row['explanation']}")]
+    assert parts and sum(float(line.split("%")[0].split()[-1]) for line in parts) == pytest.approx(100, abs=0.3)
+    packets = [line for line in said if " client -> broker " in line or " client <- broker " in line]
+    assert packets[0].endswith("request") and packets[-1].endswith("response")
+    fields = ("frame.number", "frame.time_epoch", "tcp.len", "tcp.dstport")
+    wanted = [word for field in fields for word in ("-e", field)]
+    first, last = (int(packets[place].split()[0].replace(",", "")) for place in (0, -1))
+    port = said[0].split(":")[1].split()[0]
+    chosen = f"frame.number >= {first} && frame.number <= {last} && tcp.port == {port}"
+    command = ["tshark", "-r", place, "-Y", chosen, "-T", "fields", *wanted]
+    theirs = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    mine = [line.replace(",", "").split() for line in packets]
+    assert [(line[0], line[1][-9:], "->" in line) for line in mine] == [
+        (number, f"{datetime.fromtimestamp(float(time), UTC):%S}.{time.partition('.')[2][:6]}", to == "9092")
+        for number, time, _, to in (line.split("\t") for line in theirs)
+    ]
     with pytest.raises(KproxyError, match="no connection 5 in"):
         invoke("show", place, "--connection", 5, "--number", 1)
     with pytest.raises(KproxyError, match="has no request with the number 99999"):
@@ -38,3 +58,15 @@ def test_an_exchange_is_decoded_explained_and_put_in_its_place(tmp_path):
         invoke("show", tmp_path / "tables", *which)
     with pytest.raises(KproxyError, match="there is no such file"):
         invoke("show", tmp_path / "gone.pcap", *which)
+
+
+def test_retransmissions_are_those_that_wireshark_sees_and_its_words_stand_beside(tmp_path):
+    place = shutil.copy(capture("k41_retransmit"), tmp_path)
+    query = "select connection, number from exchanges where retransmissions > 0 and outcome = 'answered' limit 1"
+    row = json.loads(invoke("analyze", "sql", query, place, "--format", "json"))
+    said = invoke("show", place, "--connection", row["connection"], "--number", row["number"], "--wireshark")
+    again = [line.split()[0].replace(",", "") for line in said.splitlines() if line.endswith("sent again")]
+    command = ["tshark", "-r", place, "-Y", "tcp.analysis.retransmission", "-T", "fields", "-e", "frame.number"]
+    theirs = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert again and set(again) <= set(theirs)
+    assert "Wireshark's packet" in said and "Layer KAFKA" in said and "\x1b" not in said

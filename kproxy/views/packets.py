@@ -1,0 +1,52 @@
+"""The packets of one exchange, and where its time went, for people. Refuses to know where both are from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kproxy.convert.packets import Packet
+from kproxy.views import units
+from kproxy.views.terminal import printable
+from kproxy.wire.events import CLIENT
+
+SHOWN = 40  # packets
+_PARTS = {
+    "network_ns": "on the network",
+    "throttle_ns": "throttled",
+    "queue_ns": "behind earlier requests",
+    "long_poll_ns": "expected wait (long poll)",
+    "broker_ns": "in the broker",
+}
+
+
+def parts(row: Mapping[str, Any]) -> Iterator[str]:
+    """The parts of an exchange's total time with their shares, from a row of `slow`."""
+    total = row["total_ns"]
+    for name, words in _PARTS.items():
+        if row[name]:
+            yield f"{units.duration(row[name]):>9} {row[name] / total:>6.1%}  {words}"
+
+
+def lines(packets: Sequence[Packet], shown: int = SHOWN) -> Iterator[str]:
+    """The packets, each in a line; of many the first and the last."""
+    if not packets:
+        yield "none that the capture holds"
+        return
+    several = len({packet.path for packet in packets}) > 1
+    cut = len(packets) - shown
+    width = max(len(f"{packet.number:,}") for packet in packets)
+    for place, packet in enumerate(packets):
+        if cut > 0 and shown // 2 <= place < len(packets) - shown // 2:
+            if place == shown // 2:
+                yield f"... {len(packets) - shown // 2 * 2:,} more ..."
+            continue
+        way = "client -> broker" if packet.side == CLIENT else "client <- broker"
+        told = [packet.carries] if packet.carries else []
+        told += ["sent again"] if packet.is_repeated else []
+        name = f"  {printable(Path(packet.path).name)}" if several else ""
+        line = (
+            f"{packet.number:>{width},}  {units.time(packet.time_ns, decimals=6)[11:]}  "
+            f"+{units.duration(packet.time_ns - packets[0].time_ns):<8} {way} "
+            f"{units.size(packet.payload_bytes):>8}  {packet.flags:<7} {', '.join(told)}{name}"
+        )
+        yield line.rstrip()
