@@ -29,7 +29,7 @@ from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Budget, Receiver, ahead
 from kproxy.capture.records import Record, Window
-from kproxy.wire.bodies import BATCHES, ERRORS, Room
+from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS, Logs, Room
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
@@ -80,6 +80,7 @@ class Flows:
         detail: int = ERRORS,
         room: Room | None = None,
         kept: Callable[[], Kept] | None = None,
+        logs: Logs | None = None,
     ) -> None:
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
@@ -93,16 +94,17 @@ class Flows:
         self._first = first  # of several processes that read the same capture, the one that counts its packets
         self._dissector = Dissector(quality if first else Quality())
         self._detail = detail
+        self._logs = logs if detail >= TOPICS else None
         self._reads_columns = handlers.many is not None and detail <= BATCHES
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         if kept is None:
-            interest = Interest(details=True, detail=detail, room=room)
+            interest = Interest(details=True, detail=detail, room=room, logs=logs)
             self._shards = {number: _Shard(interest) for number in shards}
         else:  # what is kept is bounded by shard, so that it does not depend on which shards share a process
             self.kept = [kept() for _ in shards]
             self._shards = {
-                number: _Shard(Interest(details=True, detail=detail, room=room, kept=of_shard))
+                number: _Shard(Interest(details=True, detail=detail, room=room, kept=of_shard, logs=logs))
                 for number, of_shard in zip(shards, self.kept, strict=True)
             }
         self._last_ns = -1  # the latest time so far
@@ -236,7 +238,7 @@ class Flows:
                     receiver.receive(side, whole[start:end], talk.clock_ns)
             flow.last_ns = stretch.last_ns
         flows = [flow for flow, _ in at_once]
-        for bulk in pairs.read(whole, segments, [part for _, part in at_once], self._detail):
+        for bulk in pairs.read(whole, segments, [part for _, part in at_once], self._detail, self._logs):
             if self._handlers.many is not None:
                 self._handlers.many(flows, bulk)
         for flow, part in at_once:

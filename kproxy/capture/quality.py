@@ -65,6 +65,8 @@ KINDS = {
     "not_kept": "exchanges of groups, leaders and administration that are in no table of theirs: their frames are too "
     "large, too many at once, or cut by a hole",
     "not_decoded": "exchanges of groups, leaders and administration that are in no table of theirs: they do not decode",
+    "log_unnamed": "batches that look like those of __consumer_offsets or __transaction_state, of a topic whose name "
+    "no answer tells; they are in no table of groups",
     "forgotten": "groups, members, topics and partitions beyond those that are followed at once",
     "fault": "places where a Kafka connection is not what the protocol says, or answers what the capture does not hold",
 }

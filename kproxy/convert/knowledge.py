@@ -21,6 +21,7 @@ import pyarrow as pa
 from kproxy.capture.quality import Quality
 from kproxy.convert.spoken import SPOKEN
 from kproxy.insight import rows as insight_rows
+from kproxy.insight.coordinator_logs import LOGS, Logged
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.registry_groups import ConsumerGroups
 from kproxy.insight.repeats import Repeats
@@ -30,6 +31,7 @@ from kproxy.tables import schema, writer
 from kproxy.tables.knowledge import KnowledgeColumns
 from kproxy.tables.names import Names
 from kproxy.tables.schema import Table
+from kproxy.wire.interest import FETCH
 
 TOGETHER = 4096  # rows
 
@@ -116,6 +118,25 @@ def know(
                 if repeats.is_one(*plan, frames[1]):
                     continue
                 times = said.pop("request_end"), said.pop("response_start")
+                of_log = said.pop("topic"), said.pop("topic_id"), said.pop("partition")
+                if plan[0] == FETCH:
+                    topic = of_log[0] or everything.topics.get(of_log[1] or "")
+                    if topic not in LOGS:
+                        left_out.setdefault(source, Quality()).note("log_unnamed", at_ns, size=_size(frames[1]))
+                        continue
+                    logged = Logged(
+                        at_ns,
+                        topic,
+                        of_log[2],
+                        frames[1],
+                        said["broker_id"],
+                        said["connection"],
+                        said["number"],
+                        source,
+                    )
+                    for row in known.feed_log(logged):
+                        told.add(source, row)
+                    continue
                 spoken = spoken_of(*plan, *frames, *times, cluster=cluster, source=source, **said)
                 if spoken is None:
                     left_out.setdefault(source, Quality()).note("not_decoded", at_ns, size=sum(map(_size, frames)))

@@ -29,7 +29,7 @@ from kproxy.tables.names import Names
 from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions
 from kproxy.tables.records import Chosen, RecordColumns
 from kproxy.tables.schema import Table
-from kproxy.wire.bodies import RECORDS
+from kproxy.wire.bodies import RECORDS, Found, Logs
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
@@ -59,6 +59,7 @@ class Rows:
         self.batches = BatchColumns()
         self.names = Names()  # whoever writes files fills them in
         self.spoken = SpokenColumns(self.names) if keeps else None
+        self._logs = Logs() if keeps else None
         self._registry = KnowledgeColumns()
         self._kept: list[Kept] = []
         self._add = add
@@ -110,6 +111,7 @@ class Rows:
             detail=job.detail if self.records is None else RECORDS,
             room=None if self.records is None else self.records.room,
             kept=_kept if keeps else None,
+            logs=self._logs,
         )
         self._kept += flows.kept
         return flows
@@ -140,6 +142,17 @@ class Rows:
                 self._flush_registry()
 
         return listen
+
+    def logged(self, info: ConnectionInfo, exchange: Exchange, found: Found) -> None:
+        """The batches of coordinators' logs in an answer, and the names of topics by which logs are known."""
+        assert self._logs is not None and self.spoken is not None
+        if found.names:
+            self._logs.learn(found.names)
+        if found.logged:
+            self.spoken.append_logged(info, exchange, found.logged)
+            found.logged = ()  # its copies are in the way of the next ones
+            if self.spoken.size >= BATCH_BYTES:
+                self.flush(BATCH_ROWS)
 
     def decided(self, flow: Flow) -> "_Tally":
         tally = self._tallies[flow] = _Tally(flow, self)
@@ -235,6 +248,8 @@ class _Tally:
             rows.names.learn(exchange.response_body)
             if rows.records is not None:
                 rows.records.append(self.info, exchange, rows.hand_on_records)
+            if rows.spoken is not None and exchange.response_body is not None:
+                rows.logged(self.info, exchange, exchange.response_body)
         if exchange.plan.kept is not None and rows.spoken is not None:
             rows.spoken.append(self.info, exchange)
             if rows.spoken.size >= BATCH_BYTES:

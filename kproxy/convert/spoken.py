@@ -1,11 +1,12 @@
 """Exchanges whose frames are kept -> rows on the disk, until all of a cluster can be read in one order of time.
 
-Duty: an internal table, never part of a dataset: the frames of groups, leaders and administration, each with whose
-they are. Decoding waits until the merge, in one place; only the addresses of brokers that a controller tells are read
-at once, since they name brokers of other rows. Memory: the owner takes `batch()` before `size` is too large. Refuses to
-know what frames mean.
+Duty: an internal table, never part of a dataset: the frames of groups, leaders and administration, and the batches of
+coordinators' logs that were fetched, each with whose they are. Decoding waits until the merge, in one place; only the
+addresses of brokers that a controller tells are read at once, since they name brokers of other rows. Memory: the owner
+takes `batch()` before `size` is too large. Refuses to know what frames mean.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,9 @@ from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
 from kproxy.tables.arrays import batch
 from kproxy.tables.names import Names
+from kproxy.tables.partitions import topic_id
 from kproxy.tables.schema import BYTES, I16, I32, I64, TEXT, Table
+from kproxy.wire.bodies import Batch
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import NONE, Exchange
 
@@ -36,7 +39,10 @@ SPOKEN = Table(
             ("broker_port", I32),
             ("broker_id", I32),
             ("request", BYTES),
-            ("response", BYTES),
+            ("response", BYTES),  # of a log: one batch, and no request
+            ("topic", TEXT),  # of a log, as are the next two
+            ("topic_id", TEXT),
+            ("partition", I32),
         ]
     ),
     ("at_ns", "source", "connection", "number"),
@@ -67,26 +73,19 @@ class SpokenColumns:
         plan = exchange.plan
         if plan.api_key == UPDATE_METADATA:
             self._learn(request)
-        self._rows.append(
-            {
-                "at_ns": exchange.request_end if response is None else exchange.response_start,
-                "source": info.source,
-                "connection": info.id,
-                "number": exchange.number,
-                "api_key": plan.api_key,
-                "api_version": plan.api_version,
-                "request_end": exchange.request_end,
-                "response_start": 0 if exchange.response_start == NONE else exchange.response_start,
-                "client_id": exchange.client_id,
-                "client_address": info.client_address,
-                "broker_address": info.broker_address,
-                "broker_port": info.broker_port,
-                "broker_id": info.broker_id,
-                "request": request,
-                "response": response,
-            }
-        )
+        self._rows.append(_whose(info, exchange, response is not None) | {"request": request, "response": response})
         self.size += _ROW_BYTES + len(request) + (0 if response is None else len(response))
+
+    def append_logged(self, info: ConnectionInfo, exchange: Exchange, logged: Sequence[Batch]) -> None:
+        """Batches of coordinators' logs in an answer, each with its copy."""
+        whose = _whose(info, exchange, True)
+        for each in logged:
+            if each.copy is not None:
+                batch = bytes(each.copy.data)
+                identity = None if each.topic_id is None else topic_id(each.topic_id)
+                of = {"topic": each.topic, "topic_id": identity, "partition": each.partition}
+                self._rows.append(whose | of | {"response": batch})
+                self.size += _ROW_BYTES + len(batch)
 
     def batch(self) -> pa.RecordBatch:
         """The rows so far; they are forgotten here."""
@@ -102,3 +101,22 @@ class SpokenColumns:
             for end in broker.get("endpoints") or [{"host": broker.get("v0Host"), "port": broker.get("v0Port")}]:
                 if end["host"]:
                     self._names.learn_broker(end["host"], end["port"], broker["id"])
+
+
+def _whose(info: ConnectionInfo, exchange: Exchange, is_answered: bool) -> dict[str, Any]:
+    plan = exchange.plan
+    return {
+        "at_ns": exchange.response_start if is_answered else exchange.request_end,
+        "source": info.source,
+        "connection": info.id,
+        "number": exchange.number,
+        "api_key": plan.api_key,
+        "api_version": plan.api_version,
+        "request_end": exchange.request_end,
+        "response_start": 0 if exchange.response_start == NONE else exchange.response_start,
+        "client_id": exchange.client_id,
+        "client_address": info.client_address,
+        "broker_address": info.broker_address,
+        "broker_port": info.broker_port,
+        "broker_id": info.broker_id,
+    }

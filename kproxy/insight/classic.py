@@ -10,19 +10,18 @@ that were given an id and have not joined with it are as many as members. Refuse
 
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from kproxy.insight.assignors import Member, checked
-from kproxy.insight.embedded import NOTHING, Owned, assigned, listed, subscription
+from kproxy.insight.embedded import NOTHING, Owned, assigned, listed
 from kproxy.insight.group import HEAVY_BYTES, MAX_MEMBERS, Cause, Group, GroupRow
+from kproxy.insight.joined import MS, Asked, Forming, Joined, subscribe
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Body, Spoken
 
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 11, 12, 13, 14
 REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 27, 79
 CONSUMER = "consumer"  # the type of protocol whose members carry subscriptions; Connect's, for example, do not
-MS = 1_000_000
 
 Counts = Mapping[str, int]  # partitions by topic
 Known = tuple[Counts, Counts]  # now, and before topics grew
@@ -47,50 +46,6 @@ STATES = {
 }
 
 
-@dataclass(slots=True)
-class Joined:
-    """A member, as its last JoinGroup said, or as its leader was told."""
-
-    id: str
-    instance_id: str | None = None
-    client_id: str | None = None
-    client_address: str | None = None
-    topics: tuple[str, ...] | None = None  # None: not known, or no consumer
-    rack: str | None = None
-    asked_ns: int = 0  # when its last JoinGroup came
-    heard_ns: int = 0  # its last word that was seen; heartbeats without an error are not
-    session_ns: int = 0  # its session's timeout
-    said_owned: Owned | None = None  # what it said that it owned when it joined (cooperative ones)
-    owned: Owned | None = None  # what it was last given; None: not known
-    size_bytes: int = 0  # of its subscription and assignment
-    is_gone: bool = False  # it left, or was said to be expired
-
-
-@dataclass(slots=True)
-class _Generation:
-    """A generation that forms: told to some members, and perhaps not yet assigned to all."""
-
-    number: int
-    strategy: str | None
-    leader: str
-    joined_ns: int
-    started_ns: int
-    last_to_join: str
-    joined: dict[str, Joined] = field(default_factory=dict)
-    members: int = 0  # as the leader was told; 0: not seen
-    synced: set[str] = field(default_factory=set)
-    synced_ns: int = 0
-    last_request_ns: int = 0
-    last_but_one_ns: int = 0
-
-
-class _Asked(NamedTuple):
-    """A member that was given an id, to join with."""
-
-    deadline_ns: int
-    event: GroupEvent  # should it not come
-
-
 class ClassicGroup(Group):
     """One group. `feed` returns the rows that an exchange gives; `finish` those of what is not complete."""
 
@@ -102,9 +57,9 @@ class ClassicGroup(Group):
         self.members: dict[str, Joined] = {}
         self._before: dict[str, Joined] = {}
         self._left: dict[str, Joined] = {}  # members that are gone since the last generation
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, Asked] = {}
         self._called: set[str] = set()  # members that were told to rejoin since the last generation
-        self._forming: _Generation | None = None
+        self._forming: Forming | None = None
         self._counted: dict[str, int] = {}  # partitions of topics when they were last assigned
         self._strange = False  # whether members were there before anything was seen of the group
 
@@ -207,7 +162,7 @@ class ClassicGroup(Group):
         self.strategy = answer.get("protocolName")
         member_id = answer["memberId"]
         at = spoken.response_start
-        self._forming = _Generation(number, self.strategy, answer["leader"], at, spoken.request_end, member_id)
+        self._forming = Forming(number, self.strategy, answer["leader"], at, spoken.request_end, member_id)
 
     def _replaced(self, member: Joined, spoken: Spoken) -> Iterator[GroupEvent]:
         """A static member that came back under another id has the assignment of its former self."""
@@ -227,7 +182,7 @@ class ClassicGroup(Group):
         protocols = {each["name"]: each["metadata"] for each in request["protocols"]}
         metadata = protocols.get(strategy) if strategy is not None else None
         if metadata is not None and request["protocolType"] == CONSUMER:
-            _subscribe(member, metadata)
+            subscribe(member, metadata)
             self._held_bytes += len(metadata)
         return member
 
@@ -239,7 +194,7 @@ class ClassicGroup(Group):
             known = forming.joined.get(each["memberId"])
             if known is None:
                 known = Joined(each["memberId"], each.get("groupInstanceId"))
-                _subscribe(known, each["metadata"])
+                subscribe(known, each["metadata"])
                 self._held_bytes += len(each["metadata"])
             former = self._before.get(known.id)
             if former is not None:
@@ -269,14 +224,14 @@ class ClassicGroup(Group):
         at = spoken.response_start + max(0, timeout_ms) * MS
         reason = f"it was given this id to join with, and did not within its session of {timeout_ms} ms"
         event = self.event(spoken, "never_joined", member_id=member_id, at=at, reason=reason, generation=None)
-        self._asked[member_id] = _Asked(at, event)
+        self._asked[member_id] = Asked(at, event)
 
     def _never_joined(self, now_ns: int) -> Iterator[GroupEvent]:
         """Those whom the coordinator has given up by now."""
         for member_id in [each for each, asked in self._asked.items() if asked.deadline_ns < now_ns]:
             yield self._asked.pop(member_id).event
 
-    def _expired(self, forming: _Generation, after: Mapping[str, Joined]) -> Iterator[GroupEvent]:
+    def _expired(self, forming: Forming, after: Mapping[str, Joined]) -> Iterator[GroupEvent]:
         """Members of before that are gone without a word: no sooner than `heard_ns`, no later than the event's time."""
         instances = {each.instance_id for each in after.values()} - {None}
         for member_id in sorted(self._before.keys() - after.keys()):
@@ -449,7 +404,7 @@ class ClassicGroup(Group):
         for each in told["members"][:MAX_MEMBERS]:
             member = Joined(each["memberId"], each.get("groupInstanceId"), each["clientId"], each["clientHost"])
             if told["protocolType"] == CONSUMER:
-                _subscribe(member, each["memberMetadata"])
+                subscribe(member, each["memberMetadata"])
                 self._held_bytes += len(each["memberMetadata"]) + len(each["memberAssignment"])
                 member.owned = assigned(each["memberAssignment"])
             self.members[member.id] = member
@@ -459,9 +414,71 @@ class ClassicGroup(Group):
         self._move("emptied")
         self._move("deleted")
 
+    def stored(self, generation: int, strategy: str | None, members: dict[str, Joined], at: int) -> Iterator[GroupRow]:
+        """A generation as the coordinator wrote it to its log: what was not seen on the wire of it is taken over."""
+        if generation < self.generation:
+            return
+        if generation > self.generation:
+            yield from self.finish()
+            yield from self._stored_generation(generation, strategy or None, members, at)
+        elif self.state not in ("Empty", "Dead"):
+            for member in members.values():
+                known = self.members.get(member.id)
+                if known is None and len(self.members) < MAX_MEMBERS:
+                    self.members[member.id] = member
+                elif known is not None and known.owned is None:
+                    known.owned, known.client_id = member.owned, known.client_id or member.client_id
+                else:
+                    continue
+                yield from self._stored_assignment(member, at)
+
+    def _stored_generation(
+        self, generation: int, strategy: str | None, members: dict[str, Joined], at: int
+    ) -> Iterator[GroupRow]:
+        before = self._left | self.members
+        was = self.generation
+        self._before, self._left, self.members = before, {}, members
+        self.generation, self.strategy = generation, strategy
+        self.state = "Stable" if members else "Empty"
+        cause = self._stored_cause(before, members, at)
+        self._causes.clear()
+        self._called.clear()
+        self._held_bytes = sum(each.size_bytes for held in (members, before) for each in held.values())
+        if members and (was != -1 or generation == 1):
+            again = len(before.keys() & members.keys())
+            counts = len(before), len(members), again
+            causes = cause.cause, cause.member_id, cause.reason
+            times = min(at, cause.at), at, at
+            whose = self.cluster, self.group_id, self.protocol, strategy, generation
+            yield Rebalance(*whose, *causes, *times, *counts, None, self.coordinator_id)
+        for member in before.values():
+            if not members and member.heard_ns and not member.is_gone:
+                yield self._expiry(member, at, generation, "the coordinator wrote that the group has no members")
+        for member in members.values():
+            yield from self._stored_assignment(member, at)
+
+    def _stored_cause(self, before: Mapping[str, Joined], after: Mapping[str, Joined], at: int) -> Cause:
+        """What set a generation off that is known from the log alone."""
+        if self._causes:
+            return min(self._causes, key=lambda each: each.at)
+        new, gone = sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys())
+        if new:
+            return Cause(at, "member_joined", new[0], "a new member, by the coordinator's log")
+        if gone:
+            return Cause(at, "member_left", gone[0], "by the coordinator's log, which does not say whether it expired")
+        other = [each.id for each in after.values() if set(each.topics or ()) != set(before[each.id].topics or ())]
+        if other:
+            return Cause(at, "subscription_changed", min(other), "other topics than before, by the coordinator's log")
+        return Cause(at, "unknown", None, "the coordinator's log does not say what set it off")
+
+    def _stored_assignment(self, member: Joined, at: int) -> Iterator[Assignment]:
+        for topic, index in sorted(member.owned or ()):
+            whose = at, self.cluster, self.group_id, self.generation, member.id, member.client_id
+            yield Assignment(*whose, topic, index, self.strategy, None)
+
     # --- what a generation was ---------------------------------------------------------------------------------------
 
-    def _close(self, forming: _Generation) -> Iterator[GroupRow]:
+    def _close(self, forming: Forming) -> Iterator[GroupRow]:
         before, after = self._before, self.members or forming.joined
         complete = bool(forming.members and forming.synced_ns) and forming.synced >= self.members.keys()
         cause = self._cause(forming, before, after)
@@ -494,7 +511,7 @@ class ClassicGroup(Group):
             waited,
         )
 
-    def _cause(self, forming: _Generation, before: Mapping[str, Joined], after: Mapping[str, Joined]) -> Cause:
+    def _cause(self, forming: Forming, before: Mapping[str, Joined], after: Mapping[str, Joined]) -> Cause:
         """What set a generation off."""
         if self._causes:
             return min(self._causes, key=lambda each: each.at)
@@ -515,13 +532,6 @@ class ClassicGroup(Group):
 
     def _move(self, seen: str) -> None:
         self.state = STATES.get((self.state, seen), self.state)
-
-
-def _subscribe(member: Joined, metadata: bytes) -> None:
-    told = subscription(metadata)
-    member.size_bytes = len(metadata)
-    if told is not None:
-        member.topics, member.said_owned, member.rack = told
 
 
 _READERS: dict[int, Callable[[ClassicGroup, Spoken, Body, Known], Iterator[Any]]] = {

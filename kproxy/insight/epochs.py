@@ -307,6 +307,90 @@ class EpochGroup(Group):
                 None,
             )
 
+    # --- what the coordinator's log says ---------------------------------------------------------------------------
+
+    def stored_epoch(self, epoch: int, at: int) -> Iterator[Rebalance]:
+        """An epoch that no member was seen to be told by now."""
+        if epoch <= self.epoch:
+            return
+        yield from self.finish()
+        is_first, self.epoch = self.epoch == 0, epoch
+        causes, self._causes = sorted(self._causes, key=lambda cause: cause.at), []
+        words = "by the coordinator's log, which does not say why"
+        cause = causes[0] if causes else Cause(at, UNSAID, None, words)
+        before, self._before, self._told = self._before, len(self.members), set()
+        if not self.members or (is_first and epoch > 1):
+            return  # nobody is in it, or what was before it is not known
+        again = len(self.members) - (cause.cause == "member_joined")
+        self._forming = Rebalance(
+            self.cluster,
+            self.group_id,
+            self.protocol,
+            self.strategy,
+            epoch,
+            cause.cause,
+            cause.member_id,
+            cause.reason,
+            min(at, cause.at),
+            at,
+            None,
+            before,
+            len(self.members),
+            max(0, again),
+            None,
+            self.coordinator_id,
+        )
+
+    def stored_member(
+        self,
+        member_id: str,
+        client_id: str,
+        client_address: str | None,
+        instance_id: str | None,
+        topics: list[str] | None,
+        regex: str | None,
+        at: int,
+    ) -> None:
+        """A member, which may be one that was not seen."""
+        member = self.members.get(member_id)
+        if member is None:
+            if len(self.members) >= MAX_MEMBERS:
+                return
+            member = self.members[member_id] = _Member(member_id, client_id, client_address, instance_id, 0, at)
+            self.caused(at, "member_joined", member_id, "a new member, by the coordinator's log")
+        if member.topics is None:
+            member.topics, member.regex = tuple(sorted(set(topics or ()))[:MAX_TOPICS]), regex or None
+            self._held_bytes += sum(map(len, member.topics))
+
+    def stored_gone(self, member_id: str, at: int) -> Iterator[GroupEvent]:
+        """A member that is none any more, if that was not seen, and it was not heard of since."""
+        member = self.members.get(member_id)
+        if member is None or member.heard_ns > at:
+            return
+        del self.members[member_id]
+        if member.interval_ns:  # whose heartbeats were seen, and that it leaves was not
+            yield self._gone(member, at)
+            self.caused(at, "session_expired", member_id, "gone without a word: the coordinator expired its session")
+        else:
+            self.caused(at, "member_left", member_id, "by the coordinator's log, which does not say whether it expired")
+
+    def stored_owned(self, member_id: str, epoch: int, owned: Owned, at: int) -> Iterator[Assignment | Rebalance]:
+        """What a member owns from an epoch on, if it was not seen to be told."""
+        member = self.members.get(member_id)
+        if member is None or member.epoch > epoch or (member.epoch == epoch and member.owned == owned):
+            return
+        member.epoch, member.owned = epoch, owned
+        self._held_bytes += PARTITION_BYTES * len(owned)
+        for topic, index in sorted(owned):
+            whose = at, self.cluster, self.group_id, epoch, member.id, member.client_id
+            yield Assignment(*whose, topic, index, self.strategy, None)
+        forming = self._forming
+        if forming is not None and epoch >= forming.generation:
+            self._told.add(member_id)
+            if self._told >= self.members.keys():
+                self._forming = forming._replace(ended_ns=at)
+                yield from self.finish()
+
     # --- what is told of it ------------------------------------------------------------------------------------------
 
     def described(self, spoken: Spoken, told: Body) -> Iterator[GroupEvent]:

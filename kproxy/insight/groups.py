@@ -14,8 +14,9 @@ groups, beyond as many. MAX_NAMED groups of one exchange are looked at. Refuses 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kproxy.insight import classic, epochs
+from kproxy.insight import classic, epochs, stored_groups
 from kproxy.insight.classic import ClassicGroup
+from kproxy.insight.coordinator_logs import Entry
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.group import Group, GroupRow
 from kproxy.insight.rows import GroupEvent
@@ -81,6 +82,20 @@ class Groups:
             yield from group.feed(spoken, topics.partitions, topics.before(spoken.request_end))
         else:
             yield from group.feed(spoken, topics.names)
+        yield from self._weigh(key, group)
+
+    def stored(self, entry: Entry, topics: Topics) -> Iterator[GroupRow]:
+        """The rows of a record that a coordinator wrote of a group."""
+        kind = stored_groups.kind_of(entry)
+        if kind is None:
+            return
+        key = stored_groups.group_id(entry), kind[0]
+        if entry.record.value is None and key not in self._groups:
+            return  # it goes before anything of it was seen
+        group = self._known(key)
+        if group.coordinator_id is None:
+            group.coordinator_id = entry.logged.broker_id
+        yield from stored_groups.stored(group, kind[1], entry, topics.names)
         yield from self._weigh(key, group)
 
     def finish(self) -> Iterator[GroupRow]:

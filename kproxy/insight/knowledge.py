@@ -14,6 +14,7 @@ from uuid import UUID
 
 from kproxy.insight import groups, leadership, topics, topology
 from kproxy.insight.changes import Changes
+from kproxy.insight.coordinator_logs import CoordinatorLogs, Logged
 from kproxy.insight.groups import Groups
 from kproxy.insight.leadership import Partitions
 from kproxy.insight.rows import Leadership, Row, Topology
@@ -76,6 +77,7 @@ class Knowledge:
         self.leaders = Leaders(cluster)
         self.topology = Cluster(cluster)
         self.changes = Changes(cluster)
+        self.logs = CoordinatorLogs(cluster)
         self._of_api: dict[int, list[Part]] = {}
         for part in self._parts:
             for api in part.apis:
@@ -88,7 +90,7 @@ class Knowledge:
     @property
     def left_out(self) -> Mapping[str, int]:
         """How much was not followed, by kind: groups that were forgotten, topics, partitions."""
-        found = {"topics": self.topics.left_out}
+        found = {"topics": self.topics.left_out, "log_records": self.logs.left_out}
         for part in self._parts:
             for kind, count in part.left_out.items():
                 found[kind] = found.get(kind, 0) + count
@@ -96,13 +98,25 @@ class Knowledge:
 
     def feed(self, spoken: Spoken) -> Iterator[Row]:
         """The rows that an exchange gives; none for an API that no part understands."""
+        yield from self.due(spoken.response_start or spoken.request_end)
         if spoken.api_key in topics.APIS:
             self.topics.feed(spoken)
         for part in self._of_api.get(spoken.api_key, ()):
             yield from part.feed(spoken, self.topics)
 
+    def feed_log(self, logged: Logged) -> Iterator[Row]:
+        """The rows of a batch of a coordinator's log that somebody fetched."""
+        yield from self.due(logged.at_ns)
+        yield from self.logs.feed(logged)
+
+    def due(self, now_ns: int | None) -> Iterator[Row]:
+        """What logs say of groups, once what is said on the wire of the same time is known."""
+        for entry in self.logs.due(now_ns):
+            yield from self.groups.stored(entry, self.topics)
+
     def finish(self) -> Iterator[Row]:
         """The rows of what is not complete when nothing more comes."""
+        yield from self.due(None)
         for part in self._parts:
             yield from part.finish()
 

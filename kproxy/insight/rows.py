@@ -12,7 +12,8 @@ class GroupEvent(NamedTuple):
     coordinator_found, coordinator_not_found, coordinator_moved; join, join_answered, sync, sync_answered; assigned,
     revoked (partitions, by their names in `reason`); assignment_differs; heartbeat_failed, commit_failed,
     offset_fetch_failed; offsets_committed, offsets_aborted (of a transaction that ended); leave; member_replaced;
-    described, deleted; and what is only inferred: expired, never_joined.
+    described, deleted; of the coordinator's log, where it is fetched: stored, removed (by its clock); and what is only
+    inferred: expired, never_joined.
     """
 
     time_ns: int
@@ -69,6 +70,47 @@ class Assignment(NamedTuple):
     # With what the strategy computes; of sticky ones, that they hold: each partition once, at one who wants it. None:
     # it cannot be computed.
     agrees: bool | None
+
+
+class CommittedOffset(NamedTuple):
+    """An offset of a group, as its coordinator wrote it to __consumer_offsets, where that is fetched."""
+
+    time_ns: int  # of the commit, or of what else changed it, by the coordinator's clock
+    cluster: str
+    group_id: str
+    topic: str
+    partition: int
+    offset: int | None  # the next one to read; None: there is none any more
+    leader_epoch: int | None
+    metadata: str | None
+    # committed; pending, in a transaction; aborted, with it; removed: expired, deleted, or the group is
+    change: str
+    producer_id: int | None  # of the transaction
+    expires_ns: int | None  # as brokers before 2.1 wrote it
+    log_partition: int  # of __consumer_offsets
+    log_offset: int
+    connection: int | None = None  # that first showed it
+    number: int | None = None
+
+
+class Transaction(NamedTuple):
+    """A transactional id, as its coordinator wrote it to __transaction_state, where that is fetched."""
+
+    time_ns: int  # of the change, by the coordinator's clock
+    cluster: str
+    transactional_id: str
+    state: str  # as Kafka's tools call it; Dead: there is none any more
+    producer_id: int | None
+    producer_epoch: int | None
+    timeout_ms: int | None
+    started_ns: int | None
+    partitions: str | None  # "orders-0, orders-1"
+    partition_count: int
+    coordinator_id: int | None  # the broker that was asked for its log
+    log_partition: int  # of __transaction_state
+    log_offset: int
+    connection: int | None = None  # that first showed it
+    number: int | None = None
 
 
 class RegistryRow(NamedTuple):
@@ -154,7 +196,7 @@ class Change(NamedTuple):
     answered: bool = True
 
 
-Row = GroupEvent | Rebalance | Assignment | Leadership | Topology | Change | RegistryRow
+Row = GroupEvent | Rebalance | Assignment | Leadership | Topology | Change | RegistryRow | CommittedOffset | Transaction
 
 # The table that the rows of a kind are in.
 TABLES: dict[type, str] = {
@@ -165,4 +207,6 @@ TABLES: dict[type, str] = {
     Topology: "topology",
     Change: "changes",
     RegistryRow: "registry",
+    CommittedOffset: "committed_offsets",
+    Transaction: "transactions",
 }

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from kproxy.errors import Malformed
 from kproxy.protocol.primitives import Buffer
 
 LENGTHS = 64
@@ -30,8 +31,8 @@ Plan = Callable[[Any, int, int], Result]
 Shape = tuple[Any, tuple[Any, ...], Result]
 
 
-def remembered(plan: Plan[Result]) -> Plan[Result]:
-    """The same plan over (buffer, start, end), cached by shape."""
+def remembered(plan: Plan[Result], wants: Callable[[Result], bool] | None = None) -> Plan[Result]:
+    """The same plan over (buffer, start, end), cached by shape. wants: Malformed is raised for all other results."""
     shapes: dict[int, Shape[Result]] = {}  # by length
     misses = 0
 
@@ -47,9 +48,12 @@ def remembered(plan: Plan[Result]) -> Plan[Result]:
             if len(shapes) >= LENGTHS:
                 shapes.clear()
             shape = _trace(plan, buffer, start, end)
-            if shape is not None:
+            if shape is not None and (wants is None or wants(shape[2])):
                 shapes[end - start] = shape
-        return plan(buffer, start, end)
+        result = plan(buffer, start, end)
+        if wants is not None and not wants(result):
+            raise Malformed("not what the caller wants")
+        return result
 
     return cached
 

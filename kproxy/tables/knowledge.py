@@ -16,7 +16,7 @@ from kproxy.tables.schema import Table
 
 
 class KnowledgeColumns:
-    """Rows of the seven tables of insight, until they are taken as batches."""
+    """Rows of the tables of insight, until they are taken as batches."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -1,6 +1,6 @@
 """What insight says of live traffic -> files of a dataset, beside those of the recorder.
 
-Duty: rows of the seven tables, as captures give them. They are few, so one process writes them all, on whatever thread
+Duty: rows of the tables, as captures give them. They are few, so one process writes them all, on whatever thread
 it likes; files appear whole, after ROLL_S or ROLL_ROWS. The folder is claimed by the recorder of the same proxy; a
 place of its own inside it keeps the two apart. Where the disk fails, rows are lost, counted and logged, and the next
 files are tried. Memory: TOGETHER rows that are no batch yet, and `writer.RUN_ROWS` of each table. Refuses to know how a

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-VERSION = 3
+VERSION = 4
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
@@ -414,9 +414,68 @@ REGISTRY = Table(
     ("time", "time_ns", "connection", "number"),
 )
 
-KNOWLEDGE = (GROUP_EVENTS, REBALANCES, ASSIGNMENTS, LEADERSHIP, TOPOLOGY, CHANGES, REGISTRY)
+COMMITTED_OFFSETS = Table(
+    "committed_offsets",
+    pa.schema(
+        [
+            *_OF_KNOWLEDGE,
+            ("time_ns", I64),
+            ("group_id", TEXT),
+            ("topic", TEXT),
+            ("partition", I32),
+            ("offset", I64),
+            ("leader_epoch", I32),
+            ("metadata", TEXT),
+            ("change", TEXT),
+            ("producer_id", I64),
+            ("expires_ns", I64),
+            ("log_partition", I32),
+            ("log_offset", I64),
+            ("connection", I64),
+            ("number", I64),
+        ]
+    ),
+    ("time", "log_partition", "log_offset"),
+)
+
+TRANSACTIONS = Table(
+    "transactions",
+    pa.schema(
+        [
+            *_OF_KNOWLEDGE,
+            ("time_ns", I64),
+            ("transactional_id", TEXT),
+            ("state", TEXT),
+            ("producer_id", I64),
+            ("producer_epoch", I32),
+            ("timeout_ms", I32),
+            ("started_ns", I64),
+            ("partitions", TEXT),
+            ("partition_count", I32),
+            ("coordinator_id", I32),
+            ("log_partition", I32),
+            ("log_offset", I64),
+            ("connection", I64),
+            ("number", I64),
+        ]
+    ),
+    ("time", "log_partition", "log_offset"),
+)
+
+KNOWLEDGE = (
+    GROUP_EVENTS,
+    REBALANCES,
+    ASSIGNMENTS,
+    LEADERSHIP,
+    TOPOLOGY,
+    CHANGES,
+    REGISTRY,
+    COMMITTED_OFFSETS,
+    TRANSACTIONS,
+)
 
 # Those of every dataset.
 TABLES = {table.name: table for table in (EXCHANGES, PARTITIONS, BATCHES, CONNECTIONS, QUALITY, *KNOWLEDGE)}
 BY_NAME = TABLES | {RECORDS.name: RECORDS}
-SINCE = {table.name: 3 for table in KNOWLEDGE}  # the VERSION that a table came with, where it was not the first
+# The VERSION that a table came with, where it was not the first.
+SINCE = {table.name: 3 for table in KNOWLEDGE} | {COMMITTED_OFFSETS.name: 4, TRANSACTIONS.name: 4}

@@ -22,7 +22,7 @@ from kproxy.wire.events import (
     AddressesHidden,
     Exchange,
 )
-from kproxy.wire.interest import HOLD, SASL_HANDSHAKE, STREAM
+from kproxy.wire.interest import FETCH, HOLD, SASL_HANDSHAKE, STREAM
 from kproxy.wire.keeping import begin_answer, keep_answer
 from kproxy.wire.pairing import overtaken_by
 from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece
@@ -209,6 +209,7 @@ class BrokerSide(ClientSide):
                     plan.api_version,
                     detail=plan.response_detail,
                     room=self._interest.room,
+                    logs=self._interest.logs if plan.api_key == FETCH else None,
                     neutralise=streams and self._transform is not None,
                     ahead_bytes=frames.RESPONSE_HEAD_BYTES,
                 )

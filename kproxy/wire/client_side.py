@@ -22,6 +22,7 @@ from kproxy.wire.events import (
 )
 from kproxy.wire.interest import ANSWER, AUTHORIZE, PRODUCE, REFUSE, SASL_AUTHENTICATE, SASL_HANDSHAKE, ApiPlan
 from kproxy.wire.keeping import begin_request, end_request, keep_request
+from kproxy.wire.kept import MAX_SMALL
 from kproxy.wire.raw_sasl import RawSaslSides
 from kproxy.wire.state import (
     FRAMES_PER_CALL,
@@ -110,7 +111,11 @@ class ClientSide(RawSaslSides):
                 self._number = number = number + 1
                 completed[0] += 1
                 if usual_plan.reads_request:
-                    last -= self._read_request(exchange, view, pos, end, now)
+                    if usual_plan.keeps_small and length + 4 <= MAX_SMALL:  # a heartbeat, the most frequent of all
+                        exchange.request_frame = bytes(view[pos:end])
+                        exchange.response_frame = None
+                    else:
+                        last -= self._read_request(exchange, view, pos, end, now)
                 pos = end
                 continue
             if in_flight >= limit and self._is_full():

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kproxy.errors import Malformed
 from kproxy.protocol import codec, schema, shapes
 from kproxy.wire import bodies
 from kproxy.wire.kept import Kept
@@ -79,6 +78,7 @@ class ApiPlan:
         "carries_addresses",
         "held",
         "is_edited",
+        "keeps_small",
         "kept",
         "known",
         "max_held_bytes",
@@ -115,6 +115,7 @@ class ApiPlan:
         self.max_held_bytes = MAX_HELD  # of an answer that is held
         self.is_edited = False  # the authorizer may change its answers
         self.kept: Kept | None = None  # counts the frames that are kept of its exchanges; None: none are
+        self.keeps_small = False  # nothing is done with a request but that it is kept, if it is small
         self.reads_request = False  # something is done with a request that is whole: it is read, or kept
         self.held: ApiPlan | None = None  # the same, with answers that are held whole; made at first use
         self.carries_addresses = False  # its answers can contain addresses of brokers
@@ -164,6 +165,7 @@ class Interest:
     authorizes: whether the sessions' authorizer wants requests of (api key, version).
     names: the names that answers give to topic ids are read, whatever the detail.
     kept: the exchanges whose frames are kept; owners with several interests share one.
+    logs: of the coordinators' logs that are fetched there are copies, unless `detail` is bodies.ERRORS.
     """
 
     def __init__(
@@ -178,12 +180,14 @@ class Interest:
         authorizes: Callable[[int, int], bool] | None = None,
         names: bool = False,
         kept: Kept | None = None,
+        logs: bodies.Logs | None = None,
     ) -> None:
         self.rewrite = rewrite
         self.details = details
         self.detail = detail if details else min(detail, bodies.SUMS)
         self.brokers = brokers
         self.room = room
+        self.logs = logs if self.detail else None
         self.held = held or HeldBudget()
         self._authorizes = authorizes
         self._names = names
@@ -252,7 +256,8 @@ class Interest:
         if self._kept is not None and api.key in self._kept.apis:
             plan.kept = self._kept
             if api.key in self._kept.small and plan.response != HOLD and plan.response_reader is None:
-                plan.quick_scan = _of_success(plan.scan)
+                plan.quick_scan = shapes.remembered(codec.response_scan(api.key, version), _is_success)
+                plan.keeps_small = True
         elif plan.response != HOLD and plan.response_reader is None:
             plan.quick_scan = plan.scan
         plan.reads_request = plan.kept is not None or plan.request_reader is not None
@@ -261,7 +266,10 @@ class Interest:
         return plan
 
     def _reader(self, api_key: int, version: int, side: str) -> Reader:
-        reader = bodies.body_reader(api_key, version, side, self.detail)
+        copies = self.logs is not None and api_key == FETCH and side == "response"
+        reader = bodies.body_reader(api_key, version, side, self.detail, copies)
+        if copies:
+            reader = partial(reader, logs=self.logs)
         return reader if self.detail < bodies.RECORDS else partial(reader, room=self.room)
 
     def _foreign(self, api_key: int, api_version: int) -> ApiPlan:
@@ -277,16 +285,9 @@ class Interest:
         return plan
 
 
-def _of_success(scan: Scan) -> Scan:
-    """The scan of an answer without an error; others raise Malformed, and are read as if there were no quick scan."""
-
-    def scanned(view: Any, pos: int, end: int) -> Scanned:
-        found = scan(view, pos, end)
-        if found[2]:
-            raise Malformed("an answer with an error is kept")
-        return found
-
-    return scanned
+def _is_success(found: Scanned) -> bool:
+    """Whether an answer has no error; others are kept, and so read as if there were no quick scan."""
+    return not found[2]
 
 
 def _signed16(value: int) -> int:

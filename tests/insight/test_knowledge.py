@@ -81,7 +81,7 @@ def test_the_group_that_was_heard_of_least_recently_is_forgotten(monkeypatch):
     for at, group in enumerate("abcad"):
         found += known.feed(join(group, f"m{at}", 10 * at, at + 1))
     assert {group.group_id for group in known.groups} == {"a", "c", "d"}
-    assert known.left_out == {"topics": 0, "groups": 1, "partitions": 0}
+    assert known.left_out == {"topics": 0, "log_records": 0, "groups": 1, "partitions": 0}
     forming = [row.group_id for row in found if isinstance(row, Rebalance)]
     assert forming == ["a", "b"]  # its first generation ended with the second; b was forgotten while it formed
 

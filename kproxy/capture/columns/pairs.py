@@ -18,11 +18,11 @@ import numpy as np
 from kproxy.capture.columns import lockstep
 from kproxy.capture.columns.lanes import FAR, HEADS, Frames, Lanes, Part, Place, Segments
 from kproxy.wire import frames
-from kproxy.wire.bodies import ERRORS
+from kproxy.wire.bodies import ERRORS, Logs
 from kproxy.wire.bulk import NULL, Bodies, Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
-from kproxy.wire.interest import ApiPlan
+from kproxy.wire.interest import FETCH, ApiPlan
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.state import Usual
 
@@ -35,10 +35,12 @@ _RESPONSE = np.dtype([("length", ">i4"), ("correlation_id", ">i4")])
 _UNKNOWN = Exchange(ApiPlan(NONE, NONE, "unknown", False), 0, NONE, 0, 0, 0)  # a request that someone else has read
 
 
-def read(whole: memoryview, segments: Segments, parts: Sequence[Part], detail: int) -> Iterator[Bulk]:
+def read(
+    whole: memoryview, segments: Segments, parts: Sequence[Part], detail: int, logs: Logs | None = None
+) -> Iterator[Bulk]:
     """The exchanges in segments of connections, by column. The sessions emit the others, before and after each yield.
 
-    detail: as the sessions' interest has it, bodies.BATCHES at most.
+    detail, logs: as the sessions' interest has them; bodies.BATCHES at most. Answers with batches of logs are theirs.
     """
     clock = _clock(segments.time_ns, parts)
     feed = _Feed(whole, segments, clock)
@@ -57,7 +59,7 @@ def read(whole: memoryview, segments: Segments, parts: Sequence[Part], detail: i
     rounds = 0
     while begun:
         rounds += 1
-        reading = _Reading(whole, segments, clock, [parts[number] for number in begun], detail, feed)
+        reading = _Reading(whole, segments, clock, [parts[number] for number in begun], detail, logs, feed)
         for bulk in reading.bulks():
             bulk.connection = np.array(begun)[bulk.connection]
             yield bulk
@@ -128,9 +130,11 @@ class _Reading:
         clock: np.ndarray,
         parts: Sequence[Part],
         detail: int,
+        logs: Logs | None,
         feed: _Feed,
     ) -> None:
         self.detail = detail
+        self.logs = logs
         self._feed = feed
         self._clock = clock
         self._segments = segments
@@ -455,6 +459,9 @@ class _Group:
                 self.throttle_ms, self.error_code = throttle_ms, error_code
                 if plan.kept is not None:
                     self.wrong |= (error_code != NULL) & (error_code != 0)
+                answers = self._bodies[BROKER]
+                if plan.api_key == FETCH and reading.logs is not None and answers is not None:
+                    self.wrong[_with_logs(reading.logs, answers)] = True  # columns hold no batches
             else:
                 self.replica_id = replica_id
 
@@ -474,3 +481,9 @@ class _Group:
             asked,
             answered,
         )
+
+
+def _with_logs(logs: Logs, bodies: Bodies) -> np.ndarray:
+    """The exchanges whose answers have batches of coordinators' logs, as far as is known."""
+    is_log = np.array([logs.may_be(*topic) for topic in bodies.topics], bool)
+    return bodies.of[np.take(is_log, bodies.topic) & (bodies.numbers["bytes"] > 0)]

@@ -1,8 +1,9 @@
 """Reading message bodies: as closely as the caller asks, in one piece or as they stream past.
 
-Four modules, each importing only those before it: `found` is the result and the levels of detail, `fields` selects what
-is read of each API and version, `plans` generates the Python code that reads it, and `walker` runs that code over a
-body that arrives in pieces. Knows no frames, no pairing, and nothing below a record batch's header.
+Five modules, each importing only those before it: `found` is the result and the levels of detail, `logs` says which
+batches are copied since coordinators wrote them, `fields` selects what is read of each API and version, `plans`
+generates the Python code that reads it, and `walker` runs that code over a body that arrives in pieces. Knows no
+frames, no pairing, and, beside what coordinators' records look like, nothing below a record batch's header.
 """
 
 from kproxy.wire.bodies.fields import REPLICA_ID, Wanted, head_array, names_brokers, names_topics
@@ -24,6 +25,7 @@ from kproxy.wire.bodies.found import (
     Room,
     Sums,
 )
+from kproxy.wire.bodies.logs import LOGS, Logs
 from kproxy.wire.bodies.plans import MAX_TEXT, body_reader
 from kproxy.wire.bodies.walker import UNKNOWN_TAG, BodyWalker, Edit, empty_rest
 
@@ -33,6 +35,7 @@ __all__ = [
     "CHECKED",
     "DETAILS",
     "ERRORS",
+    "LOGS",
     "MAX_ERRORS",
     "MAX_TEXT",
     "NONE",
@@ -46,6 +49,7 @@ __all__ = [
     "Copy",
     "Edit",
     "Found",
+    "Logs",
     "Partition",
     "Room",
     "Sums",

@@ -129,6 +129,7 @@ class Found:
     partitions: Sequence[Partition] = ()
     sums: Sequence[Sums] = ()  # with SUMS, in place of `partitions`
     batches: Sequence[Batch] = ()
+    logged: Sequence[Batch] = ()  # those of coordinators' logs, each with its copy, where `Logs` takes them
     names: Mapping[UUID, str] = MappingProxyType({})  # topic names by topic id, from bodies that have both
     brokers: Mapping[tuple[str, int], int] = MappingProxyType({})  # node ids by (host, port)
     # Of an incremental fetch request: the (topic, partition) that leave the session (KIP-227), to which `partitions`

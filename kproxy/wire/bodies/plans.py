@@ -9,7 +9,8 @@ body, and nothing else. Knows neither frames nor who runs the generator.
 
 from collections.abc import Callable, Generator
 from functools import cache
-from typing import Protocol
+from typing import ClassVar, Protocol
+from uuid import UUID
 
 from kproxy.errors import ProtocolError
 from kproxy.protocol.codec import Plan
@@ -28,7 +29,19 @@ from kproxy.protocol.records import (
 from kproxy.protocol.schema import Field, address_path
 from kproxy.protocol.shapes import remembered
 from kproxy.wire.bodies.fields import Wanted, head_array
-from kproxy.wire.bodies.found import BATCHES, BLANK, CHECKED, NONE, RECORDS, SUMS, Batch, Found, Partition, Sums
+from kproxy.wire.bodies.found import (
+    BATCHES,
+    BLANK,
+    CHECKED,
+    NONE,
+    RECORDS,
+    SUMS,
+    TOPICS,
+    Batch,
+    Found,
+    Partition,
+    Sums,
+)
 
 # Yields (position in the buffer it has, bytes needed there), is sent the next (buffer, position, end), and returns the
 # position of the body's end. Both positions may be beyond the buffer.
@@ -42,6 +55,12 @@ class Streamed(Protocol):
 
     def begin_batch(self, batch: Batch, buffer: Buffer, pos: int, end: int) -> None:
         """A complete batch begins at `pos`; its bytes may continue in later pieces."""
+
+    def may_be_log(self, topic: str | None, topic_id: UUID | None) -> bool:
+        """Whether the batches of a topic are copied as those of a log."""
+
+    def begin_logged(self, batch: Batch, buffer: Buffer, pos: int, end: int) -> None:
+        """A complete batch of a log begins at `pos`; its bytes may continue in later pieces."""
 
     def hide_tag(self, pos: int) -> None:
         """The tag number of the field with the addresses is the byte before `pos`."""
@@ -57,24 +76,24 @@ class Streamed(Protocol):
 
 
 @cache
-def body_reader(api_key: int, version: int, side: str, detail: int) -> Callable[..., Found]:
+def body_reader(api_key: int, version: int, side: str, detail: int, logs: bool = False) -> Callable[..., Found]:
     """Return read(buffer, start, end) -> Found for bodies that are complete in a buffer.
 
     It finds what a BodyWalker finds, at half the cost. `start` is the byte behind the correlation id. Bytes of the
-    frame behind the body are allowed, as the protocol does. With RECORDS a fourth argument is the Room for copies.
-    `read` raises Malformed.
+    frame behind the body are allowed, as the protocol does. With RECORDS a fourth argument is the Room for copies, with
+    `logs` the last one is the Logs. `read` raises Malformed.
     """
-    plan = WholeBody(api_key, version, side, detail)
+    plan = WholeBody(api_key, version, side, detail, logs)
     read = plan.plan()
     return remembered(read) if plan.detail == SUMS and side == "request" else read
 
 
 @cache
 def body_walk(
-    api_key: int, version: int, side: str, detail: int, neutralise: bool, marks_head: bool
+    api_key: int, version: int, side: str, detail: int, neutralise: bool, marks_head: bool, logs: bool = False
 ) -> Callable[[Streamed], Walk]:
     """Return the generator function that reads bodies in pieces; see StreamedBody."""
-    return StreamedBody(api_key, version, side, detail, neutralise, marks_head).plan()
+    return StreamedBody(api_key, version, side, detail, neutralise, marks_head, logs).plan()
 
 
 class _Body(Plan):
@@ -82,8 +101,9 @@ class _Body(Plan):
 
     utf8 = "replace"
     walks_all_tags = True
+    may_be_log: ClassVar[str]  # the function of that name, as the code calls it
 
-    def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
+    def __init__(self, api_key: int, version: int, side: str, detail: int, logs: bool = False) -> None:
         wanted = Wanted(api_key, version, side, detail)
         super().__init__(wanted.message, version, wanted.paths)
         self.side = side
@@ -92,6 +112,7 @@ class _Body(Plan):
         self.partitions = wanted.partitions
         self.known = wanted.known
         self.lists = ("sums",) if self.detail == SUMS else ("partitions", "batches") if self.partitions else ()
+        self.logs = logs and self.detail >= TOPICS and bool(self.partitions)
         self.attributes = wanted.attributes
         self.named = wanted.named
         self.topics = wanted.topics
@@ -158,6 +179,8 @@ class _Body(Plan):
             self.line(f"{'total' if self.detail == SUMS else 'of_bytes'} = left = {length.real}")
             self.line(f"stop = {self.here} + left")
             self.short("stop > end")
+            if self.logs:
+                self.line(f"is_log = left and {self.may_be_log}(topic, topic_id)")
             with self.block("while left:"):
                 self.line(f"size = left if left < {HEADER_BYTES} else {HEADER_BYTES}")
                 self.need("size")
@@ -198,6 +221,10 @@ class _Body(Plan):
             self.whole_batch()
         else:
             self.line("if size > left: break")
+        if self.logs:
+            with self.block("if is_log:"):
+                self.line("header = new(BatchHeader, header)")
+                self.logged_batch()
         self.line("if not of_batches: of_first_offset = base_offset")
         self.line("of_batches += 1")
         self.line("of_magic = magic")
@@ -212,6 +239,10 @@ class _Body(Plan):
 
     def whole_batch(self) -> None:
         """Emit what is done with the complete batch that begins at `pos`."""
+        raise NotImplementedError
+
+    def logged_batch(self) -> None:
+        """Emit what is done with the complete batch of a log that begins at `pos`."""
         raise NotImplementedError
 
     def sum_up(self) -> None:
@@ -229,21 +260,35 @@ class _Body(Plan):
 
 
 class WholeBody(_Body):
-    """The function plan(buffer, start, end) -> Found; with RECORDS plan(buffer, start, end, room)."""
+    """The function plan(buffer, start, end) -> Found; with RECORDS plan(buffer, start, end, room); or also logs."""
+
+    may_be_log = "logs.may_be"
 
     def plan(self) -> Callable[..., Found]:
         self.line("found = Found()")
         for name in self.lists:
             self.line(f"{name} = []")
+        if self.logs:
+            self.line("logged = []")
         with self.translated():
             self.body()
         self.short("pos > end")
         for name in self.lists:
             self.line(f"if {name}: found.{name} = {name}")
+        if self.logs:
+            self.line("if logged: found.logged = logged")
         if self.noted:
             self.line("found.complete()")
         self.line("return found")
-        return self.function("buffer, start, end, room=None" if self.detail == RECORDS else "buffer, start, end")
+        room = ", room=None" if self.detail == RECORDS else ""
+        return self.function(f"buffer, start, end{room}{', logs=None' if self.logs else ''}")
+
+    def logged_batch(self) -> None:
+        self.line("copy = logs.copy(topic, topic_id, size)")
+        with self.block("if copy is not None:"):
+            self.line("copy.data += memoryview(buffer)[pos : pos + size]")
+            self.line(f"batch = {self.new_batch('False', 'None', 'copy')}")
+            self.line("if logs.accepts(batch): logged.append(batch)")
 
     def whole_batch(self) -> None:
         valid = copy = "None"
@@ -269,8 +314,12 @@ class StreamedBody(_Body):
 
     here = "base + pos"
 
-    def __init__(self, api_key: int, version: int, side: str, detail: int, neutralise: bool, marks_head: bool) -> None:
-        super().__init__(api_key, version, side, detail)
+    may_be_log = "found.may_be_log"
+
+    def __init__(
+        self, api_key: int, version: int, side: str, detail: int, neutralise: bool, marks_head: bool, logs: bool
+    ) -> None:
+        super().__init__(api_key, version, side, detail, logs)
         self.head_array = head_array(api_key, version) if marks_head else None
         carrier = address_path(api_key, version) if neutralise else None
         fields = {field.name: field for field in self.message.fields}
@@ -292,6 +341,9 @@ class StreamedBody(_Body):
         self.line(
             f"found.begin_batch({batch}, buffer, pos, end)" if self.detail >= CHECKED else f"batches.append({batch})"
         )
+
+    def logged_batch(self) -> None:
+        self.line(f"found.begin_logged({self.new_batch('False', 'None', 'None')}, buffer, pos, end)")
 
     def go_to(self, place: str) -> None:
         self.line(f"pos = {place} - base")

@@ -11,12 +11,14 @@ it reads: the plan does.
 """
 
 from functools import cache
+from uuid import UUID
 
 from kproxy.errors import Malformed
 from kproxy.protocol.codec import encode_response
 from kproxy.protocol.primitives import Buffer, write_uvarint
 from kproxy.protocol.records import Checksum
 from kproxy.wire.bodies.found import ERRORS, Batch, Found, Partition, Room, Sums
+from kproxy.wire.bodies.logs import Logs
 from kproxy.wire.bodies.plans import body_walk
 
 Edit = tuple[int, int, bytes]  # replace the piece's bytes [start, end) by these, which may be empty
@@ -35,6 +37,7 @@ class BodyWalker(Found):
     detail: SUMS fills `sums`, TOPICS `partitions`, BATCHES also `batches`, each in wire order. To keep memory from
     growing with the body, the owner takes them and clears the lists after each `feed`.
     room: for copies of batches, with RECORDS.
+    logs: for copies of batches of coordinators' logs, in `logged`.
     ahead_bytes: how many bytes to skip before the body, such as a frame's size and correlation id.
     marks_head: set `head_end` where the head ends (`fields.head_array`).
     neutralise: hide the addresses of an answer. Those of a Fetch are in a tagged field, whose number is changed as it
@@ -52,6 +55,7 @@ class BodyWalker(Found):
         *,
         detail: int = ERRORS,
         room: Room | None = None,
+        logs: Logs | None = None,
         neutralise: bool = False,
         ahead_bytes: int = 0,
         marks_head: bool = False,
@@ -60,6 +64,7 @@ class BodyWalker(Found):
         self.partitions: list[Partition] = []
         self.sums: list[Sums] = []
         self.batches: list[Batch] = []
+        self.logged: list[Batch] = []
         self.neutralised = False  # whether addresses were hidden
         self.fault: Malformed | None = None
         self.left_out = 0  # counted by the owner: partitions and batches that it dropped
@@ -73,8 +78,11 @@ class BodyWalker(Found):
         self._room = room
         self._batch: Batch | None = None  # the one whose bytes are being checked
         self._checksum: Checksum | None = None
+        self._logs = logs
+        self._log: Batch | None = None  # the one whose bytes are being copied
+        self._log_left = 0  # bytes of it to come
         self.head_end: int | None = None  # with `marks_head`: a position in the current piece
-        self._walk = body_walk(api_key, api_version, side, detail, neutralise, marks_head)(self)
+        self._walk = body_walk(api_key, api_version, side, detail, neutralise, marks_head, logs is not None)(self)
         _, self._need = next(self._walk)
 
     def feed(self, piece: Buffer, start: int, end: int) -> list[Edit] | None:
@@ -82,6 +90,8 @@ class BodyWalker(Found):
         self._edits = None
         if self._checksum is not None:
             self._pass_by(piece, start, end)
+        if self._log is not None:
+            self._copy_log(piece, start, end)
         if self.is_done or self.ahead_bytes >= end - start:
             self.ahead_bytes -= end - start
             if self._held is not None:
@@ -127,6 +137,8 @@ class BodyWalker(Found):
         finally:  # also when the generator ends here
             if self._checksum is not None:
                 self._pass_by(piece, stop, end)
+            if self._log is not None:
+                self._copy_log(piece, stop, end)
         if ahead >= carried:
             return ahead + self._offset
         self._carry = joined[ahead:]  # it peeked further than it moved: a batch may be shorter than a header
@@ -158,6 +170,32 @@ class BodyWalker(Found):
         if not checksum.left:
             self.batches.append(batch._replace(crc_valid=checksum.is_valid))
             self._checksum = self._batch = None
+
+    def may_be_log(self, topic: str | None, topic_id: UUID | None) -> bool:
+        """Whether the batches of a topic are copied as those of a log."""
+        assert self._logs is not None
+        return self._logs.may_be(topic, topic_id)
+
+    def begin_logged(self, batch: Batch, buffer: Buffer, pos: int, end: int) -> None:
+        """Start a copy of the batch of a log that begins at `pos`, if there is room."""
+        assert self._logs is not None
+        size = batch.header.size_bytes
+        copy = self._logs.copy(batch.topic, batch.topic_id, size)
+        if copy is not None:
+            self._log, self._log_left = batch._replace(copy=copy), size
+            self._copy_log(buffer, pos, end)
+
+    def _copy_log(self, piece: Buffer, start: int, end: int) -> None:
+        """Add the bytes of the current batch of a log, which continue at `start`, to its copy."""
+        batch, logs = self._log, self._logs
+        assert batch is not None and batch.copy is not None and logs is not None
+        part = memoryview(piece)[start : min(end, start + self._log_left)]
+        batch.copy.data += part
+        self._log_left -= len(part)
+        if not self._log_left:
+            self._log = None
+            if logs.accepts(batch):
+                self.logged.append(batch)
 
     def hide_tag(self, pos: int) -> None:
         """Make the field with the addresses unknown: its tag number is the byte before `pos`."""

@@ -39,7 +39,7 @@ from kproxy.proxy.upstream.loops import loop_through
 from kproxy.proxy.upstream.question import ask_topic_names, probe
 from kproxy.proxy.upstream.routing import Routes
 from kproxy.wire.authorizer import Authorizer
-from kproxy.wire.bodies import DETAILS
+from kproxy.wire.bodies import DETAILS, Logs
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import SIDES, Desync
 from kproxy.wire.interest import Interest
@@ -129,6 +129,7 @@ class Connector:
             held=worker.held,
             names=self._policy is not None and self._policy.needs_names,
             kept=self._kept,
+            logs=None if self._kept is None else Logs(),
         )
         authorizes = None if self._policy is None else self._policy.authorizes
         self._interest = interest(authorizes=authorizes if self._logins is None else and_logins(authorizes))

@@ -7,6 +7,7 @@ and counted, and no relay waits. Without a socket (that process is being started
 Bounded: QUEUE_BYTES that wait. Refuses to know what is in a frame.
 """
 
+import json
 import logging
 import pickle
 import socket
@@ -19,8 +20,10 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import NamedTuple
 
+from kproxy.wire.bodies import Batch
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Event, Exchange, Unanswered
+from kproxy.wire.interest import FETCH
 
 QUEUE_BYTES = 32 << 20
 QUEUE_FULL = "queue_full"
@@ -54,8 +57,8 @@ class Heard(NamedTuple):
     number: int
     request_end: int
     response_start: int  # 0: it was never answered
-    request: bytes
-    response: bytes | None
+    request: bytes  # of a coordinator's log (FETCH): the topic, its id and the partition, as JSON
+    response: bytes | None  # and there one batch
 
     @property
     def at_ns(self) -> int:
@@ -98,13 +101,18 @@ class Feed:
     ) -> Callable[[list[Event]], None]:
         """What takes the events of a connection; what is dropped is counted in `left_out`."""
         whose = Whose(info.cluster, info.client_address, info.broker_id, info.id, info.source, principal)
-        waiting, wake = self._waiting, self._wake
+        put = self._put
 
         def take(events: list[Event]) -> None:
             for event in events:
                 if event.__class__ is Exchange:
                     exchange = event
-                    if exchange.plan.kept is None or exchange.response_frame is None:
+                    if exchange.plan.kept is None:
+                        if exchange.plan.api_key == FETCH and exchange.response_body is not None:
+                            for batch in exchange.response_body.logged:
+                                put(_logged(whose, exchange, batch), left_out)
+                        continue
+                    if exchange.response_frame is None:
                         continue
                 elif event.__class__ is Unanswered:
                     exchange = event.exchange
@@ -126,16 +134,19 @@ class Feed:
                     exchange.request_frame,
                     exchange.response_frame,
                 )
-                size = heard.size_bytes
-                if self._bytes - self._written + size > QUEUE_BYTES:
-                    left_out[QUEUE_FULL] = left_out.get(QUEUE_FULL, 0) + 1
-                    continue
-                self._bytes += size
-                waiting.append((heard, left_out))
-                if not wake.is_set():
-                    wake.set()
+                put(heard, left_out)
 
         return take
+
+    def _put(self, heard: Heard, left_out: dict[str, int]) -> None:
+        size = heard.size_bytes
+        if self._bytes - self._written + size > QUEUE_BYTES:
+            left_out[QUEUE_FULL] = left_out.get(QUEUE_FULL, 0) + 1
+            return
+        self._bytes += size
+        self._waiting.append((heard, left_out))
+        if not self._wake.is_set():
+            self._wake.set()
 
     @property
     def waiting_bytes(self) -> int:
@@ -196,6 +207,22 @@ class Feed:
             raise
         finally:
             self._written += sizes  # they wait here no more
+
+
+def _logged(whose: Whose, exchange: Exchange, batch: Batch) -> Heard:
+    """A batch of a coordinator's log: it stands for the answer, and whose it is for the request."""
+    assert batch.copy is not None
+    identity = None if batch.topic_id is None else batch.topic_id.hex
+    return Heard(
+        whose,
+        FETCH,
+        exchange.plan.api_version,
+        exchange.number,
+        exchange.request_end,
+        exchange.response_start,
+        json.dumps((batch.topic, identity, batch.partition)).encode(),
+        bytes(batch.copy.data),
+    )
 
 
 def packed(heard: Heard) -> Iterator[bytes]:

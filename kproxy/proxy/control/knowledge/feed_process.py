@@ -224,6 +224,7 @@ class _Process:
             await asyncio.sleep(PUBLISH_S)
             if self._recorder is not None:
                 self._recorder.tick()
+            self._tick()
             if self._channel.is_behind:
                 continue
             for name in list(self._changed):
@@ -232,6 +233,16 @@ class _Process:
                 if cluster is not None:
                     self._channel.send("cells", name, pickle.dumps(cluster.cells, pickle.HIGHEST_PROTOCOL))
                 await asyncio.sleep(0)
+
+    def _tick(self) -> None:
+        """What waited for what else might be heard, where nothing is."""
+        now_ns = monotonic_ns() + self._clock_offset_ns - int(REORDER_S * 1e9)
+        for name, cluster in self._clusters.items():
+            found = cluster.tick(now_ns)
+            if found:
+                self._changed.add(name)
+                if self._recorder is not None:
+                    self._record(self._last_source.get(name), found)
 
     def _groups(self, after: tuple[str, str], limit: int) -> list[dict[str, Any]]:
         """Groups of all clusters in the order of (cluster, group), those above `after`."""

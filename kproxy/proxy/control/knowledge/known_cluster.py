@@ -11,11 +11,14 @@ knowledge follows; MAX_OWNED partitions with their owners, of the groups that re
 exchanges come from and where rows go.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from kproxy.insight import classic, epochs
 from kproxy.insight.classic import ClassicGroup
+from kproxy.insight.coordinator_logs import Logged, named
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.groups import MAX_GROUPS
 from kproxy.insight.knowledge import Knowledge
@@ -24,8 +27,11 @@ from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, R
 from kproxy.insight.spoken import Spoken, spoken_of
 from kproxy.metrics.groups import GroupCells, InsightCells
 from kproxy.proxy.control.knowledge.feed import Heard
+from kproxy.wire.interest import FETCH
 
 OFFSET_COMMIT = 8
+PROTOCOLS = ("classic", "consumer", "share", "streams")
+OF_LOG = ("stored", "removed")  # events
 MAX_OWNED = 200_000
 MAX_SHOWN_MEMBERS = 100  # of one group in /api/groups
 
@@ -57,6 +63,8 @@ class KnownCluster:
 
     def hear(self, heard: Heard) -> list[Row]:
         """The rows that an exchange gives; what does not decode, or is known already, gives none."""
+        if heard.api_key == FETCH:
+            return self._hear_log(heard)
         if self.repeats.is_one(heard.api_key, heard.api_version, heard.response):
             return []
         whose = heard.whose
@@ -78,17 +86,39 @@ class KnownCluster:
         if spoken is None:
             self.cells.left_out["undecodable"] += 1
             return []
-        rows = list(self.knowledge.feed(spoken))
+        rows = self._counted(self.knowledge.feed(spoken))
         self.repeats.fed(rows, self.knowledge.topics.changes)
-        for row in rows:
-            self._count(row)
         if heard.api_key == OFFSET_COMMIT:
             self._look_for_split(spoken)
         group_id = spoken.request.get("groupId")
         if isinstance(group_id, str):
-            self._stands(group_id, heard.api_key, heard.at_ns)
+            own = "classic" if heard.api_key in classic.APIS else epochs.PROTOCOLS.get(heard.api_key)
+            self._stands(group_id, PROTOCOLS if own is None else (own,), heard.at_ns)
         self.cells.left_out["not_followed"] = sum(self.knowledge.left_out.values())
         return rows
+
+    def _hear_log(self, heard: Heard) -> list[Row]:
+        """The rows of a batch of a coordinator's log; None know it as that: the topic has no name yet."""
+        topic, identity, partition = json.loads(heard.request)
+        log = named(topic, None if identity is None else UUID(identity), self.knowledge.topics.names)
+        if log is None or heard.response is None:
+            self.knowledge.logs.left_out += 1
+            return []
+        whose = heard.whose
+        logged = Logged(
+            heard.at_ns, log, partition, heard.response, whose.broker_id, whose.connection, heard.number, whose.source
+        )
+        return self._counted(self.knowledge.feed_log(logged))
+
+    def tick(self, now_ns: int) -> list[Row]:
+        """The rows of what waited until now."""
+        return self._counted(self.knowledge.due(now_ns))
+
+    def _counted(self, rows: Iterable[Row]) -> list[Row]:
+        found = list(rows)
+        for row in found:
+            self._count(row)
+        return found
 
     # --- counting ----------------------------------------------------------------------------------------------------
 
@@ -106,6 +136,8 @@ class KnownCluster:
             operation = _FAILED.get(row.event)
             if operation is not None and row.error is not None and row.error not in _USUAL:
                 cells.group(row.group_id, row.time_ns).failures[operation] += 1
+            if row.event in OF_LOG:
+                self._stands(row.group_id, (row.protocol,), row.time_ns)
         elif isinstance(row, Assignment):
             self._owned(row)
         elif isinstance(row, Leadership):
@@ -140,10 +172,9 @@ class KnownCluster:
         if split:
             self.cells.group(spoken.request["groupId"], spoken.response_start).split += split
 
-    def _stands(self, group_id: str, api_key: int, at_ns: int) -> None:
-        """How a group is after what was just heard of it: in that protocol, if it has had several."""
-        own = "classic" if api_key in classic.APIS else epochs.PROTOCOLS.get(api_key)
-        for protocol in ("classic", "consumer", "share", "streams") if own is None else (own,):
+    def _stands(self, group_id: str, protocols: tuple[str, ...], at_ns: int) -> None:
+        """How a group is after what was just heard of it: in these protocols, if it has had several."""
+        for protocol in protocols:
             group = self.knowledge.groups.get(group_id, protocol)
             if group is None:
                 continue

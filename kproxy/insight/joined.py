@@ -1,0 +1,83 @@
+"""Members of groups of the classic protocol, and a generation of theirs that forms.
+
+Duty: what is remembered of each. Bounds: those of `embedded`; how many there are is the group's. Refuses to know what
+is said when.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kproxy.insight.embedded import Owned, assigned, subscription
+from kproxy.insight.rows import GroupEvent
+
+MS = 1_000_000
+
+
+@dataclass(slots=True)
+class Joined:
+    """A member, as its last JoinGroup said, or as its leader was told."""
+
+    id: str
+    instance_id: str | None = None
+    client_id: str | None = None
+    client_address: str | None = None
+    topics: tuple[str, ...] | None = None  # None: not known, or no consumer
+    rack: str | None = None
+    asked_ns: int = 0  # when its last JoinGroup came
+    heard_ns: int = 0  # its last word that was seen; heartbeats without an error are not
+    session_ns: int = 0  # its session's timeout
+    said_owned: Owned | None = None  # what it said that it owned when it joined (cooperative ones)
+    owned: Owned | None = None  # what it was last given; None: not known
+    size_bytes: int = 0  # of its subscription and assignment
+    is_gone: bool = False  # it left, or was said to be expired
+
+
+@dataclass(slots=True)
+class Forming:
+    """A generation that forms: told to some members, and perhaps not yet assigned to all."""
+
+    number: int
+    strategy: str | None
+    leader: str
+    joined_ns: int
+    started_ns: int
+    last_to_join: str
+    joined: dict[str, Joined] = field(default_factory=dict)
+    members: int = 0  # as the leader was told; 0: not seen
+    synced: set[str] = field(default_factory=set)
+    synced_ns: int = 0
+    last_request_ns: int = 0
+    last_but_one_ns: int = 0
+
+
+class Asked(NamedTuple):
+    """A member that was given an id, to join with."""
+
+    deadline_ns: int
+    event: GroupEvent  # should it not come
+
+
+def joined_as_stored(
+    member_id: str,
+    instance_id: str | None,
+    client_id: str,
+    client_address: str,
+    session_ms: int,
+    metadata: bytes | None,
+    assignment: bytes,
+) -> Joined:
+    """A member as the coordinator's log has it. metadata: None, if it is no consumer's."""
+    member = Joined(member_id, instance_id, client_id, client_address, session_ns=session_ms * MS)
+    if metadata is not None:
+        subscribe(member, metadata)
+        member.owned = assigned(assignment)
+    member.size_bytes = len(metadata or b"") + len(assignment)
+    return member
+
+
+def subscribe(member: Joined, metadata: bytes) -> None:
+    """Learn what it subscribes to."""
+    told = subscription(metadata)
+    member.size_bytes = len(metadata)
+    if told is not None:
+        member.topics, member.said_owned, member.rack = told

@@ -1,0 +1,167 @@
+"""What a coordinator wrote of a group to its log, beside what members and it were seen to say.
+
+Duty: which record says what: a generation of the classic protocol with its members and what they own; an epoch, a
+member, or what a member owns, of the protocols whose coordinator assigns. Every record is an event, `stored` or
+`removed`. A generation that was seen on the wire is not told twice: only what nobody said there becomes members,
+assignments and a rebalance. History changes no group that is known. Refuses to know partitions and offsets of logs.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+from kproxy.insight.classic import CONSUMER, ClassicGroup
+from kproxy.insight.coordinator_logs import Entry
+from kproxy.insight.embedded import MAX_OWNED, Owned
+from kproxy.insight.epochs import EpochGroup
+from kproxy.insight.group import MAX_MEMBERS, Group, GroupRow
+from kproxy.insight.joined import Joined, joined_as_stored
+from kproxy.insight.rows import GroupEvent
+from kproxy.insight.spoken import Body
+
+MS = 1_000_000
+SHOWN_TOPICS = 20
+
+# The protocol, and what is said, by the name of the key's message.
+MESSAGES = {
+    "GroupMetadataKey": ("classic", "group"),
+    **{
+        f"{name}Group{kind}Key": (name.lower(), what)
+        for name in ("Consumer", "Share", "Streams")
+        for kind, what in (("Metadata", "epoch"), ("MemberMetadata", "member"), ("CurrentMemberAssignment", "owned"))
+    },
+}
+
+
+def kind_of(entry: Entry) -> tuple[str, str] | None:
+    """(protocol, what is said); None: nothing that a group is known by."""
+    return MESSAGES.get(entry.record.key_message.name)
+
+
+def group_id(entry: Entry) -> str:
+    key = entry.record.key
+    return str(key["group"] if "group" in key else key["groupId"])
+
+
+def stored(group: ClassicGroup | EpochGroup, what: str, entry: Entry, names: Mapping[UUID, str]) -> Iterator[GroupRow]:
+    """The rows of a record of a group. names: topics by their ids."""
+    if isinstance(group, ClassicGroup):
+        yield from _classic(group, entry)
+    elif what == "epoch":
+        yield from _epoch(group, entry)
+    elif what == "member":
+        yield from _member(group, entry)
+    else:
+        yield from _owned(group, entry, names)
+
+
+def _classic(group: ClassicGroup, entry: Entry) -> Iterator[GroupRow]:
+    value = entry.record.value
+    if value is None:
+        yield _event(
+            group, entry, "removed", reason="the group is gone: it had no members and no offsets, or was deleted"
+        )
+        if not entry.is_history and group.state != "Stable":
+            group.members.clear()
+        return
+    told = value["members"]
+    words = f"{'Stable' if told else 'Empty'}, {len(told)} members"
+    words += f", {value['protocol']}" if value["protocol"] else ""
+    words += f", protocol type {value['protocolType']}" if value["protocolType"] not in ("", CONSUMER) else ""
+    words += f", leader {value['leader']}" if value["leader"] else ""
+    yield _event(group, entry, "stored", generation=value["generation"], reason=words)
+    if entry.is_history and group.generation != -1:
+        return
+    at = value.get("currentStateTimestamp", -1)
+    is_consumer = value["protocolType"] == CONSUMER
+    members = {each["memberId"]: _joined(each, is_consumer) for each in told[:MAX_MEMBERS]}
+    yield from group.stored(value["generation"], value["protocol"], members, at * MS if at > 0 else entry.time_ns)
+
+
+def _joined(told: Body, is_consumer: bool) -> Joined:
+    return joined_as_stored(
+        told["memberId"],
+        told.get("groupInstanceId"),
+        told["clientId"],
+        _address(told["clientHost"]),
+        told["sessionTimeout"],
+        bytes(told["subscription"]) if is_consumer else None,
+        bytes(told["assignment"]),
+    )
+
+
+def _epoch(group: EpochGroup, entry: Entry) -> Iterator[GroupRow]:
+    value = entry.record.value
+    if value is None:
+        yield _event(group, entry, "removed", reason="the group is gone, or has another protocol now")
+        return
+    yield _event(group, entry, "stored", generation=value["epoch"], reason=f"epoch {value['epoch']}")
+    if not entry.is_history:
+        yield from group.stored_epoch(value["epoch"], entry.time_ns)
+
+
+def _member(group: EpochGroup, entry: Entry) -> Iterator[GroupRow]:
+    member_id, value = entry.record.key["memberId"], entry.record.value
+    if value is None:
+        yield _event(group, entry, "removed", member_id=member_id, reason="it is no member any more")
+        if not entry.is_history:
+            yield from group.stored_gone(member_id, entry.time_ns)
+        return
+    topics, regex = value.get("subscribedTopicNames"), value.get("subscribedTopicRegex")
+    words = ", ".join((topics or [])[:SHOWN_TOPICS]) or regex
+    known = {
+        "member_id": member_id,
+        "group_instance_id": value.get("instanceId"),
+        "client_id": value["clientId"],
+        "client_address": _address(value["clientHost"]),
+    }
+    yield _event(group, entry, "stored", reason=f"subscribes to {words}" if words else None, **known)
+    if not entry.is_history:
+        if value.get("serverAssignor"):
+            group.strategy = value["serverAssignor"]
+        at = entry.time_ns
+        group.stored_member(
+            member_id, value["clientId"], known["client_address"], known["group_instance_id"], topics, regex, at
+        )
+
+
+def _owned(group: EpochGroup, entry: Entry, names: Mapping[UUID, str]) -> Iterator[GroupRow]:
+    value = entry.record.value
+    if value is None or entry.is_history:
+        return
+    owned = _partitions(value, names)
+    if owned is not None:
+        yield from group.stored_owned(entry.record.key["memberId"], value["memberEpoch"], owned, entry.time_ns)
+
+
+def _partitions(value: Body, names: Mapping[UUID, str]) -> Owned | None:
+    """What a member owns; None: too much."""
+    if "activeTasks" in value:
+        told = [(part["subtopologyId"], part["partitions"]) for part in value["activeTasks"]]
+    else:
+        parts = value["assignedPartitions"]
+        told = [(names.get(part["topicId"], str(part["topicId"])), part["partitions"]) for part in parts]
+    if sum(len(indexes) for _, indexes in told) > MAX_OWNED:
+        return None
+    return frozenset((topic, index) for topic, indexes in told for index in indexes)
+
+
+def _event(group: Group, entry: Entry, event: str, **known: Any) -> GroupEvent:
+    logged = entry.logged
+    node = logged.broker_id if logged.broker_id is not None else group.coordinator_id
+    return GroupEvent(
+        entry.time_ns,
+        group.cluster,
+        group.group_id,
+        group.protocol,
+        event,
+        coordinator_id=node,
+        connection=logged.connection,
+        number=logged.number,
+        **known,
+    )
+
+
+def _address(host: str) -> str:
+    """As Java writes an address that has no name: "/10.0.0.1"."""
+    return host.rpartition("/")[2]

@@ -1,0 +1,227 @@
+"""The coordinators' logs, as replicas fetch them: what is known from them alone is what the official tools said."""
+
+import random
+from functools import cache
+
+import pytest
+
+from kproxy.capture.quality import Quality
+from kproxy.convert.job import Job
+from kproxy.convert.rows import Rows
+from kproxy.convert.spoken import SPOKEN
+from kproxy.insight.coordinator_logs import LOGS, OFFSETS, CoordinatorLogs, Logged
+from kproxy.insight.knowledge import Knowledge
+from kproxy.insight.rows import Assignment, CommittedOffset, GroupEvent, Rebalance, Transaction
+from kproxy.insight.spoken import spoken_of
+from kproxy.protocol import codec
+from kproxy.protocol.records import Record, write_batch
+from kproxy.tables import schema
+from kproxy.wire.bodies import BATCHES
+from kproxy.wire.interest import FETCH
+from tests import captures
+from tests.knowledge.recorded import DATA
+from tests.knowledge.truth import Run
+
+SECOND = 10**9
+KEY = ("connection", "number", "topic", "partition")
+COMMIT = [*KEY, "api", "direction", "offset", "error_code"]
+
+
+@cache
+def said(path, ports=()):
+    """What insight is fed of a capture, in the order of time: (of a log or an exchange, names of topics)."""
+    found = []
+
+    def add(table, batch):
+        if table is SPOKEN:
+            found.extend(batch.to_pylist())
+
+    rows = Rows(add, keeps=True)
+    for _ in rows.read(Job("c", (str(path),), "c", ports, detail=BATCHES), Quality()):
+        pass
+    names = rows.names.topics
+    ordered = []
+    for each in sorted(found, key=lambda row: (row["at_ns"], row["connection"], row["number"])):
+        if each["api_key"] == FETCH:
+            topic = each["topic"] or names.get(each["topic_id"])
+            if topic in LOGS:
+                ordered.append(
+                    Logged(
+                        each["at_ns"],
+                        topic,
+                        each["partition"],
+                        each["response"],
+                        each["broker_id"],
+                        each["connection"],
+                        each["number"],
+                    )
+                )
+            continue
+        spoken = spoken_of(
+            *(each[name] for name in ("api_key", "api_version", "request", "response", "request_end", "response_start"))
+        )
+        if spoken is not None:
+            ordered.append(spoken)
+    return ordered
+
+
+def commits(path, ports):
+    """(API, topic, partition, offset) of each commit on the wire that succeeded."""
+    found = []
+
+    def add(table, batch):
+        if table is schema.PARTITIONS:
+            found.extend(batch.select(COMMIT).to_pylist())
+
+    for _ in Rows(add).read(Job("c", (str(path),), "c", ports, detail=BATCHES), Quality()):
+        pass
+    answered = {tuple(row[name] for name in KEY): row["error_code"] for row in found if row["direction"] == "response"}
+    return [
+        (row["api"], row["topic"], row["partition"], row["offset"])
+        for row in found
+        if row["direction"] == "request"
+        and row["api"] in ("OffsetCommit", "TxnOffsetCommit")
+        and answered.get(tuple(row[name] for name in KEY)) == 0
+    ]
+
+
+def at(each):
+    return each.at_ns if isinstance(each, Logged) else each.response_start or each.request_end
+
+
+def known_of(path, *, wire, log, ports=()):
+    known = Knowledge("c")
+    rows = []
+    for each in said(path, ports):
+        if isinstance(each, Logged):
+            rows += known.feed_log(each) if log else ()
+        elif wire or each.api_key in (3, 75):  # the names of topics
+            rows += known.feed(each)
+    rows += known.finish()
+    return known, rows
+
+
+@pytest.mark.parametrize("name", ("members", "epochs"))
+def test_from_the_logs_alone_every_describe_is_known(name):
+    """Members, what they own, their generation's strategy, and what they have committed."""
+    run = Run(DATA / name)
+    known, committed = Knowledge("c"), {}
+    waiting = list(said(DATA / name / "traffic.pcap.zst"))
+    compared = offsets = 0
+    for described in run.described:
+        while waiting and at(waiting[0]) < described.from_ns:
+            each = waiting.pop(0)
+            if isinstance(each, Logged):
+                rows = known.feed_log(each)
+            elif each.api_key == 3:
+                rows = known.feed(each)
+            else:
+                continue
+            for row in rows:
+                if isinstance(row, CommittedOffset) and row.change in ("committed", "removed"):
+                    committed[row.group_id, row.topic, row.partition] = row.offset
+        for _ in known.due(None):
+            pass
+        changing = {
+            group
+            for each in waiting
+            if at(each) < described.to_ns + 2 * SECOND and not isinstance(each, Logged)
+            for group in (each.request.get("groupId"),)
+            if group is not None
+        }
+        for group_id, (state, members, _, strategy) in described.states.items():
+            group = next((each for each in known.groups if each.group_id == group_id and each.members), None)
+            if state != "Stable" or group is None or group_id in changing:
+                continue
+            assert len(group.members) == members, (group_id, described.from_ns)
+            assert not strategy or group.strategy in (strategy, None)
+            owned = {member.id: member.owned for member in group.members.values()}
+            assert owned == described.owned.get(group_id, owned), group_id
+            compared += 1
+        for key, (offset, _) in described.offsets.items():
+            if key[0] not in changing and key in committed:
+                assert committed[key] is not None and committed[key] <= offset
+                offsets += committed[key] == offset
+    assert compared >= 3 and offsets > 10
+
+
+def test_beside_the_wire_nothing_is_told_twice():
+    """Every commit that succeeded on the wire is one row; a generation that was seen there is not told again."""
+    path, ports = captures.capture("k41_java_cluster"), (9091, 9092, 9093)
+    _, wire = known_of(path, wire=True, log=False, ports=ports)
+    _, both = known_of(path, wire=True, log=True, ports=ports)
+    _, alone = known_of(path, wire=False, log=True, ports=ports)
+
+    def generations(rows):
+        return sorted(
+            (row.group_id, row.generation, row.strategy, row.members_before, row.members_after)
+            for row in rows
+            if isinstance(row, Rebalance)
+        )
+
+    def assigned(rows):
+        return sorted(row[2:-1] for row in rows if isinstance(row, Assignment))
+
+    # The log has what was assigned: in two generations the members left before.
+    complete = [row for row in wire if not isinstance(row, Rebalance) or row.ended_ns is not None]
+    assert generations(both) == generations(wire) and len(generations(wire)) == 11
+    assert generations(alone) == generations(complete) and len(generations(complete)) == 9
+    assert assigned(both) == assigned(wire)
+    assert {row[:-2] for row in assigned(alone)} == {row[:-2] for row in assigned(wire)}
+    stored = [row for row in both if isinstance(row, GroupEvent) and row.event == "stored"]
+    assert {(row.group_id, row.generation) for row in stored if not row.reason.startswith("Empty")} == {
+        row[:2] for row in generations(complete)
+    }
+    ended = []
+    for each in said(path, ports):
+        if not isinstance(each, Logged) and each.api_key == 26 and not each.response["errorCode"]:
+            kind = "Commit" if each.request["committed"] else "Abort"
+            ended.append((each.request["transactionalId"], f"Complete{kind}"))
+    committed = commits(path, ports)
+    in_transactions = sum(api == "TxnOffsetCommit" for api, *_ in committed)
+    rows = [row for row in both if isinstance(row, CommittedOffset)]
+    told = [
+        row[3:6] for row in rows if row.change == "pending" or (row.change == "committed" and row.producer_id is None)
+    ]
+    assert sorted(told) == sorted(each[1:] for each in committed) and len(told) > 100
+    assert (
+        sum(row.change in ("committed", "aborted") and row.producer_id is not None for row in rows) == in_transactions
+    )
+    transactions = [row for row in both if isinstance(row, Transaction)]
+    completed = [(row.transactional_id, row.state) for row in transactions if row.state.startswith("Complete")]
+    assert sorted(completed) == sorted(ended) and len(ended) > 10
+    assert {row.partitions for row in transactions if row.state == "Ongoing"} >= {"beta-1"}
+
+
+def commit(offset, base, *, epoch=0):
+    key = codec.encode_data("OffsetCommitKey", 0, {"group": "g", "topic": "t", "partition": 0})
+    value = codec.encode_data("OffsetCommitValue", 3, {"offset": offset, "metadata": ""})
+    batch = bytearray(write_batch([Record(base, 1000 + base, key, value)]))
+    batch[12:16] = epoch.to_bytes(4, "big")  # the leader's, which the checksum leaves out
+    return Logged(base, OFFSETS, 0, bytes(batch))
+
+
+def offsets(logs, *batches):
+    return [row.offset for batch in batches for row in logs.feed(batch)]
+
+
+def test_each_record_once_whoever_reads_it_and_from_where():
+    logs = CoordinatorLogs("c")
+    assert offsets(logs, *(commit(base, base) for base in (5, 6, 6, 5, 7))) == [5, 6, 7]
+    assert offsets(logs, *(commit(base, base) for base in (0, 1, 6, 1, 4, 5, 8))) == [0, 1, 4, 8]  # history, and on
+    assert offsets(logs, commit(80, 8, epoch=1), commit(8, 8), commit(80, 8, epoch=1)) == [
+        80
+    ]  # another leader had less
+
+
+def test_nonsense_is_counted():
+    logs = CoordinatorLogs("c")
+    dice = random.Random(5)
+    for number in range(500):
+        batch = bytearray(commit(number, number).batch)
+        for _ in range(dice.randrange(1, 4)):
+            batch[dice.randrange(len(batch))] = dice.randrange(256)
+        list(logs.feed(Logged(number, dice.choice(LOGS), dice.randrange(-1, 3), bytes(batch))))
+        list(logs.feed(Logged(number, OFFSETS, 0, dice.randbytes(dice.randrange(100)))))
+        list(logs.due(number))
+    assert logs.left_out > 300
