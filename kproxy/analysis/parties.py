@@ -190,7 +190,7 @@ def connections(
     `per_minute` is churn: how many there were in a minute, from the first packet of all connections to the last, or
     within a step of time. Connections on which brokers ask each other are left out.
     """
-    minutes = f"{span_us(every) / 6e7}e0" if every else "max(minutes)"
+    minutes = f"({span_us(every)} / 6e7)" if every else "max(minutes)"
     return ask(
         {"connections": connections, "exchanges": exchanges},
         theirs=f"select distinct source, connection, true as is_theirs from exchanges where {OF_BROKERS}",
