@@ -245,11 +245,13 @@ def findings(places: tuple[str, ...], **given: Any) -> None:
     from kproxy.analysis.findings import TABLES
 
     how = captures.taken(given)
-    with tables_at(places, TABLES, how) as folder_of:
+    with tables_at(places, TABLES, how, given["quiet"]) as folder_of:
 
         def ask(again: bool) -> None:
             with Tables(folder_of(again)) as tables:
                 show_findings(tables, **given)
+                if not given["quiet"]:
+                    _say_what_lacks(tables, places)
 
         with _in_words("the question"):
             _asked_again(ask)

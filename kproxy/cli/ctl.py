@@ -147,6 +147,36 @@ def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | No
     view.show_table(view.groups(rows, time.time_ns()), (*_GROUP_COLUMNS, *_REBALANCE_COLUMNS), nothing)
 
 
+@ctl.command()
+@click.option("--cluster", metavar="NAME", help="Only those of this cluster.")
+@click.option(
+    "--threshold", "given", metavar="NAME=VALUE", multiple=True, help="As of `kproxy analyze findings --list`."
+)
+@as_json
+@click.pass_obj
+def findings(port: "Callable[[], AdminPort]", cluster: str | None, given: tuple[str, ...], as_json: bool) -> None:
+    """What stands out of the last quarter of an hour: evidence, why it matters, which setting to change.
+
+    Of what metrics know: topics, groups and lag need `detail` topics or batches. `kproxy analyze findings` knows more,
+    of a capture or a recording.
+
+    \b
+      kproxy ctl findings
+      kproxy ctl findings --threshold loop_lag_ms=1 --json
+    """
+    from kproxy.analysis.findings.thresholds import parted
+
+    answer = port().get("/api/findings", **parted(given))
+    if cluster is not None:
+        answer["findings"] = [row for row in answer["findings"] if row["cluster"] == cluster]
+    if as_json:
+        _print(answer)
+        return
+    from kproxy.views import findings as view
+
+    view.show_live(answer, sys.stdout)
+
+
 def _matches(row: dict[str, Any], cluster: str | None, client: str | None) -> bool:
     named = any(client in str(row[name]) for name in ("client", "client_id", "principal")) if client else True
     return named and cluster in (None, row["cluster"])

@@ -42,6 +42,7 @@ _SHOWN = (
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Findings at most."),
     click.option("--format", "shown", type=click.Choice(("table", "json", "csv")), default="table"),
     click.option("--out", metavar="PATH", help="A file for the answer."),
+    click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but what is wrong."),
 )
 
 
@@ -96,18 +97,21 @@ def show_findings(
     limit: int | None,
     shown: str,
     out: str | None,
+    quiet: bool,
 ) -> None:
     """Find and show, with tables of either engine."""
     from rich.console import Console
 
-    from kproxy.analysis.findings import TABLES, findings
+    from kproxy.analysis.findings import TABLES, findings, records_of
     from kproxy.analysis.findings.thresholds import read
     from kproxy.analysis.question import chosen_by_time
-    from kproxy.views import answers
+    from kproxy.views import answers, progress
     from kproxy.views import findings as view
 
-    frames = {name: chosen_by_time(name, tables, since, until) for name in TABLES}
-    found = findings(frames, read(given, file), kinds or None)
+    names = [*TABLES, *([] if records_of(tables) is None else ["records"])]
+    frames = {name: chosen_by_time(name, tables, since, until) for name in names}
+    with progress.waiting("looking for what stands out", quiet):
+        found = findings(frames, read(given, file), kinds or None)
     with answers.opened(out) as stream:
         width = Console().width if out is None and stream.isatty() else None
         view.show(found, shown, stream, width, limit)

@@ -111,5 +111,9 @@ def run(file: str | None, **flags: Any) -> None:
 
     settings = read()
     server = begun(settings)
+    if settings.admin is not None:
+        from kproxy.analysis.findings.following import Following
+
+        server.questions["findings"] = Following(server.counted)
     path = file or os.environ.get("KPROXY_CONFIG")
     Process(server, inheritance, os.environ, read if path else None, Path(path) if path else None).run()

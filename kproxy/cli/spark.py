@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -137,13 +137,18 @@ def findings(places: tuple[str, ...], master: str | None, config: tuple[str, ...
     from kproxy.analysis.findings import TABLES
 
     (folder,) = places
-    check_tables([folder], TABLES)
+    check_tables([folder], TABLES, given["quiet"])
 
     from kproxy import spark
+    from kproxy.views import progress
 
-    session = _session(master, config)
+    with progress.waiting(_STARTING, given["quiet"]):
+        session = _session(master, config)
     with _said_plainly():
-        show_findings({name: spark.table(session, folder, name) for name in TABLES}, **given)
+        tables = {name: spark.table(session, folder, name) for name in TABLES}
+        with suppress(KproxyError):  # records are there only where they were asked for
+            tables["records"] = spark.table(session, folder, "records")
+        show_findings(tables, **given)
 
 
 @contextmanager

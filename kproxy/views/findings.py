@@ -12,12 +12,13 @@ from string import Formatter
 from typing import Any, TextIO
 
 import click
+from rich.console import Console
 
-from kproxy.analysis.findings import KINDS, Finding, Kind, Threshold
+from kproxy.analysis.findings import KINDS, THRESHOLDS, Finding, Kind, Threshold
 from kproxy.views import answers, units
 
 NOTHING = "Nothing stands out."
-_WIDTH = 80  # where there is no terminal
+WIDTH = 80  # where there is no terminal
 _COLOURS = {"critical": "red", "warning": "yellow", "note": "cyan"}
 
 
@@ -95,10 +96,19 @@ def show(
                 (one.severity, one.kind, one.cluster, one.where, sentence(one), *times, one.why, one.change)
             )
     else:
-        for line in lines(chosen, width or _WIDTH):
+        for line in lines(chosen, width or WIDTH):
             click.echo(line, file=file)
         if len(chosen) < len(found):
             click.echo(f"{len(found) - len(chosen)} more: --limit shows them.", file=file)
+
+
+def show_live(answer: Mapping[str, Any], file: TextIO) -> None:
+    """Print what /api/findings answered."""
+    first, last = (units.time(answer[name], decimals=0) for name in ("from_ns", "to_ns"))
+    click.echo(f"{first} to {last[11:]} UTC", file=file)
+    width = Console().width if file.isatty() else WIDTH
+    for line in lines([Finding.of(row) for row in answer["findings"]], width):
+        click.echo(line, file=file)
 
 
 def lines(found: Sequence[Finding], width: int) -> Iterator[str]:
@@ -151,4 +161,26 @@ def kinds(known: Mapping[str, Kind], thresholds: Mapping[str, Threshold]) -> Ite
     yield click.style("Thresholds", bold=True)
     for threshold in thresholds.values():
         yield f"  {threshold.name} = {threshold.value:,g} {threshold.unit}"
-        yield from textwrap.wrap(threshold.reason, _WIDTH - 6, initial_indent="      ", subsequent_indent="      ")
+        yield from textwrap.wrap(threshold.reason, WIDTH - 6, initial_indent="      ", subsequent_indent="      ")
+
+
+def document() -> str:
+    """The kinds and thresholds as Markdown, for docs/findings.md."""
+    lines = ["\n## Kinds\n"]
+    for kind in KINDS.values():
+        lines += [
+            f"### {kind.name}",
+            f"\n{kind.title}{', live too' if kind.is_live else ''}.\n",
+            f"- Evidence: {kind.evidence}.",
+            f"- Why: {kind.why}",
+            f"- Change: {kind.change}",
+            f"- Settings: {', '.join(f'`{name}`' for name in kind.settings)}.",
+        ]
+        if kind.thresholds:
+            lines.append(f"- Thresholds: {', '.join(f'`{name}`' for name in kind.thresholds)}.")
+        if kind.job is not None:
+            lines.append(f"- More: `kproxy analyze {kind.job}`.")
+        lines.append("")
+    lines += ["## Thresholds\n", "| name | default | unit | reason |", "|---|---|---|---|"]
+    lines += [f"| `{one.name}` | {one.value:,.10g} | {one.unit} | {one.reason} |" for one in THRESHOLDS.values()]
+    return "\n".join(lines) + "\n"

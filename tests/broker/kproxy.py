@@ -82,6 +82,12 @@ class Kproxy:
             return False
         return True
 
+    def post(self, path: str) -> str:
+        request = urllib.request.Request(f"http://{self.admin}{path}", method="POST")
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            text: str = answer.read().decode()
+        return text
+
     def get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=5) as answer:
             text: str = answer.read().decode()

@@ -22,6 +22,7 @@ HEARTBEAT, API_VERSIONS, METADATA = 12, 18, 3
 COMMANDS = (
     "status",
     "connections",
+    "findings",
     "groups",
     "requests",
     "close",

@@ -16,11 +16,13 @@ Duty: ask every probe its question, judge the rows, and rank what is found. Refu
 look (`views.findings`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from kproxy.analysis.engine import Frame, first_rows, rows
 from kproxy.analysis.findings.balance import PROBES as BALANCE
 from kproxy.analysis.findings.clients import PROBES as CLIENTS
+from kproxy.analysis.findings.compression import measured
 from kproxy.analysis.findings.consuming import PROBES as CONSUMING
 from kproxy.analysis.findings.finding import SEVERITIES, Finding, Probe, ranked
 from kproxy.analysis.findings.groups import PROBES as GROUPS
@@ -29,7 +31,7 @@ from kproxy.analysis.findings.network import PROBES as NETWORK
 from kproxy.analysis.findings.producing import PROBES as PRODUCING
 from kproxy.analysis.findings.thresholds import THRESHOLDS, Limits, Threshold, limits
 from kproxy.analysis.findings.transactions import PROBES as TRANSACTIONS
-from kproxy.tables import schema
+from kproxy.errors import KproxyError
 
 __all__ = ["KINDS", "PROBES", "SEVERITIES", "TABLES", "THRESHOLDS", "Finding", "Kind", "Limits", "Probe", "Threshold"]
 __all__ += ["findings", "limits"]
@@ -45,7 +47,7 @@ PROBES: tuple[Probe, ...] = (
     *TRANSACTIONS,
     *NETWORK,
 )
-TABLES = tuple(name for name in schema.BY_NAME if any(name in probe.tables for probe in PROBES))
+TABLES = tuple(dict.fromkeys(name for probe in PROBES for name in probe.tables))
 
 
 def findings(
@@ -53,7 +55,8 @@ def findings(
 ) -> list[Finding]:
     """What stands out in these tables, the gravest first; `given`: thresholds; `kinds`: only of these.
 
-    The tables are frames of one engine, by name; those in TABLES are needed.
+    The tables are frames of one engine, by name; those in TABLES are needed, `records` is of use: some of its values
+    are compressed, where they are whole, to see whether that pays.
     """
     chosen = limits() if given is None else given
     found: list[Finding] = []
@@ -63,4 +66,23 @@ def findings(
         answer = probe.ask({name: tables[name] for name in probe.tables}, chosen)
         for values in rows(first_rows(answer, MAX_ROWS)):
             found += probe.judge(probe.row(*values), chosen)
+    if any(one.kind == "no_compression" for one in found) and (records := records_of(tables)) is not None:
+        found = [one for each in found for one in _compressed(each, records, chosen)]
     return ranked([one for one in found if kinds is None or one.kind in kinds], chosen)
+
+
+def records_of(tables: Mapping[str, Frame]) -> Frame | None:
+    """The table of records, where there is one: it is made only where it is asked for."""
+    with suppress(KproxyError, KeyError):
+        return tables["records"]
+    return None
+
+
+def _compressed(one: Finding, records: Frame, limits: Limits) -> Iterator[Finding]:
+    """The finding, if compression pays as far as records are at hand, with the ratio."""
+    topic = dict(one.place).get("topic")
+    ratio = measured(records, topic) if one.kind == "no_compression" and topic is not None else None
+    if ratio is None:
+        yield one
+    elif ratio >= limits.compression_ratio:
+        yield one._replace(evidence=(*one.evidence, ("measured_ratio", ratio)))

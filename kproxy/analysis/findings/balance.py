@@ -94,7 +94,8 @@ class Broker(NamedTuple):
     p99_ns: int | None
     brokers: int  # with enough requests
     all_size: int
-    others_p99_ns: int | None  # the lowest p99 of the other brokers
+    others_p99_ns: int | None  # the median of the other brokers' p99
+    rank: int  # by p99: 1 is the slowest of the cluster
     first_us: int
     last_us: int
 
@@ -120,7 +121,9 @@ def brokers(tables: Tables, limits: Limits) -> Frame:
         answer="""
             select a.cluster, a.broker, a.broker_id, requests, bytes, produces, p99_ns,
                 count(*) over (partition by a.cluster) as brokers,
-                sum(bytes) over (partition by a.cluster) as all_bytes, others_p99_ns, first_us, last_us
+                sum(bytes) over (partition by a.cluster) as all_bytes, others_p99_ns,
+                cast(row_number() over (partition by a.cluster order by p99_ns desc nulls last, a.broker) as int)
+                    as `rank`, first_us, last_us
             from each_one a left join others o on a.cluster is not distinct from o.cluster and a.broker = o.broker
             order by bytes desc, a.cluster nulls first, a.broker""",
     )
@@ -148,7 +151,9 @@ def judge_broker(row: Broker, limits: Limits) -> Iterator[Finding]:
     others = row.others_p99_ns
     is_slower = others is not None and row.p99_ns >= max(floor, limits.slow_broker_times * others)
     is_very_slow = row.p99_ns >= limits.very_slow_produce_ms * MS
-    if is_slower or is_very_slow:
+    if is_slower or (is_very_slow and row.rank == 1):
+        if not is_slower and others is not None:
+            name, place = "all brokers", {}
         slow = {"p99_ns": row.p99_ns, "others_p99_ns": others, "produces": row.produces}
         yield found("slow_broker", WARNING, row.p99_ns / 10e9, row.cluster, name, place, times, slow)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
 from kproxy.analysis.pieces import GROUPS, of_clients
@@ -29,7 +29,7 @@ class Throttled(NamedTuple):
     answers: int
     throttled: int
     throttle_ms: int
-    max_throttle_ms: int
+    max_throttle_ms: int | None
     first_us: int  # of those that were throttled
     last_us: int
     span_us: int  # of all of that client and API
@@ -63,7 +63,7 @@ def judge_throttled(row: Throttled, limits: Limits) -> Iterator[Finding]:
         WARNING if of_time >= limits.throttled_time_share else NOTE,
         of_time,
         row.cluster,
-        f"client {clean(row.client)}, {row.api}",
+        at(row.client, row.api),
         {"client": row.client, "api": row.api},
         (row.first_us, row.last_us),
         {
@@ -93,7 +93,7 @@ class Spoken(NamedTuple):
     requests: int
     software: str | None
     offered: int  # APIs of these for which another client spoke a version that the release serves
-    hosts: int
+    hosts: int  # 0: not known
     first_us: int
     last_us: int
 
@@ -157,7 +157,7 @@ def judge_spoken(row: Spoken, limits: Limits) -> Iterator[Finding]:
         WARNING if row.offered else NOTE,  # else brokers as old may be why
         row.requests / 1e5,
         row.cluster,
-        f"client {clean(row.client)}" if row.clients == 1 else f"{row.clients} clients",
+        at(row.client) if row.client or not row.clients else f"{row.clients} clients",
         {"client": row.client},
         (row.first_us, row.last_us),
         {
@@ -166,7 +166,7 @@ def judge_spoken(row: Spoken, limits: Limits) -> Iterator[Finding]:
             "kafka": newest(),
             "software": row.software,
             "newer_seen": row.offered,
-            "hosts": row.hosts,
+            "hosts": row.hosts or None,
         },
         None
         if row.offered
@@ -221,7 +221,7 @@ def judge_churning(row: Churning, limits: Limits) -> Iterator[Finding]:
         WARNING,
         per_minute / 10_000,
         row.cluster,
-        f"client {clean(row.client)}",
+        at(row.client),
         {"client": row.client},
         (row.first_us, row.last_us),
         {
@@ -230,7 +230,7 @@ def judge_churning(row: Churning, limits: Limits) -> Iterator[Finding]:
             "life_p50_ns": row.life_p50_ns,
             "requests_per_connection": None if row.requests is None else row.requests / row.connections,
             "resets": row.resets,
-            "hosts": row.hosts,
+            "hosts": row.hosts or None,
         },
     )
 

@@ -149,6 +149,7 @@ class Lagging(NamedTuple):
     last_lag_ns: int | None
     first_us: int
     last_us: int
+    by: str = "client"  # or group: whose lag it is
 
 
 def lagging(tables: Tables, limits: Limits) -> Frame:
@@ -179,8 +180,8 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
         WARNING,
         row.last_records / 1e6,
         row.cluster,
-        f"client {clean(row.client)}, topic {clean(row.topic)}",
-        {"client": row.client, "topic": row.topic},
+        f"{row.by} {clean(row.client)}, topic {clean(row.topic)}",
+        {"group_id" if row.by == "group" else "client": row.client, "topic": row.topic},
         (row.first_us, row.last_us),
         {
             "first_lag_records": row.first_records,
@@ -188,7 +189,7 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
             "span_ns": span_us * 1000,
             "growth_per_s": (row.last_records - row.first_records) / (span_us / 1e6),
             "last_lag_ns": row.last_lag_ns,
-            "partitions": row.partitions,
+            "partitions": row.partitions or None,
         },
     )
 

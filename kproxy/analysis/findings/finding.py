@@ -45,6 +45,13 @@ class Finding(NamedTuple):
     def title(self) -> str:
         return KINDS[self.kind].title
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Finding":
+        """The finding that `as_dict` made plain."""
+        plain = {name: row[name] for name in cls._fields}
+        pairs = {name: tuple(plain[name].items()) for name in ("place", "evidence")}
+        return cls(**{**plain, **pairs, "settings": tuple(plain["settings"])})
+
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         return {
@@ -120,6 +127,11 @@ def ranked(found: Sequence[Finding], limits: Limits) -> list[Finding]:
     for kind, count in left.items():
         kept[kind][-1] = kept[kind][-1]._replace(more=count)
     return sorted((one for of_kind in kept.values() for one in of_kind), key=order)
+
+
+def at(client: str | None, *more: str) -> str:
+    """Where, in words: the client if it is known, and what else there is."""
+    return ", ".join([*([f"client {client}"] if client else []), *more]) or "all clients"
 
 
 def clean(text: str | None, otherwise: str = "unknown") -> str:

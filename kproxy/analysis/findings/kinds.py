@@ -271,7 +271,7 @@ KINDS = {
         Kind(
             "zero_windows",
             "A receiver that reads too slowly",
-            "{zero_windows} times a receive window was closed on {connections} connections",
+            "a receive window was closed {zero_windows} times; connections: {connections}",
             "Client or broker does not read what it was sent: its peer stands still meanwhile.",
             "Of a consumer: its process is short of CPU, or stops (garbage collection, swap); raise "
             "receive.buffer.bytes. Of a broker: socket.receive.buffer.bytes, num.network.threads.",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, clean, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import GROUPS, TOPIC, literal
 
@@ -75,7 +75,7 @@ def produced(tables: Tables, limits: Limits) -> Frame:
 
 def judge_produced(row: Produced, limits: Limits) -> Iterator[Finding]:
     place = {"client": row.client, "topic": row.topic}
-    where = f"client {clean(row.client)}, topic {clean(row.topic)}"
+    where = at(row.client, f"topic {clean(row.topic)}")
     times = row.first_us, row.last_us
     active_s = row.active_s or 0.0
     rate = row.batches / active_s if active_s else 0.0

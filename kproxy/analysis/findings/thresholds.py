@@ -273,12 +273,18 @@ def read(texts: Sequence[str] = (), file: str | None = None) -> Limits:
             given.update(tomllib.loads(Path(file).read_text(encoding="utf-8")))
         except (OSError, ValueError) as fault:
             raise KproxyError(f"--thresholds {file}: {getattr(fault, 'strerror', None) or fault}") from fault
+    return limits(given | parted(texts))
+
+
+def parted(texts: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE as names and values. Raises KproxyError for what is none."""
+    given = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise KproxyError(f"--threshold {text[:80]!r}: give NAME=VALUE, like single_record_share=0.9")
         given[name.strip()] = value.strip()
-    return limits(given)
+    return given
 
 
 def _number(name: str, value: Any) -> float:

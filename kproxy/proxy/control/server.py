@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kproxy import __version__
 from kproxy.errors import ConfigError, missing_package
@@ -57,6 +57,16 @@ _MAKING_S = 0.02
 log = logging.getLogger("kproxy.server")
 
 
+class Question(Protocol):
+    """A read of the admin API, about what is counted."""
+
+    async def follow(self) -> None:
+        """Runs as long as the admin port is open."""
+
+    async def asked(self, query: "Query") -> Any:
+        """What is sent as JSON. ValueError: a bad query."""
+
+
 class Server:
     """A kproxy: `start` and `stop` inside a running loop. As a process of its own: see `process`.
 
@@ -69,6 +79,7 @@ class Server:
         self.clusters: list[ClusterProxy] = []
         self.zookeeper: list[ZooKeeperProxy] = []
         self.given = GivenSockets()
+        self.questions: dict[str, Question] = {}  # further reads of the admin API; whoever composes adds them
         self.reloader = Reloader(self)
         self._is_held = False
         self._sinks = tuple(sinks)
@@ -219,6 +230,7 @@ class Server:
                 "groups": self._api_groups,
                 "traffic": self._api_traffic,
                 **operator.reads,
+                **{name: question.asked for name, question in self.questions.items()},
             },
             actions={**operator.actions, "reload": self._api_reload},
             streams=operator.streams,
@@ -234,6 +246,8 @@ class Server:
             text = f"{address} cannot be bound: {why_unbound(fault)}"
             raise ConfigError([("admin", text)]) from None
         self._admin = admin
+        for question in self.questions.values():
+            self._tasks.spawn(question.follow())
         log.info("admin at %s: /metrics /health /ready", admin.url)
         if not host:
             log.info("admin listens on this machine alone; for others: --admin 0.0.0.0:%d", admin.address[1])
@@ -241,6 +255,10 @@ class Server:
     async def operate(self, operation: str, *arguments: Any) -> list[Any]:
         """Run one of `operating.OPERATIONS` in each process that serves connections; returns what each gave."""
         return [OPERATIONS[operation](self._running, *arguments)]
+
+    async def counted(self) -> Metrics:
+        """All cells, of all processes, as they are now."""
+        return self.metrics
 
     def _scraper(self) -> Callable[[str], tuple[bytes, str]]:
         """What renders a scrape, on a thread."""

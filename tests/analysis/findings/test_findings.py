@@ -1,15 +1,18 @@
 """What stands out on the repository's captures: what provokes a finding gives it, and little else does."""
 
+import json
+import random
 from functools import cache
 
 import pytest
 
 from kproxy.analysis.duck import Tables
-from kproxy.analysis.findings import KINDS, PROBES, THRESHOLDS, findings, limits
+from kproxy.analysis.findings import KINDS, PROBES, TABLES, THRESHOLDS, Finding, findings, limits
 from kproxy.analysis.findings.thresholds import read
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.views.findings import sentence
+from tests.analysis.findings import made
 from tests.captures import capture
 from tests.insight.truth import CAPTURE
 
@@ -107,3 +110,48 @@ def test_a_file_that_is_no_toml_is_refused_in_words(tmp_path):
     (tmp_path / "bad.toml").write_text("batches_min : 3")
     with pytest.raises(KproxyError, match="thresholds"):
         read((), str(tmp_path / "bad.toml"))
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    return made.dataset(tmp_path_factory.mktemp("made") / "tables")
+
+
+def test_each_kind_is_found_where_it_is_and_not_beside_it(made_up):
+    with Tables(made_up) as tables:
+        answer = findings(tables)
+        assert {(one.kind, one.where) for one in answer} == made.PROVOKED
+        assert all(sentence(one) and "unknown" not in sentence(one) for one in answer)
+        assert all(one.since_ns >= made.START_NS and one.until_ns >= one.since_ns for one in answer)
+        assert all(Finding.of(json.loads(json.dumps(one.as_dict()))) == one for one in answer)
+        only = findings(tables, kinds=["slow_broker"])
+        assert [one.kind for one in only] == ["slow_broker"]
+
+
+def test_of_many_places_the_gravest_are_told_and_the_rest_counted(made_up):
+    with Tables(made_up) as tables:
+        loose = ["connections_min=1", "connections_per_minute=0", "short_connection_s=1000", "places_per_kind=1"]
+        answer = findings(tables, read(loose), kinds=["connection_churn"])
+    assert [(one.where, one.more) for one in answer] == [("client 10.9.0.5", 5)]
+
+
+def test_records_at_hand_are_compressed_to_see_whether_it_pays(tmp_path):
+    """The same bytes of batches: text that shrinks, and values that do not."""
+    table = made.Made()
+    for topic in ("text", "noise"):
+        for number in range(400):
+            key = table.exchange(f"to-{topic}", "Produce", number / 20, acks=-1)
+            table.add(
+                "batches", **key, direction="request", topic=topic, records=4, bytes=16_000, codec="none", magic=2
+            )
+            value = (
+                b"a line of a log, number %d; " % number if topic == "text" else random.Random(number).randbytes(100)
+            )
+            size = {"value": value, "value_bytes": len(value)}
+            table.add("records", **key, direction="request", topic=topic, partition=0, offset=number, **size)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        answer = {one.where: dict(one.evidence) for one in findings(tables, kinds=["no_compression"])}
+        assert list(answer) == ["client to-text, topic text"]
+        assert answer["client to-text, topic text"]["measured_ratio"] > 2
+        without = findings({name: tables[name] for name in TABLES}, kinds=["no_compression"])
+        assert len(without) == 2  # by their size alone

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kproxy.errors import KproxyError
+from kproxy.metrics import Metrics
 from kproxy.metrics.shared import Shared
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
@@ -240,6 +241,10 @@ class Parent(Server):
             return render(registry_of(self.shared.merged()), accept)
 
         return scrape
+
+    async def counted(self) -> Metrics:
+        await self._collect(True)
+        return self.shared.merged()
 
     async def _collect(self, with_lags: bool) -> None:
         """Have workers send what they have counted so far."""

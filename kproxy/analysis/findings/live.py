@@ -1,0 +1,299 @@
+"""Findings of a running kproxy: the same judgements, of rows made of the metrics' cells between two moments.
+
+Duty: `taken` copies what is needed of the cells (milliseconds, on any thread); `found_between` judges what happened
+from one copy to a later one. Cells know less than tables: nothing of single clients, of batches the mean of their
+records, of connections their number. Where that leaves room, the rows say the least that must be so. Refuses to know
+HTTP and processes.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kproxy.analysis.findings import balance, clients, consuming, groups, producing
+from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, found, ranked
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.parties import served_by
+from kproxy.analysis.pieces import MS
+from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, cell, quantile
+from kproxy.metrics.cells import BrokerCells, ClusterCells, Metrics
+from kproxy.protocol.schema import schema
+
+_PLAIN = 1  # the bit of codec none
+Counts = dict[str, int]
+
+
+@dataclass
+class Api:
+    """Of a broker's API."""
+
+    requests: int = 0
+    size: int = 0  # bytes, both ways
+    throttled: int = 0
+    throttle_ns: int = 0
+    duration: list[int] = field(default_factory=lambda: cell(DURATION_NS))
+    versions: Counts = field(default_factory=dict)
+
+    def since(self, before: "Api") -> "Api":
+        return Api(
+            self.requests - before.requests,
+            self.size - before.size,
+            self.throttled - before.throttled,
+            self.throttle_ns - before.throttle_ns,
+            [now - then for now, then in zip(self.duration, before.duration, strict=True)],
+            {name: count - before.versions.get(name, 0) for name, count in self.versions.items()},
+        )
+
+
+@dataclass
+class Taken:
+    """Of one cluster, at one moment."""
+
+    apis: dict[tuple[str, str], Api] = field(default_factory=dict)  # by broker and API
+    open: int = 0
+    accepted: int = 0
+    topics: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)  # batches, plain ones, records, bytes
+    groups: dict[str, tuple[int, int, int, str]] = field(default_factory=dict)  # rebalances, ns, members, state
+    causes: Counts = field(default_factory=dict)
+    lags: dict[tuple[str, str, str], int] = field(default_factory=dict)  # by kind, name and topic: records
+
+
+@dataclass
+class Moment:
+    """What was counted until then."""
+
+    now_ns: int
+    loop_lag: list[int]
+    cpu_ns: Counts  # by process
+    clusters: dict[str, Taken]
+
+
+def began(metrics: Metrics) -> Moment:
+    """The moment when counting began: all is 0."""
+    return Moment(metrics.started_ns, cell(PROXY_NS), {}, {})
+
+
+def taken(metrics: Metrics) -> Moment:
+    """A copy of what findings need."""
+    now_ns = metrics.now_ns()
+    usage = {worker: cpu_ns for worker, (cpu_ns, _) in metrics.worker_usage.copy().items()}
+    return Moment(
+        now_ns,
+        list(metrics.loop_lag.counts),
+        usage or {"1": time.process_time_ns()},
+        {name: _cluster(cells, now_ns) for name, cells in list(metrics.clusters.items())},
+    )
+
+
+def _cluster(cells: ClusterCells, now_ns: int) -> Taken:
+    of = Taken()
+    for name, broker in list(cells.brokers.items()):
+        of.open += sum(broker.open.copy().values())
+        of.accepted += sum(broker.accepted.copy().values())
+        _broker(of, name, broker)
+    if cells.topics is not None:
+        for topic, each in cells.topics.top.shown(now_ns):
+            carried = each.request
+            counts = carried.batches.copy()
+            numbers = sum(counts.values()), counts.get(_PLAIN, 0), carried.records, carried.bytes
+            of.topics[cells.topics.label(topic)] = numbers
+    if cells.lags is not None:
+        for kind, consumers in cells.lags.shown(now_ns, time.time_ns()):
+            of.lags.update({(kind, name, topic): lag.records for name, topic, lag in consumers})
+    insight = cells.insight() if cells.insight is not None else None
+    if insight is not None:
+        of.causes = dict(insight.causes)
+        for group, each_group in insight.groups.shown(now_ns):
+            if group is not None:
+                numbers_of = each_group.rebalances, each_group.duration_ns, each_group.members, each_group.state
+                of.groups[group] = numbers_of
+    return of
+
+
+def _broker(of: Taken, name: str, broker: BrokerCells) -> None:
+    for (api, version), cells in list(broker.apis.items()):
+        into = of.apis.setdefault((name, api), Api())
+        requests = cells.requests
+        into.requests += requests
+        into.size += cells.request_bytes + cells.response_bytes
+        into.throttled += sum(cells.throttle)
+        into.throttle_ns += cells.throttle_ns
+        into.duration = [one + more for one, more in zip(into.duration, cells.duration, strict=True)]
+        into.versions[version] = into.versions.get(version, 0) + requests
+
+
+def found_between(before: Moment, now: Moment, limits: Limits) -> list[Finding]:
+    """What stands out of what happened between two moments, the gravest first."""
+    times = before.now_ns // 1000, now.now_ns // 1000
+    span_s = max((now.now_ns - before.now_ns) / 1e9, 1e-3)
+    found_all = list(_core(before, now, limits, span_s, times))
+    for name, cells in now.clusters.items():
+        then = before.clusters.get(name, Taken())
+        apis = {key: api.since(then.apis.get(key, Api())) for key, api in cells.apis.items()}
+        for judge in (_throttled, _spoken, _brokers):
+            found_all += judge(name, apis, limits, times)
+        found_all += _topics(name, then, cells, limits, times)
+        found_all += _connections(name, then, cells, limits, times)
+        found_all += _groups(name, then, cells, limits, times)
+        found_all += _lags(name, then, cells, limits, times)
+    return ranked(found_all, limits)
+
+
+Times = tuple[int, int]
+Apis = dict[tuple[str, str], Api]
+
+
+def _core(before: Moment, now: Moment, limits: Limits, span_s: float, times: Times) -> Iterator[Finding]:
+    """Whether kproxy itself is why clients wait."""
+    lag = [one - then for one, then in zip(now.loop_lag, before.loop_lag, strict=True)]
+    lag_ns = quantile(PROXY_NS, lag, 0.99)
+    share = max(
+        ((cpu - before.cpu_ns[each]) / 1e9 / span_s for each, cpu in now.cpu_ns.items() if each in before.cpu_ns),
+        default=0.0,
+    )
+    waits = lag_ns is not None and lag_ns >= limits.loop_lag_ms * MS
+    if waits or share >= limits.core_share:
+        evidence = {"loop_lag_ns": None if lag_ns is None else round(lag_ns), "core_share": share}
+        severity = CRITICAL if waits and share >= limits.core_share else WARNING
+        yield found("core_full", severity, share, None, "kproxy", {}, times, evidence)
+
+
+def _throttled(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterator[Finding]:
+    sums: dict[str, Api] = {}
+    for (_, name), api in apis.items():
+        into = sums.setdefault(name, Api())
+        into.requests += api.requests
+        into.throttled += api.throttled
+        into.throttle_ns += api.throttle_ns
+    for name, api in sums.items():
+        if api.throttled:
+            counts = api.requests, api.throttled, api.throttle_ns // MS
+            row = clients.Throttled(cluster, None, name, *counts, None, *times, times[1] - times[0])
+            yield from clients.judge_throttled(row, limits)
+
+
+def _spoken(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterator[Finding]:
+    keys = {api.name: api.key for api in schema().apis.values()}
+    served = {key: first for key, first, _ in served_by(clients.newest())[1]}
+    used: dict[str, dict[int, int]] = {}
+    for (_, name), api in apis.items():
+        for version, count in api.versions.items():
+            if name in keys and version.isdecimal() and count > 0 and name != "WriteTxnMarkers":
+                versions = used.setdefault(name, {})
+                versions[int(version)] = versions.get(int(version), 0) + count
+    dropped, requests, offered = [], 0, 0
+    for name, versions in used.items():
+        first = served.get(keys[name])
+        old = {version: count for version, count in versions.items() if first is None or version < first}
+        if old:
+            dropped.append(f"{name} v{max(old)}")
+            requests += sum(old.values())
+            offered += first is not None and max(versions) >= first
+    if dropped:
+        row = clients.Spoken(cluster, None, 0, ", ".join(sorted(dropped)), requests, None, offered, 0, *times)
+        yield from clients.judge_spoken(row, limits)
+
+
+def _brokers(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterator[Finding]:
+    sums: dict[str, Api] = {}
+    p99s: dict[str, tuple[int, int]] = {}  # number of Produce, their p99
+    for (broker, name), api in apis.items():
+        into = sums.setdefault(broker, Api())
+        into.requests += api.requests
+        into.size += api.size
+        if name == "Produce":
+            p99_ns = quantile(DURATION_NS, api.duration, 0.99)
+            if p99_ns is not None:
+                p99s[broker] = sum(api.duration), round(p99_ns)
+    asked = {
+        broker: api
+        for broker, api in sums.items()
+        if broker != "bootstrap" and api.requests >= limits.broker_requests_min
+    }
+    fast = {broker: p99 for broker, (count, p99) in p99s.items() if count >= limits.produces_min}
+    for broker in sorted(asked.keys() | fast.keys()):
+        count, p99 = p99s.get(broker, (0, None))
+        others = sorted(value for name, value in fast.items() if name != broker)
+        row = balance.Broker(
+            cluster,
+            broker,
+            None,
+            sums[broker].requests,
+            sums[broker].size,
+            count,
+            p99,
+            len(asked),
+            sum(api.size for api in asked.values()),
+            others[(len(others) - 1) // 2] if others else None,
+            1 + sum(value > (p99 or 0) for value in others),
+            *times,
+        )
+        yield from balance.judge_broker(row, limits)
+
+
+def _topics(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
+    active_s = (times[1] - times[0]) / 1e6
+    for topic, (batches, plain, records, size) in now.topics.items():
+        old = then.topics.get(topic, (0, 0, 0, 0))
+        batches, plain, records, size = batches - old[0], plain - old[1], records - old[2], size - old[3]
+        if batches <= 0:
+            continue
+        row = producing.Produced(
+            cluster,
+            None,
+            topic,
+            batches,
+            batches,
+            max(0, min(batches, 2 * batches - records)),  # at least so many have one: the others have two or more
+            records,
+            size,
+            plain,
+            size if plain == batches else 0,  # bytes are not counted by codec
+            active_s * max(now.open, 1),  # as if all connections wrote: the rate of each is at least this
+            now.open,
+            *times,
+        )
+        yield from producing.judge_produced(row, limits)
+
+
+def _connections(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
+    count = now.accepted - then.accepted
+    if count < limits.connections_min:
+        return
+    # Little's law: as many are open as come in the time that one lives.
+    life_ns = round((now.open + then.open) / 2 * (times[1] - times[0]) * 1000 / count)
+    row = clients.Churning(cluster, None, count, None, life_ns, 0, 0, *times)
+    yield from clients.judge_churning(row, limits)
+
+
+def _groups(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
+    causes = {cause: count - then.causes.get(cause, 0) for cause, count in now.causes.items()}
+    cause = max(causes, key=causes.__getitem__, default=None)
+    for group, (rebalances, took_ns, members, _) in now.groups.items():
+        old = then.groups.get(group, (0, 0, 0, ""))
+        count = rebalances - old[0]
+        if count > 0:
+            row = groups.Restless(
+                cluster,
+                group,
+                "classic",
+                count,
+                2 * max(0, members - old[2]),
+                took_ns - old[1],
+                cause,
+                causes.get(cause or "", 0),
+                members,
+                *times,
+                times[1] - times[0],
+            )
+            yield from groups.judge_restless(row, limits)
+
+
+def _lags(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
+    for (kind, name, topic), records in now.lags.items():
+        first = then.lags.get((kind, name, topic))
+        if first is None or records - first < limits.lag_records_min:
+            continue
+        by = "group" if kind == "group" else "client"
+        row = consuming.Lagging(cluster, name, topic, 0, 0, first, records, records, None, *times, by)
+        yield from consuming.judge_lagging(row, limits)

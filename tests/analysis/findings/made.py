@@ -1,0 +1,224 @@
+"""Tables made up so that each kind of finding is provoked once, and nearly provoked beside it.
+
+Rows say only what a question looks at. What real clients and captures provoke is tried with those as well.
+"""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kproxy.tables import schema
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+START_NS = int(START.timestamp()) * 10**9
+MS = 10**6
+KEYS = {"Produce": 0, "Fetch": 1, "OffsetCommit": 8, "AddPartitionsToTxn": 24, "EndTxn": 26}
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+class Made:
+    """Rows by table; each client has connections of its own."""
+
+    def __init__(self) -> None:
+        self.rows: Rows = {}
+        self._connections: dict[Any, int] = {}
+        self._numbers: dict[int, int] = {}
+
+    def add(self, table: str, at_s: float, **columns: Any) -> None:
+        row = {"source": "made", "cluster": "default", "time": START + timedelta(seconds=at_s), **columns}
+        self.rows.setdefault(table, []).append(row)
+
+    def exchange(self, client: str, api: str, at_s: float, *, broker: int = 1, **columns: Any) -> dict[str, Any]:
+        """An answered exchange; returns its key, for rows of its partitions and batches."""
+        connection = self._connections.setdefault((client, broker), len(self._connections))
+        number = self._numbers[connection] = self._numbers.get(connection, -1) + 1
+        key = {"connection": connection, "number": number}
+        self.add(
+            "exchanges",
+            at_s,
+            **key,
+            **{
+                "client_id": client,
+                "client_address": "10.0.0.1",
+                "broker_address": f"10.0.1.{broker}",
+                "broker_port": 9092,
+                "broker_id": broker,
+                "api": api,
+                "api_key": KEYS[api],
+                "api_version": 12,
+                "outcome": "answered",
+                "latency_ns": 2 * MS,
+                "request_bytes": 500,
+                "response_bytes": 100,
+                "errors": 0,
+                "throttle_ms": 0,
+            }
+            | columns,
+        )
+        return {"api": api, **key, "at_s": at_s}
+
+    def partition(self, key: dict[str, Any], direction: str, topic: str, partition: int = 0, **columns: Any) -> None:
+        self.add("partitions", **key, direction=direction, topic=topic, partition=partition, **columns)
+
+    def write(self, place: Path) -> Path:
+        for name, table in schema.BY_NAME.items():
+            (place / name).mkdir(parents=True)
+            rows = sorted(self.rows.get(name, []), key=lambda row: row["time"])
+            plain = [{field.name: row.get(field.name) for field in table.schema} for row in rows]
+            pq.write_table(pa.Table.from_pylist(plain, schema=table.schema), place / name / "made.parquet")
+        return place
+
+
+def dataset(place: Path) -> Path:
+    """One of everything."""
+    made = Made()
+    consumers(made)
+    commits(made)
+    brokers(made)
+    partitions(made)
+    lags(made)
+    transactions(made)
+    resent(made)
+    network(made)
+    return made.write(place)
+
+
+def consumers(made: Made) -> None:
+    for number in range(200):
+        at_s = number / 20  # 20 a second
+        made.exchange("poller", "Fetch", at_s, records=0, max_wait_ms=1, latency_ns=MS)
+        made.exchange("idler", "Fetch", number / 2, records=0, max_wait_ms=500, latency_ns=500 * MS)  # 2 a second
+    for number in range(300):
+        made.exchange("nibbler", "Fetch", number / 100, records=1, max_wait_ms=500, response_bytes=150)
+        made.exchange("eater", "Fetch", number / 100, records=90, max_wait_ms=500, response_bytes=9000)
+
+
+def commits(made: Made) -> None:
+    for number in range(150):
+        made.exchange("anxious", "OffsetCommit", number / 50, group_id="anxious-g")
+        made.exchange("calm", "OffsetCommit", number, group_id="calm-g")
+
+
+def brokers(made: Made) -> None:
+    """Broker 7 has most of the bytes, broker 8 is slow; 9 and 10 are like others."""
+    for broker in (7, 8, 9, 10):
+        for number in range(600):
+            slow = {"latency_ns": 400 * MS} if broker == 8 and number % 10 == 0 else {}
+            size = 60_000 if broker == 7 else 3000
+            made.exchange("writer", "Produce", number / 10, broker=broker, request_bytes=size, acks=-1, **slow)
+
+
+def partitions(made: Made) -> None:
+    """Of `lopsided` partition 2 has nearly all, `round` is even."""
+    for number in range(120):
+        key = made.exchange("keyed", "Produce", number / 4, acks=-1)
+        for topic in ("lopsided", "round"):
+            for partition in range(4):
+                size = 40_000 if topic == "round" or partition == 2 else 100
+                made.partition(key, "request", topic, partition, bytes=size, records=10)
+
+
+def lags(made: Made) -> None:
+    """`late` falls behind, `even` stays as far behind as it was."""
+    for number in range(60):
+        for client, lag in (("late", 500 + number * 400), ("even", 5000)):
+            key = made.exchange(client, "Fetch", number / 2, records=100, response_bytes=90_000, max_wait_ms=500)
+            marks = {"high_watermark": 100_000 + lag, "last_stable_offset": 100_000 + lag}
+            made.partition(key, "response", "orders", lag_records=lag, bytes=89_000, records=100, **marks)
+
+
+def transactions(made: Made) -> None:
+    """`hung` never ends, `ends` does; `stuck` cannot be read behind offset 500."""
+    for name in ("hung", "ends"):
+        made.exchange(name, "AddPartitionsToTxn", 5, transactional_id=f"{name}-tx")
+        made.exchange(name, "Produce", 5.1, transactional_id=f"{name}-tx", acks=-1)
+    made.exchange("ends", "EndTxn", 5.2, transactional_id="ends-tx")
+    for number in range(80):
+        key = made.exchange("reader", "Fetch", number, records=0, max_wait_ms=500, latency_ns=500 * MS)
+        mark = 500 + number * 10
+        made.partition(key, "response", "stuck", high_watermark=mark, last_stable_offset=500)
+        made.partition(key, "response", "flowing", high_watermark=mark, last_stable_offset=mark - 5)
+
+
+def resent(made: Made) -> None:
+    """`doubling` sends refused batches again without a producer id; `exact` with one; `gives-up` does not."""
+    for client, producer_id in (("doubling", -1), ("exact", 77), ("gives-up", -1)):
+        for number in range(5):
+            for again in (False, True):
+                if again and client == "gives-up":
+                    continue
+                at_s = 10 + number + again / 2
+                key = made.exchange(client, "Produce", at_s, acks=-1)
+                batch = {
+                    "records": 3,
+                    "bytes": 300 + number,
+                    "base_timestamp": 1_000_000 + number,
+                    "max_timestamp": 1_000_100 + number,
+                    "producer_id": producer_id,
+                    "codec": "lz4",
+                    "magic": 2,
+                }
+                made.add("batches", **key, direction="request", topic="of-" + client, partition=0, **batch)
+                made.partition(key, "request", "of-" + client, bytes=300, records=3)
+                error = {} if again else {"error_code": 7, "error": "REQUEST_TIMED_OUT"}
+                made.partition(key, "response", "of-" + client, **error)
+
+
+def network(made: Made) -> None:
+    for number, (host, columns) in enumerate(
+        (
+            ("10.9.0.1", {"retransmissions": 400}),
+            ("10.9.0.2", {"retransmissions": 400, "client_bytes": 10**9}),  # of 700,000 segments
+            ("10.9.0.3", {"zero_windows": 50}),
+            ("10.9.0.4", {"zero_windows": 2, "retransmissions": 5}),
+        )
+    ):
+        _connection(made, 900 + number, host, 0.0, 60.0, **columns)
+    for number in range(100):  # each in the place of the one before it
+        _connection(made, 1000 + number, "10.9.0.5", number / 2, 0.4)
+        _connection(made, 2000 + number, "10.9.0.6", number / 2, 300.0)  # a fleet that starts, and stays
+
+
+def _connection(made: Made, number: int, host: str, at_s: float, life_s: float, **columns: Any) -> None:
+    start_ns = START_NS + int(at_s * 1e9)
+    made.add(
+        "connections",
+        at_s,
+        **{
+            "connection": number,
+            "start_ns": start_ns,
+            "end_ns": start_ns + int(life_s * 1e9),
+            "client_address": host,
+            "broker_address": "10.0.1.1",
+            "broker_port": 9092,
+            "client_bytes": 10**6,
+            "broker_bytes": 10**6,
+            "requests": 10,
+            "retransmissions": 0,
+            "zero_windows": 0,
+            "start_seen": True,
+            "close": "fin",
+        }
+        | columns,
+    )
+
+
+PROVOKED = {
+    ("empty_fetches", "client poller"),
+    ("tiny_fetches", "client nibbler"),
+    ("commit_storm", "group anxious-g"),
+    ("hot_broker", "broker 7 (10.0.1.7:9092)"),
+    ("slow_broker", "broker 8 (10.0.1.8:9092)"),
+    ("hot_partition", "topic lopsided, partition 2"),
+    ("growing_lag", "client late, topic orders"),
+    ("open_transaction", "transactional id hung-tx, client hung"),
+    ("stuck_stable_offset", "topic stuck, partition 0"),
+    ("resent_not_idempotent", "client doubling, topic of-doubling"),
+    ("retransmissions", "10.9.0.1 and 10.0.1.1:9092"),
+    ("zero_windows", "10.9.0.3 and 10.0.1.1:9092"),
+    ("connection_churn", "client 10.9.0.5"),
+}

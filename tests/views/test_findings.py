@@ -1,0 +1,45 @@
+"""How findings look, and that their page says what the code does."""
+
+import io
+import json
+from pathlib import Path
+
+import click
+
+from kproxy.analysis.duck import Tables
+from kproxy.analysis.findings import KINDS, findings
+from kproxy.views import findings as view
+from tests.analysis.findings import made
+
+PAGE = Path(__file__).parents[2] / "docs/findings.md"
+MARK = "<!-- below: made by tools/make_findings.py -->\n"
+
+
+def test_the_page_is_made_from_the_code():
+    assert PAGE.read_text().partition(MARK)[2] == view.document(), "python tools/make_findings.py"
+
+
+def test_they_fit_in_eighty_columns_and_json_has_all(tmp_path):
+    with Tables(made.dataset(tmp_path / "tables")) as tables:
+        found = findings(tables)
+    file = io.StringIO()
+    view.show(found, "table", file)
+    text = click.unstyle(file.getvalue())
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(KINDS[one.kind].title in text for one in found)
+    assert "Change:   Raise linger.ms" not in text and "fetch.max.wait.ms" in text
+    file = io.StringIO()
+    view.show(found, "json", file, limit=3)
+    rows = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert len(rows) == 3
+    assert rows[0]["says"] == view.sentence(found[0]) and rows[0]["evidence"] == dict(found[0].evidence)
+    file = io.StringIO()
+    view.show([], "table", file)
+    assert file.getvalue() == f"{view.NOTHING}\n"
+
+
+def test_text_from_the_wire_moves_no_cursor(tmp_path):
+    with Tables(made.dataset(tmp_path / "tables")) as tables:
+        one = findings(tables, kinds=["empty_fetches"])[0]
+    evil = one._replace(where="client \x1b[2Jx", evidence=(*one.evidence, ("client", "\x1b[2J")))
+    assert "\x1b" not in click.unstyle("\n".join(view.lines([evil], 80)))
