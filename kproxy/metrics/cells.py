@@ -48,6 +48,8 @@ from kproxy.metrics.known import (
 from kproxy.metrics.lag import Fetching, Lags
 from kproxy.metrics.named import ClientCells, Clients, Topics
 from kproxy.metrics.passive import ENDS, PassiveCells
+from kproxy.metrics.reloads import ReloadCells
+from kproxy.metrics.slow import Slow
 from kproxy.metrics.tls import TlsSide
 from kproxy.metrics.upstream import ClusterState, UpstreamCells
 from kproxy.protocol.error_codes import ERRORS, error_name
@@ -323,8 +325,10 @@ class ConnectionMetrics:
         "_client",
         "_cluster",
         "_fetching",
+        "_info",
         "_listener",
         "_open",
+        "_slow",
         "_topics",
         "errors",
         "inside",
@@ -342,6 +346,8 @@ class ConnectionMetrics:
         lags: Lags | None,
         inside: "tuple[DurationCells, DurationCells]",
         loop_lag: "DurationCells",
+        slow: Slow,
+        info: ConnectionInfo,
     ) -> None:
         self._cluster = cluster
         self._cells = cells
@@ -351,6 +357,8 @@ class ConnectionMetrics:
         self._fetching = Fetching(lags) if lags is not None else None
         self._client: ClientCells | None = None
         self._open = True
+        self._slow = slow
+        self._info = info
         self.errors = 0  # codes in its answers, all levels
         self.lag = loop_lag
         self.inside = inside  # one pair for all connections
@@ -367,6 +375,7 @@ class ConnectionMetrics:
         request_bytes = response_bytes = -1
         request_bucket = response_bucket = 0
         of_broker = self._cells
+        slow_ns = self._slow.threshold_ns
         for event in events:
             if event.__class__ is not Exchange or event.outcome is not ANSWERED:
                 self._unusual(event)
@@ -400,6 +409,8 @@ class ConnectionMetrics:
             if duration > 0:
                 cells.duration_ns += duration
             cells.duration[bisect_left(DURATION_NS, duration)] += 1
+            if duration > slow_ns:
+                self._slow.add(event, duration, self._info, of_broker.broker)
             if event.max_wait_ms is not None:
                 excess = duration - event.max_wait_ms * 1_000_000
                 if excess > 0:
@@ -503,21 +514,6 @@ class ConnectionMetrics:
             _add(cells.disconnects, (self._listener, cause), 1)
 
 
-class ReloadCells:
-    """Reloads of the configuration: what became of them."""
-
-    def __init__(self, now_ns: int) -> None:
-        self.outcomes = dict.fromkeys(("applied", "unchanged", "refused"), 0)
-        self.last_successful = True  # the start is one
-        self.loaded_ns = now_ns  # when the settings that run were loaded
-
-    def count(self, outcome: str, now_ns: int) -> None:
-        self.outcomes[outcome] += 1
-        self.last_successful = outcome != "refused"
-        if self.last_successful:
-            self.loaded_ns = now_ns
-
-
 class Metrics:
     """All cells of one process, and the clock of its events."""
 
@@ -530,6 +526,7 @@ class Metrics:
         self.directions = {"request": DurationCells(), "response": DurationCells()}
         self._inside = self.directions["request"], self.directions["response"]
         self.loop_lag = DurationCells()  # from the arrival of bytes to the read of them
+        self.slow = Slow()
         self.connection_limit = 0
         self.workers = 1  # processes that relay
         self.worker_restarts = 0
@@ -573,7 +570,8 @@ class Metrics:
             cluster.topics = Topics()
             cluster.lags = Lags(cluster.topics)
         of_bodies = (cluster.topics, cluster.lags) if topics else (None, None)
-        connection = ConnectionMetrics(cluster, cells, listener, pending, *of_bodies, self._inside, self.loop_lag)
+        shared = self._inside, self.loop_lag, self.slow
+        connection = ConnectionMetrics(cluster, cells, listener, pending, *of_bodies, *shared, info)
         cells.live.add(connection)
         cells.open[listener] += 1
         cells.accepted[listener] += 1

@@ -22,6 +22,8 @@ from kproxy import __version__
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics, error_label
 from kproxy.metrics.collector_groups import of_groups
+from kproxy.metrics.exemplars import exemplars
+from kproxy.metrics.families import Exemplars
 from kproxy.metrics.families import Histogram as _Histogram
 from kproxy.metrics.families import Sum as _Sum
 from kproxy.metrics.named import OTHER, shown
@@ -70,7 +72,7 @@ class CellCollector(Collector):
             for broker in brokers
             for (api, version), cells in list(broker.apis.items())
         ]
-        yield from _requests(apis)
+        yield from _requests(apis, exemplars(metrics.slow))
         yield from _sizes(apis)
         yield from _brokers(brokers)
         yield from _connections(brokers)
@@ -92,7 +94,7 @@ class CellCollector(Collector):
 _Cells = list[tuple[tuple[str, str, str], str, ApiCells]]  # (cluster, api, broker), version, cells
 
 
-def _requests(apis: _Cells) -> Iterator[Metric]:
+def _requests(apis: _Cells, named: Exemplars) -> Iterator[Metric]:
     requests = CounterMetricFamily(
         "kproxy_requests",
         "Requests whose end is known: answered, unanswered, or without an answer by design.",
@@ -133,7 +135,8 @@ def _requests(apis: _Cells) -> Iterator[Metric]:
         for code, count in cells.errors.copy().items():
             errors.add((cluster, api, error_label(code), broker), count)
     yield requests
-    yield from (family.family() for family in (duration, excess, throttle, throttled, errors))
+    yield duration.family(named)
+    yield from (family.family() for family in (excess, throttle, throttled, errors))
 
 
 def _sizes(apis: _Cells) -> Iterator[Metric]:

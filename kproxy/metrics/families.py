@@ -1,11 +1,14 @@
 """Metric families whose cells are finer than their labels, for the collectors. Refuses to know what is counted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
+
+Exemplars = Mapping[tuple[str, ...], Mapping[int, Exemplar]]  # by labels and bucket
 
 
 class Sum:
@@ -40,10 +43,15 @@ class Histogram:
         else:
             self._cells[labels] = ([a + b for a, b in zip(before[0], counts, strict=True)], before[1] + total)
 
-    def family(self) -> Metric:
+    def family(self, exemplars: Exemplars | None = None) -> Metric:
         for labels, (counts, total) in self._cells.items():
             buckets = list(zip(self._les, accumulate(counts), strict=True))
-            self._family.add_metric(labels, buckets, total / self._unit)
+            named = exemplars.get(labels) if exemplars else None
+            if named:
+                shown = [(*bucket, named.get(index)) for index, bucket in enumerate(buckets)]
+                self._family.add_metric(labels, shown, total / self._unit)
+            else:
+                self._family.add_metric(labels, buckets, total / self._unit)
         return self._family
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from kproxy.metrics.cells import ApiCells, Metrics
 from kproxy.metrics.units import API, BROKER, CLUSTER, UPSTREAM, Place, units
 
-TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS = (
-    *("topic", "client", "log", "fetching", "committed", "names", "process"),
+TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS, SLOW = (
+    *("topic", "client", "log", "fetching", "committed", "names", "process", "slow"),
 )
 PER_SLICE = 32  # units, of some 10 us each
 
@@ -62,6 +62,7 @@ class Published:
             else:
                 yield self._if_changed(path, unit)
         yield self._if_changed((PROCESS,), (time.process_time_ns(), _resident_bytes()))
+        yield self._if_changed((SLOW,), list(metrics.slow.rows))
         seen: set[Place] = set()
         for cluster in list(metrics.clusters.values()):
             name = cluster.cluster

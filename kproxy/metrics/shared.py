@@ -17,7 +17,8 @@ from typing import Any
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics
 from kproxy.metrics.lag import MAX_COMMITTED, MAX_LOGS, Fetching, Lags, Log, Position
 from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Carried, ClientCells, TopicCells, Topics
-from kproxy.metrics.published import CLIENT, COMMITTED, FETCHING, LOG, NAMES, PROCESS, TOPIC, Change
+from kproxy.metrics.published import CLIENT, COMMITTED, FETCHING, LOG, NAMES, PROCESS, SLOW, TOPIC, Change
+from kproxy.metrics.slow import merged as merged_slow
 from kproxy.metrics.units import API, BROKER, CLUSTER, METRICS, UPSTREAM, Place, add, units
 from kproxy.metrics.upstream import UpstreamCells
 
@@ -105,6 +106,7 @@ class Shared:
         merged.worker_usage = _usage(living, gone)
         merged.worker_restarts = self.restarts
         merged.reloads = own.reloads
+        merged.slow = merged_slow(units_of.get((SLOW,), ()) for units_of in living.values())
         sums: dict[Place, Any] = {}
         for source in (self._own_units(), gone, *living.values()):
             for path, value in source.items():

@@ -26,6 +26,7 @@ _NOT_SUMS: dict[type, set[str]] = {
         "worker_usage",
         "reloads",
         "passive",
+        "slow",
     },
     ClusterCells: {"cluster", "brokers", "topics", "lags", "clients", "upstream"},
     BrokerCells: {"cluster", "broker", "live", "apis", "by_plan"},
