@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     help="Who asks the admin server needs the token in this file, but for /health and /ready.",
 )
 @click.option(
+    "--no-page",
+    "page",
+    flag_value=False,
+    default=None,
+    help="No page to look at on the admin server, and no history of the last hour for it.",
+)
+@click.option(
     "--route",
     metavar="ports|sidecar|sni|transparent",
     help="One port per broker (default), a single port for the broker beside kproxy, one over TLS for "

@@ -37,7 +37,7 @@ class Kproxy:
         if not waits_until_ready:
             return
         try:
-            wait_for("/ready of kproxy", self._ready, 30)
+            wait_for("/ready of kproxy", self._ready, 90)
         except AssertionError as fault:
             self._process.kill()
             self._process.wait()

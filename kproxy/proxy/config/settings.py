@@ -156,6 +156,7 @@ class Config(Frozen):
     admin: Annotated[Address, BeforeValidator(_admin)] | None = None  # no host: this machine alone
     admin_token_file: Path | None = None  # who asks the admin port needs what is in it, but for /health and /ready
     admin_tls: ClientTls | None = None  # the admin port speaks TLS
+    page: bool = True  # it has a page to look at, and keeps the last hour for it
     admin_open_metrics: bool = False  # /metrics needs it not
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1  # processes that relay
     max_connections: Annotated[int, Field(ge=1)] | None = None  # 10,000, or as many as open files allow

@@ -88,6 +88,7 @@ class Server:
         self._at_once = asyncio.Event()  # nothing is waited for any more
         self._recorder: Recorder | None = None
         self._draining = False
+        self._sampling: asyncio.Task[None] | None = None  # for the page of the admin port
         self._tasks = Tasks("server")
         self._link: FeedLink | None = None  # to the process that decodes; a worker's parent has it
 
@@ -214,9 +215,15 @@ class Server:
         # HTTP and the text formats take 11 MB: a kproxy without an admin port goes without.
         from kproxy.proxy.control.operators.admin import Admin
         from kproxy.proxy.control.operators.admin_guard import Guard, Token
+        from kproxy.proxy.control.operators.live import Live
         from kproxy.proxy.control.operators.operator import Operator
+        from kproxy.proxy.control.operators.page import load_page
 
         operator = Operator(self)
+        page = load_page() if self.config.page else None
+        if self._sampling is not None:
+            self._sampling.cancel()
+        live = Live(self._gathered, self._live_state, with_history=page is not None)
         token = Token(self.config.admin_token_file) if self.config.admin_token_file is not None else None
         host, port = address
         admin = Admin(
@@ -228,6 +235,7 @@ class Server:
                 "clusters": self._api_clusters,
                 "connections": self._api_connections,
                 "groups": self._api_groups,
+                "live": live.answer,
                 "traffic": self._api_traffic,
                 **operator.reads,
                 **{name: question.asked for name, question in self.questions.items()},
@@ -235,7 +243,8 @@ class Server:
             actions={**operator.actions, "reload": self._api_reload},
             streams=operator.streams,
             tls=_admin_tls(self.config.admin_tls) if self.config.admin_tls is not None else None,
-            guard=Guard(token, open_metrics=self.config.admin_open_metrics),
+            guard=Guard(token, open_metrics=self.config.admin_open_metrics, open_page=page is not None),
+            page=page,
             max_connections=shares.admin,
         )
         admin.gate.given = self.given
@@ -248,9 +257,25 @@ class Server:
         self._admin = admin
         for question in self.questions.values():
             self._tasks.spawn(question.follow())
+        self._sampling = self._tasks.spawn(live.run())
         log.info("admin at %s: /metrics /health /ready", admin.url)
         if not host:
             log.info("admin listens on this machine alone; for others: --admin 0.0.0.0:%d", admin.address[1])
+
+    async def _gathered(self, with_lags: bool) -> Metrics:
+        """The cells of all processes, as they are now."""
+        return self.metrics
+
+    def _live_state(self) -> dict[str, Any]:
+        reasons = self.not_ready()
+        return {
+            "ready": not reasons,
+            "not_ready": reasons,
+            "draining": self.is_draining,
+            "connections": self.connections,
+            "connection_limit": self.metrics.connection_limit,
+            "detail": {cluster.name: cluster.detail for cluster in self.config.clusters},
+        }
 
     async def operate(self, operation: str, *arguments: Any) -> list[Any]:
         """Run one of `operating.OPERATIONS` in each process that serves connections; returns what each gave."""

@@ -1,4 +1,4 @@
-"""The operator's HTTP: /metrics, /health, /ready, live state as JSON under /api/, and a page of links.
+"""The operator's HTTP: /metrics, /health, /ready, live state as JSON under /api/, and the page that shows it.
 
 Duty: answer questions about this process without disturbing it. A scrape is rendered on a thread of its own and takes
 the interpreter in short turns, so that the relay goes on in between; long lists are built in slices between which the
@@ -30,6 +30,8 @@ from aiohttp.web_protocol import RequestHandler
 from kproxy import __version__
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.control.operators.admin_guard import Guard
+from kproxy.proxy.control.operators.live import Encoded
+from kproxy.proxy.control.operators.page import PAGE_HEADERS, Asset
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.relay.contexts import CHECK_S, Reloading
 from kproxy.proxy.relay.listeners import Gate, Listener, resolve
@@ -83,6 +85,7 @@ class Admin:
     actions: name -> what POST /api/<name> does, with the query's parameters and those of a JSON object in the body; the
     only requests that change something. ValueError: bad parameters.
     streams: the same, for what is sent as JSON lines until it ends or nobody reads it.
+    page: what is served under /page/, and at / (its index.html); None: / is a list of links.
     guard: who may ask. tls: the context of new connections, followed while this runs; None: plain HTTP.
     """
 
@@ -96,6 +99,7 @@ class Admin:
         api: Mapping[str, Callable[[Query], Any]],
         actions: Mapping[str, Action] | None = None,
         streams: Mapping[str, Callable[[Query], Lines]] | None = None,
+        page: Mapping[str, Asset] | None = None,
         guard: Guard | None = None,
         tls: Reloading | None = None,
         max_connections: int = MAX_CONNECTIONS,
@@ -107,6 +111,7 @@ class Admin:
         self._api = api
         self._actions = actions or {}
         self._streams = streams or {}
+        self._page = page
         self._guard = guard or Guard()
         self._tls = tls
         self._renderer = ThreadPoolExecutor(1, thread_name_prefix="scrape")
@@ -120,7 +125,9 @@ class Admin:
         """Bind and serve; OSError where the address cannot be bound."""
         app = web.Application(middlewares=[_timed, self._guard.middleware], client_max_size=MAX_BODY)
         app.on_response_prepare.append(_common)
-        app.router.add_get("/", self._index)
+        app.router.add_get("/", self._index if self._page is None else self._asset)
+        if self._page is not None:
+            app.router.add_get("/page/{name}", self._asset)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
@@ -222,7 +229,7 @@ class Admin:
             value = self._api[name](request.query)
             if asyncio.iscoroutine(value):
                 value = await value
-            text = await _json_of_slices(value) if isinstance(value, AsyncIterator) else json.dumps(value)
+            text = await _text_of(value)
         except ValueError as fault:
             raise web.HTTPBadRequest(text=f"{fault}\n") from None
         headers = {"Content-Type": "application/json; charset=utf-8"}
@@ -258,6 +265,14 @@ class Admin:
         finally:
             await lines.aclose()  # type: ignore[attr-defined]  # they are generators
         return response
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        assert self._page is not None
+        asset = self._page.get(request.match_info.get("name", "index.html"))
+        if asset is None:
+            raise web.HTTPNotFound(text="no such part of the page\n")
+        headers = {"Content-Type": asset.content_type, **PAGE_HEADERS}
+        return _compressed(request, web.Response(body=asset.body, headers=headers, zlib_executor_size=_THREAD_BYTES))
 
     async def _index(self, _: web.Request) -> web.Response:
         links = {
@@ -393,6 +408,12 @@ def _line(value: Any) -> bytes:
 async def _common(_: web.Request, response: web.StreamResponse) -> None:
     """What all answers have in common, refusals included."""
     response.headers.update(_COMMON_HEADERS)
+
+
+async def _text_of(value: Any) -> str:
+    if isinstance(value, Encoded):
+        return value
+    return await _json_of_slices(value) if isinstance(value, AsyncIterator) else json.dumps(value)
 
 
 async def _json_of_slices(slices: Slices) -> str:

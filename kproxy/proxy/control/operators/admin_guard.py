@@ -74,11 +74,18 @@ class Token:
 
 
 class Guard:
-    """token: None where the port has none; open_metrics: /metrics takes no token."""
+    """token: None where the port has none; open_metrics: /metrics takes no token.
 
-    def __init__(self, token: Token | None = None, *, open_metrics: bool = False) -> None:
+    open_page: the page takes none, which is files without data: it asks for the token, and sends it to /api/.
+    """
+
+    def __init__(self, token: Token | None = None, *, open_metrics: bool = False, open_page: bool = False) -> None:
         self._token = token
         self._open = _OPEN | {"/metrics"} if open_metrics else _OPEN
+        self._open_page = open_page
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open or (self._open_page and (path == "/" or path.startswith("/page/")))
 
     @property
     def middleware(self) -> Any:
@@ -103,7 +110,7 @@ class Guard:
             raise web.HTTPForbidden(
                 text=f"{name!r} is no name of this machine: ask localhost, or its address (against DNS rebinding)\n"
             )
-        if self._token is not None and request.path not in self._open:
+        if self._token is not None and not self._is_open(request.path):
             raise web.HTTPUnauthorized(
                 text="send the token of admin_token_file: Authorization: Bearer TOKEN\n",
                 headers={"WWW-Authenticate": 'Bearer realm="kproxy"'},

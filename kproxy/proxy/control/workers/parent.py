@@ -246,6 +246,10 @@ class Parent(Server):
         await self._collect(True)
         return self.shared.merged()
 
+    async def _gathered(self, with_lags: bool) -> Metrics:
+        await self._collect(with_lags)
+        return self.shared.merged()
+
     async def _collect(self, with_lags: bool) -> None:
         """Have workers send what they have counted so far."""
         await self.crew.ask_all("publish", with_lags, timeout_s=SCRAPE_S)

@@ -1,0 +1,331 @@
+"""The cells as plain rows, now and over the last hour: for whoever looks at a running kproxy, page or terminal.
+
+Duty: `totals` adds up what was counted of each (cluster, broker, API); `History` keeps, for each step of the last hour,
+what was added since the step before. All figures are those of /metrics, read from the very cells. Walks over cells are
+generators, which yield now and then: their owner gives traffic its turn, and asks less often where a walk is long.
+
+Bounded: a sample has MAX_SERIES series, the largest, the rest added up under the first name, and MAX_GROUPS groups; it
+is kept as the JSON text in which it is sent, of 20 kB at most (1 kB is usual), SAMPLES of them: 7 MB at most. MAX_NAMES
+names of series and of groups. Refuses to know who asks, and over what.
+"""
+
+import json
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, quantile
+from kproxy.metrics.cells import ApiCells, Metrics, error_label
+
+STEP_S = 10.0
+SAMPLES = 360
+MAX_SERIES = 64
+MAX_GROUPS = 32
+MAX_NAMES = 1024
+OTHER = "other"
+_CELLS_PER_TURN = 40  # of some 5 us each
+
+Key = tuple[str, str, str]  # cluster, broker, API
+BOUNDS_S = [bound / 1e9 for bound in DURATION_NS]
+
+
+class Total:
+    """What was counted so far of one (cluster, broker, API), all versions."""
+
+    __slots__ = ("duration", "errors", "request_bytes", "requests", "response_bytes", "throttle_ns", "throttled")
+
+    def __init__(self) -> None:
+        self.requests = self.errors = self.request_bytes = self.response_bytes = self.throttled = self.throttle_ns = 0
+        self.duration = [0] * (len(DURATION_NS) + 1)
+
+    def add(self, cells: ApiCells) -> None:
+        self.requests += cells.requests
+        self.errors += sum(cells.errors.copy().values()) if cells.errors else 0
+        self.request_bytes += cells.request_bytes
+        self.response_bytes += cells.response_bytes
+        self.throttled += sum(cells.throttle) if cells.throttle_ns else 0
+        self.throttle_ns += cells.throttle_ns
+        self.duration = [a + b for a, b in zip(self.duration, cells.duration, strict=True)]
+
+    def row(self, before: "Total | None" = None) -> list[Any]:
+        """[requests, errors, bytes to the broker, bytes to clients, throttled, ms of throttle, [bucket, count, ...]]"""
+        since = before or _NOTHING
+        buckets: list[int] = []
+        for index, count in enumerate(self.duration):
+            if count > since.duration[index]:
+                buckets += (index, count - since.duration[index])
+        return [
+            self.requests - since.requests,
+            self.errors - since.errors,
+            self.request_bytes - since.request_bytes,
+            self.response_bytes - since.response_bytes,
+            self.throttled - since.throttled,
+            round((self.throttle_ns - since.throttle_ns) / 1e6),
+            buckets,
+        ]
+
+
+_NOTHING = Total()
+Totals = dict[Key, Total]
+
+
+def totals(metrics: Metrics) -> Generator[None, None, Totals]:
+    """What was counted so far; to be run in turns."""
+    found: Totals = {}
+    walked = 0
+    for cluster in list(metrics.clusters.values()):
+        for broker in list(cluster.brokers.values()):
+            for (api, _), cells in list(broker.apis.items()):
+                key = cluster.cluster, broker.broker, api
+                total = found.get(key)
+                if total is None:
+                    total = found[key] = Total()
+                total.add(cells)
+                walked += 1
+                if walked % _CELLS_PER_TURN == 0:
+                    yield
+    return found
+
+
+class Names:
+    """Names by number, the first is that of all that have none of their own."""
+
+    def __init__(self, parts: int) -> None:
+        self.names: list[tuple[str, ...]] = [(OTHER,) * parts]
+        self._numbers: dict[tuple[str, ...], int] = {}
+
+    def number(self, name: tuple[str, ...]) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            if len(self.names) >= MAX_NAMES:
+                return 0
+            number = self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return number
+
+
+class History:
+    """Samples of the last hour, the youngest last; each is numbered, and has the text in which it is sent."""
+
+    def __init__(self) -> None:
+        self.samples: deque[tuple[int, str]] = deque(maxlen=SAMPLES)
+        self.series = Names(3)
+        self.groups = Names(2)
+        self._number = 0
+        self._base: Totals | None = None  # at the end of the last sample
+        self._base_process: list[float] = []
+        self._rebalances: dict[tuple[str, str], int] = {}
+        self._since_ns = 0
+
+    @property
+    def last(self) -> int:
+        """The number of the last sample; 0: there is none yet."""
+        return self._number
+
+    @property
+    def begun_ns(self) -> int:
+        """When the sample that comes next began; 0: there is nothing to compare with yet."""
+        return self._since_ns
+
+    def close(self, metrics: Metrics, now: Totals, now_ns: int) -> None:
+        """End a sample; the first call only remembers where counting stood."""
+        groups = _rebalances(metrics)
+        if self._base is not None:
+            self._number += 1
+            self.samples.append((self._number, self._text(metrics, now, groups, now_ns, self._number)))
+        self._base, self._since_ns = now, now_ns
+        self._base_process = _process(metrics)
+        self._rebalances = {key: count for key, (count, _) in groups.items()}
+
+    def open(self, metrics: Metrics, now: Totals, now_ns: int) -> str:
+        """What was added since the last sample ended, as a sample that has no number yet."""
+        if self._base is None or now_ns <= self._since_ns:
+            return "null"
+        return self._text(metrics, now, _rebalances(metrics), now_ns, 0)
+
+    def _text(
+        self,
+        metrics: Metrics,
+        now: Totals,
+        groups: dict[tuple[str, str], tuple[int, bool]],
+        now_ns: int,
+        number: int,
+    ) -> str:
+        assert self._base is not None
+        rows = []
+        for key, total in now.items():
+            before = self._base.get(key)
+            if before is None or total.requests != before.requests or total.response_bytes != before.response_bytes:
+                rows.append((key, total.row(before)))
+        rows.sort(key=lambda item: -item[1][0])
+        shown = [[self.series.number(key), *row] for key, row in rows[:MAX_SERIES]]
+        rest = [row for _, row in rows[MAX_SERIES:]]
+        if rest:
+            shown.append([0, *_added(rest)])
+        changed = [
+            [self.groups.number(key), max(0, count - self._rebalances.get(key, count)), int(rebalances_now)]
+            for key, (count, rebalances_now) in groups.items()
+            if rebalances_now or count > self._rebalances.get(key, count)
+        ]
+        seconds = max(1, now_ns - self._since_ns) / 1e9
+        sample = {
+            "n": number,
+            "t": now_ns // 1_000_000,
+            "d": round(seconds, 3),
+            "s": shown,
+            "g": changed[:MAX_GROUPS],
+            "p": _since(_process(metrics), self._base_process, seconds),
+        }
+        return json.dumps(sample, separators=(",", ":"))
+
+
+def _added(rows: Sequence[list[Any]]) -> list[Any]:
+    buckets: dict[int, int] = {}
+    for row in rows:
+        for index, count in zip(row[6][::2], row[6][1::2], strict=True):
+            buckets[index] = buckets.get(index, 0) + count
+    return [*(sum(row[column] for row in rows) for column in range(6)), [n for item in buckets.items() for n in item]]
+
+
+def _rebalances(metrics: Metrics) -> dict[tuple[str, str], tuple[int, bool]]:
+    """How often each group has rebalanced, and whether it does so now."""
+    now_ns = metrics.now_ns()
+    return {
+        (cluster.cluster, group): (cells.rebalances, cells.is_rebalancing)
+        for cluster in list(metrics.clusters.values())
+        if cluster.insight is not None
+        for group, cells in cluster.insight().groups.shown(now_ns)
+        if group is not None
+    }
+
+
+def _process(metrics: Metrics) -> list[Any]:
+    inside = [a + b for a, b in zip(*(cells.counts for cells in metrics.directions.values()), strict=True)]
+    return [inside, metrics.loop_lag.counts.copy()]
+
+
+def _since(now: list[Any], before: list[Any], seconds: float) -> list[float | None]:
+    """p99 of the time inside kproxy, and of the time that bytes waited for it; seconds."""
+    found: list[float | None] = []
+    for counts, earlier in zip(now, before, strict=True):
+        p99 = quantile(PROXY_NS, [max(0, a - b) for a, b in zip(counts, earlier, strict=True)], 0.99)
+        found.append(None if p99 is None else p99 / 1e9)
+    return found
+
+
+# --- rows of what has names -------------------------------------------------------------------------------------------
+
+
+def error_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
+    """[cluster, broker, API, error, count so far], the most frequent first."""
+    counts: dict[tuple[str, str, str, str], int] = {}
+    for cluster in list(metrics.clusters.values()):
+        for broker in list(cluster.brokers.values()):
+            for (api, _), cells in list(broker.apis.items()):
+                if cells.errors:
+                    for code, count in cells.errors.copy().items():
+                        key = cluster.cluster, broker.broker, api, error_label(code)
+                        counts[key] = counts.get(key, 0) + count
+    return [[*key, count] for key, count in sorted(counts.items(), key=lambda item: -item[1])[:limit]]
+
+
+def broker_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
+    """[cluster, broker, open connections, requests in flight, disconnects so far]"""
+    rows = [
+        [
+            cluster.cluster,
+            name,
+            sum(broker.open.copy().values()),
+            broker.inflight,
+            sum(broker.disconnects.copy().values()),
+        ]
+        for cluster in list(metrics.clusters.values())
+        for name, broker in list(cluster.brokers.items())
+    ]
+    return sorted(rows, key=lambda row: (-row[2], row[0], row[1]))[:limit]
+
+
+def topic_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
+    """[cluster, topic, bytes and records produced, bytes and records fetched so far], the largest first."""
+    now_ns = metrics.now_ns()
+    rows: dict[tuple[str, str], list[Any]] = {}
+    for cluster in list(metrics.clusters.values()):
+        if cluster.topics is None:
+            continue
+        for topic, cells in cluster.topics.top.shown(now_ns):
+            name = cluster.topics.label(topic)  # of a topic's id too, where an answer has named it
+            row = rows.setdefault((cluster.cluster, name), [cluster.cluster, name, 0, 0, 0, 0])
+            carried = cells.request.bytes, cells.request.records, cells.response.bytes, cells.response.records
+            row[2:] = [a + b for a, b in zip(row[2:], carried, strict=True)]
+    return sorted(rows.values(), key=lambda row: -(row[2] + row[4]))[:limit]
+
+
+def client_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
+    """[cluster, client id, software, its version, open connections], who is connected first."""
+    now_ns = metrics.now_ns()
+    rows = [
+        [cluster.cluster, *(client or (OTHER, OTHER, "")), cells.open]
+        for cluster in list(metrics.clusters.values())
+        for client, cells in cluster.clients.top.shown(now_ns)
+    ]
+    return sorted(rows, key=lambda row: (-row[4], row[0], row[1]))[:limit]
+
+
+def group_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
+    """[cluster, group, state, members, generation, rebalances, seconds in them, refused requests so far]"""
+    now_ns = metrics.now_ns()
+    rows = [
+        [
+            cluster.cluster,
+            group,
+            cells.state,
+            cells.members,
+            cells.generation,
+            cells.rebalances,
+            round(cells.duration_ns / 1e9, 3),
+            sum(cells.failures.values()),
+        ]
+        for cluster in list(metrics.clusters.values())
+        if cluster.insight is not None
+        for group, cells in cluster.insight().groups.shown(now_ns)
+        if group is not None
+    ]
+    return sorted(rows, key=lambda row: (-row[5], -row[3], row[1]))[:limit]
+
+
+def lag_rows(metrics: Metrics, wall_ns: int, limit: int) -> list[list[Any]]:
+    """[cluster, "group" or "client_id", its name, topic, records, seconds or null], who is furthest behind first."""
+    now_ns = metrics.now_ns()
+    rows = [
+        [cluster.cluster, by, name, topic, lag.records, lag.seconds]
+        for cluster in list(metrics.clusters.values())
+        if cluster.lags is not None
+        for by, consumers in cluster.lags.shown(now_ns, wall_ns)
+        for name, topic, lag in consumers
+    ]
+    return sorted(rows, key=lambda row: -row[4])[:limit]
+
+
+def slow_rows(metrics: Metrics, after_ns: int) -> list[list[Any]]:
+    """The slow exchanges after a moment; columns as SLOW_COLUMNS."""
+    return [
+        [
+            row.at_ns // 1000,
+            *row[1:8],
+            str(row.connection),  # more than a number of JavaScript can hold
+            row.number,
+            *(round(ns / 1e9, 6) for ns in (row.broker_ns, row.over_ns, row.queue_ns, row.muted_ns)),
+            row.throttle_ms,
+            row.request_bytes,
+            row.response_bytes,
+            "" if not row.error_code else error_label(row.error_code),
+        ]
+        for row in metrics.slow.rows.copy()
+        if row.at_ns // 1000 > after_ns // 1000
+    ]
+
+
+SLOW_COLUMNS = (
+    *("at_us", "cluster", "broker", "api", "version", "client_id", "client", "correlation_id", "connection", "number"),
+    *("broker_s", "over_s", "queue_s", "muted_s", "throttle_ms", "request_bytes", "response_bytes", "error"),
+)

@@ -1,0 +1,71 @@
+"""The system's Chromium, headless, through its own driver: Debian's packages chromium and chromium-driver."""
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def opened(page: Path | str, width: int = 1280) -> Iterator["Browser"]:
+    """A page in a browser, of a file or a URL, with what it asked for and complained about so far."""
+    binary, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
+    if binary is None or driver is None:
+        pytest.skip("Chromium and its driver are missing: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.add_argument(f"--window-size={width},900")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=Service(driver))
+    try:
+        chrome.set_page_load_timeout(120)
+        chrome.set_script_timeout(120)
+        chrome.get(page if isinstance(page, str) else page.absolute().as_uri())
+        yield Browser(chrome)
+    finally:
+        chrome.quit()
+
+
+class Browser:
+    """What a test asks of a browser; `chrome`: selenium's own."""
+
+    def __init__(self, chrome: Any) -> None:
+        self.chrome = chrome
+
+    def requests(self) -> list[str]:
+        """The addresses that were asked for since the last call."""
+        said = [json.loads(entry["message"])["message"] for entry in self.chrome.get_log("performance")]
+        return [each["params"]["request"]["url"] for each in said if each["method"] == "Network.requestWillBeSent"]
+
+    def complaints(self) -> list[str]:
+        """The lines of the console since the last call."""
+        return [entry["message"] for entry in self.chrome.get_log("browser")]
+
+    def asked(self, script: str, *arguments: Any) -> Any:
+        """What a script returns."""
+        return self.chrome.execute_script(script, *arguments)
+
+    def width(self, pixels: int) -> None:
+        """Be as wide as a telephone, say."""
+        metrics = {"width": pixels, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def prefers(self, scheme: str) -> None:
+        """The reader's system is "light" or "dark"."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+    def printed(self) -> bytes:
+        """The page as a PDF."""
+        made = self.chrome.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})
+        return base64.b64decode(made["data"])

@@ -1,0 +1,120 @@
+"""The cells as rows, now and over the last hour: the figures of /metrics, and bounded."""
+
+import json
+
+from kproxy.metrics import Metrics, live
+from kproxy.metrics.collector import registry_of
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.interest import Interest
+from tests.metrics.test_slow import FETCH, MS, PRODUCE, START, exchange
+
+SECOND = 10**9
+
+
+def connected(metrics, cluster="demo", broker="1"):
+    info = ConnectionInfo(cluster, "live:bootstrap", "10.0.0.7", 5000, "10.0.0.1", 9092, 1, START)
+    return metrics.connection(info, "broker-1", broker)
+
+
+def run(walk):
+    """(what a walk found, how many turns it took)"""
+    turns = 1
+    while True:
+        try:
+            next(walk)
+            turns += 1
+        except StopIteration as end:
+            return end.value, turns
+
+
+def exposed(metrics, name, **labels):
+    return sum(
+        sample.value
+        for family in registry_of(metrics).collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def samples_of(history):
+    return [json.loads(text) for _, text in history.samples]
+
+
+def test_totals_are_the_figures_of_metrics():
+    metrics = Metrics()
+    failed, throttled = exchange(PRODUCE, 3 * MS), exchange(PRODUCE, 3 * MS)
+    failed.errors, throttled.throttle_ms = (6, 6), 250
+    connected(metrics).events([failed, throttled, exchange(FETCH, 400 * MS), exchange(PRODUCE, 20_000)])
+    connected(metrics, broker="2").events([exchange(PRODUCE, 700 * SECOND)])
+    found, _ = run(live.totals(metrics))
+    assert set(found) == {("demo", "1", "Produce"), ("demo", "1", "Fetch"), ("demo", "2", "Produce")}
+    for (cluster, broker, api), total in found.items():
+        of = {"cluster": cluster, "broker": broker, "api": api}
+        requests, errors, request_bytes, response_bytes, throttles, throttle_ms, pairs = total.row()
+        assert requests == exposed(metrics, "kproxy_requests_total", **of)
+        assert errors == exposed(metrics, "kproxy_errors_total", **of)
+        assert request_bytes == exposed(metrics, "kproxy_request_bytes_total", **of)
+        assert response_bytes == exposed(metrics, "kproxy_response_bytes_total", **of)
+        assert throttles == exposed(metrics, "kproxy_throttled_responses_total", **of)
+        assert throttle_ms == 1000 * exposed(metrics, "kproxy_throttle_seconds_sum", **of)
+        below = 0
+        counts = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        for index, bound in enumerate(live.BOUNDS_S):
+            below += counts.get(index, 0)
+            le = f"{bound:g}" if bound < 1 else f"{bound:.1f}"
+            assert below == exposed(metrics, "kproxy_request_duration_seconds_bucket", **of, le=le), le
+
+
+def test_samples_add_up_to_what_was_counted_since_the_first_one():
+    metrics, history = Metrics(), live.History()
+    connection = connected(metrics)
+    connection.events([exchange(PRODUCE, 3 * MS)])
+    history.close(metrics, run(live.totals(metrics))[0], START)  # what was before the first sample belongs to none
+    for step in range(1, 6):
+        connection.events([exchange(PRODUCE, 3 * MS)] * step)
+        open_now = json.loads(history.open(metrics, run(live.totals(metrics))[0], START + step * SECOND - 1))
+        history.close(metrics, run(live.totals(metrics))[0], START + step * SECOND)
+        (last,) = samples_of(history)[-1:]
+        assert open_now["s"] == last["s"] and open_now["n"] == 0 and last["n"] == step
+    assert [sample["s"][0][1] for sample in samples_of(history)] == [1, 2, 3, 4, 5]
+    assert [sample["d"] for sample in samples_of(history)] == [1.0] * 5
+    assert history.series.names == [("other",) * 3, ("demo", "1", "Produce")]
+    history.close(metrics, run(live.totals(metrics))[0], START + 6 * SECOND)
+    assert samples_of(history)[-1]["s"] == []  # nothing happened
+
+
+def test_a_flood_of_brokers_and_apis_is_bounded_in_a_sample_and_in_turns():
+    metrics, history = Metrics(), live.History()
+    interest = Interest()
+    plans = [interest.plan(key << 16 | version) for key in (0, 1, 2, 3, 8, 9, 10, 11, 12) for version in (5, 6, 7)]
+    history.close(metrics, {}, START)
+    for round_number in range(3):
+        for broker in range(200):
+            connection = connected(metrics, broker=f"{round_number}-{broker}")
+            connection.events([exchange(plan, MS << n % 20) for n, plan in enumerate(plans)])
+        found, turns = run(live.totals(metrics))
+        assert turns >= len(found) // live._CELLS_PER_TURN
+        history.close(metrics, found, START + (round_number + 1) * SECOND)
+    for _, text in history.samples:
+        sample = json.loads(text)
+        assert len(text) < 20_000 and len(sample["s"]) == live.MAX_SERIES + 1
+        assert sum(row[1] for row in sample["s"]) == 200 * len(plans)  # the rest is there too, together
+        assert sum(sum(row[7][1::2]) for row in sample["s"]) == 200 * len(plans)
+    for number in range(2 * live.MAX_NAMES):
+        history.series.number(("c", str(number), "x"))
+    assert len(history.series.names) == live.MAX_NAMES and history.series.number(("c", "new", "x")) == 0
+    for step in range(2 * live.SAMPLES):
+        history.close(metrics, found, START + (10 + step) * SECOND)
+    assert len(history.samples) == live.SAMPLES
+
+
+def test_rows_are_the_largest_and_no_more_than_were_asked_for():
+    metrics = Metrics()
+    for number in range(30):
+        connected(metrics, broker=str(number)).events([exchange(PRODUCE, MS)] * (number + 1))
+    assert len(live.broker_rows(metrics, 10)) == 10
+    failed = exchange(PRODUCE, MS)
+    failed.errors = (6,)
+    connected(metrics, broker="7").events([failed])
+    assert live.error_rows(metrics, 10) == [["demo", "7", "Produce", "NOT_LEADER_OR_FOLLOWER", 1]]
+    assert live.topic_rows(metrics, 10) == live.group_rows(metrics, 10) == live.lag_rows(metrics, 0, 10) == []

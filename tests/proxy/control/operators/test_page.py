@@ -1,0 +1,220 @@
+"""The page in a real browser: before the demo's cluster, with hostile names, through a restart, with a token."""
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kproxy.demo import world
+from kproxy.protocol.records import Record, write_batch
+from kproxy.proxy.control.operators.page import load_page
+from tests import chromium
+from tests.broker.cluster import wait_for
+from tests.broker.kproxy import Kproxy
+from tests.proxy.live import request
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+PRODUCE, API_VERSIONS = 0, 18
+
+
+@contextmanager
+def traffic() -> Iterator["World"]:
+    started = World()
+    try:
+        yield started
+    finally:
+        started.process.stdin.close()  # type: ignore[union-attr]
+        started.process.wait(30)
+
+
+class World:
+    """The demo's brokers, and, once they are admitted, its clients."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", world.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.bootstrap = ",".join(f"{host}:{port}" for host, port in json.loads(self.process.stdout.readline()))
+
+    def admit(self, bootstrap: str) -> None:
+        host, port = bootstrap.split(":")
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([host, int(port)]) + "\n")
+        self.process.stdin.flush()
+
+
+def hostile_client(bootstrap: str, count: int) -> list[socket.socket]:
+    """Clients and topics with markup for names, and many of them."""
+    host, port = bootstrap.split(":")
+    clients = []
+    batch = write_batch([Record(0, 1_700_000_000_000, None, b"v" * 100)])
+    for number in range(count):
+        client = socket.create_connection((host, int(port)), timeout=10)
+        software = {"clientSoftwareName": "evil", "clientSoftwareVersion": "1.0"}
+        client.sendall(request(API_VERSIONS, 3, 1, software, client=f"{HOSTILE}{number}"))
+        client.recv(4096)
+        partition = {"index": 0, "records": batch}
+        topics = [{"name": f"{HOSTILE}{number}-{n}", "partitionData": [partition]} for n in range(20)]
+        client.sendall(request(PRODUCE, 7, 2, {"acks": -1, "timeoutMs": 1000, "topicData": topics}, client=HOSTILE))
+        clients.append(client)
+    return clients
+
+
+def loaded(url: str, **headers: str) -> tuple[int, dict[str, str], str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, dict(answer.headers), answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, dict(refused.headers), refused.read().decode()
+
+
+def rows(browser: chromium.Browser, table: str) -> list[list[str]]:
+    script = (
+        "return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)]"
+        ".map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    found: list[list[str]] = browser.asked(script, table)
+    return found
+
+
+def state_of(browser: chromium.Browser) -> str:
+    return str(browser.asked("return document.querySelector('#state').textContent"))
+
+
+def tile(browser: chromium.Browser, name: str) -> str:
+    script = (
+        "return [...document.querySelectorAll('.tile')]"
+        ".find(t => t.querySelector('span').textContent === arguments[0])?.querySelector('b').textContent"
+    )
+    return str(browser.asked(script, name))
+
+
+def test_the_page_shows_what_passes_moves_filters_and_survives_a_restart(tmp_path: Path) -> None:
+    with traffic() as demo, Kproxy(demo.bootstrap, tmp_path, "--detail", "topics", "--workers", "2") as kproxy:
+        demo.admit(kproxy.bootstrap)
+        page = f"http://{kproxy.admin}/"
+        hostile = hostile_client(kproxy.bootstrap, 15)
+        with chromium.opened(page, 1440) as browser:
+            wait_for("requests", lambda: tile(browser, "requests/s") not in ("None", "0", "–"), 60)
+            wait_for(
+                "charts",
+                lambda: browser.asked("return document.querySelectorAll('#requests path.area').length") > 2,
+                90,
+            )
+            assert {"Produce", "Fetch"} <= {row[0] for row in rows(browser, "apis")}
+            assert len(rows(browser, "brokers")) >= 4
+            wait_for("topics", lambda: len(rows(browser, "topics")) >= 5, 60)
+            wait_for("clients", lambda: len(rows(browser, "clients")) >= 5, 60)
+            wait_for("connections", lambda: len(rows(browser, "connections")) >= 5, 60)
+            assert len(rows(browser, "topics")) <= 10  # of hundreds; the rest is a click away
+
+            # It moves: figures follow the counters, which are those of /metrics.
+            seen = browser.asked("return document.querySelector('#apis').textContent")
+            wait_for(
+                "new figures", lambda: browser.asked("return document.querySelector('#apis').textContent") != seen, 60
+            )
+
+            # Names of peers are text.
+            find = browser.chrome.find_element("css selector", "input[name=find]")
+            find.send_keys("onerror")
+            wait_for("hostile names", lambda: any(HOSTILE in row[0] for row in rows(browser, "topics")), 60)
+            wait_for("hostile clients", lambda: any(HOSTILE in row[0] for row in rows(browser, "clients")), 60)
+            assert browser.asked("return document.title") == "kproxy"
+            assert browser.asked("return document.querySelectorAll('img, main script').length") == 0
+            assert "find=onerror" in browser.chrome.current_url
+            find.clear()
+            find.send_keys("\ue003")  # an event for the field that is empty now
+
+            # Filters are in the URL, and the URL is enough.
+            browser.chrome.get(f"{page}?broker=2&api=Produce&range=300&theme=dark")
+            wait_for("a filter", lambda: [row[0] for row in rows(browser, "brokers")] == ["2"], 60)
+            assert [row[0] for row in rows(browser, "apis")] == ["Produce"]
+            assert browser.asked("return document.querySelector('[name=broker]').value") == "2"
+            assert browser.asked("return getComputedStyle(document.body).backgroundColor") == "rgb(14, 20, 25)"
+            browser.asked("document.querySelector('#brokers td a').click()")
+            wait_for("no filter", lambda: len(rows(browser, "brokers")) >= 4, 60)
+            assert "broker=" not in browser.chrome.current_url
+
+            # Nothing goes sideways on a telephone.
+            browser.width(390)
+            wait_for("a narrow page", lambda: browser.asked("return document.documentElement.scrollWidth") <= 390, 30)
+            browser.width(1440)
+
+            assert browser.complaints() == []
+            for client in hostile:
+                client.close()
+            kproxy.stop(kill=True)
+            wait_for("the news", lambda: "does not answer" in state_of(browser), 60)
+            kproxy.start()
+            wait_for("a page that goes on", lambda: state_of(browser) == "ready", 60)
+            wait_for("figures again", lambda: tile(browser, "requests/s") not in ("None", "0", "–"), 90)
+            assert all("net::ERR" in line for line in browser.complaints())  # of the seconds without a kproxy
+            strangers = {url for url in browser.requests() if not url.startswith((page, "data:"))}
+            assert not strangers
+
+
+def test_a_token_is_asked_for_once_and_sent_with_every_question(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret-word\n")
+    with traffic() as demo, Kproxy(demo.bootstrap, tmp_path, "--admin-token-file", str(token)) as kproxy:
+        demo.admit(kproxy.bootstrap)
+        page = f"http://{kproxy.admin}/"
+        assert loaded(f"{page}api/live")[0] == 401
+        with chromium.opened(page) as browser:
+            is_open = "return document.querySelector('#login').open"
+            wait_for("the form", lambda: browser.asked(is_open), 30)
+            field = browser.chrome.find_element("css selector", "#login input")
+            field.send_keys("wrong\n")
+            wait_for(
+                "a refusal",
+                lambda: "not its token" in browser.asked("return document.querySelector('#login-fault').textContent"),
+                30,
+            )
+            field.send_keys("s3cret-word\n")
+            wait_for("figures", lambda: tile(browser, "requests/s") not in ("None", "0", "–"), 60)
+            assert not browser.asked(is_open)
+            browser.chrome.refresh()  # the tab remembers
+            wait_for("figures", lambda: tile(browser, "requests/s") not in ("None", "0", "–"), 60)
+            assert all("401" in line for line in browser.complaints())
+            assert not any("s3cret-word" in url for url in browser.requests())
+
+
+@pytest.mark.parametrize("page", [True, False])
+def test_files_and_headers(tmp_path: Path, page: bool) -> None:
+    token = tmp_path / "token"
+    token.write_text("word")
+    with traffic() as demo:
+        more = () if page else ("--no-page",)
+        with Kproxy(demo.bootstrap, tmp_path, "--admin-token-file", str(token), *more) as kproxy:
+            for name in ("", "page/page.js", "page/page.css", "page/d3.js", "page/icon.svg"):
+                status, headers, text = loaded(f"http://{kproxy.admin}/{name}")
+                assert status == (200 if page else 401)
+                if page:
+                    policy = headers["Content-Security-Policy"]
+                    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+                    assert headers["X-Content-Type-Options"] == "nosniff" and headers["Cache-Control"] == "no-store"
+            authorized = {"Authorization": "Bearer word"}
+            status, _, text = loaded(f"http://{kproxy.admin}/", **authorized)
+            assert status == 200 and ("page.js" in text) is page
+            status, _, text = loaded(f"http://{kproxy.admin}/api/live", **authorized)
+            assert status == 200 and ("samples" in json.loads(text)) is page
+            assert loaded(f"http://{kproxy.admin}/page/%2e%2e/page.js", **authorized)[0] == 404
+            assert loaded(f"http://{kproxy.admin}/page/live.py", **authorized)[0] == 404
+
+
+def test_files_are_small_enough_to_be_kept_in_memory() -> None:
+    files = load_page()
+    assert files is not None and set(files) == {"index.html", "page.css", "page.js", "icon.svg", "d3.js"}
+    assert sum(len(file.body) for file in files.values()) < 450_000
