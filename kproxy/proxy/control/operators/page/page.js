@@ -218,7 +218,7 @@
     svg.attr("viewBox", null).selectAll("*").remove();
     const x = d3.time.scale().domain(domain).range([margin.left, width - margin.right]);
     const bottom = height - margin.bottom;
-    const axis = d3.svg.axis().scale(x).orient("bottom").ticks(Math.max(2, Math.floor(width / 90))).tickFormat(d3.time.format("%H:%M")).tickSize(3, 0);
+    const axis = d3.svg.axis().scale(x).orient("bottom").ticks(Math.max(2, Math.floor(width / 90))).tickFormat(d3.time.format(domain[1] - domain[0] < 300000 ? "%H:%M:%S" : "%H:%M")).tickSize(3, 0);
     svg.append("g").attr("class", "axis").attr("transform", `translate(0,${bottom})`).call(axis);
     return { box, svg, x, width, bottom, margin };
   }
