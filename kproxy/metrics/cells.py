@@ -570,8 +570,9 @@ class Metrics:
             cluster.topics = Topics()
             cluster.lags = Lags(cluster.topics)
         of_bodies = (cluster.topics, cluster.lags) if topics else (None, None)
-        shared = self._inside, self.loop_lag, self.slow
-        connection = ConnectionMetrics(cluster, cells, listener, pending, *of_bodies, *shared, info)
+        connection = ConnectionMetrics(
+            cluster, cells, listener, pending, *of_bodies, self._inside, self.loop_lag, self.slow, info
+        )
         cells.live.add(connection)
         cells.open[listener] += 1
         cells.accepted[listener] += 1

@@ -25,7 +25,7 @@ def exemplars(slow: Slow) -> Exemplars:
         labels = {"client": row.client, "correlation_id": str(row.correlation_id)}
         if row.client_id:
             labels["client_id"] = _UNSAFE.sub("?", row.client_id[:_MAX_CLIENT_ID])
-        at = Timestamp(*divmod(row.at_ns, 10**9))  # type: ignore[no-untyped-call]
+        at = Timestamp(*divmod(row.at_ns, 10**9))
         bucket = bisect_left(DURATION_NS, row.broker_ns)
         found[row.cluster, row.api, row.broker][bucket] = Exemplar(labels, row.broker_ns / 1e9, at)
     return found

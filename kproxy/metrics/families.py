@@ -48,7 +48,9 @@ class Histogram:
             buckets = list(zip(self._les, accumulate(counts), strict=True))
             named = exemplars.get(labels) if exemplars else None
             if named:
-                shown = [(*bucket, named.get(index)) for index, bucket in enumerate(buckets)]
+                shown: list[tuple[str, float] | tuple[str, float, Exemplar]] = [
+                    (*bucket, named[index]) if index in named else bucket for index, bucket in enumerate(buckets)
+                ]
                 self._family.add_metric(labels, shown, total / self._unit)
             else:
                 self._family.add_metric(labels, buckets, total / self._unit)

@@ -231,7 +231,7 @@ def error_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 
 def broker_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
     """[cluster, broker, open connections, requests in flight, disconnects so far]"""
-    rows = [
+    rows: list[list[Any]] = [
         [
             cluster.cluster,
             name,
@@ -263,7 +263,7 @@ def topic_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 def client_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
     """[cluster, client id, software, its version, open connections], who is connected first."""
     now_ns = metrics.now_ns()
-    rows = [
+    rows: list[list[Any]] = [
         [cluster.cluster, *(client or (OTHER, OTHER, "")), cells.open]
         for cluster in list(metrics.clusters.values())
         for client, cells in cluster.clients.top.shown(now_ns)
@@ -274,7 +274,7 @@ def client_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 def group_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
     """[cluster, group, state, members, generation, rebalances, seconds in them, refused requests so far]"""
     now_ns = metrics.now_ns()
-    rows = [
+    rows: list[list[Any]] = [
         [
             cluster.cluster,
             group,
@@ -296,7 +296,7 @@ def group_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 def lag_rows(metrics: Metrics, wall_ns: int, limit: int) -> list[list[Any]]:
     """[cluster, "group" or "client_id", its name, topic, records, seconds or null], who is furthest behind first."""
     now_ns = metrics.now_ns()
-    rows = [
+    rows: list[list[Any]] = [
         [cluster.cluster, by, name, topic, lag.records, lag.seconds]
         for cluster in list(metrics.clusters.values())
         if cluster.lags is not None

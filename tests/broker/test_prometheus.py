@@ -19,14 +19,15 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from dashboards.boards.__main__ import BOARDS
 from dashboards.boards.model import panels_of
 from kproxy.proxy.access.sasl import users
-from tests.broker.cluster import Cluster, tools, wait_for
+from tests.broker.cluster import Cluster, tool, wait_for
 from tests.broker.kproxy import KPROXY, Kproxy
 from tests.broker.prometheus import Prometheus
-from tests.broker.tools import CONFIGS, TOPICS
+from tests.broker.tools import CONFIGS
 from tests.certificates import Authority
 from tests.ports import free_ports
 
@@ -233,20 +234,18 @@ def test_boards_show_data_and_alerts_fire_when_provoked_and_only_then(
     cluster: Cluster, watched: Watched, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     topic, old, alone = (f"{name}-{uuid.uuid4().hex[:6]}" for name in ("orders", "archive", "alone"))
-    make = (TOPICS, "--bootstrap-server", cluster.bootstrap, "--create", "--topic")
-    tools(
-        tmp_path,
-        ((*make, topic, "--partitions", "3", "--replication-factor", "3"), b""),
-        ((*make, old, "--partitions", "1", "--replication-factor", "3"), b""),
-        ((*make, alone, "--replica-assignment", "3"), b""),
-        (
-            (
-                *(CONFIGS, "--bootstrap-server", cluster.bootstrap, "--alter", "--entity-type", "clients"),
-                *("--entity-name", "throttled", "--add-config", "producer_byte_rate=20000"),
-            ),
-            b"",
-        ),
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    made = admin.create_topics(
+        [
+            NewTopic(topic, 3, 3),
+            NewTopic(old, 1, 3),
+            NewTopic(alone, 1, replica_assignment=[[cluster.brokers[2].node_id]]),
+        ]
     )
+    for done in made.values():
+        done.result(60)
+    quota = ("--entity-type", "clients", "--entity-name", "throttled", "--add-config", "producer_byte_rate=20000")
+    tool(CONFIGS, "--bootstrap-server", cluster.bootstrap, "--alter", *quota)
     nobody = f"127.0.0.1:{free_ports(1)}"
     (tmp_path / "broken").mkdir()
     broken = Kproxy(nobody, tmp_path / "broken")

@@ -421,10 +421,9 @@
     if (!findings) return;
     if (!rows.length) return $("findings").replaceChildren(node("p", { class: "none" }, "nothing stands out"));
     $("findings").replaceChildren(...rows.slice(0, 30).map((each) => {
-      const title = each.title ?? each.finding ?? each.name ?? each.kind ?? "";
-      const weight = each.severity ?? each.weight ?? each.level ?? "";
-      const texts = ["subject", "found", "evidence", "why", "mend", "change", "advice"].map((name) => each[name]).filter((text) => typeof text === "string" && text);
-      return node("div", { class: "finding " + (/high|critical|error|grave/.test(weight) ? "high" : "") }, node("b", {}, title), ...texts.map((text) => node("p", {}, text)));
+      const evidence = Object.entries(each.evidence ?? {}).map(([name, value]) => `${name} ${typeof value === "number" ? number(value) : value}`).join(", ");
+      return node("div", { class: "finding " + (each.severity === "critical" ? "high" : "") },
+        node("b", {}, `${each.kind}: ${each.where ?? ""}`), ...[evidence, each.why, each.change].filter(Boolean).map((text) => node("p", {}, text)));
     }));
   }
 
