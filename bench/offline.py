@@ -1,6 +1,7 @@
 """`python -m bench.offline`: CPU time and memory of `kproxy convert` beside tshark, on the same generated captures.
 
-Two kinds of capture: segments of an Ethernet's MTU, and of 64 KB, as a host with segmentation offload sees its own.
+Three kinds of capture: segments of an Ethernet's MTU, of 64 KB, as a host with segmentation offload sees its own, and
+of an MTU where of each thousand packets one is lost, one comes late, and one is there twice.
 Half of the exchanges are Produce v9, half Fetch v12, which tshark knows by their headers too. Both programs run in one
 go, in turns, so that what the machine does besides hits both; all figures are of the processes themselves.
 What each takes for a capture of one handshake is its start-up: shown, and not counted in its rates.
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from struct import Struct, pack
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -41,11 +43,13 @@ class Kind:
     value_bytes: int
     exchanges: int
     limits: tuple[float, float]  # of exchanges and connections alone, and of all tables
+    dirty: bool = False  # of each thousand packets one is lost, one comes late, and one is there twice
 
 
 KINDS = (
     Kind("mtu", "segments of 1448 bytes", 1448, 2500, 150_000, (12.0, 6.0)),
     Kind("offload", "segments of 65000 bytes", 65_000, 1_000_000, 2_500, (25.0, 6.0)),
+    Kind("dirty", "1448 bytes, 0.1 % lost", 1448, 2500, 150_000, (8.0, 4.0), dirty=True),
 )
 _LEAST_WIDTH = 120  # also where the output is no terminal
 DETAILS = ("headers", "batches")  # without the tables of bodies, and with all tables but records
@@ -107,12 +111,28 @@ def generate(kind: Kind, file: BinaryIO, exchanges: int) -> int:
     packets = 0
     micros = _TIMESTAMP * 1000
 
-    def write(parts: Iterator[bytes]) -> None:
+    dice = Random(7)
+    late: list[bytes] = []
+
+    def record(packet: bytes) -> None:
         nonlocal packets, micros
+        micros += 3
+        packets += 1
+        file.write(_RECORD.pack(micros // 1_000_000, micros % 1_000_000, len(packet), len(packet)) + packet)
+
+    def write(parts: Iterator[bytes]) -> None:
         for packet in parts:
-            micros += 3
-            packets += 1
-            file.write(_RECORD.pack(micros // 1_000_000, micros % 1_000_000, len(packet), len(packet)) + packet)
+            number = dice.randrange(1000) if kind.dirty else -1
+            if number == 0:  # lost
+                continue
+            if number == 1:
+                late.append(packet)
+                continue
+            record(packet)
+            if number == 2:
+                record(packet)
+            while late:
+                record(late.pop())
 
     for connection in connections:
         write(connection.shake())

@@ -23,7 +23,7 @@ from kproxy.capture import content
 from kproxy.capture.columns import inorder, pairs
 from kproxy.capture.columns.lanes import Part, Segments
 from kproxy.capture.columns.mapped import Columns
-from kproxy.capture.copies import Recent, times_of
+from kproxy.capture.copies import SAME_PACKET_NS, Recent, times_of
 from kproxy.capture.flow import DEAF, Deaf, Flow, Kafka, Listener, Undecided, ZooKeeper, ZooKeeperListener, spelled
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.quality import Quality
@@ -200,6 +200,11 @@ class Flows:
             return self._rest(window, np.zeros(len(records), bool), known)
         positions = [(flow.talk.halves[0].position, flow.talk.halves[1].position) for flow in flows]
         found, segments, taken = inorder.stretches(heads, lanes, positions, odd, records.time_ns)
+        ours = np.array([number >= 0 for number, _ in lanes])[heads.lane]
+        if not taken[heads.index[ours]].all():  # it may be for packets that were captured twice
+            copies = inorder.copies(heads, records.head, records.time_ns, SAME_PACKET_NS)
+            if copies is not None:
+                found, segments, taken = inorder.stretches(heads, lanes, positions, odd, records.time_ns, copies)
         self._take([(flows[stretch.flow], stretch) for stretch in found], segments, memoryview(data))
         if self._foreign:
             taken[heads.index[np.array([number == _FOREIGN for number, _ in lanes])[heads.lane]]] = True
@@ -223,6 +228,7 @@ class Flows:
             for side, half in enumerate(talk.halves):
                 flow.payload_bytes[side] += stretch.positions[side] - half.position
                 half.position = stretch.positions[side]
+                half.duplicates += stretch.copies[side]
             low, high = stretch.low, stretch.high
             receiver = talk.receiver
             # A row counts segments sent again up to its emission: later ones must not be in it.

@@ -17,33 +17,7 @@ from kproxy.convert.processes import convert
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema
 from tests.captures import capture
-
-KEYS = {"AWS_ACCESS_KEY_ID": "kproxy", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
-
-
-class Bucket:
-    """A server with one bucket."""
-
-    def __init__(self, monkeypatch):
-        import boto3
-        from moto.server import ThreadedMotoServer
-
-        for key, value in KEYS.items():
-            monkeypatch.setenv(key, value)
-        self.server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-        self.server.start()
-        host, port = self.server.get_host_and_port()
-        self.url = f"http://{host}:{port}"
-        self.client = boto3.client("s3", endpoint_url=self.url)
-        self.client.create_bucket(Bucket="captures")
-
-    def put(self, key, data):
-        self.client.put_object(Bucket="captures", Key=key, Body=data)
-        return f"s3://captures/{key}"
-
-    @property
-    def storage(self):
-        return Storage(options_of([f"endpoint_url={self.url}"]))
+from tests.storages import Bucket
 
 
 @pytest.fixture(scope="module")

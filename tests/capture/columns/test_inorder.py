@@ -248,8 +248,9 @@ def write_capture(path, dice, lives, harm):
     if dice.random() < 0.3:
         del mixed[: dice.randrange(len(mixed))]
     now, packets = 1_700_000_000_000_000_000, []
+    goes_back = harm and dice.random() < 0.5  # where it does, copies are not looked for by column
     for data in harmed(dice, mixed, harm):
-        now += dice.choice((0, 1000, 1_000_000, -500_000 if harm else 1000))
+        now += dice.choice((0, 1000, 1_000_000, -500_000 if goes_back else 1000))
         packets.append((now, data))
     path.write_bytes(packet.pcap(packets, order=dice.choice("<>")))
 

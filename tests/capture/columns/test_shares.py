@@ -3,7 +3,7 @@
 The captures of tests/data are short: most of their connections begin and end within a window, and what begins in a
 window is taken packet by packet in it. Smaller windows raise the shares and cost more CPU (at 512 packets 0.24 becomes
 0.34 of k41_java_cluster, in 1.5 times the time). `generated` has long connections, as captures of a cluster at work
-have. What a capture has twice or in disorder ends the stretches that columns need.
+have. What a capture has in disorder ends the stretches that columns need.
 """
 
 import csv
