@@ -10,10 +10,6 @@ from tests.broker.kproxy import Kproxy
 from tests.broker.secured import SecuredBroker
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rolling", action="store_true", help="restart every broker where a test restarts one")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

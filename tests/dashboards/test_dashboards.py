@@ -1,6 +1,6 @@
 """Rules, alerts and boards ask for what kproxy really exposes, in a language that Prometheus understands.
 
-A real Prometheus answers the same queries in tests/broker/test_prometheus.py.
+A real Prometheus answers the same queries, before the demo's cluster.
 """
 
 import json
@@ -14,11 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dashboards.boards.__main__ import BOARDS, text_of
 from dashboards.boards.model import panels_of
+from tests.broker.cluster import wait_for
+from tests.broker.kproxy import Kproxy
 from tests.dashboards.traffic import exposition
+from tests.demo.running import traffic
+from tests.prometheus import Prometheus
 
 HERE = Path(__file__).parent
 DASHBOARDS = HERE.parents[1] / "dashboards"
-# Not in this miniature, but with a real cluster: tests/broker/test_prometheus.py.
+# Not in this miniature: there is no login, no policy, and one process.
 ELSEWHERE = {
     "kproxy_authentications_total",  # there where kproxy logs in, or checks logins
     "kproxy_policy_refusals_total",  # there where a listener has a policy
@@ -235,3 +239,43 @@ def test_the_boards_show_every_metric(scraped):
     assert left_out == {
         "kproxy_start_time_seconds",  # an annotation
     }
+
+
+# What the miniature cluster cannot show: groups, and what a listener must be set up for.
+NOT_IN_MINIATURE = re.compile(
+    r"kproxy_group_|group!=|kproxy_tls_|kproxy_certificate_|kproxy_authentications|kproxy_policy|kproxy_unanswered"
+)
+
+
+def test_a_real_prometheus_fills_the_boards_and_its_alerts_fire(tmp_path):
+    """In seconds: durations of the rules are divided by 60. Quotas and errors are the demo's own."""
+    (tmp_path / "broken").mkdir()
+    broken = Kproxy("127.0.0.1:1", tmp_path / "broken")
+    with traffic() as demo, Kproxy(demo.bootstrap, tmp_path, "--detail", "topics", "--workers", "2") as kproxy:
+        demo.admit(kproxy.bootstrap)
+        broken.start(waits_until_ready=False)
+        try:
+            wait_for("a kproxy before nobody", broken.is_alive, 60)
+            targets = {"kproxy": kproxy.admin, "broken": broken.admin}
+            with Prometheus(tmp_path / "prometheus", targets, 60) as prometheus:
+
+                def empty():
+                    return [line for line in prometheus.empty_panels() if not NOT_IN_MINIATURE.search(line)]
+
+                def fired():
+                    return {(alert, job) for alert, _, job in prometheus.fired()}
+
+                wait_for("data in every panel", lambda: not empty(), 90, pause_s=1)
+                prometheus.check_rules()
+                exemplars = prometheus.exemplars("kproxy_request_duration_seconds_bucket")
+                assert exemplars and {each["client"] for each in exemplars} == {"127.0.0.1"}
+                assert all(each["correlation_id"].isdigit() for each in exemplars)
+                wait_for("not ready", lambda: ("KproxyNotReady", "broken") in fired(), 60)
+                wait_for("errors", lambda: ("KproxyErrors", "kproxy") in fired(), 90)
+                wait_for("throttles", lambda: ("KproxyClientsThrottled", "kproxy") in fired(), 90)
+                broken.stop(kill=True)
+                wait_for("down", lambda: ("KproxyDown", "broken") in fired(), 60)
+                ours = {alert for alert, job in fired() if job == "kproxy"}
+                assert not ours & {"KproxyNotReady", "KproxyDown", "KproxyBrokerUnbound", "KproxyAddressLeaks"}
+        finally:
+            broken.stop(kill=True)

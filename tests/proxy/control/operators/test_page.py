@@ -2,57 +2,22 @@
 
 import json
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from kproxy.demo import world
 from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.control.operators.page import load_page
 from tests import chromium
 from tests.broker.cluster import wait_for
 from tests.broker.kproxy import Kproxy
+from tests.demo.running import traffic
 from tests.proxy.live import request
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 PRODUCE, API_VERSIONS = 0, 18
-
-
-@contextmanager
-def traffic() -> Iterator["World"]:
-    started = World()
-    try:
-        yield started
-    finally:
-        started.process.stdin.close()  # type: ignore[union-attr]
-        started.process.wait(30)
-
-
-class World:
-    """The demo's brokers, and, once they are admitted, its clients."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", world.__name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.bootstrap = ",".join(f"{host}:{port}" for host, port in json.loads(self.process.stdout.readline()))
-
-    def admit(self, bootstrap: str) -> None:
-        host, port = bootstrap.split(":")
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([host, int(port)]) + "\n")
-        self.process.stdin.flush()
 
 
 def hostile_client(bootstrap: str, count: int) -> list[socket.socket]:

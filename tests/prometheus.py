@@ -5,20 +5,24 @@ factor, so that an alert which waits ten minutes can be seen to fire within seco
 """
 
 import json
+import math
 import re
 import shutil
 import signal
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dashboards.boards.__main__ import BOARDS
+from dashboards.boards.model import panels_of
 from tests.broker.cluster import wait_for
 from tests.ports import free_ports
 
-DASHBOARDS = Path(__file__).parents[2] / "dashboards"
+DASHBOARDS = Path(__file__).parents[1] / "dashboards"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LEAST_S = 5  # a window must hold two scrapes, of one in two seconds
 
@@ -31,6 +35,11 @@ def scaled(rules: str, factor: float) -> str:
         return f"{match[1]}{seconds}s"
 
     return re.sub(r"(\[|for: |offset )(\d+)([smhd])\b", divided, rules)
+
+
+def plain(query: str) -> str:
+    """A query of a board with everything chosen, as Grafana would send it."""
+    return re.sub(r'=~"\$\w+"', '=~".*"', query).replace("$__rate_interval", "15s").replace("$__range", "2m")
 
 
 class Prometheus:
@@ -99,6 +108,34 @@ class Prometheus:
         """The series of an instant query: each with its labels as `metric` and its value, a string, in `value`."""
         found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return found
+
+    def empty_panels(self) -> list[str]:
+        """ "board, panel: query" of each that has no series with a number and the labels that its legend names."""
+        found = []
+        for board in BOARDS.values():
+            for panel in panels_of(board.BOARD["panels"]):
+                for target in panel["targets"]:
+                    labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"])) - {"le"}
+                    series = self.query(plain(target["expr"]))
+                    if not any(
+                        labels <= each["metric"].keys() and not math.isnan(float(each["value"][1])) for each in series
+                    ):
+                        found.append(f"{board.BOARD['title']}, {panel['title']}: {target['expr']}")
+        return found
+
+    def check_rules(self) -> None:
+        """Rules are evaluated without a fault, and each recording rule has data."""
+        rules = [rule for group in self.get("rules")["groups"] for rule in group["rules"]]
+        assert len(rules) > 30
+        assert {rule["name"]: rule.get("lastError") for rule in rules if rule["health"] != "ok"} == {}
+        recorded = [rule["name"] for rule in rules if rule["type"] == "recording"]
+        assert not [name for name in recorded if not self.query(name)]
+
+    def exemplars(self, query: str) -> list[dict[str, str]]:
+        """The labels of all exemplars of a query so far."""
+        now = time.time()
+        found = self.get("query_exemplars", query=query, start=str(now - 3600), end=str(now + 60))
+        return [exemplar["labels"] for series in found for exemplar in series["exemplars"]]
 
     def fired(self) -> set[tuple[str, str, str]]:
         """(alert, severity, job) of what has fired so far, for however short a time."""
