@@ -11,6 +11,7 @@ count: it is given what gathers their cells.
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from time import monotonic, process_time, thread_time, time_ns
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ LEAST_S = 1.0
 SHARE = 100  # an answer is given for so many times as long as it took to make
 LONGEST_S = 30.0
 LAG_S = 5.0  # consumers are compared with the ends of logs less often: it takes longest
+
+log = logging.getLogger("kproxy.admin")
 
 Value = TypeVar("Value")
 Gather = Callable[[bool], Awaitable[Metrics]]  # with the consumers too?
@@ -56,16 +59,17 @@ class Live:
 
     async def run(self) -> None:
         """Take samples, until cancelled."""
-        while True:
-            if self._history is not None:
+        while self._history is not None:
+            cost = _Cost()
+            try:
                 async with self._lock:
                     metrics = await self._gather(False)
                     cost = _Cost()
                     totals = await cost.in_turns(live.totals(metrics))
                     self._history.close(metrics, totals, metrics.now_ns())
                     cost.stop()
-            else:
-                return
+            except Exception:  # a defect must not end the history; what it missed is in the next sample
+                log.exception("no sample for the history")
             await asyncio.sleep(max(live.STEP_S, SHARE * cost.seconds))
 
     async def answer(self, query: Mapping[str, str]) -> Encoded:

@@ -105,3 +105,28 @@ def test_many_askers_share_one_answer_and_a_costly_one_is_given_for_longer():
         assert answers.interval_s == asked_live.LONGEST_S
 
     asyncio.run(test())
+
+
+def test_a_fault_while_counting_costs_a_sample_and_not_the_history(monkeypatch, caplog):
+    monkeypatch.setattr(live, "STEP_S", 0.01)
+    monkeypatch.setattr(asked_live, "SHARE", 0)
+    metrics, faults = Metrics(), [OSError("a worker has ended")]
+    connection = connected(metrics)
+
+    async def gather(_):
+        if faults and answers._history.last:
+            raise faults.pop()
+        connection.events([exchange(PRODUCE, MS)])
+        return metrics
+
+    answers = asked_live.Live(gather, dict, with_history=True)
+
+    async def test():
+        sampling = asyncio.create_task(answers.run())
+        while faults or answers._history.last < 4:  # noqa: ASYNC110 (nothing tells of a sample)
+            await asyncio.sleep(0.01)
+        sampling.cancel()
+
+    running(test())
+    assert [json.loads(text)["s"][0][1] for _, text in answers._history.samples][:3] == [1, 1, 1]
+    assert "no sample for the history" in caplog.text
