@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 _PAGE = 10_000
 _GROUPS_PAGE = 1000
+_ZOOKEEPER_PAGE = 1000
 _GROUP_COLUMNS = ("cluster", "group", "protocol", "state", "generation", "members", "coordinator")
 _REBALANCE_COLUMNS = ("last_rebalance", "took", "cause", "reason")
 _COLUMNS = ("number", "cluster", "listener", "client", "principal", "client_id", "software", "tls", "broker", "age")
+_OF_ZOOKEEPER = ("number", "cluster", "client", "server", "session", "age", "operations", "operations_pending")
 _COUNTS = ("requests", "requests_pending", "bytes_in", "bytes_out")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, as the admin API answers.")
@@ -92,27 +94,34 @@ def status(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 @ctl.command()
 @click.option("--cluster", metavar="NAME", help="Only those of this cluster.")
 @click.option("--client", metavar="TEXT", help="Only those whose address, client id or principal contains this.")
+@click.option("--zookeeper", is_flag=True, help="The clients of [[zookeeper]] instead, with their sessions.")
 @as_json
 @click.pass_obj
-def connections(port: "Callable[[], AdminPort]", cluster: str | None, client: str | None, as_json: bool) -> None:
+def connections(
+    port: "Callable[[], AdminPort]", cluster: str | None, client: str | None, zookeeper: bool, as_json: bool
+) -> None:
     """Open connections, the oldest first: who, since when, to which broker, how much.
 
     \b
       kproxy ctl connections
       kproxy ctl connections --client orders-service
+      kproxy ctl connections --zookeeper
     """
+    place, size = ("/api/zookeeper", _ZOOKEEPER_PAGE) if zookeeper else ("/api/connections", _PAGE)
     admin, rows, after = port(), [], 0
-    while page := admin.get("/api/connections", limit=_PAGE, after=after):
+    while page := admin.get(place, limit=size, after=after):
         rows += [row for row in page if _matches(row, cluster, client)]
         after = max(row["number"] for row in page)
-        if len(page) < _PAGE:
+        if len(page) < size:
             break
     if as_json:
         _print(rows)
         return
     from kproxy.views import operator as view
 
-    view.show_table(view.connections(rows, time.time_ns()), (*_COLUMNS, *_COUNTS), "no connections")
+    view.show_table(
+        view.connections(rows, time.time_ns()), _OF_ZOOKEEPER if zookeeper else (*_COLUMNS, *_COUNTS), "no connections"
+    )
 
 
 @ctl.command()

@@ -30,6 +30,14 @@ _LEVELS = ("debug", "info", "warning", "error")
     "Default: 9092. The ports that brokers' answers name are added.",
 )
 @click.option(
+    "--zookeeper-port",
+    "zookeeper_ports",
+    metavar="N",
+    type=int,
+    multiple=True,
+    help="Port of ZooKeeper, of a cluster that has one; may be repeated. With --port any it is found by its content.",
+)
+@click.option(
     "--admin",
     metavar="[HOST:]PORT",
     help="Address of the HTTP server: /metrics, /health, /ready, /api/connections. Without a host: this machine alone.",
@@ -76,6 +84,9 @@ def watch(log_format: str, log_level: str, **options: Any) -> None:
     \b
     Brokers at other ports, all interfaces of a Kubernetes node, and also tables of what was seen:
       sudo kproxy watch --interface any --port 9092 --port 9094 --admin 9464 --record tables
+    \b
+    A cluster of Kafka 3.9 or older, with its registry in ZooKeeper:
+      sudo kproxy watch --interface eth0 --zookeeper-port 2181 --record tables
     \b
     Find out where Kafka is spoken at all:
       sudo kproxy watch --interface any --port any --admin 9464

@@ -61,7 +61,7 @@ def rows(event: Event, cluster: str, ends: Ends = _NOWHERE) -> Iterator[Registry
         yield RegistryRow(
             event.time,
             cluster,
-            _session(event.session),
+            session_name(event.session),
             ends.client_address,
             ends.client_port,
             NOTIFICATION,
@@ -86,7 +86,7 @@ def rows(event: Event, cluster: str, ends: Ends = _NOWHERE) -> Iterator[Registry
             yield RegistryRow(
                 event.response_end or event.request_end,
                 cluster,
-                _session(event.session),
+                session_name(event.session),
                 ends.client_address,
                 ends.client_port,
                 event.xid,
@@ -121,7 +121,7 @@ def _parts(event: Operation) -> Iterator[tuple[str, Values, Values, int | None]]
 def _text(op: str, asked: Values, answered: Values) -> str | None:
     """The value that was written, or read; the names of children; of a connect its session, of an auth its scheme."""
     if op == "connect":
-        again = _session(asked["sessionId"]) if asked.get("sessionId") else None
+        again = session_name(asked["sessionId"]) if asked.get("sessionId") else None
         timeout = answered.get("timeOut", asked.get("timeOut"))
         return json.dumps({"timeout_ms": timeout, "session": again, "read_only": asked.get("readOnly")})
     if op == "auth":
@@ -134,6 +134,6 @@ def _text(op: str, asked: Values, answered: Values) -> str | None:
     return ",".join(names)[:MAX_VALUE] or None
 
 
-def _session(number: int) -> str | None:
+def session_name(number: int) -> str | None:
     """As ZooKeeper's log writes it; None: its begin was not seen."""
     return f"0x{number & (1 << 64) - 1:x}" if number else None

@@ -24,6 +24,8 @@ OF_A_PROXY = frozenset(
         *("failed_upgrades", "limits_reached", "listeners", "loop_lag_seconds", "loops_refused"),
         *("neutralised_addresses", "own_answers", "paused_reads", "policy_refusals", "predecessor_connections"),
         *("proxy_duration_seconds", "ready", "rewritten_addresses", "tls_handshake_seconds", "tls_handshakes"),
+        *("zookeeper_bytes", "zookeeper_connections", "zookeeper_dial_failures", "zookeeper_open_connections"),
+        *("zookeeper_sessions", "zookeeper_unread_connections", "zookeeper_values_left_out"),
         *("unbound_brokers", "worker_cpu_seconds", "worker_resident_memory_bytes", "worker_restarts", "workers"),
     )
 )

@@ -107,6 +107,7 @@ class Shared:
         merged.worker_restarts = self.restarts
         merged.reloads = own.reloads
         merged.slow = merged_slow(units_of.get((SLOW,), ()) for units_of in living.values())
+        merged.zookeeper = own.zookeeper  # the parent serves it
         sums: dict[Place, Any] = {}
         for source in (self._own_units(), gone, *living.values()):
             for path, value in source.items():

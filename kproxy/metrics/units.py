@@ -27,6 +27,7 @@ _NOT_SUMS: dict[type, set[str]] = {
         "reloads",
         "passive",
         "slow",
+        "zookeeper",
     },
     ClusterCells: {"cluster", "brokers", "topics", "lags", "clients", "upstream"},
     BrokerCells: {"cluster", "broker", "live", "apis", "by_plan"},

@@ -16,6 +16,7 @@ class Settings:
     """Raises KproxyError for what cannot be.
 
     ports: of brokers; empty: any, Kafka is found by its content. learns_ports: those that answers name are added.
+    zookeeper_ports: of ZooKeeper; without `ports` it is found by its content too.
     user: whom to become once the socket is open; None: who called sudo. processes: look for the processes of
     connections in /proc.
     """
@@ -23,6 +24,7 @@ class Settings:
     interfaces: tuple[str, ...]
     ports: tuple[int, ...] = (PORT,)
     learns_ports: bool = True
+    zookeeper_ports: tuple[int, ...] = ()
     admin: Address | None = None
     record: Path | None = None
     cluster: str = "default"
@@ -32,13 +34,16 @@ class Settings:
     processes: bool = False
 
     def __post_init__(self) -> None:
-        for port in self.ports:
-            if not 0 < port < 1 << 16:
-                raise KproxyError(f"--port {port}: ports are from 1 to 65535, or any")
-        if len(self.ports) > MAX_PORTS:
-            raise KproxyError(
-                f"--port: {len(self.ports)} ports; at most {MAX_PORTS}, or any, which finds Kafka by itself"
-            )
+        for option, ports in (("--port", self.ports), ("--zookeeper-port", self.zookeeper_ports)):
+            for port in ports:
+                if not 0 < port < 1 << 16:
+                    raise KproxyError(f"{option} {port}: ports are from 1 to 65535, or any")
+        both = sorted(set(self.ports) & set(self.zookeeper_ports))
+        if both:
+            raise KproxyError(f"--zookeeper-port {both[0]}: --port names it too; a port speaks one or the other")
+        count = len(self.ports) + len(self.zookeeper_ports)
+        if self.ports and count > MAX_PORTS:
+            raise KproxyError(f"--port: {count} ports; at most {MAX_PORTS}, or any, which finds Kafka by itself")
         if not self.cluster:
             raise KproxyError("--cluster: the name is empty: leave it out, or name it")
         if self.detail not in DETAILS:

@@ -43,6 +43,7 @@ from kproxy.watch.filters import MAX_PORTS, program
 from kproxy.watch.interfaces import ANY, Asked, refused
 from kproxy.watch.ring import BLOCK_BYTES, Ring
 from kproxy.watch.settings import Settings
+from kproxy.watch.zookeeper import ZooKeeperConnections
 from kproxy.wire.bodies import BATCHES, DETAILS, ERRORS
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Watcher:
         self._ends = asyncio.Event()
         self._destinations = Destinations(Resolver())
         self._connections: Connections
+        self._zookeeper: ZooKeeperConnections
         self._flows: Flows
         self._feed: Feed | None = None  # where groups are followed
         self._link: FeedLink | None = None
@@ -133,7 +135,8 @@ class Watcher:
         found = self._asked.found()
         numbers = () if self._asked.names == (ANY,) else tuple(each.number for each in found)
         self._numbers = tuple(each.number for each in found)
-        return program(self._ports, () if len(numbers) == 1 else numbers, [i.number for i in found if i.is_loopback])
+        ports = self._ports | set(self.settings.zookeeper_ports) if self._ports else self._ports
+        return program(ports, () if len(numbers) == 1 else numbers, [i.number for i in found if i.is_loopback])
 
     def _bind(self) -> None:
         assert self._ring is not None
@@ -160,6 +163,8 @@ class Watcher:
         self._tasks.spawn(notifier.run(self.not_ready, self._describe))
         ports = ",".join(map(str, sorted(self._ports))) or "any"
         log.info("watching interface=%s ports=%s buffer_mib=%d", self._asked.label, ports, settings.buffer_mib)
+        if settings.zookeeper_ports:
+            log.info("watching zookeeper_ports=%s", ",".join(map(str, settings.zookeeper_ports)))
         try:
             await self._ends.wait()
         finally:
@@ -198,9 +203,6 @@ class Watcher:
         if detail != ERRORS:
             self._feed = Feed()
             self._link = FeedLink(self.metrics, self._give_stream)
-            if settings.record is not None:
-                self._link.record = settings.record
-                self._link.settings = {"detail": {settings.cluster: settings.detail}, "watch": True}
             self._link.record = settings.record
             self._link.settings = {"detail": {settings.cluster: settings.detail}, "watch": True}
             self._link.follow({settings.cluster})
@@ -215,8 +217,16 @@ class Watcher:
         )
         # Columns cost least; who wants topics, or rows, gets each exchange as an event.
         by_column = detail == ERRORS and self._recorder is None
+        self._zookeeper = ZooKeeperConnections(
+            settings.cluster, None if self._recorder is None else self._recorder.rows(self._source)
+        )
+        if settings.zookeeper_ports or not settings.ports:
+            self.metrics.zookeeper[settings.cluster] = self._zookeeper.cells
         handlers = Handlers(
-            self._connections.decided, self._connections.many if by_column else None, self._connections.ended
+            self._connections.decided,
+            self._connections.many if by_column else None,
+            self._connections.ended,
+            self._zookeeper.connected,
         )
         kept = self._connections.kept
         self._flows = Flows(
@@ -225,6 +235,7 @@ class Watcher:
             handlers,
             cluster=settings.cluster,
             ports=settings.ports,
+            zookeeper_ports=settings.zookeeper_ports,
             detail=detail,
             kept=None if kept is None else lambda: kept,
         )
@@ -302,6 +313,7 @@ class Watcher:
         finally:
             ring.release()
         self._connections.hand_on()
+        self._zookeeper.hand_on()
         self._passive.behind_ns = max(0, time.time_ns() - last_ns)
         return True
 
@@ -317,6 +329,7 @@ class Watcher:
         except Exception as fault:
             self._defect(fault)
         self._connections.hand_on()
+        self._zookeeper.finish()
         self._report()
 
     def _defect(self, fault: Exception) -> None:
@@ -336,21 +349,13 @@ class Watcher:
             self._look_after_interfaces()
             self._arm()
             self._connections.name_brokers()
-            if (
-                self.settings.processes
-                and not self._ticks % LOOK_TICKS
-                and (strangers := self._connections.strangers())
-            ):
+            looks = self.settings.processes and not self._ticks % LOOK_TICKS
+            if looks and (strangers := self._connections.strangers()):
                 await asyncio.to_thread(self._connections.look_for_processes, strangers)
             if not self._ticks % EXPIRE_TICKS:
                 self._flows.expire(time.time_ns() - IDLE_S * 10**9)
             if not self._ticks % REPORT_TICKS:
                 self._report()
-
-    async def _look_for_processes(self) -> None:
-        strangers = self._connections.strangers()
-        if strangers:
-            await asyncio.to_thread(self._connections.look_for_processes, strangers)
 
     def _count(self) -> None:
         """Take over the kernel's counts."""
@@ -396,7 +401,8 @@ class Watcher:
         """Answers name the ports of brokers: those are watched too."""
         if not self._ports or not self.settings.learns_ports or ports <= self._ports:
             return
-        new = sorted(ports - self._ports)[: MAX_PORTS - len(self._ports)]
+        known = self._ports | set(self.settings.zookeeper_ports)
+        new = sorted(ports - known)[: MAX_PORTS - len(known)]
         if not new:
             return
         self._ports |= set(new)

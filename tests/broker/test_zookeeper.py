@@ -1,5 +1,6 @@
 """`[[zookeeper]]` before a real ZooKeeper: a real client sees no difference, and all that it does is known."""
 
+import json
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.matrix.brokers import Node, Release
 from tests.ports import free_ports
+from tests.watch.live import why_not
 
 HOST = "127.0.0.1"
 RELEASE = Release("3.9 with ZooKeeper", "3.9.1", zookeeper=True)
@@ -70,12 +72,12 @@ def keeper(tmp_path_factory):
 class Kproxy:
     """A kproxy of its own, whose Kafka is nowhere."""
 
-    def __init__(self, folder: Path, servers: list[str]) -> None:
+    def __init__(self, folder: Path, servers: list[str], workers: int = 1) -> None:
         self.folder = folder
         self.port, self.admin, cluster = (free_ports(1, HOST) for _ in range(3))
         settings = folder / "kproxy.toml"
         settings.write_text(
-            f'admin = "{HOST}:{self.admin}"\nrecord = "{folder}/tables"\n'
+            f'workers = {workers}\nadmin = "{HOST}:{self.admin}"\nrecord = "{folder}/tables"\n'
             f'[[cluster]]\nlisten = "{HOST}:{cluster}"\nbootstrap = ["{HOST}:{NO_PROGRAM}"]\nbroker_port_base = 40000\n'
             f'[[zookeeper]]\nname = "old"\nlisten = "{HOST}:{self.port}"\nservers = {servers}\n'
         )
@@ -92,23 +94,40 @@ class Kproxy:
         self._log.close()
 
     def metrics(self):
-        with urllib.request.urlopen(f"http://{HOST}:{self.admin}/metrics", timeout=10) as answer:
-            families = list(text_string_to_metric_families(answer.read().decode()))
-        samples = [sample for each in families if each.name.startswith("kproxy_zookeeper_") for sample in each.samples]
-        found = {}
-        for sample in samples:
-            labels = [value for name, value in sorted(sample.labels.items()) if name != "cluster"]
-            found[sample.name.removeprefix("kproxy_zookeeper_"), *labels] = sample.value
-        return found
+        return metrics(self.admin)
 
     def rows(self, table):
-        files = sorted((self.folder / "tables" / table).glob("*.parquet"))
-        return [row for file in files for row in pq.read_table(file).to_pylist()]
+        return rows_in(self.folder / "tables", table)
 
 
-@pytest.fixture
-def proxied(keeper, tmp_path):
-    running = Kproxy(tmp_path, [f"{HOST}:{NO_PROGRAM}", f"{HOST}:{keeper}"])
+def metrics(admin):
+    with urllib.request.urlopen(f"http://{HOST}:{admin}/metrics", timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    samples = [sample for each in families if each.name.startswith("kproxy_zookeeper_") for sample in each.samples]
+    found = {}
+    for sample in samples:
+        labels = [value for name, value in sorted(sample.labels.items()) if name != "cluster"]
+        found[sample.name.removeprefix("kproxy_zookeeper_"), *labels] = sample.value
+    return found
+
+
+def rows_in(tables, table):
+    files = sorted((tables / table).glob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+# What one who watches cannot know or has otherwise: whose connection it is, its clock, and names of its own.
+OTHERWISE = {"source", "cluster", "connection", "time", "time_ns", "latency_ns", "client_port", "server_port"}
+OF_PACKETS = ("requests_total", "errors_total", "watches_fired_total", "unanswered_total", "latency_seconds_count")
+
+
+def comparable(rows):
+    return Counter(tuple((name, value) for name, value in row.items() if name not in OTHERWISE) for row in rows)
+
+
+@pytest.fixture(params=[1])
+def proxied(keeper, tmp_path, request):
+    running = Kproxy(tmp_path, [f"{HOST}:{NO_PROGRAM}", f"{HOST}:{keeper}"], request.param)
     try:
         wait_until(lambda: is_up(running.port))
         yield running
@@ -124,7 +143,7 @@ def connected(port, **options):
     return client
 
 
-def dialogue(client, base):
+def dialogue(client, base, large=100_000):
     """All kinds of operations; returns what the client saw."""
     seen, fired = [], []
     client.ensure_path(base)
@@ -132,7 +151,7 @@ def dialogue(client, base):
     seen.append(client.get(f"{base}/a", watch=lambda event: fired.append(event))[0])
     seen.append(client.create(f"{base}/s-", b"", sequence=True))
     seen.append(sorted(client.get_children(base, watch=lambda event: fired.append(event))))
-    seen.append(client.set(f"{base}/a", b"two" * 100_000).version)
+    seen.append(client.set(f"{base}/a", b"two" * large).version)
     seen.append(client.get(f"{base}/a")[0])
     try:
         client.create(f"{base}/a", b"")
@@ -155,6 +174,7 @@ def dialogue(client, base):
     return seen
 
 
+@pytest.mark.parametrize("proxied", [1, 2], indirect=True, ids=["process", "workers"])
 def test_whole_dialogues_are_the_same_through_kproxy_and_all_of_them_is_known(keeper, proxied):
     through, direct = connected(proxied.port), connected(keeper)
     session = through.client_id[0]
@@ -170,6 +190,12 @@ def test_whole_dialogues_are_the_same_through_kproxy_and_all_of_them_is_known(ke
     assert told["latency_seconds_count", "getData"] == 2
     assert told["unread_connections_total", "fault"] == 0 < told["unread_connections_total", "command"]
     assert told["dial_failures_total", f"{HOST}:{NO_PROGRAM}"] == 1  # asked last from then on
+    kproxy = Path(sys.executable).with_name("kproxy")
+    command = [kproxy, "ctl", "-a", f"{HOST}:{proxied.admin}", "connections", "--zookeeper", "--json"]
+    (row,) = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+    assert (row["cluster"], row["server"]) == ("old", f"{HOST}:{keeper}")
+    assert row["session"] == f"0x{session & (1 << 64) - 1:x}" and row["operations"] > 10 and row["is_read"]
+    assert row["session"] in subprocess.run(command[:-1], check=True, capture_output=True, text=True).stdout
     through.stop()
     proxied.stop()
     rows = proxied.rows("registry")
@@ -180,6 +206,46 @@ def test_whole_dialogues_are_the_same_through_kproxy_and_all_of_them_is_known(ke
     (created,) = [row for row in rows if row["path"] == "/through/a" and row["op"] == "create" and not row["error"]]
     assert (created["ephemeral"], created["value"], created["server_port"]) == (True, "one", keeper)
     assert "geheim" not in str(rows) + proxied.log()
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_watched_from_beside_it_is_what_the_kproxy_between_says(keeper, proxied, tmp_path):
+    """One watch sees the client's connection, another one kproxy's to the server: the registry of all three is one."""
+    watches = []
+    for number, port in enumerate((proxied.port, keeper)):
+        admin = free_ports(1, HOST)
+        folder = tmp_path / f"watch-{number}"
+        folder.mkdir()
+        options = ("--zookeeper-port", str(port), "--admin", str(admin), "--record", str(folder / "tables"))
+        with (folder / "log").open("wb") as log:
+            command = (*proxied.command[:3], "watch", "--interface", "lo", *options)
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        watches.append((admin, folder, process))
+    try:
+        for _, folder, _ in watches:
+            wait_until(lambda folder=folder: "admin at" in (folder / "log").read_text())
+        client = connected(proxied.port)
+        dialogue(client, "/watched", 1000)  # of larger ones a kproxy between keeps less
+        client.stop()
+
+        def counted(admin):
+            told = metrics(admin)
+            return {key: value for key, value in told.items() if key[0] in OF_PACKETS and value}
+
+        wait_until(lambda: counted(proxied.admin)["requests_total", "closeSession"] == 1)
+        for admin, _, _ in watches:
+            wait_until(lambda admin=admin: counted(admin).get(("requests_total", "closeSession")) == 1)
+            assert counted(admin) == counted(proxied.admin)
+            assert ("sessions",) not in metrics(admin)  # only who stands between knows them all
+    finally:
+        for _, folder, process in watches:
+            process.terminate()
+            assert process.wait(30) == 0, (folder / "log").read_text()
+    proxied.stop()
+    between = comparable(proxied.rows("registry"))
+    assert between.total() > 15
+    for _, folder, _ in watches:
+        assert comparable(rows_in(folder / "tables", "registry")) == between
 
 
 def test_a_session_survives_another_kproxy(keeper, proxied, tmp_path):

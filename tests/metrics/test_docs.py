@@ -35,9 +35,10 @@ def test_the_page_describes_every_metric_as_it_is_exposed():
     passive = Metrics()
     passive.passive = PassiveCells("eth0", ["gap"])
     passive.passive.copies["default"] = 1
-    passive.zookeeper["old"] = ZooKeeperCells(["zk1:2181"])
-    passive.zookeeper["old"].count(Operation("getData", 1, 0, 0, outcome=ANSWERED, error=-101))
-    pages = [render(registry_of(metrics))[0].decode() for metrics in (passive, busy_metrics())]
+    relaying = busy_metrics()
+    relaying.zookeeper["old"] = ZooKeeperCells(["zk1:2181"])
+    relaying.zookeeper["old"].count(Operation("getData", 1, 0, 0, outcome=ANSWERED, error=-101))
+    pages = [render(registry_of(metrics))[0].decode() for metrics in (passive, relaying)]
     for family in chain.from_iterable(map(text_string_to_metric_families, pages)):
         if family.name.startswith("kproxy_"):
             name = f"{family.name}_total" if family.type == "counter" else family.name

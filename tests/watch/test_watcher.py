@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import kproxy
+from kproxy.convert.processes import convert
 from kproxy.insight.knowledge import APIS, Knowledge
 from kproxy.insight.rows import Rebalance
 from kproxy.watch import watcher  # noqa: F401 - in a process of its own
 from tests import captures
 from tests.insight import truth
+from tests.knowledge import recorded
 from tests.watch.live import BROKER_PORT, CLIENT, KPROXY, Kproxy, machine, start_cluster, until, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -196,11 +198,34 @@ def test_packets_on_a_wire_give_the_exchanges_of_their_capture(cable, tmp_path, 
     assert captures.counted(map(captures.top_level, exchanges)) == expected
 
 
-def quiet(watch):
+@pytest.mark.parametrize(
+    ("capture", "options"),
+    [
+        (captures.capture("k0102_zookeeper"), ("--zookeeper-port", "2181")),
+        (recorded.DATA / "0.8.2.2" / "traffic.pcap.zst", ("--port", "any")),  # consumers with a herd
+    ],
+)
+def test_packets_of_zookeeper_give_the_registry_of_their_capture(cable, tmp_path, capture, options):
+    """Also the rebalances of who coordinates through it."""
+    record = ("--record", str(tmp_path / "watched"))
+    watch = Kproxy(cable, tmp_path, 9464, "watch", "--interface", "far", *options, *record)
+    cable.run(sys.executable, "-c", REPLAY, "near", capture)
+    until("the last packet", lambda: quiet(watch, "kproxy_zookeeper_requests_total"))
+    assert watch.api("watch")["dropped_packets"] == 0
+    assert watch.total("kproxy_zookeeper_watches_fired_total") and not watch.total("kproxy_zookeeper_bytes_total")
+    watch.end()
+    convert([capture], tmp_path / "converted")
+    watched, expected = ([row for row, _ in rows(tmp_path / each, "registry")] for each in ("watched", "converted"))
+    assert len(expected) > 300 and watched == expected
+    # It is sent faster than it was captured, and when a rebalance is over is a matter of time.
+    assert rows(tmp_path / "watched", "rebalances") and rows(tmp_path / "watched", "assignments")
+
+
+def quiet(watch, metric="kproxy_requests_total"):
     """Whether no exchange came for a while."""
-    before = watch.total("kproxy_requests_total")
+    before = watch.total(metric)
     time.sleep(1)
-    return before and before == watch.total("kproxy_requests_total")
+    return before and before == watch.total(metric)
 
 
 def test_an_interface_that_goes_and_comes_back(tmp_path):

@@ -89,7 +89,7 @@ def load(
     faults += shared_faults(sound, process.admin if process else None)
     if process is not None and process.zookeeper:
         taken = [cluster.listen for cluster in sound] + ([process.admin] if process.admin is not None else [])
-        faults += [(paths(place), text) for place, text in zookeeper_faults(process.zookeeper, taken, process.workers)]
+        faults += [(paths(place), text) for place, text in zookeeper_faults(process.zookeeper, taken)]
     if process is not None and process.admin is None:
         for name in ("admin_tls", "admin_token_file"):
             from_variable = paths(name).startswith("KPROXY_")  # the variable of the token's file is also that of `ctl`

@@ -41,12 +41,8 @@ class ZooKeeper(Frozen):
     ]
 
 
-def zookeeper_faults(
-    listeners: Sequence[ZooKeeper], taken: Sequence[Address], workers: int
-) -> Iterator[tuple[str, str]]:
-    """(place, what is wrong) between listeners, the ports that clusters and admin take, and the process."""
-    if listeners and workers > 1:
-        yield "zookeeper", f"is served by one process, and workers is {workers}: leave one out, or run two kproxy"
+def zookeeper_faults(listeners: Sequence[ZooKeeper], taken: Sequence[Address]) -> Iterator[tuple[str, str]]:
+    """(place, what is wrong) between listeners, and with the ports that clusters and admin take."""
     ports = list(taken)
     names: set[str] = set()
     for number, each in enumerate(listeners):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 10_000  # of /api/connections in one answer
 _DEFAULT_ROWS = 1000
+_ZOOKEEPER_ROWS = 1000
 LOOPBACK = "localhost"
 _ROWS_PER_SLICE = 50  # of about 3 us each
 _ADMIN_RETIRES_S = 1.0
@@ -113,14 +114,18 @@ class Server:
             proxy = self._cluster(self._running, cluster)
             self.clusters.append(proxy)
             proxy.start()
-        if self.config.zookeeper:
-            from kproxy.proxy.control.zookeeper import ZooKeeperProxy  # its layouts are not everybody's
-
-            for settings in self.config.zookeeper:
-                self.zookeeper.append(ZooKeeperProxy(self._running, settings, self._recorder))
-                self.zookeeper[-1].start()
+        self._serve_zookeeper()
         self._follow_groups()
         await self._start_admin(self.config.admin, shares)
+
+    def _serve_zookeeper(self) -> None:
+        if not self.config.zookeeper:
+            return
+        from kproxy.proxy.control.zookeeper import ZooKeeperProxy  # its layouts are not everybody's
+
+        for settings in self.config.zookeeper:
+            self.zookeeper.append(ZooKeeperProxy(self._running, settings, self._recorder))
+            self.zookeeper[-1].start()
 
     def _follow_groups(self) -> None:
         """Know the groups and leaders of clusters whose `detail` asks for it."""
@@ -237,6 +242,7 @@ class Server:
                 "groups": self._api_groups,
                 "live": live.answer,
                 "traffic": self._api_traffic,
+                "zookeeper": self._api_zookeeper,
                 **operator.reads,
                 **{name: question.asked for name, question in self.questions.items()},
             },
@@ -513,6 +519,13 @@ class Server:
         limit = parameters.number(query, "limit", _DEFAULT_ROWS, MAX_ROWS)
         after = parameters.number(query, "after", 0, 1 << 62)
         return self._connection_slices(after, limit)
+
+    async def _api_zookeeper(self, query: "Query") -> Any:
+        """Clients of ZooKeeper, the oldest first: at most `limit`, of those whose number is above `after`."""
+        limit = parameters.number(query, "limit", _DEFAULT_ROWS, _ZOOKEEPER_ROWS)
+        after = parameters.number(query, "after", 0, 1 << 62)
+        rows = [row for listener in self.zookeeper for row in listener.rows(after, limit)]
+        return sorted(rows, key=lambda row: int(row["number"]))[:limit]
 
     def _api_groups(self, query: "Query") -> AsyncIterator[list[dict[str, Any]]]:
         assert self._link is not None

@@ -1,15 +1,16 @@
 """`[[zookeeper]]` listeners: their clients, the servers that they are passed on to, and what is counted and recorded.
 
 A client is given to the next server in turn; one that cannot be reached is asked last for RETRY_S, and the next of the
-list takes its place at once. Which of the servers it is does not matter to a session. Served by one process: see
-`zookeeper_faults`. Bounds: clients count among `max_connections`; what sessions hold of large frames is ROOM_BYTES for
-each listener. Refuses to know bytes, and how a relay passes them.
+list takes its place at once. Which of the servers it is does not matter to a session. Served by one process, with
+workers by their parent. Bounds: clients count among `max_connections`; what sessions hold of large frames is ROOM_BYTES
+for each listener. Refuses to know bytes, and how a relay passes them.
 """
 
 import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from itertools import count
 from time import monotonic
 from typing import Any, Protocol
 
@@ -27,12 +28,14 @@ from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.listeners import Listener, resolve, why_unbound
 from kproxy.proxy.relay.zookeeper import ZooKeeperRelay
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.zookeeper.session import Event, Fault, Room
+from kproxy.zookeeper.session import Event, Fault, Operation, Room
 
 DIAL_S = 3.0  # a client gives a server a third of its session's timeout
 RETRY_S = 30.0
 ROOM_BYTES = 64 * 1024 * 1024
 REGISTRY = "registry"
+
+_numbers = count(1)  # of clients, of all listeners
 
 log = logging.getLogger("kproxy.zookeeper")
 
@@ -107,6 +110,16 @@ class ZooKeeperProxy:
         await asyncio.sleep(0)
         self._record(list(self._groups.finish()))
 
+    def rows(self, after: int, limit: int) -> list[dict[str, Any]]:
+        """The oldest clients whose number is above `after`, as /api/zookeeper has them."""
+        found: list[dict[str, Any]] = []
+        for relay, connection in self._relays.items():  # in the order of their numbers
+            if len(found) == limit:
+                break
+            if connection.number > after:
+                found.append(connection.row(self.settings.name, relay))
+        return found
+
     # --- a client ----------------------------------------------------------------------------------------------------
 
     def _accepted(self, client: socket.socket, peer: Address) -> None:
@@ -137,7 +150,7 @@ class ZooKeeperProxy:
                 self.cells.bytes,
                 values=self._take is not None,
             )
-            self._relays[relay] = _Connection(ends, self._worker.dialler.loops.own_end(server))
+            self._relays[relay] = _Connection(ends, self._worker.dialler.loops.own_end(server), opened_ns)
             self.cells.connections += 1
             relayed = True
             await relay.start()
@@ -180,6 +193,7 @@ class ZooKeeperProxy:
         cells = self.cells
         for event in events:
             cells.count(event)
+            connection.operations += isinstance(event, Operation)
             if isinstance(event, Fault):
                 cells.unread["fault"] += 1
                 text = "zookeeper=%s: a connection is passed on and no longer read: %s, at byte %d of its %s"
@@ -210,9 +224,26 @@ class ZooKeeperProxy:
 
 
 class _Connection:
-    __slots__ = ("ends", "has_session", "own_end")
+    __slots__ = ("ends", "has_session", "number", "opened_ns", "operations", "own_end")
 
-    def __init__(self, ends: registry.Ends, own_end: Address) -> None:
+    def __init__(self, ends: registry.Ends, own_end: Address, opened_ns: int) -> None:
         self.ends = ends
         self.own_end = own_end
+        self.opened_ns = opened_ns
+        self.number = next(_numbers)
+        self.operations = 0  # whose end is known
         self.has_session = False
+
+    def row(self, name: str, relay: ZooKeeperRelay) -> dict[str, Any]:
+        ends, session = self.ends, relay.session
+        return {
+            "number": self.number,
+            "cluster": name,
+            "client": str(Address(str(ends.client_address), int(ends.client_port or 0))),
+            "server": str(Address(str(ends.server_address), int(ends.server_port or 0))),
+            "session": registry.session_name(session.session),
+            "opened_ns": self.opened_ns,
+            "operations": self.operations,
+            "operations_pending": session.unanswered,
+            "is_read": not session.opaque,
+        }

@@ -44,7 +44,6 @@ def test_several_listeners_and_none(tmp_path):
         (listener() + listener("127.0.0.1:2182"), "", "name of another"),
         (listener() + listener(name="new"), "", "is taken by"),
         (listener(servers='["127.0.0.1:2181"]'), "", "is this listener itself"),
-        (listener(), "workers = 2\n", "served by one process"),
         (listener().replace("servers", "server"), "", "servers"),
     ],
 )

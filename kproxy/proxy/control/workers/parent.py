@@ -1,8 +1,9 @@
 """The parent of several workers: ports, accepting, discovery, the admin port, and which workers live.
 
-It relays nothing. What workers count is added up here (see `kproxy.metrics.shared`), what they know of brokers passes
-through here. A worker that dies is replaced, and so is the process that workers are forked from; if
-that cannot be, kproxy drains and fails, so that whoever started it starts it anew. Refuses to know bytes of clients.
+It relays nothing but ZooKeeper, whose clients are few. What workers count is added up here (`kproxy.metrics.shared`),
+what they know of brokers passes through here. A worker that dies is replaced, and so is the process that workers are
+forked from; if that cannot be, kproxy drains and fails, so that whoever started it starts it anew. Refuses to know
+bytes of clients.
 """
 
 import asyncio
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 SCRAPE_S = 0.5  # for workers to send what they have counted; a worker that does not is shown as it last was
 ROWS_S = 2.0
 _ENDS_S = 3.0  # beyond the drain's time, for workers to end
+PARENT = 0  # its number among those that record: workers begin with 1
 _SENT_S = 5.0  # for a worker to take a message
 _PUSH_S = 0.005  # what changes within it is sent once
 
@@ -63,6 +65,8 @@ class Parent(Server):
         """Workers record, each into files of its own; the folder is claimed for all of them until this process ends."""
         if self.config.record is not None:
             claim(self.config.record)
+            if self.config.zookeeper:
+                super()._start_recorder(PARENT)
 
     def _start_worker(self, shares: descriptors.Shares) -> None:
         super()._start_worker(shares)

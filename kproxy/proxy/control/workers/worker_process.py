@@ -252,6 +252,9 @@ class WorkerServer(Server):
     def _follow_groups(self) -> None:
         """The parent's: all workers feed one process."""
 
+    def _serve_zookeeper(self) -> None:
+        """The parent's: its clients are few, and who coordinates through it is seen by one process."""
+
     def feed_into(self, sock: socket.socket) -> None:
         """From now on what relays keep goes there."""
         self._running.feed.use(sock)
