@@ -257,7 +257,11 @@ class Watcher:
         from kproxy.metrics.collector import registry_of
         from kproxy.metrics.exposition import render
         from kproxy.proxy.control.operators.admin import Admin
+        from kproxy.proxy.control.operators.live import Live
+        from kproxy.proxy.control.operators.page import load_page
 
+        page = load_page()
+        live = Live(self._gathered, self._live_state, with_history=page is not None)
         registry = registry_of(self.metrics)
         admin = Admin(
             address.host or _LOOPBACK,
@@ -266,17 +270,34 @@ class Watcher:
             not_ready=self.not_ready,
             api={
                 "connections": self._api_connections,
+                "live": live.answer,
                 "traffic": self._api_traffic,
                 "watch": self._api_watch,
                 **({"groups": self._link.api_groups} if self._link is not None else {}),
             },
+            page=page,
         )
         try:
             await admin.start()
         except OSError as fault:
             raise KproxyError(f"--admin {address} cannot be bound: {why_unbound(fault)}") from None
         self._admin = admin
+        self._tasks.spawn(live.run())
         log.info("admin at %s: /metrics /health /ready", admin.url)
+
+    async def _gathered(self, _: bool) -> Metrics:
+        return self.metrics
+
+    def _live_state(self) -> dict[str, Any]:
+        reasons = list(self.not_ready())
+        return {
+            "ready": not reasons,
+            "not_ready": reasons,
+            "draining": False,
+            "connections": len(self._connections),
+            "connection_limit": None,
+            "detail": {self.settings.cluster: self.settings.detail},
+        }
 
     # --- packets -----------------------------------------------------------------------------------------------------
 

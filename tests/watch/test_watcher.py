@@ -331,6 +331,9 @@ def test_groups_are_followed_as_they_rebalance(cable, tmp_path):
         until("the rebalances", lambda: found() == rebalances, 20)
     assert found() == rebalances
     assert {row["group"] for row in watch.api("groups")} >= rebalances.keys()
+    shown = watch.api("live")  # what its page shows, and kproxy's too
+    assert {row[1] for row in shown["groups"]} >= rebalances.keys() and "samples" in shown
+    assert sum(row[3] for row in shown["totals"] if row[2] == "JoinGroup") > 0 and "page.js" in watch.get("/")
     assert "Traceback" not in watch.end()
     recorded = pq.read_table(tmp_path / "tables" / "rebalances").to_pylist()
     assert Counter(row["group_id"] for row in recorded) >= rebalances
