@@ -18,6 +18,7 @@ LAYERS = (
     {"protocol", "zookeeper"},
     {"wire"},
     {"insight", "metrics", "tables", "capture"},
+    {"flight"},
     {"convert", "proxy"},
     {"analysis", "spark", "watch"},
     {"views"},

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _PAGE = 10_000
 _GROUPS_PAGE = 1000
 _ZOOKEEPER_PAGE = 1000
+_DUMP_S = 180.0
 _GROUP_COLUMNS = ("cluster", "group", "protocol", "state", "generation", "members", "coordinator")
 _REBALANCE_COLUMNS = ("last_rebalance", "took", "cause", "reason")
 _COLUMNS = ("number", "cluster", "listener", "client", "principal", "client_id", "software", "tls", "broker", "age")
@@ -89,6 +90,32 @@ def status(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 
     started = (time.time_ns() - answer.pop("started_ns")) / 1e9
     view.show_values({**answer, "running for": view.age(started)})
+
+
+@ctl.command()
+@as_json
+@click.pass_obj
+def dump(port: "Callable[[], AdminPort]", as_json: bool) -> None:
+    """Write what the flight recorder holds: the last minutes, as tables and as packets for Wireshark.
+
+    The folder is on the machine of that kproxy, in the one that its --flight names.
+
+    \b
+      kproxy ctl dump
+      kproxy analyze overview DUMPS/20261122T101500.000Z-asked
+      wireshark DUMPS/20261122T101500.000Z-asked/frames.pcapng
+    """
+    from kproxy.errors import KproxyError
+
+    status, answer = port().post("/api/dump", timeout_s=_DUMP_S)
+    if status != 200:
+        raise KproxyError(answer["error"])
+    if as_json:
+        _print(answer)
+        return
+    from kproxy.views import operator as view
+
+    view.show_values(answer)
 
 
 @ctl.command()

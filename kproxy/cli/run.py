@@ -63,6 +63,16 @@ if TYPE_CHECKING:
 )
 @click.option("--config", "file", metavar="FILE.toml", help="File of settings; there can be several [[cluster]] in it.")
 @click.option("--record", metavar="DIR", help="Record the traffic as the tables that kproxy convert writes.")
+@click.option("--record-keep-h", metavar="HOURS", help="Remove recorded files that are older. Default: all files stay.")
+@click.option(
+    "--record-keep-bytes", metavar="BYTES", help="Remove the oldest recorded files beyond so many bytes in all."
+)
+@click.option(
+    "--flight",
+    metavar="DIR",
+    help="Keep the last minutes of all connections in memory, and write them into DIR when kproxy ctl dump asks, or "
+    "when something goes wrong (docs/flight.md).",
+)
 @click.option(
     "--max-connections",
     metavar="N",

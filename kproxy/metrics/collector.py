@@ -353,6 +353,22 @@ def _tls(clusters: list[ClusterCells]) -> Iterator[Metric]:
     yield from (handshakes, durations.family(), expiries, reloads)
 
 
+def _flight(metrics: Metrics) -> Iterator[Metric]:
+    if not metrics.flight_dumps:
+        return
+    dumps = CounterMetricFamily(
+        "kproxy_flight_dumps", "Dumps of the flight recorder, by what they were for.", labels=("cause", "outcome")
+    )
+    for cause, outcomes in metrics.flight_dumps.copy().items():
+        for outcome, count in outcomes.items():
+            dumps.add_metric((cause, outcome), count)
+    yield dumps
+    held = GaugeMetricFamily("kproxy_flight_bytes", "Memory of the flight recorder.", labels=("kind",))
+    for kind, count in metrics.flight_bytes.copy().items():
+        held.add_metric((kind,), count)
+    yield held
+
+
 def _topics(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
     sums = {
         name: _Sum(f"kproxy_topic_{name}", text, ("cluster", "topic", "direction", *more))
@@ -435,6 +451,7 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     written, lost = metrics.audit_lines()
     yield CounterMetricFamily("kproxy_audit_lines", "Lines written to the audit.", value=written)
     yield CounterMetricFamily("kproxy_audit_lines_dropped", "Lines of the audit that could not be written.", value=lost)
+    yield from _flight(metrics)
     unread = metrics.log_lines_dropped()
     yield CounterMetricFamily("kproxy_log_lines_dropped", "Log lines left out since nobody read the log.", value=unread)
     yield GaugeMetricFamily("kproxy_workers", "Processes that relay; 1: a single process.", value=metrics.workers)

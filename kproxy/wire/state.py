@@ -67,6 +67,8 @@ NOTHING_USUAL: Usual = (*frames.request_head_and(0), NONE, b"", UNSEEN, ())
 class SessionState:
     """The fields of a session, and what its two sides do alike."""
 
+    observers: tuple[Any, ...]  # only of a session that is watched (watched.py)
+
     __slots__ = (
         "_asked",
         "_authorizer",
@@ -118,6 +120,7 @@ class SessionState:
         "faults",
         "max_in_flight",
         "most_in_flight",
+        "observers",
         "pending",
         "sasl_mechanism",
         "sasl_tokens",

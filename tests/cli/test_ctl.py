@@ -21,6 +21,7 @@ KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
 HEARTBEAT, API_VERSIONS, METADATA = 12, 18, 3
 COMMANDS = (
     "status",
+    "dump",
     "connections",
     "findings",
     "groups",

@@ -17,7 +17,7 @@ import pytest
 from kproxy.demo.cluster import Cluster
 from kproxy.errors import KproxyError
 from kproxy.protocol.records import BatchHeader
-from kproxy.tables import recorder
+from kproxy.tables import live_files, portions, recorder
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.dataset import MANIFEST
 from kproxy.tables.names import Names
@@ -140,7 +140,7 @@ def test_what_real_clients_did_is_in_the_tables(tmp_path):
 
 def test_what_the_queue_has_no_room_for_is_counted(recording, monkeypatch, caplog):
     monkeypatch.setattr(recorder, "QUEUE_BYTES", 100_000)
-    monkeypatch.setattr(recorder, "PORTION_BYTES", 10_000)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 10_000)
     take = recording.connected(INFO)
     events = []
     for number in range(1000):
@@ -161,7 +161,7 @@ def test_what_the_queue_has_no_room_for_is_counted(recording, monkeypatch, caplo
 
 def test_one_line_for_each_burst(recording, monkeypatch, caplog):
     monkeypatch.setattr(recorder, "QUEUE_BYTES", 1000)
-    monkeypatch.setattr(recorder, "PORTION_BYTES", 1000)
+    monkeypatch.setattr(portions, "PORTION_BYTES", 1000)
     monkeypatch.setattr(recorder, "_IDLE_S", 1.0)
     recording.start()
     take = recording.connected(INFO)
@@ -179,8 +179,8 @@ def test_one_line_for_each_burst(recording, monkeypatch, caplog):
 
 
 def test_files_are_rolled_and_a_restart_adds_to_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "ROLL_ROWS", 300)
-    monkeypatch.setattr(recorder, "PORTION_ROWS", 100)
+    monkeypatch.setattr(live_files, "ROLL_ROWS", 300)
+    monkeypatch.setattr(portions, "PORTION_ROWS", 100)
     dice = random.Random(4)
     order = dice.sample(range(2000), 2000)
     for half in (order[:1000], order[1000:]):
@@ -200,7 +200,7 @@ def test_files_are_rolled_and_a_restart_adds_to_them(tmp_path, monkeypatch):
 
 
 def test_a_file_appears_in_time_without_more_traffic(recording, monkeypatch):
-    monkeypatch.setattr(recorder, "ROLL_S", 0.2)
+    monkeypatch.setattr(live_files, "ROLL_S", 0.2)
     recording.start()
     recording.connected(INFO)([exchange(1)])
     deadline = time.monotonic() + 30
@@ -237,7 +237,7 @@ def test_a_folder_has_one_writer_and_must_be_one(recording, tmp_path):
 
 
 def test_a_disk_that_fails_costs_the_rows_and_no_more(recording, monkeypatch, caplog):
-    monkeypatch.setattr(recorder, "ROLL_S", 0.05)
+    monkeypatch.setattr(live_files, "ROLL_S", 0.05)
     recording.start()
     obstacle = recording.folder / "exchanges"
     obstacle.touch()  # where a folder should be made
@@ -305,9 +305,9 @@ def test_an_event_is_taken_whole_or_not_at_all(recording, monkeypatch, caplog):
 RECORD_FOR_EVER = """
 import sys, time
 from pathlib import Path
-from kproxy.tables import recorder
+from kproxy.tables import live_files, portions, recorder
 from tests.tables.test_recorder import INFO, exchange
-recorder.ROLL_S = 0
+live_files.ROLL_S = 0
 made = recorder.Recorder(Path(sys.argv[1]), {})
 made.start()
 take = made.connected(INFO)

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, parse_address
 from kproxy.proxy.config.authentication import Authentication
+from kproxy.proxy.config.flight import Flight, of_folder
 from kproxy.proxy.config.limits import Limits, Networks
 from kproxy.proxy.config.login import Login
 from kproxy.proxy.config.model import Frozen, model_in
@@ -167,6 +168,9 @@ class Config(Frozen):
     discovery_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     upstream_mark: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None  # of connections to brokers (SO_MARK)
     record: Path | None = None
+    record_keep_h: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # older recorded files are removed
+    record_keep_bytes: Annotated[int, Field(ge=1 << 20)] | None = None  # of all of them; the oldest are removed
+    flight: Annotated[Flight, BeforeValidator(of_folder)] | None = None  # a table, or its folder alone
     audit: str | None = None  # "stderr", or a file
     watch_config: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -188,4 +192,7 @@ CLUSTER_SETTINGS = (
     "read_only",
 )
 
-PROCESS_SETTINGS = tuple(name for name, field in Config.model_fields.items() if model_in(field.annotation) is None)
+# What can be a flag: plain values, and tables for which one stands.
+PROCESS_SETTINGS = tuple(
+    name for name, field in Config.model_fields.items() if model_in(field.annotation) in (None, Flight)
+)

@@ -27,6 +27,7 @@ from kproxy.proxy.control.changing.changes import Changes, same_upstream
 from kproxy.proxy.control.changing.draining import drain
 from kproxy.proxy.control.changing.reload import Reloader
 from kproxy.proxy.control.cluster import ClusterProxy
+from kproxy.proxy.control.flight import FlightRecorder
 from kproxy.proxy.control.knowledge.feed_link import FeedLink
 from kproxy.proxy.control.operators import parameters
 from kproxy.proxy.control.operators.operating import OPERATIONS, connection_row
@@ -88,6 +89,7 @@ class Server:
         self._admin: Admin | None = None
         self._at_once = asyncio.Event()  # nothing is waited for any more
         self._recorder: Recorder | None = None
+        self._flight: FlightRecorder | None = None
         self._draining = False
         self._sampling: asyncio.Task[None] | None = None  # for the page of the admin port
         self._tasks = Tasks("server")
@@ -108,6 +110,7 @@ class Server:
             raise ConfigError([("upstream_mark", "kproxy may not mark its sockets: give it CAP_NET_ADMIN")])
         shares = self._shares()
         self._start_recorder()
+        self._start_flight()
         self._start_worker(shares)
         await self._start_workers()
         for cluster in self.config.clusters:
@@ -184,6 +187,13 @@ class Server:
             self.metrics.recorder_dropped = self._recorder.dropped
             self._sinks += (self._recorder,)
 
+    def _start_flight(self, worker: int | None = None) -> None:
+        config = self.config
+        if config.flight is not None:
+            details = {cluster.name: cluster.detail for cluster in config.clusters}
+            self._flight = FlightRecorder(config.flight, details, self.metrics, worker)
+            self._sinks += (self._flight,)
+
     def _start_worker(self, shares: descriptors.Shares) -> None:
         self.metrics.connection_limit = shares.connections
         self.metrics.log_lines_dropped = log_lines.dropped
@@ -197,6 +207,7 @@ class Server:
             self._sinks,
             guard=self._guard,
         )
+        self._worker.flight = self._flight
         self._worker.gate.given = self.given
         self._worker.gate.is_held = self._is_held
 
@@ -467,6 +478,8 @@ class Server:
             await asyncio.to_thread(self._worker.feed.close)
         if self._link is not None:
             await self._link.close()
+        if self._flight is not None:
+            await self._flight.stop()
         await self._tasks.cancel()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
@@ -548,6 +561,7 @@ def _admin_tls(settings: ClientTls) -> "Reloading":
 def _recorder(config: Config, worker: int | None) -> "Recorder":
     try:
         from kproxy.tables.recorder import Recorder
+        from kproxy.tables.retention import Retention
     except ModuleNotFoundError as fault:  # heavy, and not everybody's
         missing = missing_package(fault.name)
         if missing is None:
@@ -555,4 +569,6 @@ def _recorder(config: Config, worker: int | None) -> "Recorder":
         raise ConfigError([("record", missing)]) from None
     assert config.record is not None
     detail = {cluster.name: cluster.detail for cluster in config.clusters}
-    return Recorder(config.record, {"detail": detail}, worker=worker)
+    age_s = config.record_keep_h * 3600 if config.record_keep_h is not None else None
+    retention = Retention(age_s, config.record_keep_bytes)
+    return Recorder(config.record, {"detail": detail}, worker=worker, retention=retention)

@@ -256,6 +256,8 @@ class Connector:
             max_in_flight=min(LIMIT, self._cluster.limits.max_requests_in_flight or LIMIT),
             authorizer=authorizer,
         )
+        if worker.flight is not None:
+            worker.flight.watch(session, info)
         counting = worker.metrics.connection(
             info,
             listener,

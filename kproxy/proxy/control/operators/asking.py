@@ -53,10 +53,10 @@ class AdminPort:
         with self._open("GET", f"{path}?{query}" if query else path) as answer:
             return self._json(answer)
 
-    def post(self, path: str, **parameters: Any) -> tuple[int, Any]:
+    def post(self, path: str, *, timeout_s: float = TIMEOUT_S, **parameters: Any) -> tuple[int, Any]:
         """(HTTP status, what POST answers as JSON); the parameters that are None are left out. Raises KproxyError."""
         try:
-            with self._open("POST", path, parameters) as answer:
+            with self._open("POST", path, parameters, timeout_s) as answer:
                 return answer.status, self._json(answer)
         except _Answered as refusal:
             return refusal.status, refusal.value
@@ -71,13 +71,15 @@ class AdminPort:
             except (OSError, http.client.HTTPException) as fault:
                 raise KproxyError(f"{self.url} stopped answering: {fault or type(fault).__name__}") from None
 
-    def _open(self, method: str, path: str, parameters: dict[str, Any] | None = None) -> Any:
+    def _open(
+        self, method: str, path: str, parameters: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> Any:
         body = None
         if parameters is not None:
             body = json.dumps({name: value for name, value in parameters.items() if value is not None}).encode()
         try:
             asked = urllib.request.Request(f"{self.url}{path}", body, self._headers, method=method)
-            return self._opener.open(asked, timeout=TIMEOUT_S)
+            return self._opener.open(asked, timeout=timeout_s)
         except urllib.error.HTTPError as refusal:
             raise self._refused(refusal) from None
         except urllib.error.URLError as fault:

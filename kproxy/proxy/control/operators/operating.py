@@ -120,6 +120,16 @@ def trace_stop(worker: Worker, name: str) -> None:
     worker.traces.stop(name)
 
 
+def dump_start(worker: Worker, name: str) -> bool | None:
+    """Begin a dump of the flight recorder; None: there is none here, False: one is being written."""
+    return None if worker.flight is None else worker.flight.ask(name)
+
+
+def dump_result(worker: Worker, name: str) -> Json | None:
+    """What became of it; None: it is not written yet, or this process has none."""
+    return None if worker.flight is None else worker.flight.result(name)
+
+
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "requests": requests,
     "close": close,
@@ -128,6 +138,8 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "trace_start": trace_start,
     "trace_take": trace_take,
     "trace_stop": trace_stop,
+    "dump_start": dump_start,
+    "dump_result": dump_result,
 }
 
 

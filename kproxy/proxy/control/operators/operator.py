@@ -5,6 +5,7 @@ operation (`operating.py`) in each process that serves some: so this is the same
 Each change leaves a line in the log. Refuses to know HTTP, and who may ask (`admin_guard.py`).
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from kproxy.metrics import Metrics
 from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.control.flight import ASKED, folder_name
 from kproxy.proxy.control.operators.following import follow
 from kproxy.proxy.control.operators.operating import LEVELS
 from kproxy.proxy.control.operators.parameters import needed_number
@@ -21,6 +23,8 @@ from kproxy.proxy.control.operators.parameters import needed_number
 Query = Mapping[str, str]
 Json = dict[str, Any]
 Answer = tuple[int, Any]  # HTTP status, and what is sent as JSON
+
+_DUMP_POLL_S = 0.05
 
 log = logging.getLogger("kproxy.operator")
 
@@ -56,6 +60,7 @@ class Operator:
             "close": self._close,
             "drain": self._drain,
             "log-level": self._set_log_level,
+            "dump": self._dump,
         }
         self.streams: Mapping[str, Callable[[Query], AsyncIterator[Json | None]]] = {
             "trace": lambda query: follow(query, kproxy.operate),
@@ -119,6 +124,30 @@ class Operator:
         drained = sum(await self._kproxy.operate("drain", number, cluster))
         log.warning("operator draining=%d connection=%s cluster=%s", drained, number, cluster)
         return (200 if drained or number is None else 404), {"draining": drained}
+
+    async def _dump(self, _: Query) -> Answer:
+        """Have what the flight recorder holds written; answers when it is."""
+        kproxy = self._kproxy
+        if kproxy.config.flight is None:
+            raise ValueError("this kproxy has no flight recorder: start it with --flight DIR, or [flight] in its file")
+        name = folder_name(ASKED)
+        begun = [one for one in await kproxy.operate("dump_start", name) if one is not None]
+        if not any(begun):
+            return 409, {"error": "a dump is being written: try again when it is done"}
+        log.warning("operator dump=%s", name)
+        while True:
+            await asyncio.sleep(_DUMP_POLL_S)
+            told = [one for one in await kproxy.operate("dump_result", name) if one is not None]
+            if len(told) >= sum(begun):
+                break
+        faults = [one["error"] for one in told if "error" in one]
+        if faults:
+            return 500, {"error": "; ".join(faults)}
+        return 200, {
+            "folder": str(kproxy.config.flight.folder / name),
+            "files": sorted(one["file"] for one in told),
+            **{key: sum(one[key] for one in told) for key in ("exchanges", "frames", "left_out")},
+        }
 
     async def _set_log_level(self, query: Query) -> Answer:
         level = query.get("level", "")

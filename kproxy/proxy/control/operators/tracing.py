@@ -1,7 +1,7 @@
 """Traces: the frames of a connection, or of a client's address, decoded and without secrets, while somebody watches.
 
-A connection that is not traced does nothing for it: to trace one, its session becomes a `_TracedSession`, whose
-`receive` also copies what passes. The relay never waits: what a trace does not take up is counted. What the client
+A connection that is not traced does nothing for it: to trace one, its session gets an observer (`wire.watched`)
+that copies what passes. The relay never waits: what a trace does not take up is counted. What the client
 sends and what it gets are cut into frames here. The session's states say where frames begin; whenever a side is not
 framed (a SASL token without a header, bytes that are no Kafka), all bytes of that call are left out and only counted.
 Frames are decoded later, on a thread, when the trace is read.
@@ -31,6 +31,7 @@ from kproxy.wire import frames
 from kproxy.wire.events import BROKER, CLIENT, SIDES
 from kproxy.wire.session import Session
 from kproxy.wire.state import Piece
+from kproxy.wire.watched import observers_of, read_of, unwatch, watch
 
 MAX_TRACES = 4
 MAX_CONNECTIONS = 64
@@ -43,22 +44,6 @@ _API_VERSIONS = 18
 _FRAMED = "framed"
 
 Json = dict[str, Any]
-_taps: dict[int, "Tap"] = {}  # by the identity of a session, which a tap keeps alive
-
-
-class _TracedSession(Session):
-    """A session whose owner does not notice that it is watched."""
-
-    __slots__ = ()
-
-    def receive(self, side: int, view: Any, now_ns: int) -> list[Piece]:
-        tap = _taps.get(id(self))
-        if tap is None:
-            return super().receive(side, view, now_ns)
-        before = self.states
-        pieces = super().receive(side, view, now_ns)
-        tap.passed(side, view, pieces, before, now_ns)
-        return pieces
 
 
 class Captured(NamedTuple):
@@ -137,13 +122,12 @@ class Tap:
             ((one.correlation_id, (one.plan.api_key, one.plan.api_version)) for one in relay.session.pending),
             maxlen=MAX_AWAITED,
         )
+        self._before = relay.session.states
         self._sync()
-        _taps[id(relay.session)] = self
-        relay.session.__class__ = _TracedSession
+        watch(relay.session, self)
 
     def end(self) -> None:
-        if _taps.pop(id(self.relay.session), None) is not None:
-            self.relay.session.__class__ = Session
+        unwatch(self.relay.session, self)
 
     def _sync(self) -> None:
         """Find where frames begin, on sides that are framed and where that is not known."""
@@ -155,15 +139,14 @@ class Tap:
             nothing_left = states[BROKER] in ("framed, held", "framed, header")  # nothing of it was sent yet
             self._cutters[BROKER].sync(0 if nothing_left else session._broker_left, b"")
 
-    def passed(self, side: int, view: Any, pieces: list[Piece], before: tuple[str, str], now_ns: int) -> None:
+    def before(self, session: Session, side: int) -> None:
+        self._before = session.states
+
+    def passed(self, session: Session, side: int, view: Any, pieces: list[Piece], now_ns: int) -> None:
         """Take up what a call of the session has read of a side, and what it sends to the client."""
-        session = self.relay.session
-        after = session.states
-        is_framed = all(state.startswith(_FRAMED) for state in (*before, *after))
+        is_framed = all(state.startswith(_FRAMED) for state in (*self._before, *session.states))
         if side == CLIENT:
-            backlog = session.backlog[CLIENT]
-            read = view[: len(view) - len(backlog)] if backlog is not None else view
-            self._take(CLIENT, [read], is_framed, now_ns)
+            self._take(CLIENT, [read_of(session, CLIENT, view)], is_framed, now_ns)
         to_client = [piece for to, piece in pieces if to == CLIENT]
         self._take(BROKER, to_client, is_framed, now_ns)
         self._sync()
@@ -225,7 +208,8 @@ class Trace:
             if tap.relay.closed:
                 tap.end()
                 del self._taps[number]
-        if len(self._taps) < MAX_CONNECTIONS and id(relay.session) not in _taps:
+        is_traced = any(isinstance(observer, Tap) for observer in observers_of(relay.session))
+        if len(self._taps) < MAX_CONNECTIONS and not is_traced:
             self._taps[relay.number] = Tap(self, relay)
 
     def keep(self, captured: Captured) -> None:

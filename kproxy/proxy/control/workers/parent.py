@@ -72,6 +72,9 @@ class Parent(Server):
         super()._start_worker(shares)
         self.crew.most_in_each = shares.in_each
 
+    def _start_flight(self, worker: int | None = None) -> None:
+        """Workers have it."""
+
     async def _start_workers(self) -> None:
         try:
             await self.crew.start()

@@ -9,6 +9,7 @@ from kproxy.metrics import Metrics
 from kproxy.proxy.access.audit import Audit
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.clients.ageing import Ageing
+from kproxy.proxy.control.flight import FlightRecorder
 from kproxy.proxy.control.knowledge.feed import Feed
 from kproxy.proxy.control.operators.tracing import Traces
 from kproxy.proxy.relay.handshakes import Handshakes
@@ -42,6 +43,7 @@ class Worker:
     loops: LoopGuard = field(init=False)
     dialler: Dialler = field(init=False)
     ageing: Ageing = field(init=False)
+    flight: FlightRecorder | None = None
     traces: Traces = field(default_factory=Traces)
     feed: Feed = field(default_factory=Feed)  # what is decoded in another process
     audit: Audit | None = field(init=False)  # of all clusters; its thread is this process's

@@ -231,6 +231,9 @@ class WorkerServer(Server):
     def _start_recorder(self, worker: int | None = None) -> None:
         super()._start_recorder(self._beginning.number)
 
+    def _start_flight(self, worker: int | None = None) -> None:
+        super()._start_flight(self._beginning.number)
+
     def _start_worker(self, shares: descriptors.Shares) -> None:
         super()._start_worker(shares)
         self._running.held.limit_bytes = max(MAX_HELD_REQUEST, self.config.max_held_bytes // self.config.workers)

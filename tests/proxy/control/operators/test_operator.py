@@ -10,6 +10,7 @@ import pytest
 from kproxy.proxy import log_lines
 from kproxy.proxy.control.operators import tracing
 from kproxy.wire.session import Session
+from kproxy.wire.watched import observers_of
 from tests.proxy.live import HOST, kproxy, live, request, response
 
 PRODUCE, FETCH, HEARTBEAT, HANDSHAKE, API_VERSIONS, AUTHENTICATE, ALTER_CONFIGS = 0, 1, 12, 17, 18, 36, 33
@@ -187,7 +188,7 @@ def test_a_trace_shows_requests_and_answers_and_no_secret():
             assert frames[0]["header"]["clientId"] == "orders-7"
             records = frames[4]["body"]["topicData"][0]["partitionData"][0]["records"]
             assert records == {"bytes": len(batch()), "batches": 1, "records": 1, "codecs": ["none"]}
-            assert not tracing._taps and not here.server._worker.traces
+            assert not here.server._worker.traces
             (relay,) = here.server._worker.relays.values()
             assert type(relay.session) is Session, "nothing of it is left"
 
@@ -305,7 +306,7 @@ def test_a_reader_that_leaves_ends_its_trace():
                 assert here.server._worker.traces
                 answer.close()
             await here.until(lambda: not here.server._worker.traces)
-            assert not tracing._taps
+            assert not any(observers_of(relay.session) for relay in here.server._worker.relays.values())
 
     live(test())
 

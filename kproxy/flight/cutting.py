@@ -1,0 +1,135 @@
+"""Bytes that have passed -> frames, of a client and of the answers that it got.
+
+Duty: cut the chunks of `frames.py`, where the reading session said how far the next boundary is, and say which API an
+answer is of. A frame whose beginning is no longer there is left out; one of which a part was not kept is cut. Memory: a
+frame per side of each connection. Refuses to know what is in a frame beyond its first twelve bytes.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from kproxy.flight.frames import ENDED, Chunk
+from kproxy.wire import frames
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import CLIENT
+
+MAX_AWAITED = 4096  # requests of a connection whose answers have not come
+
+
+class Frame(NamedTuple):
+    """A frame as it passed."""
+
+    info: ConnectionInfo
+    side: int
+    start_ns: int  # its first bytes
+    end_ns: int  # its last bytes
+    size: int  # with the 4 bytes of its size
+    data: bytes  # as much as there is from its beginning on
+    api: tuple[int, int] | None  # key and version; None: of an answer whose request is no longer there
+    correlation_id: int
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.data) == self.size
+
+
+def cut(chunks: Iterable[Chunk]) -> Iterator[Frame]:
+    """The frames in the order in which they ended."""
+    sides: dict[tuple[int, int], _Side] = {}
+    awaited: dict[int, deque[tuple[int, tuple[int, int]]]] = {}
+    for chunk in chunks:
+        if chunk.side == ENDED:
+            continue
+        connection = chunk.info.id
+        side = sides.get((connection, chunk.side))
+        if side is None:
+            side = sides[connection, chunk.side] = _Side()
+            awaited.setdefault(connection, deque(maxlen=MAX_AWAITED))
+        for start_ns, size, data in side.feed(chunk):
+            yield _frame(chunk, start_ns, size, data, awaited[connection])
+
+
+def _frame(chunk: Chunk, start_ns: int, size: int, data: bytes, awaited: deque[tuple[int, tuple[int, int]]]) -> Frame:
+    api: tuple[int, int] | None = None
+    if chunk.side == CLIENT:
+        _, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(data)
+        api = key_version >> 16, key_version & 0xFFFF
+        awaited.append((correlation_id, api))
+    else:
+        _, correlation_id = frames.RESPONSE_HEAD.unpack_from(data)
+        found = next((at for at, (expected, _) in enumerate(awaited) if expected == correlation_id), None)
+        if found is not None:
+            api = awaited[found][1]
+            for _ in range(found + 1):  # those before it get no answer: a Produce with acks=0
+                awaited.popleft()
+    return Frame(chunk.info, chunk.side, start_ns, chunk.now_ns, size, data, api, correlation_id)
+
+
+class _Side:
+    """One direction of a connection."""
+
+    def __init__(self) -> None:
+        self._expected = -1  # offset of the next chunk
+        self._held: bytearray | None = None  # the frame at hand, from its beginning; None: that was not seen
+        self._is_cut = False
+        self._left = -1  # bytes of the frame at hand that are to come; -1: its size is not known yet
+        self._size = 0
+        self._start_ns = 0
+
+    def feed(self, chunk: Chunk) -> Iterator[tuple[int, int, bytes]]:
+        """(time of its first bytes, size, what there is of it) of each frame that ends in the chunk."""
+        least = frames.REQUEST_HEAD_BYTES if chunk.side == CLIENT else frames.RESPONSE_HEAD_BYTES
+        in_step = chunk.offset == self._expected and (chunk.boundary < 0 or chunk.boundary == max(self._left, 0))
+        self._expected = chunk.offset + chunk.size
+        if not in_step or (self._held is None and self._left < 0):
+            self._lose(chunk.boundary)
+        data, pos = chunk.data, 0
+        if data is None:
+            self._skip(chunk)
+            if not self._left:
+                yield from self._ended(least)
+            return
+        while pos < chunk.size:
+            if self._left < 0:  # between two frames, or in the first bytes of one
+                if self._held is None:
+                    return
+                if not self._held:
+                    self._start_ns = chunk.now_ns
+                    self._is_cut = False
+                taken = data[pos : pos + 4 - len(self._held)]
+                self._held += taken
+                pos += len(taken)
+                if len(self._held) < 4:
+                    return
+                self._left = int.from_bytes(self._held, "big", signed=True)
+                self._size = self._left + 4
+                if self._size < least:
+                    self._lose(-1)
+                    return
+            taken = data[pos : pos + self._left]
+            if self._held is not None and not self._is_cut:
+                self._held += taken
+            pos += len(taken)
+            self._left -= len(taken)
+            if not self._left:
+                yield from self._ended(least)
+
+    def _ended(self, least: int) -> Iterator[tuple[int, int, bytes]]:
+        held, self._held, self._left = self._held, bytearray(), -1
+        if held is not None and len(held) >= least:
+            yield self._start_ns, self._size, bytes(held)
+
+    def _skip(self, chunk: Chunk) -> None:
+        """Bytes that were only counted: inside one frame, or no frames at all."""
+        if self._left >= chunk.size:
+            self._left -= chunk.size
+            self._is_cut = True
+        else:
+            self._lose(-1)
+
+    def _lose(self, boundary: int) -> None:
+        """Where frames begin is not known, but for what the session said."""
+        self._held = bytearray() if boundary == 0 else None
+        self._left = boundary if boundary > 0 else -1
+        self._is_cut = False

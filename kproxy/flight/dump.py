@@ -1,0 +1,153 @@
+"""What a process has in memory -> a folder: tables, and a pcapng of frames. Runs as a process of its own.
+
+Duty: read what `sending.py` writes to standard input, write `frames.pcapng` and the tables, and say in a line of JSON
+on standard output what came of it. It takes nothing of the process that relays but the time to write to a pipe. Frames
+are redacted here (`redaction.py`) before a byte of them reaches a file. Memory: what it is sent.
+"""
+
+import json
+import pickle
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow.parquet as pq
+
+from kproxy.errors import KproxyError
+from kproxy.flight.cutting import Frame, cut
+from kproxy.flight.frames import ENDED, Chunk
+from kproxy.flight.packets import PacketFile, Stream
+from kproxy.flight.redaction import LEFT_OUT, written
+from kproxy.tables.arrays import batch
+from kproxy.tables.live_files import Files, Quality
+from kproxy.tables.names import Names
+from kproxy.tables.portions import Batches
+from kproxy.tables.schema import CONNECTIONS, EXCHANGES
+from kproxy.wire.events import CLIENT
+
+_COLUMNS = [
+    *("connection", "correlation_id", "number", "api", "api_version", "client_id", "latency_ns", "queue_ns"),
+    *("muted_ns", "throttle_ms", "error", "outcome"),
+]
+
+
+@dataclass
+class Sent:
+    """What came on standard input."""
+
+    folder: Path
+    settings: dict[str, Any]
+    records: bool  # whether what records hold is written
+    why: str  # the dump was made for
+    worker: int | None
+    rows: list[Batches] = field(default_factory=list)
+    connections: list[dict[str, Any]] = field(default_factory=list)  # rows of those that are open
+    chunks: list[Chunk] = field(default_factory=list)
+
+
+def main() -> None:
+    """Dump what comes on standard input; the exit status is 1 where that failed."""
+    try:
+        told = dump(read(sys.stdin.buffer))
+    except (KproxyError, OSError) as fault:
+        print(json.dumps({"error": str(fault)}))
+        raise SystemExit(1) from None
+    print(json.dumps(told))
+
+
+def read(file: BinaryIO) -> Sent:
+    """What `sending.send` has written. EOFError: its process has ended in the middle."""
+    sent = Sent(*pickle.load(file))
+    while (item := pickle.load(file)) is not None:
+        if isinstance(item, Batches):
+            sent.rows.append(item)
+        elif item and isinstance(item[0], dict):
+            sent.connections += item
+        else:
+            sent.chunks += item
+    return sent
+
+
+def dump(sent: Sent) -> dict[str, Any]:
+    """Write the folder; returns what is in it."""
+    tables = _tables(sent)
+    known = _exchanges(sent.folder) if tables else {}
+    name = "frames.pcapng" if sent.worker is None else f"frames-worker-{sent.worker}.pcapng"
+    path = sent.folder / name
+    with path.open("xb") as file:
+        path.chmod(0o600)
+        frames, left_out = _frames(sent, PacketFile(file), known)
+    return {"folder": str(sent.folder), "file": name, "exchanges": tables, "frames": frames, "left_out": left_out}
+
+
+def _tables(sent: Sent) -> int:
+    """Returns how many exchanges there are."""
+    files = Files(sent.folder, sent.settings | {"flight": sent.why}, Quality(), sent.worker)
+    files.claim()
+    try:
+        for rows in sent.rows:
+            files.add(rows)
+        if sent.connections:
+            still = batch(CONNECTIONS.schema, sent.connections)
+            files.add(Batches({}, [], Names().told(), [(CONNECTIONS.name, still)]))
+        files.roll()
+    finally:
+        files.release()
+    return files.exchanges
+
+
+def _exchanges(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
+    """What is known of exchanges, by connection and correlation id; the last one of those that share it."""
+    known: dict[tuple[int, int], dict[str, Any]] = {}
+    for file in sorted((folder / EXCHANGES.name).glob("*.parquet")):
+        for row in pq.read_table(file, columns=_COLUMNS).to_pylist():
+            known[row["connection"], row["correlation_id"]] = row
+    return known
+
+
+def _frames(sent: Sent, file: PacketFile, known: dict[tuple[int, int], dict[str, Any]]) -> tuple[int, int]:
+    """Returns how many frames were written, and of how many only the head."""
+    streams: dict[int, Stream] = {}
+    begun = {chunk.info.id for chunk in sent.chunks if not chunk.offset and chunk.side == CLIENT}
+    count = left_out = 0
+    for frame in cut(sent.chunks):
+        connection = frame.info.id
+        stream = streams.get(connection)
+        if stream is None:
+            stream = streams[connection] = file.stream(frame.info)
+            if connection in begun:
+                stream.begin(frame.info.opened_ns)
+        data, note = written(frame, records=sent.records)
+        size = frame.size if len(data) < frame.size and note.startswith(LEFT_OUT) else len(data)
+        left_out += len(data) < size
+        comment = _comment(frame, known.get((connection, frame.correlation_id)), note)
+        stream.frame(frame.side, frame.start_ns, frame.end_ns, data, size, comment)
+        count += 1
+    for chunk in sent.chunks:
+        if chunk.side == ENDED and chunk.info.id in streams:
+            streams[chunk.info.id].end(chunk.now_ns)
+    file.close()
+    return count, left_out
+
+
+def _comment(frame: Frame, row: dict[str, Any] | None, note: str) -> str:
+    """What kproxy knows of a frame, for who reads it in Wireshark."""
+    said = [f"kproxy: connection {frame.info.id}"]
+    if row is not None:
+        said[0] += f", exchange {row['number']}"
+        said.append(f"{row['api']} v{row['api_version']} of {row['client_id'] or 'a client without an id'}")
+        if row["latency_ns"] is not None:
+            parts = ((row["queue_ns"], "queue"), (row["muted_ns"], "mute"))
+            shares = [f"{name} {value / 1e6:.3f} ms" for value, name in parts if value]
+            took = f"answered after {row['latency_ns'] / 1e6:.3f} ms"
+            said.append(f"{took} ({', '.join(shares)})" if shares else took)
+        else:
+            said.append(row["outcome"])
+        if row["error"]:
+            said.append(f"error {row['error']}")
+        if row["throttle_ms"]:
+            said.append(f"throttled for {row['throttle_ms']} ms")
+    if note:
+        said.append(f"{note} (the frame has {frame.size} bytes)")
+    return "; ".join(said)

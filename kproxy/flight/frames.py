@@ -1,0 +1,109 @@
+"""The bytes that have passed lately, in memory: what the flight recorder knows of frames.
+
+Duty: keep what clients sent and what they got (with kproxy's addresses), each read as it came, so that frames can be
+cut out later, by another process. Bytes of a login without frames are never kept, only counted. Of a frame that is
+larger than what passes at once, MAX_FRAME bytes behind its first part are kept.
+
+Bounded: `limit_bytes` for all connections together, and `span_ns` back from the newest; the oldest go first. It costs
+whoever relays a copy of what passes. Refuses to know what is in a frame, files and clocks.
+"""
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import BROKER, CLIENT
+from kproxy.wire.session import Session
+from kproxy.wire.state import Piece
+from kproxy.wire.watched import boundary, is_framed, read_of
+
+ENDED = -1
+MAX_FRAME = 64 * 1024  # bytes of one frame behind those that passed together with its beginning
+_OVERHEAD = 250  # bytes of memory that a chunk takes beside its data, about
+
+
+class Chunk(NamedTuple):
+    """Bytes of a side that passed together."""
+
+    info: ConnectionInfo
+    side: int  # ENDED: the connection has
+    now_ns: int
+    offset: int  # in what passed of this side since the connection was watched
+    size: int
+    data: bytes | None  # None: only counted
+    boundary: int  # bytes before the first frame that begins in it or behind it; -1: not known
+
+
+class Frames:
+    """All of a process."""
+
+    def __init__(self, limit_bytes: int, span_ns: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.span_ns = span_ns
+        self.held_bytes = 0
+        self.chunks: deque[Chunk] = deque()
+
+    def watched(self, info: ConnectionInfo) -> "Watch":
+        """The observer of a session that begins."""
+        return Watch(self, info)
+
+    def ended(self, info: ConnectionInfo, now_ns: int) -> None:
+        self.add(Chunk(info, ENDED, now_ns, 0, 0, None, 0))
+
+    def add(self, chunk: Chunk) -> None:
+        chunks = self.chunks
+        chunks.append(chunk)
+        held = self.held_bytes + _OVERHEAD + (chunk.size if chunk.data is not None else 0)
+        oldest_ns = chunk.now_ns - self.span_ns
+        while held > self.limit_bytes or chunks[0].now_ns < oldest_ns:
+            gone = chunks.popleft()
+            held -= _OVERHEAD + (gone.size if gone.data is not None else 0)
+            if not chunks:
+                break
+        self.held_bytes = held
+
+
+class Watch:
+    """What passes on one connection; an observer of its session."""
+
+    __slots__ = ("_boundaries", "_frames", "_info", "_inside", "_is_framed", "_offsets")
+
+    def __init__(self, frames: Frames, info: ConnectionInfo) -> None:
+        self._frames = frames
+        self._info = info
+        self._offsets = [0, 0]
+        self._inside = [0, 0]  # bytes kept of a frame since the part that began it
+        self._boundaries = [0, 0]
+        self._is_framed = True
+
+    def before(self, session: Session, side: int) -> None:
+        self._boundaries[BROKER] = boundary(session, BROKER)
+        if side == CLIENT:
+            self._boundaries[CLIENT] = boundary(session, CLIENT)
+        self._is_framed = is_framed(session)
+
+    def passed(self, session: Session, side: int, view: Any, pieces: list[Piece], now_ns: int) -> None:
+        framed = self._is_framed and is_framed(session)
+        if side == CLIENT:
+            self._take(CLIENT, read_of(session, CLIENT, view), framed, now_ns)
+        for to, piece in pieces:
+            if to == CLIENT:
+                self._take(BROKER, piece, framed, now_ns)
+                self._boundaries[BROKER] = max(-1, self._boundaries[BROKER] - len(piece))
+
+    def _take(self, side: int, view: Any, framed: bool, now_ns: int) -> None:
+        size = len(view)
+        if not size:
+            return
+        offset = self._offsets[side]
+        self._offsets[side] = offset + size
+        until = self._boundaries[side] if framed else -1
+        data: bytes | None = None
+        if framed:
+            if until >= size:
+                self._inside[side] += size
+            else:
+                self._inside[side] = 0
+            if self._inside[side] <= MAX_FRAME:
+                data = bytes(view)
+        self._frames.add(Chunk(self._info, side, now_ns, offset, size, data, until))

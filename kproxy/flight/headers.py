@@ -1,0 +1,140 @@
+"""The exchanges that have passed lately, packed as rows of tables, and the moments at which that is worth a dump.
+
+Duty: the sink of a process that relays. Rows of all tables are packed as the recorder packs them (`tables.portions`),
+and nothing is written. What tells that something goes wrong (a slow exchange, an error of the cluster, a broker that
+hangs up on requests) is told to `on_trigger`, which must be quick.
+
+Bounded: `limit_bytes` and a portion, and `span_ns` back from now, in portions of PORTION_S; the oldest go first.
+Refuses to know files, and what becomes of a trigger.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection
+from time import monotonic_ns
+from typing import NamedTuple
+
+from kproxy.protocol.error_codes import error_name
+from kproxy.tables.portions import Batches, Portion, Tally
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import NONE, Closed, Event, Exchange, Unanswered
+
+PORTION_S = 5
+SLOW, ERROR, DISCONNECT = "slow", "error", "disconnect"
+TRIGGERS = (SLOW, ERROR, DISCONNECT)
+
+# Errors that say that the cluster is in trouble, not that a client has asked for what cannot be.
+TROUBLE = frozenset((-1, 2, 7, 13, 19, 20, 56))
+# Answers that wait for others: members of a group, records, acknowledgements.
+_WAITS = frozenset((11, 14, 78, 79))
+_MS = 1_000_000
+
+
+class Trigger(NamedTuple):
+    """What has happened: one of TRIGGERS, and a line for people."""
+
+    kind: str
+    text: str
+
+
+class Kept:
+    """Rows of some seconds."""
+
+    def __init__(self, full_ns: int, size: int, rows: Portion) -> None:
+        self.full_ns = full_ns
+        self.size = size
+        self._rows: Portion | Batches = rows
+
+    def batches(self) -> Batches:
+        """By column, from the first time on; on a thread, one at a time."""
+        if isinstance(self._rows, Portion):
+            self._rows = self._rows.batches()
+        return self._rows
+
+
+class Headers:
+    """A sink: the exchanges and connections of a process."""
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        span_ns: int,
+        *,
+        slow_ns: int = 0,
+        triggers: Collection[str] = (),
+        on_trigger: Callable[[Trigger], None] | None = None,
+    ) -> None:
+        """slow_ns: from what time on an exchange is slow, what a Fetch or a group may wait left out."""
+        self.limit_bytes = limit_bytes
+        self.span_ns = span_ns
+        self.held_bytes = 0  # of portions that are full
+        self.failed = 0  # events that could not be packed
+        self._slow_ns = slow_ns if SLOW in triggers else 1 << 62
+        self._trouble = TROUBLE if ERROR in triggers else frozenset()
+        self._hangs_up = DISCONNECT in triggers
+        self._on_trigger = on_trigger
+        self._portions: deque[Kept] = deque()
+        self._open = Portion()
+        self._open_until_ns = 0
+        self._tallies: dict[int, Tally] = {}  # of open connections
+
+    def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
+        tally = self._tallies[info.id] = Tally(info, None)
+
+        def take(events: list[Event]) -> None:
+            now_ns = monotonic_ns()
+            if now_ns >= self._open_until_ns or self._open.full:
+                self._turn(now_ns)
+            self.failed += len(self._open.add(tally, events))
+            for event in events:
+                if isinstance(event, Exchange):
+                    self._judge(tally.info, event)
+                elif isinstance(event, Unanswered):
+                    self._unanswered(tally.info, event)
+                elif isinstance(event, Closed):
+                    self._tallies.pop(info.id, None)
+
+        return take
+
+    def taken(self) -> "tuple[list[Kept], list[Tally]]":
+        """All rows so far, which nobody changes any more; and the connections that are open."""
+        self._turn(monotonic_ns())
+        return list(self._portions), list(self._tallies.values())
+
+    def _turn(self, now_ns: int) -> None:
+        """Begin a new portion; forget the oldest."""
+        if self._open.events:
+            size = self._open.size
+            self._portions.append(Kept(now_ns, size, self._open))
+            self.held_bytes += size
+        self._open = Portion()
+        self._open_until_ns = now_ns + PORTION_S * 1_000 * _MS
+        while self._portions:
+            oldest = self._portions[0]
+            is_room = self.held_bytes <= self.limit_bytes or len(self._portions) == 1
+            if is_room and oldest.full_ns >= now_ns - self.span_ns:
+                break
+            self.held_bytes -= oldest.size
+            self._portions.popleft()
+
+    # --- what is worth a dump ----------------------------------------------------------------------------------------
+
+    def _judge(self, info: ConnectionInfo, exchange: Exchange) -> None:
+        if exchange.response_start != NONE and exchange.request_end != NONE:
+            took_ns = exchange.response_start - exchange.request_end
+            if took_ns >= self._slow_ns and exchange.plan.api_key not in _WAITS:
+                took_ns -= (exchange.max_wait_ms or 0) * _MS
+                if took_ns >= self._slow_ns:
+                    self._trigger(SLOW, info, exchange, f"took {took_ns / 1e9:.3f} s")
+        if exchange.errors and self._trouble:
+            code = next((code for code in exchange.errors if code in self._trouble), 0)
+            if code:
+                self._trigger(ERROR, info, exchange, f"was answered {error_name(code)}")
+
+    def _unanswered(self, info: ConnectionInfo, event: Unanswered) -> None:
+        if self._hangs_up and event.cause in ("broker_closed", "broker_reset", "desync"):
+            self._trigger(DISCONNECT, info, event.exchange, f"was not answered: {event.cause}")
+
+    def _trigger(self, kind: str, info: ConnectionInfo, exchange: Exchange, text: str) -> None:
+        if self._on_trigger is not None:
+            broker = "" if info.broker_id is None else f" of broker {info.broker_id}"
+            self._on_trigger(Trigger(kind, f"{exchange.plan.title}{broker}, connection {info.id}, {text}"))

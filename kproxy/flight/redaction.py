@@ -1,0 +1,99 @@
+"""A frame without what must not leave the process: secrets always, records unless they are asked for.
+
+Duty: what `protocol.secrets` lists becomes asterisks or zeros of the same length; keys, values and header values of
+records become zeros (`protocol.blanking`). A frame that holds none of it is returned as it is. Of a frame that is not
+whole, of an unknown API, or that does not decode, only the head is left: who knows what is in it. Refuses to know
+packets.
+"""
+
+from functools import cache
+from typing import Any
+
+from kproxy.errors import ProtocolError
+from kproxy.flight.cutting import Frame
+from kproxy.protocol import codec
+from kproxy.protocol.blanking import blank
+from kproxy.protocol.schema import Field
+from kproxy.protocol.secrets import redact
+from kproxy.wire import frames
+from kproxy.wire.events import CLIENT
+
+LEFT_OUT = "left out"
+MAX_BATCH = 16 << 20  # of a batch of records, decompressed
+_API_VERSIONS = 18
+
+
+def written(frame: Frame, *, records: bool) -> tuple[bytes, str]:
+    """What may be written of a frame, with its size before it, and what was done to it; "": nothing.
+
+    Fewer bytes than that size says: the rest is left out. records: whether what records hold is written too.
+    """
+    head = frame.data[: frames.REQUEST_HEAD_BYTES if frame.side == CLIENT else frames.RESPONSE_HEAD_BYTES]
+    if frame.api is None:
+        return head, f"{LEFT_OUT}: its request was not kept"
+    if not frame.is_whole:
+        return head, f"{LEFT_OUT}: it is larger than what is kept of a frame"
+    try:
+        return _redacted(frame, records)
+    except (ProtocolError, ValueError, KeyError, RecursionError) as fault:
+        return head, f"{LEFT_OUT}: it does not decode ({type(fault).__name__})"
+
+
+def _redacted(frame: Frame, records: bool) -> tuple[bytes, str]:
+    assert frame.api is not None
+    key, version = frame.api
+    data = frame.data[4:]
+    if frame.side == CLIENT:
+        header, body = codec.decode_request(data)
+    else:
+        version = _answered_version(data, key, version)
+        header, body = codec.decode_response(data, key, version)
+    kind = "request" if frame.side == CLIENT else "response"
+    message = codec.api_message(key, version, kind)
+    hidden = redact(message.name, body, _masked)
+    done = ["without secrets"] if hidden != body else []
+    if not records and _blank_records(_fields_with_records(message.fields), hidden):
+        done.append("records are zeros")
+    if not done:
+        return frame.data, ""
+    if frame.side == CLIENT:
+        encoded = codec.encode_request(header, hidden)
+    else:
+        encoded = codec.encode_response(key, version, header, hidden)
+    return len(encoded).to_bytes(4, "big") + encoded, ", ".join(done)
+
+
+def _answered_version(data: bytes, key: int, version: int) -> int:
+    """An ApiVersions of a version that is not served is answered in v0 (KIP-511)."""
+    if key == _API_VERSIONS:
+        try:
+            codec.decode_response(data, key, version)
+        except ProtocolError:
+            return 0
+    return version
+
+
+def _masked(value: Any) -> Any:
+    return "*" * len(value) if isinstance(value, str) else bytes(len(value))
+
+
+@cache
+def _fields_with_records(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    """Those that are records, or structs that have some."""
+    return tuple(field for field in fields if field.type == "records" or _fields_with_records(field.fields))
+
+
+def _blank_records(fields: tuple[Field, ...], body: dict[str, Any]) -> bool:
+    """Zeros in place of what the records of a body hold; whether there were records."""
+    found = False
+    for field in fields:
+        value = body.get(field.name)
+        if not value:
+            continue
+        if field.type == "records":
+            body[field.name] = blank(value, MAX_BATCH)
+            found = True
+        else:
+            for item in value if isinstance(value, list) else [value]:
+                found |= _blank_records(_fields_with_records(field.fields), item)
+    return found

@@ -1,0 +1,131 @@
+"""Record batches without the content of their records: keys, values and headers' values become zeros.
+
+Duty: what is left has the same offsets, times, sizes, counts, codec and producer as before, and true checksums, so that
+every reader takes it. An uncompressed batch keeps its size; a compressed one is compressed again, and is smaller.
+Batches of control records are left as they are: they hold no user's data.
+
+Memory: a batch, decompressed and bounded (`compression`). Refuses to know in which frames batches stand.
+"""
+
+import zlib
+from struct import Struct
+
+from crc32c import crc32c
+
+from kproxy.errors import Malformed
+from kproxy.protocol.compression import NONE, compress, decompress
+from kproxy.protocol.primitives import Buffer, read_varint, read_varlong
+from kproxy.protocol.records import HEADER_BYTES, BatchHeader, iterate_headers, read_header
+
+_LENGTH_AT = 8
+_CRC_AT = (12, 12, 17)  # by magic
+_SUMMED_AT = (16, 16, 21)
+_CONTENT_AT = (18, 26, HEADER_BYTES)
+_PREFIX_BYTES = 12  # what the length does not count
+_INT32 = Struct(">i")
+_UINT32 = Struct(">I")
+
+
+def blank(records: Buffer, limit_bytes: int) -> bytes:
+    """The batches of a Produce or a Fetch, blank. Raises Malformed or Unsupported where that cannot be done.
+
+    limit_bytes: of a batch, decompressed.
+    """
+    view = memoryview(records)
+    out = bytearray()
+    end = 0
+    for pos, header in iterate_headers(view):
+        end = pos + header.size_bytes
+        out += _batch(header, view[pos:end], limit_bytes)
+    if end < len(view):  # a Fetch may end in a cut batch
+        cut = view[end:]
+        magic = cut[16] if len(cut) > 16 else 2
+        head = cut[: _CONTENT_AT[magic] if magic < len(_CONTENT_AT) else 0]
+        if read_header(cut, 0, len(cut)) is None:
+            head = cut[:16]
+        out += bytes(head) + bytes(len(cut) - len(head))
+    return bytes(out)
+
+
+def _batch(header: BatchHeader, batch: memoryview, limit_bytes: int) -> bytes:
+    if header.is_control:
+        return bytes(batch)
+    start = _CONTENT_AT[header.magic]
+    payload: Buffer = batch[start:]
+    if header.magic == 2:
+        content = bytearray(payload if header.codec == NONE else _decompressed(header, payload, limit_bytes))
+        _blank_records(header.record_count, content)
+        done = bytes(content) if header.codec == NONE else compress(header.codec, bytes(content))
+    else:
+        content = bytearray(payload)
+        key, value = _message_spans(content)
+        if header.codec == NONE:
+            _zero(content, *key)
+            _zero(content, *value)
+            done = bytes(content)
+        else:
+            plain = decompress(header.codec, content[value[0] : value[1]], magic=header.magic, limit_bytes=limit_bytes)
+            inner = compress(header.codec, blank(plain, limit_bytes), magic=header.magic)
+            _zero(content, *key)
+            done = bytes(content[: value[0] - 4]) + _INT32.pack(len(inner)) + inner
+    out = bytearray(batch[:start]) + done
+    _INT32.pack_into(out, _LENGTH_AT, len(out) - _PREFIX_BYTES)
+    summed = memoryview(out)[_SUMMED_AT[header.magic] :]
+    checksum = crc32c(summed) if header.magic == 2 else zlib.crc32(summed)
+    summed.release()
+    _UINT32.pack_into(out, _CRC_AT[header.magic], checksum)
+    return bytes(out)
+
+
+def _decompressed(header: BatchHeader, payload: Buffer, limit_bytes: int) -> bytes:
+    return decompress(header.codec, payload, limit_bytes=limit_bytes) if header.record_count else b""
+
+
+def _blank_records(count: int, content: bytearray) -> None:
+    """Zeros in place of what records of magic 2 hold; lengths stay."""
+    pos = 0
+    for _ in range(count):
+        size, pos = read_varint(content, pos)
+        stop = pos + size
+        if size < 0 or stop > len(content):
+            raise Malformed(f"a record of {size} bytes where {len(content) - pos} are left")
+        _, pos = read_varlong(content, pos + 1)
+        _, pos = read_varint(content, pos)
+        pos = _blank_varint_bytes(content, pos, stop)
+        pos = _blank_varint_bytes(content, pos, stop)
+        headers, pos = read_varint(content, pos)
+        if not 0 <= headers * 2 <= stop - pos:
+            raise Malformed(f"{headers} headers in {stop - pos} bytes")
+        for _ in range(headers):
+            name, pos = read_varint(content, pos)
+            pos = _blank_varint_bytes(content, pos + max(0, name), stop)
+        if pos != stop:
+            raise Malformed(f"a record of {size} bytes takes {pos - stop + size}")
+
+
+def _blank_varint_bytes(content: bytearray, pos: int, stop: int) -> int:
+    size, pos = read_varint(content, pos)
+    end = pos + max(0, size)
+    if end > stop:
+        raise Malformed(f"{size} bytes in a record that has {stop - pos} left")
+    _zero(content, pos, end)
+    return end
+
+
+def _message_spans(content: bytearray) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where key and value of a message stand."""
+    spans, pos = [], 0
+    for _ in range(2):
+        if len(content) - pos < 4:
+            raise Malformed("a message is cut short")
+        size = max(0, _INT32.unpack_from(content, pos)[0])
+        pos += 4
+        if size > len(content) - pos:
+            raise Malformed(f"a key or value of {size} bytes in a message that has {len(content) - pos} left")
+        spans.append((pos, pos + size))
+        pos += size
+    return spans[0], spans[1]
+
+
+def _zero(content: bytearray, start: int, end: int) -> None:
+    content[start:end] = bytes(end - start)

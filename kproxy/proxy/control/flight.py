@@ -1,0 +1,195 @@
+"""The flight recorder of a process that relays: what it keeps, when it is dumped, and how many dumps stay.
+
+Duty: join what `kproxy.flight` keeps with the connections of this process; dump on demand and on a trigger, on a
+thread, one dump at a time, and by itself at most every `pause_s`; remove the oldest dumps. A dump that fails is logged,
+counted, and costs nothing else. Refuses to know what is in a frame or a table.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kproxy.errors import ConfigError, KproxyError, missing_package
+from kproxy.metrics import Metrics
+from kproxy.proxy.config.flight import TRIGGERS, Flight
+from kproxy.proxy.control.tasks import Tasks
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import Closed, Event
+from kproxy.wire.session import Session
+from kproxy.wire.watched import watch
+
+ASKED = "asked"
+WRITTEN, FAILED, SKIPPED = "written", "failed", "skipped"
+_NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[a-z]+(-worker-\d+)?")
+_AFTER_S = 1.0  # what comes just after a trigger is in its dump too
+_COUNT_S = 1.0
+
+log = logging.getLogger("kproxy.flight")
+
+
+def folder_name(why: str) -> str:
+    """The folder of a dump that begins now."""
+    now_ns = time.time_ns()
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ns // 10**9))
+    return f"{stamp}.{now_ns // 10**6 % 1000:03}Z-{why}"
+
+
+class FlightRecorder:
+    """A sink; `watch` is called for each session. All on the loop but the writing of a dump."""
+
+    def __init__(self, settings: Flight, details: Mapping[str, str], metrics: Metrics, worker: int | None) -> None:
+        """Raises ConfigError: the folder cannot be made, or a package is missing."""
+        try:
+            from kproxy.flight.frames import Frames
+            from kproxy.flight.headers import Headers, Trigger
+        except ModuleNotFoundError as fault:  # heavy, and not everybody's
+            missing = missing_package(fault.name)
+            if missing is None:
+                raise
+            raise ConfigError([("flight", missing)]) from None
+        try:
+            settings.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(settings.folder, os.W_OK | os.X_OK):
+                raise PermissionError(13, "this user may not write there")
+        except OSError as fault:
+            raise ConfigError([("flight.folder", f"{settings.folder} cannot be used: {fault.strerror}")]) from None
+        span_ns = int(settings.minutes * 60e9)
+        self.settings = settings
+        self._worker = worker
+        self._details = details
+        self._frames = Frames(settings.frame_memory, span_ns)
+        self._headers = Headers(
+            settings.header_memory,
+            span_ns,
+            slow_ns=int(settings.slow_s * 1e9),
+            triggers=settings.triggers,
+            on_trigger=self._triggered,
+        )
+        self._counts = metrics.flight_dumps
+        for cause in (ASKED, *TRIGGERS):
+            self._counts[cause] = {WRITTEN: 0, FAILED: 0, SKIPPED: 0}
+        self._bytes = metrics.flight_bytes
+        self._tasks = Tasks("flight")
+        self._trigger_type = Trigger
+        self._is_dumping = False
+        self._last_s = -1e9
+        self._results: dict[str, dict[str, Any]] = {}  # of dumps that were asked for, by folder
+        self._count()
+
+    def watch(self, session: Session, info: ConnectionInfo) -> None:
+        """A session that begins."""
+        watch(session, self._frames.watched(info))
+
+    def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
+        of_headers = self._headers.connected(info)
+
+        def take(events: list[Event]) -> None:
+            of_headers(events)
+            if events and isinstance(events[-1], Closed):
+                self._frames.ended(info, events[-1].now_ns)
+
+        return take
+
+    # --- dumps -------------------------------------------------------------------------------------------------------
+
+    def ask(self, name: str) -> bool:
+        """Begin a dump into that folder, which `result` tells the end of; False: another one is being written."""
+        if self._is_dumping:
+            self._counts[ASKED][SKIPPED] += 1
+            return False
+        self._results.clear()
+        self._begin(ASKED, name, "asked for")
+        return True
+
+    def result(self, name: str) -> dict[str, Any] | None:
+        """What became of a dump; None: it is being written."""
+        return self._results.get(name)
+
+    async def stop(self) -> None:
+        await self._tasks.cancel()
+
+    def _triggered(self, trigger: Any) -> None:
+        now_s = time.monotonic()
+        if self._is_dumping or now_s - self._last_s < self.settings.pause_s:
+            self._counts[trigger.kind][SKIPPED] += 1
+            return
+        self._last_s = now_s
+        self._is_dumping = True
+        log.warning("dump cause=%s: %s", trigger.kind, trigger.text)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_AFTER_S, self._begin, trigger.kind, folder_name(trigger.kind), trigger.text)
+
+    def _begin(self, cause: str, name: str, text: str) -> None:
+        self._is_dumping = True
+        self._tasks.spawn(self._dump(cause, name, text))
+
+    async def _dump(self, cause: str, name: str, text: str) -> None:
+        from kproxy.flight.sending import send
+
+        begun_s = time.monotonic()
+        folder = self.settings.folder / name
+        now_ns = time.time_ns()
+        kept, tallies = self._headers.taken()
+        chunks = list(self._frames.chunks)
+        connections = [tally.row_so_far(now_ns) for tally in tallies]
+
+        def work() -> dict[str, Any]:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            told = send(
+                folder,
+                {"detail": dict(self._details)},
+                records=self.settings.records,
+                why=f"{cause}: {text}",
+                worker=self._worker,
+                rows=(each.batches() for each in kept),
+                connections=connections,
+                chunks=chunks,
+            )
+            self._remove_old()
+            return told
+
+        try:
+            told = await asyncio.to_thread(work)
+        except (KproxyError, OSError) as fault:
+            self._counts[cause][FAILED] += 1
+            log.error("no dump cause=%s: %s", cause, fault)
+            told = {"error": str(fault)}
+        except Exception as fault:  # a defect of ours must not leave its asker waiting
+            self._counts[cause][FAILED] += 1
+            log.exception("no dump cause=%s: a defect of kproxy", cause)
+            told = {"error": f"a defect of kproxy, which its log shows: {type(fault).__name__}"}
+        else:
+            self._counts[cause][WRITTEN] += 1
+            log.info(
+                "dumped into %s cause=%s exchanges=%d frames=%d in %.1f s",
+                folder,
+                cause,
+                told["exchanges"],
+                told["frames"],
+                time.monotonic() - begun_s,
+            )
+        finally:
+            self._is_dumping = False
+        if cause == ASKED:
+            self._results[name] = told
+
+    def _remove_old(self) -> None:
+        """Remove the oldest dumps beyond `keep` and `keep_bytes`; the newest always stays."""
+        dumps = sorted(path for path in self.settings.folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name))
+        sizes = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in dumps}
+        held = sum(sizes.values())
+        while len(dumps) > 1 and (len(dumps) > self.settings.keep or held > self.settings.keep_bytes):
+            oldest = dumps.pop(0)
+            held -= sizes[oldest]
+            shutil.rmtree(oldest, ignore_errors=True)
+            log.info("removed the dump %s", oldest)
+
+    def _count(self) -> None:
+        self._bytes["frames"] = self._frames.held_bytes
+        self._bytes["headers"] = self._headers.held_bytes
+        asyncio.get_running_loop().call_later(_COUNT_S, self._count)

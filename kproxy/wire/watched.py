@@ -1,0 +1,82 @@
+"""Sessions whose observers see the bytes that pass, for traces and the flight recorder.
+
+Duty: a session that nobody watches does nothing for it. To watch one, its class becomes `WatchedSession`; its owner
+does not notice. Refuses to know what observers do with what they see.
+"""
+
+from typing import Any, Protocol
+
+from kproxy.wire.events import BROKER, CLIENT
+from kproxy.wire.session import Session
+from kproxy.wire.state import Piece
+
+UNKNOWN = -1
+
+
+class Observer(Protocol):
+    """Must not raise, and keeps no view; it holds no reference to the session, or ends its watch itself."""
+
+    def before(self, session: Session, side: int) -> None:
+        """Bytes of a side are about to be read."""
+        ...
+
+    def passed(self, session: Session, side: int, view: Any, pieces: list[Piece], now_ns: int) -> None:
+        """They were: all of `view` but the side's backlog; `pieces` are what is sent."""
+        ...
+
+
+class WatchedSession(Session):
+    __slots__ = ()
+
+    def receive(self, side: int, view: Any, now_ns: int) -> list[Piece]:
+        observers: tuple[Observer, ...] = self.observers
+        for observer in observers:
+            observer.before(self, side)
+        pieces = super().receive(side, view, now_ns)
+        for observer in observers:
+            observer.passed(self, side, view, pieces, now_ns)
+        return pieces
+
+
+def watch(session: Session, observer: Observer) -> None:
+    if not isinstance(session, WatchedSession):
+        session.observers = ()
+        session.__class__ = WatchedSession
+    session.observers += (observer,)
+
+
+def unwatch(session: Session, observer: Observer) -> None:
+    """The observer sees nothing from now on; nothing happens if it saw nothing."""
+    if isinstance(session, WatchedSession):
+        session.observers = tuple(each for each in session.observers if each is not observer)
+        if not session.observers:
+            session.__class__ = Session  # type: ignore[assignment]
+
+
+def observers_of(session: Session) -> tuple[Observer, ...]:
+    return session.observers if isinstance(session, WatchedSession) else ()
+
+
+def read_of(session: Session, side: int, view: Any) -> Any:
+    """The part of a call's view that was read, in an observer's `passed`."""
+    backlog = session.backlog[side]
+    return view if backlog is None else view[: len(view) - len(backlog)]
+
+
+def boundary(session: Session, side: int) -> int:
+    """How many bytes of a side come before the first byte of its next frame; UNKNOWN: an incomplete header has passed,
+    or the side has no frames.
+
+    Of the client's side as it is read, of the broker's as it is sent on to the client.
+    """
+    if session._handlers[side] is not (Session._requests, Session._answers)[side]:
+        return UNKNOWN
+    if side == CLIENT:
+        return session._client_left if session._client_left or not session._client_head else UNKNOWN
+    nothing_sent = bool(session._broker_head) or (session._broker_kept is not None and session._held)
+    return 0 if nothing_sent else session._broker_left
+
+
+def is_framed(session: Session) -> bool:
+    """Whether the bytes of both sides are frames, not tokens of a login or something else."""
+    return session._handlers[CLIENT] is Session._requests and session._handlers[BROKER] is Session._answers

@@ -1,0 +1,124 @@
+"""A dump is written whatever has passed: what cannot be shown is left out, and named by its size."""
+
+import io
+import pickle
+import random
+
+import pyarrow.parquet as pq
+import pytest
+
+from kproxy.convert.reading import exchanges
+from kproxy.flight import sending
+from kproxy.flight.cutting import cut
+from kproxy.flight.dump import dump, read
+from kproxy.flight.frames import Frames
+from kproxy.flight.headers import Headers
+from kproxy.flight.redaction import written
+from kproxy.protocol.records import Record, write_batch
+from kproxy.wire.events import BROKER, CLIENT
+from kproxy.wire.interest import Interest
+from kproxy.wire.session import Session
+from kproxy.wire.watched import watch
+from tests.flight.test_frames import HEARTBEAT, HOUR_NS, INFO, PRODUCE, big, dialogue
+from tests.wire.playbook import request, response
+
+VALUE = b"what-nobody-may-read"
+
+
+def produced(number):
+    records = write_batch([Record(n, 1_700_000_000_000, VALUE, VALUE * 9) for n in range(5)], codec=number % 5)
+    data = {"name": "t", "partitionData": [{"index": 0, "records": records}]}
+    return request(PRODUCE, 7, number, {"transactionalId": None, "acks": 1, "timeoutMs": 9, "topicData": [data]})
+
+
+def sent(tmp_path, said, *, records=False, whole=True):
+    """What a process would send of that dialogue."""
+    frames, headers = Frames(1 << 30, HOUR_NS), Headers(1 << 30, HOUR_NS)
+    session = Session(Interest(details=True))
+    take = headers.connected(INFO)
+    watch(session, frames.watched(INFO))
+    now = INFO.opened_ns
+    for side, data in said:
+        now += 1_000_000
+        for pos in range(0, len(data), 60_000):
+            session.receive(side, memoryview(data[pos : pos + 60_000]), now)
+            while session.backlog[side] is not None:
+                session.resume(side, now)
+        take(session.events)
+        session.events.clear()
+    kept, tallies = headers.taken()
+    file = io.BytesIO()
+    pickle.dump((tmp_path, {}, records, "asked: a test", None), file)
+    for each in kept:
+        pickle.dump(each.batches(), file)
+    pickle.dump([tally.row_so_far(now) for tally in tallies], file)
+    pickle.dump(list(frames.chunks) if whole else list(frames.chunks)[len(frames.chunks) // 2 :], file)
+    pickle.dump(None, file)
+    file.seek(0)
+    return read(file), frames
+
+
+def test_records_are_zeros_unless_they_are_asked_for(tmp_path):
+    said = []
+    for number in range(10):
+        said += [(CLIENT, produced(number)), (BROKER, response(PRODUCE, 7, number))]
+    for records in (False, True):
+        folder = tmp_path / str(records)
+        folder.mkdir()
+        told = dump(sent(folder, said, records=records)[0])
+        assert told["exchanges"] == 10 and told["frames"] == 20 and not told["left_out"]
+        data = (folder / "frames.pcapng").read_bytes()
+        assert (VALUE in data) == records
+        assert b"answered after 1.000 ms" in data and (b"records are zeros" in data) != records
+        assert [row["api"] for row in exchanges(folder / "frames.pcapng")] == ["Produce"] * 10
+        assert pq.read_table(folder / "connections").to_pylist()[0]["end_seen"] is False
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_exchanges_come_back_with_their_times_though_frames_are_cut(tmp_path, seed):
+    said = dialogue(random.Random(seed), 40)
+    told = dump(sent(tmp_path, said)[0])
+    rows = pq.read_table(tmp_path / "exchanges").to_pylist()
+    same = ("number", "correlation_id", "api", "latency_ns", "request_bytes", "response_bytes")
+    back = {tuple(row[name] for name in same) for row in exchanges(tmp_path / "frames.pcapng")}
+    small = {tuple(row[name] for name in same) for row in rows if row["request_bytes"] < 60_000}
+    assert told["exchanges"] == 40 and len(small & back) >= len(small) - told["left_out"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_damage_and_lost_beginnings_are_left_out(tmp_path, seed):
+    chance = random.Random(seed)
+    said = [*dialogue(chance, 20, sizes=(10, 900)), (CLIENT, big(99, 10))]
+    damaged = []
+    for side, data in said:
+        data = bytearray(data)
+        if chance.random() < 0.3:
+            data[chance.randrange(8, len(data))] = chance.randrange(256)
+        damaged.append((side, bytes(data)))
+    what, frames = sent(tmp_path, damaged, whole=bool(seed % 2))
+    told = dump(what)
+    assert told["frames"] >= 1
+    for frame in cut(frames.chunks):
+        data, note = written(frame, records=False)
+        assert data == frame.data or note
+
+
+def test_what_a_process_cannot_write_is_told(tmp_path):
+    (tmp_path / "frames.pcapng").touch()
+    with pytest.raises(Exception, match="File exists"):
+        sending.send(tmp_path, {}, records=False, why="a test", worker=None, rows=[], connections=[], chunks=[])
+
+
+def test_headers_are_bounded():
+    headers = Headers(200_000, HOUR_NS)
+    session = Session(Interest(details=True))
+    take = headers.connected(INFO)
+    for number in range(20_000):
+        session.receive(CLIENT, memoryview(request(HEARTBEAT, 4, number)), number)
+        session.receive(BROKER, memoryview(response(HEARTBEAT, 4, number)), number)
+        take(session.events)
+        session.events.clear()
+    kept, _ = headers.taken()
+    assert headers.held_bytes <= 200_000 + 4096 * 400
+    rows = [row for each in kept for _, batch in each.batches().batches for row in batch.column("correlation_id")]
+    assert rows[-1].as_py() == 19_999 and len(rows) < 20_000

@@ -1,0 +1,74 @@
+"""Blank batches are batches like those before: counts, offsets, times, sizes and checksums, and nothing of a user."""
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.errors import ProtocolError
+from kproxy.protocol.blanking import blank
+from kproxy.protocol.records import Record, read_batches, write_batch, write_message_set
+
+LIMIT = 1 << 20
+SECRET = b"user-data"
+
+
+def record(number, key, value, headers=()):
+    return Record(number, 1_700_000_000_000 + number, key, value, headers)
+
+
+contents = st.one_of(st.none(), st.binary(max_size=60))
+records = st.lists(
+    st.tuples(contents, contents, st.lists(st.tuples(st.text(max_size=5), contents), max_size=3)),
+    min_size=1,
+    max_size=9,
+).map(lambda found: [record(n, key, value, tuple(headers)) for n, (key, value, headers) in enumerate(found)])
+
+
+def sizes(found):
+    return None if found is None else len(found)
+
+
+@settings(max_examples=150, deadline=None)
+@given(records, st.sampled_from([0, 1, 2]), st.integers(0, 4), st.integers(0, 80))
+def test_only_the_content_is_gone(made, magic, codec, cut):
+    if magic == 2:
+        data = write_batch(made, codec=codec, base_sequence=7, producer_id=5, producer_epoch=1)
+    else:
+        made = [one._replace(headers=(), timestamp=one.timestamp if magic else -1) for one in made]
+        data = write_message_set(made, magic=magic, codec=codec % 4)
+    whole = data + data[: min(cut, len(data) - 1)]
+    before, _ = read_batches(whole)
+    got = blank(whole, LIMIT)
+    after, _ = read_batches(got)
+    assert len(after) == len(before) and all(batch.crc_valid for batch in after)
+    for old, new in zip(before, after, strict=True):
+        assert new.header._replace(crc=0, length=0) == old.header._replace(crc=0, length=0)
+        for was, now in zip(old.records(), new.records(), strict=True):
+            assert (was.offset, was.timestamp) == (now.offset, now.timestamp)
+            assert [name for name, _ in was.headers] == [name for name, _ in now.headers]
+            parts = zip((was.key, was.value, *dict(was.headers).values()), (now.key, now.value), strict=False)
+            for had, has in parts:
+                assert sizes(had) == sizes(has) and not any(has or b"")
+            assert not any(b"".join(value or b"" for _, value in now.headers))
+    if codec == 0:
+        assert len(got) == len(whole)
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_what_compresses_well_and_cut_batches_tell_nothing(codec):
+    data = write_batch([record(n, SECRET, SECRET * 3, (("h", SECRET),)) for n in range(50)], codec=codec)
+    for cut in range(0, len(data), 7):
+        assert SECRET not in blank(data + data[:cut], LIMIT)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), records, st.data())
+def test_damage_is_a_protocol_error_or_a_blank(noise, made, data):
+    whole = bytearray(write_batch(made))
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    for given_bytes in (noise, bytes(whole)):
+        with contextlib.suppress(ProtocolError):
+            blank(given_bytes, LIMIT)

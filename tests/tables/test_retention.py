@@ -1,0 +1,49 @@
+"""Recorded files go by age and by bytes, the oldest first; what kproxy did not record stays."""
+
+import os
+import time
+
+import pytest
+
+from kproxy.tables.retention import Retention
+
+RECORDED = ("20260101T000000.123456789Z-{:06}", "20260101T000000.123456789Z-worker-2-{:06}")
+RECORDED += ("20260101T000000.123456789Z-knowledge-{:06}",)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    now_s = time.time()
+    for number in range(10):
+        for name in RECORDED:
+            path = tmp_path / "exchanges" / f"{name.format(number)}.parquet"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(bytes(100))
+            os.utime(path, (now_s, now_s - 3600 * (9 - number)))
+    for foreign in ("exchanges/capture.pcap.parquet", "mine/notes.parquet", "exchanges/x.txt"):
+        path = tmp_path / foreign
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(100_000))
+        os.utime(path, (0, 0))
+    return tmp_path
+
+
+def numbers(folder):
+    return sorted({int(path.stem[-6:]) for path in folder.glob("exchanges/2026*")})
+
+
+@pytest.mark.parametrize(
+    ("retention", "stay"),
+    [
+        (Retention(), range(10)),
+        (Retention(age_s=4.5 * 3600), range(5, 10)),
+        (Retention(total_bytes=900), range(7, 10)),
+        (Retention(age_s=8.5 * 3600, total_bytes=600), range(8, 10)),
+        (Retention(total_bytes=0), []),
+    ],
+)
+def test_the_oldest_go_and_nothing_else(folder, retention, stay):
+    assert retention.remove_old(folder) == 3 * (10 - len(stay))
+    assert numbers(folder) == list(stay)
+    assert len(list(folder.glob("exchanges/capture*"))) == len(list(folder.glob("mine/*"))) == 1
+    assert retention.remove_old(folder) == 0
