@@ -54,6 +54,7 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
     running = SparkSession.getActiveSession()
     builder = SparkSession.builder.appName("kproxy")
     if running is None:
+        _check_user()
         if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
             master = "local[*]"
         settings = dict(_OURS)
@@ -72,6 +73,18 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
         raise KproxyError(f"Spark does not start: {fault}; it needs Java 17 or newer, found by JAVA_HOME") from fault
     register(spark)
     return spark
+
+
+def _check_user() -> None:
+    """Hadoop, which is in Spark, asks the system for the name of its user and takes no number for it."""
+    import os
+    import pwd
+
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        text = f"Spark does not start for user {os.getuid()}, who has no name in /etc/passwd"
+        raise KproxyError(f"{text}: add one, or run as another user") from None
 
 
 def register(spark: "SparkSession") -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 import kproxy.spark
 from kproxy.analysis import jobs
@@ -89,3 +90,11 @@ def test_folders_are_taken_literally(spark, tmp_path, folder):
         convert([source], tmp_path / place, Settings(detail="headers"))
     rows = pq.read_table(tmp_path / folder / "exchanges").num_rows
     assert kproxy.spark.table(spark, str(tmp_path / folder), "exchanges").count() == rows
+
+
+def test_a_user_without_a_name_is_told_what_hadoop_wants(monkeypatch):
+    """Before a JVM is started, which would end with a stack of Hadoop's."""
+    monkeypatch.setattr(SparkSession, "getActiveSession", staticmethod(lambda: None))
+    monkeypatch.setattr("os.getuid", lambda: 1_234_567_890)
+    with pytest.raises(KproxyError, match="user 1234567890, who has no name in /etc/passwd"):
+        kproxy.spark.session("local[1]")
