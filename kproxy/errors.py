@@ -95,6 +95,7 @@ class RefusedClient(KproxyError):
 DISTRIBUTION = "kproxy-kafka"
 
 _EXTRA_OF = {
+    "altair": "report",
     "jwt": "sasl",
     "duckdb": "analyze",
     "fsspec": "storage",
@@ -107,6 +108,7 @@ _EXTRA_OF = {
     "pyshark": "wireshark",
     "pyspark": "spark",
     "scramp": "sasl",
+    "vl_convert": "report",
 }
 
 

@@ -74,13 +74,14 @@ def rebalances(rebalances: Frame, group_events: Frame, exchanges: Frame) -> Fram
     """
     return ask(
         {"rebalances": rebalances, "group_events": group_events, "exchanges": exchanges},
+        members="select distinct client_id from group_events where client_id is not null",
         moments="""
             select source, cluster, client_id, client_address, response_end_ns as at_ns, response_end_ns as fetched_ns,
                 cast(null as bigint) as asked_ns, cast(null as string) as group_id, cast(null as int) as generation
-            from exchanges where api = 'Fetch' and response_end_ns is not null
+            from exchanges where api = 'Fetch' and response_end_ns is not null and client_id in (select * from members)
             union all
             select source, cluster, client_id, client_address, request_start_ns, null, request_start_ns, null, null
-            from exchanges where api = 'Fetch' and request_start_ns is not null
+            from exchanges where api = 'Fetch' and request_start_ns is not null and client_id in (select * from members)
             union all
             select source, cluster, client_id, client_address, time_ns, null, null, group_id, generation
             from group_events

@@ -24,6 +24,7 @@ _MODULE_OF = {
     "users": "kproxy.cli.users",
     "convert": "kproxy.cli.convert",
     "analyze": "kproxy.cli.analyze_group",
+    "report": "kproxy.cli.report",
     "show": "kproxy.cli.show",
     "spark": "kproxy.cli.spark_group",
     "ctl": "kproxy.cli.ctl",

@@ -13,6 +13,7 @@ import click
 from kproxy.cli import captures
 from kproxy.cli.asking import (
     ANSWER,
+    PLACES,
     Asked,
     check_out,
     check_tables,
@@ -28,12 +29,11 @@ if TYPE_CHECKING:
     from kproxy.analysis.duck import Tables
     from kproxy.convert.job import Settings
 
-_PLACES = click.argument("places", nargs=-1, required=True, metavar="TABLES|CAPTURE...")
 _EXAMPLE = "give a condition in SQL, like \"api = 'Fetch'\""
 
 
 @contextmanager
-def _in_words(what: str, example: str = "") -> Iterator[None]:
+def in_words(what: str, example: str = "") -> Iterator[None]:
     """Errors of DuckDB as one line; `what` cannot be read where it is no SQL."""
     import duckdb
 
@@ -132,7 +132,7 @@ def answer(asked: Asked, **how: Any) -> None:
                     _show_one(rows[0], asked.places, captures.settings(how))
                 _say_what_lacks(tables, asked.places)
 
-        with _in_words("--where", _EXAMPLE):
+        with in_words("--where", _EXAMPLE):
             _asked_again(ask)
 
 
@@ -215,7 +215,7 @@ def sql(words: tuple[str, ...], shown: str, out: str | None, limit: int | None, 
                 else:
                     session.run([text] if query is not None else tables.statements(text), out)
 
-        with _in_words("the query"):
+        with in_words("the query"):
             _asked_again(ask)
 
 
@@ -235,7 +235,7 @@ def overview(places: tuple[str, ...], **given: Any) -> None:
                 if given["shown"] != "table" and not given["quiet"]:  # a table has a section of it
                     _say_what_lacks(tables, places)
 
-        with _in_words("the question"):
+        with in_words("the question"):
             _asked_again(ask)
 
 
@@ -253,13 +253,13 @@ def findings(places: tuple[str, ...], **given: Any) -> None:
                 if not given["quiet"]:
                     _say_what_lacks(tables, places)
 
-        with _in_words("the question"):
+        with in_words("the question"):
             _asked_again(ask)
 
 
 COMMANDS = {
-    "findings": findings_command("analyze", _PLACES, captures.OPTIONS, findings),
-    "overview": overview_command("analyze", _PLACES, captures.OPTIONS, overview),
-    **commands("analyze", _PLACES, captures.OPTIONS, answer),
+    "findings": findings_command("analyze", PLACES, captures.OPTIONS, findings),
+    "overview": overview_command("analyze", PLACES, captures.OPTIONS, overview),
+    **commands("analyze", PLACES, captures.OPTIONS, answer),
     "sql": click.command("sql")(with_options((*ANSWER, *captures.OPTIONS), sql)),
 }

@@ -9,12 +9,14 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kproxy.analysis.jobs import JOBS, Job
 from kproxy.errors import KproxyError
+
+if TYPE_CHECKING:
+    from kproxy.analysis.jobs import Job
 
 FINDINGS_SHOWN = 5  # in an overview
 
@@ -29,6 +31,7 @@ _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     "kafka": ("--kafka", {"metavar": "RELEASE", "help": "The release to be ready for: 3.7.2, or 3.7."}),
     "other": ("--with", {"metavar": "TABLES", "required": True, "help": "The other dataset."}),
 }
+PLACES = click.argument("places", nargs=-1, required=True, metavar="TABLES|CAPTURE...")
 TIMES = (
     click.option("--from", "since", metavar="TIME", help="Not before: '2026-01-31T10:15:00' or '10:15' (UTC), '-5m'."),
     click.option("--to", "until", metavar="TIME", help="Before: as --from; '+30s' is 30 s after the beginning."),
@@ -58,7 +61,7 @@ ANSWER = (
 class Asked:
     """What was asked on the command line: of which tables, and how the answer is to be shown."""
 
-    job: Job
+    job: "Job"
     places: tuple[str, ...]
     other: str | None
     shown: str
@@ -78,7 +81,7 @@ def with_options(options: Sequence[Callable[[Any], Any]], function: Any) -> Any:
 
 def command(
     program: str,
-    job: Job,
+    job: "Job",
     places: Callable[[Any], Any],
     more: Sequence[Callable[[Any], Any]],
     answer: Callable[..., None],
@@ -123,6 +126,8 @@ def commands(
     program: str, places: Callable[[Any], Any], more: Sequence[Callable[[Any], Any]], answer: Callable[..., None]
 ) -> dict[str, click.Command]:
     """The commands of all jobs, by name."""
+    from kproxy.analysis.jobs import JOBS
+
     return {name: command(program, job, places, more, answer) for name, job in JOBS.items()}
 
 

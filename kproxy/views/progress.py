@@ -4,7 +4,7 @@ On standard error, where that is a terminal that redraws, and nowhere else; it i
 Refuses to know what is read or asked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any
@@ -14,6 +14,7 @@ from rich.console import Console
 from kproxy.views.terminal import can_redraw, printable
 
 AFTER_S = 1.0  # what is done sooner needs no progress
+REDRAWN_S = 0.2
 
 
 @contextmanager
@@ -49,28 +50,33 @@ def bar(quiet: bool = False) -> Iterator[Any]:
 
 
 @contextmanager
-def waiting(what: str, quiet: bool = False) -> Iterator[None]:
-    """A line that says what is waited for and for how long, once it has taken longer than a second."""
+def waiting(what: str, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A line that says what is waited for and for how long, once it has taken longer than a second.
+
+    Gives what is called with the next thing that is waited for.
+    """
     console = Console(stderr=True)
+    said = [what]
     if quiet or not can_redraw(console):
-        yield
+        yield said.append
         return
     is_over = Event()
-    shown = Thread(target=_show, args=(console, what, is_over), daemon=True)
+    shown = Thread(target=_show, args=(console, said, is_over), daemon=True)
     shown.start()
     try:
-        yield
+        yield said.append
     finally:
         is_over.set()
         shown.join()
 
 
-def _show(console: Console, what: str, is_over: Event) -> None:
+def _show(console: Console, said: list[str], is_over: Event) -> None:
     if is_over.wait(AFTER_S):
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task(printable(what), total=None)
-        is_over.wait()
+        task = progress.add_task(printable(said[-1]), total=None)
+        while not is_over.wait(REDRAWN_S):
+            progress.update(task, description=printable(said[-1]))

@@ -32,8 +32,9 @@ CAPTURE = "tcpdump"
 CONVERT = "kproxy convert"
 OVERVIEW = "kproxy analyze overview"
 SLOW = "kproxy analyze slow"
+REPORT = "kproxy report"
 DECODE = "kproxy decode"
-TESTED = (DEMO, TEST, SIDECAR, GATEWAY, METRICS, CAPTURE, CONVERT, OVERVIEW, SLOW, DECODE)
+TESTED = (DEMO, TEST, SIDECAR, GATEWAY, METRICS, CAPTURE, CONVERT, OVERVIEW, SLOW, REPORT, DECODE)
 
 
 def command(start: str, **replaced: str) -> str:
@@ -164,6 +165,8 @@ def test_capture(cluster: Cluster, tmp_path: Path) -> None:
     assert rows["Metadata"]["latency_ns_max"] > 0
     assert "Metadata" in output(command(OVERVIEW), tmp_path)
     assert "No rows" in output(command(SLOW), tmp_path)  # of a client of that name
+    assert output(command(REPORT), tmp_path).strip() == "report.html"
+    assert "Metadata" in (tmp_path / "report.html").read_text()
 
 
 def test_decode(tmp_path: Path) -> None:

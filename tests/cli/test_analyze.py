@@ -297,7 +297,8 @@ def test_overview(tables, tmp_path):
     assert {row["topic"]: sum(r["bytes"] for r in fetched if r["topic"] == row["topic"]) for row in fetched} == {
         topic: size for topic, size in read.items() if size is not None
     }
-    assert said["slowest"][0]["cause"] == "throttle" and "kproxy analyze slow" in said["next"][0]
+    assert said["slowest"][0]["cause"] == "throttle"
+    assert "kproxy analyze findings" in said["next"][0] and "kproxy analyze slow" in said["next"][1]
     shown = run("overview", tables)
     assert shown.startswith("2026-11-21 09:48:53") and "Ask next" in shown and max(map(len, shown.splitlines())) < 300
     late = json.loads(run("overview", tables, "--format", "json", "--from", "-10s"))

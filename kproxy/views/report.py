@@ -1,0 +1,417 @@
+"""A report: what a capture or tables say, as one HTML file that opens anywhere and asks for nothing.
+
+Duty: the sections in their order, each with its plots and lists, how to ask for the same figures again, and the figures
+themselves as JSON at the end (`figures`). Text from the wire is escaped, made printable and cut.
+
+Bounds: figures are bounded where they are asked (`analysis.figures`), names to LONGEST characters, lists to a dozen or
+so rows. Refuses to know where figures come from, and how the page looks (`report_page`).
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import kproxy
+from kproxy.analysis.figures import Figure, Figures
+from kproxy.views import answers, drawing, findings, plots, report_page, summary, units
+
+LONGEST = 90  # characters of a name or a text in a list
+LONGEST_TEXT = 600
+COMMAND = 1200
+
+# The parts of an exchange's time, with their colours.
+_PARTS = {
+    "queue_ns": ("behind earlier requests", plots.COLOURS[4]),
+    "throttle_ns": ("throttled or muted", plots.COLOURS[3]),
+    "long_poll_ns": ("expected wait", plots.REST),
+    "network_ns": ("network", plots.COLOURS[5]),
+    "broker_ns": ("broker", plots.COLOURS[0]),
+}
+_SENTENCES = ("explanation", "sentence", "reason", "software")
+_NUMBERS = (int, float)
+
+
+@dataclass
+class Report:
+    """What a report is made of. places: captures or the folder of tables, as they were named; options: of captures.
+
+    before: for (connection, number) of a slow exchange, the rows of what stood before it.
+    """
+
+    figures: Figures
+    places: Sequence[str]
+    options: Sequence[str] = ()
+    is_capture: bool = False
+    other: str | None = None
+    before: Mapping[tuple[int, int], list[dict[str, Any]]] = field(default_factory=dict)
+    progress: Callable[[str], None] = lambda what: None
+
+
+def html(report: Report) -> str:
+    """The file. Raises what vl-convert raises for a plot that it cannot draw."""
+    title = f"kproxy report: {plots.short(', '.join(Path(place).name or place for place in report.places), 120)}"
+    sections = [(name, head, text) for name, head, text in _sections(report) if text]
+    nav = "".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections)
+    body = "".join(f'<section id="{name}"><h2>{escape(head)}</h2>{text}</section>' for name, head, text in sections)
+    header = f"<h1>{escape(title)}</h1>{_span(report)}{_losses(report)}<nav>{nav}</nav>"
+    footer = (
+        f'<p class="note">kproxy {escape(kproxy.__version__)}. All times are UTC. Requests that brokers send each '
+        "other are left out, but in the counts of brokers. The figures of the plots are at the end of this file, as "
+        "JSON (<code>id=&quot;figures&quot;</code>).</p>"
+    )
+    return report_page.page(title, header, body, footer, _data(report.figures))
+
+
+def _sections(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Names, headings and texts; those without text have nothing to say."""
+    yield "findings", "Findings", _findings(report)
+    yield "compared", "Compared", _compared(report)
+    yield "latency", "Latency and requests", _latency(report)
+    yield "slowest", "Slowest exchanges", _slowest(report)
+    yield "load", "Load", _load(report)
+    yield "errors", "Errors and throttles", _errors(report)
+    yield "topics", "Topics and consumers", _topics(report)
+    yield "groups", "Groups and leaders", _groups(report)
+    yield "network", "Network", _network(report)
+    yield "who", "Brokers and clients", _who(report)
+    yield "quality", "What the capture shows", _quality(report)
+
+
+# --- what stands on top ----------------------------------------------------------------------------------------------
+
+
+def _span(report: Report) -> str:
+    (span,) = answers.dicts(report.figures.sections["span"][0])
+    first, last = (str(span[name]).replace("T", " ").removesuffix("Z")[:23] for name in ("first", "last"))
+    counts = ", ".join(
+        f"{span[what]:,} {what if span[what] != 1 else what.removesuffix('s')}"
+        for what in ("exchanges", "connections", "clusters")
+    )
+    text = f"{first} to {last} UTC, {units.duration(span['lasted_ns'])}: {counts}, {units.size(span['bytes'])}"
+    return f'<p class="faint">{escape(text)}</p>'
+
+
+def _losses(report: Report) -> str:
+    counts: dict[str, int] = {}
+    for row in report.figures["quality"].to_pylist():
+        counts[row["kind"]] = counts.get(row["kind"], 0) + (row["count"] or 0)
+    lost = summary.lacking(counts)
+    if not lost:
+        return ""
+    text = f"The capture is incomplete: {', '.join(lost)}. An exchange without an answer may have had one."
+    return f'<p class="warn">{escape(text)} <a href="#quality">More</a></p>'
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
+
+
+def _findings(report: Report) -> str:
+    """What stands out, the gravest first: what was found, why it matters, what to change, and what says more."""
+    cards = []
+    for one in report.figures.findings:
+        told = [("Why", one.why), ("Change", one.change), ("Evidence", findings.evidence(one))]
+        told += [("When", findings.since(one))] if one.since_ns is not None else []
+        told += [("More", f"{one.more} further places of this kind")] if one.more else []
+        lines = "".join(f"<dt>{name}</dt><dd><bdi>{escape(_cut(text, LONGEST_TEXT))}</bdi></dd>" for name, text in told)
+        job = shlex.join(["kproxy", "analyze", one.job, *report.places, *report.options]) if one.job else ""
+        cards.append(
+            f'<figure class="card {escape(one.severity)}"><div><span class="level">{escape(one.severity)}</span> '
+            f"<b>{escape(one.title)}</b>: {_name(findings.where(one))}</div>"
+            f"<p>{escape(_cut(findings.sentence(one), LONGEST_TEXT))}.</p>"
+            f"<dl>{lines}</dl>{f'<pre>{escape(job)}</pre>' if job else ''}</figure>"
+        )
+    return f'<div class="figures">{"".join(cards)}</div>' if cards else f"<p>{findings.NOTHING}</p>"
+
+
+def _latency(report: Report) -> str:
+    figures = report.figures
+    parts = []
+    said = (
+        ("at_once", "", "From the last byte of a request to the first of its answer."),
+        (
+            "waiting",
+            "Long polls",
+            "A Fetch waits for data as long as its client allows (fetch.max.wait.ms), JoinGroup and SyncGroup for the "
+            "other members of the group. These waits are expected.",
+        ),
+    )
+    for name, head, text in said:
+        if f"spread_{name}" not in figures.by_name:
+            continue
+        over_time, spread = figures[f"latency_{name}_over_time"], figures[f"spread_{name}"]
+        drawn: list[str] = []
+        if name == "at_once":
+            first = [
+                _drawn(report, f"latency_{name}_over_time", "99th percentile by API", plots.latencies, over_time),
+                _drawn(report, "talkers", "Requests", plots.requests),
+            ]
+            parts.append(_grid(first))
+        rows = figures[f"latency_{name}"].to_pylist()
+        shown = {row["api"] for row in over_time.to_pylist()}
+        for api in sorted((row for row in rows if row["api"] in shown), key=lambda row: -row["exchanges"]):
+            mine = [[row for row in table.to_pylist() if row["api"] == api["api"]] for table in (spread, over_time)]
+            drawn.append(_drawn(report, f"spread_{name}", f"{api['api']}: spread", plots.heat_map, mine[0]))
+            drawn.append(
+                _drawn(report, f"latency_{name}_over_time", f"{api['api']}: percentiles", plots.percentiles, mine[1])
+            )
+        parts.append(f'{f"<h3>{head}</h3>" if head else ""}<p class="note">{text}</p>{_grid(drawn)}')
+        parts.append(_list(report, f"latency_{name}", ("api", "exchanges", "p50_ns", "p90_ns", "p99_ns", "max_ns")))
+    return "".join(parts)
+
+
+def _slowest(report: Report) -> str:
+    rows = report.figures["slow"].to_pylist()
+    if not rows:
+        return "<p>Nothing took longer than 100 ms, expected waits left out.</p>"
+    keys = "".join(f"<span>{_square(colour)}{escape(text)}</span>" for text, colour in _PARTS.values())
+    cards = "".join(_card(report, row) for row in rows)
+    return f'<div class="keys">{keys}</div><div class="figures">{cards}</div>{_again(report, "slow")}'
+
+
+def _card(report: Report, row: dict[str, Any]) -> str:
+    total = max(row["total_ns"], 1)
+    at, bars = 0.0, []
+    for name, (text, colour) in _PARTS.items():
+        share = max(row[name] or 0, 0) / total
+        if share > 0:
+            label = escape(f"{text}: {units.duration(row[name])}, {share:.0%}")
+            place = f'x="{at * 1000:.1f}" width="{share * 1000:.1f}" height="12"'
+            bars.append(f'<rect {place} fill="{colour}" aria-label="{label}"/>')
+        at += share
+    parts = ", ".join(f"{text} {units.duration(row[name])}" for name, (text, _) in _PARTS.items() if row[name])
+    before = report.before.get((row["connection"], row["number"]), [])
+    earlier = [each for each in before if each["number"] != row["number"]]
+    names = ("number", "time", "api", "total_ns", "queue_ns", "muted_ns", "outcome", "in_flight")
+    stood = (
+        f"<details><summary>Before it on the connection</summary>{_table(earlier, names)}</details>" if earlier else ""
+    )
+    show = f"<pre>{escape(_show(report, row))}</pre>" if "live:" not in str(row["source"]) else ""
+    return (
+        f'<figure class="card"><div><b>{units.duration(row["total_ns"])} {escape(str(row["api"]))}</b> of '
+        f"{_name(row['client'])} at {_name(row['broker'])}, {_when(row['time'])}</div>"
+        f'<svg class="parts" viewBox="0 0 1000 12" preserveAspectRatio="none" role="img" aria-label="{escape(parts)}">'
+        f"{''.join(bars)}</svg><p>{escape(_cut(row['explanation'], LONGEST_TEXT))}</p>"
+        f'<p class="note">{escape(parts)}</p>{stood}{show}</figure>'
+    )
+
+
+def _show(report: Report, row: dict[str, Any]) -> str:
+    """The command that shows an exchange; of tables, from their capture."""
+    captures = list(report.places) if report.is_capture else [str(row["source"])]
+    key = ["--connection", str(row["connection"]), "--number", str(row["number"])]
+    return shlex.join(["kproxy", "show", *captures, *key, *report.options])
+
+
+def _load(report: Report) -> str:
+    figures = report.figures
+    drawn = [
+        _drawn(report, "talkers", "Bytes, both ways", plots.traffic),
+    ]
+    if figures["batch_sizes"].num_rows:
+        drawn.append(_drawn(report, "batch_sizes", "Records in a batch of a producer", plots.batch_sizes, timed=False))
+    columns = ("client", "topic", "codec", "batches", "records", "bytes_per_record", "ratio", "single_share")
+    return _grid(drawn) + _list(
+        report, "batching", (*columns, "records_p50", "bytes_p50"), "Batches of producers, by client and topic"
+    )
+
+
+def _errors(report: Report) -> str:
+    figures = report.figures
+    drawn = []
+    if any(row["error"] != "in_flight_at_end" for row in figures["errors"].to_pylist()):
+        drawn.append(_drawn(report, "errors_over_time", "Errors", plots.errors))
+    if "throttle_over_time" in figures.by_name:
+        drawn.append(_drawn(report, "throttle_over_time", "Throttled clients", plots.throttles))
+    columns = ("client", "exchanges", "throttled", "share", "throttle_ms", "max_throttle_ms")
+    errors = ("api", "error", "exchanges", "codes", "clients", "brokers", "first", "last", "last_client")
+    lists = _list(report, "errors", errors) + _list(report, "throttle", columns, "Throttled clients")
+    return _grid(drawn) + (lists or "<p>No errors, and nobody was throttled.</p>")
+
+
+def _topics(report: Report) -> str:
+    figures = report.figures
+    drawn = []
+    if figures["skew"].num_rows:
+        drawn.append(_drawn(report, "skew", "Partitions above an even share", plots.skew, timed=False))
+    if "behind_over_time" in figures.by_name:
+        drawn.append(_drawn(report, "behind_over_time", "Lag by fetches", plots.lag))
+    lag = ("group_id", "topic", "partition", "committed_offset", "end_offset", "lag_records", "commits", "last_commit")
+    lists = _section(report, "topics", "Topics") + _list(report, "group_lag", lag, "Lag of groups, by their commits")
+    return _grid(drawn) + lists
+
+
+def _groups(report: Report) -> str:
+    figures = report.figures
+    drawn = []
+    if figures["rebalances"].num_rows:
+        drawn.append(_drawn(report, "rebalances", "Rebalances", plots.rebalances, every=False))
+    if figures["leader_changes"].num_rows:
+        drawn.append(_drawn(report, "leader_changes", "Leaders and in-sync replicas", plots.leader_changes))
+    heads = {
+        "groups": "Groups",
+        "coordinators": "Groups that lost their coordinator",
+        "leaders": "Leaders and replicas that changed",
+        "zookeeper": "ZooKeeper",
+    }
+    return _grid(drawn) + "".join(_section(report, name, head) for name, head in heads.items())
+
+
+def _network(report: Report) -> str:
+    figures = report.figures
+    rows = figures["connections"].to_pylist()
+    drawn = []
+    if any(row["retransmissions"] for row in figures["retransmissions"].to_pylist()):
+        drawn.append(_drawn(report, "retransmissions", "Retransmissions", plots.retransmissions))
+    if any(row["round_trip_p50_ns"] is not None for row in rows):
+        drawn.append(_drawn(report, "connections", "Round trips of handshakes", plots.round_trips, timed=False))
+    columns = ("broker", "connections", "per_minute", "round_trip_p50_ns", "round_trip_p99_ns", "retransmissions")
+    return _grid(drawn) + _list(
+        report, "connections", (*columns, "out_of_order", "zero_windows", "resets", "unused", "gap_bytes")
+    )
+
+
+def _who(report: Report) -> str:
+    return (
+        _section(report, "brokers", "Brokers")
+        + _section(report, "clients", "Clients")
+        + _section(report, "apis", "Requests")
+    )
+
+
+def _quality(report: Report) -> str:
+    rows = report.figures["quality"].to_pylist()
+    return _table(rows, ("source", "count", "bytes", "sentence"))
+
+
+def _compared(report: Report) -> str:
+    if "compare" not in report.figures.by_name:
+        return ""
+    what = (
+        f"<p>This: {_name(', '.join(report.places))}. The other: {_name(report.other)}. In columns of the other: b.</p>"
+    )
+    rows = report.figures["compare"].to_pylist()
+    drawn = []
+    if any(row["p99_ns"] and row["b_p99_ns"] for row in rows):
+        drawn.append(_drawn(report, "compare", "99th percentile of both", plots.compared, timed=False))
+    return what + _grid(drawn) + _list(report, "compare", tuple(report.figures["compare"].column_names))
+
+
+# --- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def _drawn(
+    report: Report, name: str, title: str, plot: Any, rows: Any = None, timed: bool = True, every: bool = True
+) -> str:
+    """A plot of a figure, of chosen rows of it."""
+    figures = report.figures
+    report.progress(title)
+    how: list[Any] = [figures.every] if timed and every else []
+    if timed:
+        how.append((figures.first_us, figures.last_us))
+    chart = plot(figures[name] if rows is None else rows, *how)
+    return (
+        f'<figure data-figure="{name}"><figcaption><b>{escape(title)}</b></figcaption>{drawing.svg(chart, title)}'
+        f"{_again(report, name)}</figure>"
+    )
+
+
+def _grid(drawn: Sequence[str]) -> str:
+    return f'<div class="figures">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _again(report: Report, name: str) -> str:
+    command = _command(report, report.figures.by_name[name])
+    return f"<details><summary>The same figures</summary><pre>{escape(command)}</pre></details>" if command else ""
+
+
+def _command(report: Report, figure: Figure) -> str:
+    options = [*report.options, *(["--with", str(report.other)] if figure.question.job.name == "compare" else [])]
+    found = figure.command(report.places, options)
+    return found if len(found) <= COMMAND else ""
+
+
+def _list(report: Report, name: str, columns: Sequence[str], head: str = "") -> str:
+    rows = report.figures[name].to_pylist()
+    if not rows:
+        return ""
+    return f"{f'<h3>{escape(head)}</h3>' if head else ''}{_table(rows, columns)}{_again(report, name)}"
+
+
+def _section(report: Report, name: str, head: str = "") -> str:
+    """A section of the overview as a list."""
+    frame, most = report.figures.sections[name]
+    rows = list(answers.dicts(frame))
+    if not rows:
+        return ""
+    more = '<p class="note">And more.</p>' if len(rows) > most else ""
+    return f"{f'<h3>{escape(head)}</h3>' if head else ''}{_table(rows[:most], frame.columns)}{more}"
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Rows as a list; columns that are empty in all of them, and a cluster that all share, are left out."""
+    shown = [name for name in columns if any(row[name] is not None for row in rows)]
+    if len({row.get("cluster") for row in rows}) == 1:
+        shown = [name for name in shown if name != "cluster"]
+    numbers = {name for name in shown if all(isinstance(row[name], (*_NUMBERS, type(None))) for row in rows)}
+    kinds = {name: "n" if name in numbers else "s" if name in _SENTENCES else "" for name in shown}
+    head = "".join(f'<th class="{kinds[name]}">{escape(_heading(name))}</th>' for name in shown)
+    lines = "".join(f"<tr>{''.join(_cell(name, row[name], kinds[name]) for name in shown)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _heading(name: str) -> str:
+    for suffix in ("_ns", "_ms"):
+        name = name.removesuffix(suffix)
+    return name.replace("_", " ")
+
+
+def _cell(name: str, value: Any, kind: str) -> str:
+    if isinstance(value, datetime):
+        return f'<td class="t">{_when(value)}</td>'
+    text = answers.text(name, value)
+    if isinstance(value, str):
+        is_time = text.endswith("Z") and text[4:5] == "-" and "T" in text[:11]
+        if is_time:
+            return f'<td class="t">{escape(text.replace("T", " ").removesuffix("Z")[:23])}</td>'
+        return f'<td class="{kind}"><bdi>{escape(_cut(text, LONGEST_TEXT if kind == "s" else LONGEST))}</bdi></td>'
+    return f'<td class="{kind}">{escape(text)}</td>'
+
+
+def _name(value: Any) -> str:
+    return f"<bdi>{escape(plots.short(value, LONGEST))}</bdi>"
+
+
+def _cut(text: Any, longest: int) -> str:
+    return plots.short(text, longest) if text not in (None, "") else ""
+
+
+def _when(time: datetime) -> str:
+    return units.time(round(time.timestamp() * 1e6) * 1000)
+
+
+def _square(colour: str) -> str:
+    return f'<svg viewBox="0 0 10 10" aria-hidden="true"><rect width="10" height="10" fill="{colour}"/></svg>'
+
+
+def _data(figures: Figures) -> str:
+    """The figures as JSON that can stand in a script: times as microseconds since the epoch."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, datetime):
+            return round(value.timestamp() * 1e6)
+        return plots.short(value, LONGEST_TEXT) if isinstance(value, str) else value
+
+    found = {}
+    for name, figure in figures.by_name.items():
+        columns = figure.rows.to_pydict()
+        found[name] = {
+            "columns": list(columns),
+            "rows": [[plain(v) for v in row] for row in zip(*columns.values(), strict=True)],
+        }
+    text = json.dumps({"every": figures.every, "figures": found}, separators=(",", ":"), allow_nan=False, default=str)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
