@@ -4,7 +4,7 @@ Duty: read a capture once more for the packets of one connection, from the first
 answer, and say which carry which and which were sent before. Whether a segment was sent before is known of the
 BEFORE_NS ahead of the exchange.
 
-Memory: MOST packets, and as many sequence numbers. Refuses to know what is in frames.
+Memory: MOST packets, and HOLES holes of each side. Refuses to know what is in frames.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,7 @@ from kproxy.wire.events import BROKER, CLIENT, NONE
 
 BEFORE_NS = 10_000_000_000
 MOST = 1000
+HOLES = 1000  # the oldest are given up: what fills them counts as sent before
 _FLAGS = ((SYN, "SYN"), (FIN, "FIN"), (RST, "RST"), (ACK, "ACK"))
 
 
@@ -51,8 +52,7 @@ def packets_of(found: Frames) -> list[Packet]:
 
 
 def _packets(found: Frames, sides: dict[bytes, int], first: int, last: int) -> Iterator[Packet]:
-    reached: dict[int, int] = {}  # the sequence number behind the last byte of each side
-    starts: dict[int, set[int]] = {CLIENT: set(), BROKER: set()}
+    sent = {CLIENT: _Sent(), BROKER: _Sent()}
     count = 0
     for path in found.paths:
         dissect = Dissector(Quality()).segment
@@ -66,12 +66,7 @@ def _packets(found: Frames, sides: dict[bytes, int], first: int, last: int) -> I
                 if segment is None or segment[1] not in sides:
                     continue
                 side, seq, flags, length = sides[segment[1]], segment[2], segment[4], segment[8]
-                is_repeated = length > 0 and seq in starts[side] and ahead(reached.get(side, seq), seq) > 0
-                if length > 0:
-                    if len(starts[side]) < 1 << 16:
-                        starts[side].add(seq)
-                    stop = seq + length & MASK
-                    reached[side] = stop if ahead(stop, reached.get(side, stop)) >= 0 else reached[side]
+                is_repeated = length > 0 and sent[side].again(seq, length)
                 if time_ns < first:
                     continue
                 yield Packet(
@@ -87,6 +82,38 @@ def _packets(found: Frames, sides: dict[bytes, int], first: int, last: int) -> I
                 count += 1
                 if count == MOST:
                     return
+
+
+class _Sent:
+    """What one side has sent: all up to `reached`, but for holes, each from a sequence number to one."""
+
+    def __init__(self) -> None:
+        self.reached: int | None = None
+        self.holes: list[tuple[int, int]] = []
+
+    def again(self, seq: int, length: int) -> bool:
+        """Note a segment; True where its first byte was sent before."""
+        stop = seq + length & MASK
+        if self.reached is None:
+            self.reached = stop
+            return False
+        first = ahead(seq, self.reached)
+        if first >= 0:
+            if first > 0:
+                self.holes = [*self.holes, (self.reached, seq)][-HOLES:]
+            self.reached = stop
+            return False
+        is_new = any(ahead(seq, hole) >= 0 > ahead(seq, end) for hole, end in self.holes)
+        holes = []
+        for hole, end in self.holes:
+            if ahead(stop, hole) <= 0 or ahead(seq, end) >= 0:
+                holes.append((hole, end))
+                continue
+            holes += [(hole, seq)] if ahead(seq, hole) > 0 else []
+            holes += [(stop, end)] if ahead(end, stop) > 0 else []
+        self.holes = holes[-HOLES:]
+        self.reached = stop if ahead(stop, self.reached) > 0 else self.reached
+        return not is_new
 
 
 def _carried(found: Frames, side: int, length: int, time_ns: int) -> str:

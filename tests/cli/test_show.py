@@ -66,7 +66,8 @@ def test_retransmissions_are_those_that_wireshark_sees_and_its_words_stand_besid
     row = json.loads(invoke("analyze", "sql", query, place, "--format", "json"))
     said = invoke("show", place, "--connection", row["connection"], "--number", row["number"], "--wireshark")
     again = [line.split()[0].replace(",", "") for line in said.splitlines() if line.endswith("sent again")]
-    command = ["tshark", "-r", place, "-Y", "tcp.analysis.retransmission", "-T", "fields", "-e", "frame.number"]
+    by_time = "tcp.analysis.retransmission or tcp.analysis.out_of_order"  # it tells them apart by milliseconds
+    command = ["tshark", "-r", place, "-Y", by_time, "-T", "fields", "-e", "frame.number"]
     theirs = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert again and set(again) <= set(theirs)
     assert "Wireshark's packet" in said and "Layer KAFKA" in said and "\x1b" not in said
