@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    from kproxy.convert.job import Settings
+
 # The driver of `ingest` plans, and on one machine moves few and large rows: to optimize that costs more than it saves.
 _PLANNING = ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "spark.sql.adaptive.enabled=false")
 
@@ -187,21 +189,56 @@ def _plain(text: str) -> str:
     return re.sub(r" Use `try_\w+` .*", "", re.sub(r"^\[[A-Z_.]+\] ", "", first))
 
 
+# Of both commands that make tables.
+_TABLES = (
+    captures.options,
+    click.option("--detail", type=click.Choice(("headers", "topics", "batches")), default="batches", show_default=True),
+    click.option(
+        "--records",
+        metavar="TOPIC[,...]",
+        help="The table `records` too, of these topics; * as in a shell, ids as names.",
+    ),
+    click.option(
+        "--record-values",
+        metavar="N|hash|all",
+        default="64",
+        show_default=True,
+        help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
+    ),
+    click.option(
+        "--format",
+        "form",
+        default="parquet",
+        show_default=True,
+        metavar="NAME",
+        help="Of the tables: one that the session can write, like delta.",
+    ),
+)
+
+
+def _settings(how: dict[str, Any], **more: Any) -> "Settings":
+    from kproxy.tables.records import chosen
+
+    records, values = how.pop("records"), how.pop("record_values")
+    return captures.settings(how, records=None if records is None else chosen(records, values), **more)
+
+
+@contextmanager
+def _a_task_failed() -> Iterator[None]:
+    """An error in a task of Python's as one line."""
+    from pyspark.errors import PythonException
+
+    try:
+        yield
+    except PythonException as fault:  # its last line says what
+        lines = [line for line in str(fault).splitlines() if line.strip() and "SQLSTATE" not in line]
+        raise KproxyError(f"a task failed: {lines[-1].strip()}; nothing was written") from fault
+
+
 @click.command()
 @click.argument("places", nargs=-1, required=True, metavar="CAPTURE...")
 @click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each, by date and hour.")
-@captures.options
-@click.option("--detail", type=click.Choice(("headers", "topics", "batches")), default="batches", show_default=True)
-@click.option(
-    "--records", metavar="TOPIC[,...]", help="The table `records` too, of these topics; * as in a shell, ids as names."
-)
-@click.option(
-    "--record-values",
-    metavar="N|hash|all",
-    default="64",
-    show_default=True,
-    help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
-)
+@click.option("--append", is_flag=True, help="Add to the tables that are there; captures that are in them add nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace the tables that are there.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 where tables are not complete.")
 @click.option("--tasks", type=click.IntRange(0), default=0, metavar="N", help="Of the decoding. Default: per 64 MiB.")
@@ -211,49 +248,109 @@ def ingest(
     master: str | None,
     config: tuple[str, ...],
     tasks: int,
-    detail: str,
-    records: str | None,
-    record_values: str,
+    append: bool,
     overwrite: bool,
     strict: bool,
+    form: str,
     **how: Any,
 ) -> None:
     """Turn captures of any size into the tables that `kproxy convert` makes, by all cores or a whole cluster.
 
-    Below some 10 GB `kproxy convert` is faster. Captures and tables must lie where every executor reaches them.
+    Below some 10 GB `kproxy convert` is faster. Captures and tables must lie where every executor reaches them. See
+    docs/scale.md.
 
     \b
-    On this machine, and on a cluster:
+    On this machine, and on a cluster; and what came since:
       kproxy spark ingest captures/*.pcap --out tables
-      kproxy spark ingest /share/captures/*.pcap.gz --out /share/tables --master spark://host:7077
+      kproxy spark ingest 's3://captures/*.pcap.gz' --out s3a://tables/day --master spark://host:7077
+      kproxy spark ingest captures --out tables --append
     """
     _require_pyspark()
 
     from kproxy.spark import pipeline
-    from kproxy.tables.records import chosen
     from kproxy.views import summary as summary_view
 
-    settings = captures.settings(
-        how,
-        detail=detail,
-        records=None if records is None else chosen(records, record_values),
-        overwrite=overwrite,
-    )
-    pipeline.check(places, out, settings)
-
-    from pyspark.errors import PythonException
-
-    try:
-        summary = pipeline.ingest(_session(master, (*_PLANNING, *config)), places, out, settings, tasks=tasks)
-    except PythonException as fault:  # of a task: its last line says what
-        lines = [line for line in str(fault).splitlines() if line.strip() and "SQLSTATE" not in line]
-        raise KproxyError(f"a task failed: {lines[-1].strip()}; nothing was written") from fault
+    settings = _settings(how, overwrite=overwrite)
+    pipeline.check(places, out, settings, append=append)
+    with _a_task_failed():
+        session = _session(master, (*_PLANNING, *config))
+        summary = pipeline.ingest(session, places, out, settings, append=append, form=form, tasks=tasks)
+    if append and not summary.quality and not summary.failed:
+        click.echo(f"{out} has all of these captures already: nothing was added")
     if summary_view.show(summary, strict=strict):
         sys.exit(1)
 
 
+@click.command()
+@click.argument("folder", metavar="FOLDER")
+@click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each, by date and hour.")
+@click.option("--checkpoint", metavar="DIR", help="Where Spark notes what was read. Default: _follow among the tables.")
+@click.option("--interval-s", type=float, default=60.0, show_default=True, help="Time between two looks at the folder.")
+@click.option(
+    "--quiet-s", type=float, default=60.0, show_default=True, help="A file is complete when unchanged for so long."
+)
+@click.option("--once", is_flag=True, help="Take the files that are there, and end.")
+def follow(
+    folder: str,
+    out: str,
+    master: str | None,
+    config: tuple[str, ...],
+    checkpoint: str | None,
+    interval_s: float,
+    quiet_s: float,
+    once: bool,
+    form: str,
+    **how: Any,
+) -> None:
+    """Add each capture that appears in a folder to tables, once, until interrupted.
+
+    A file is read when it is complete, whatever its name and age. What was read is noted in a checkpoint, so that a run
+    that is killed goes on where it was. With --rotated the files of one look are one capture: exchanges that cross from
+    one file into the next are whole, but for those between two looks, of which the tables say that they are cut.
+
+    \b
+    Of tcpdump that begins a file each minute, and of a bucket:
+      tcpdump -i any -s 0 -G 60 -w 'captures/%s.pcap' port 9092
+      kproxy spark follow captures --out tables --rotated
+      kproxy spark follow s3://captures/kafka --out s3a://tables/kafka
+    """
+    _require_pyspark()
+
+    from pyspark.errors import StreamingQueryException
+
+    from kproxy.spark import follow as following
+    from kproxy.views import summary as summary_view
+
+    settings = _settings(how)
+    session = _session(master, (*_PLANNING, *config))
+    query = following.follow(
+        session,
+        folder,
+        out,
+        settings,
+        lambda summary: summary_view.show(summary),
+        checkpoint=checkpoint,
+        interval_s=interval_s,
+        quiet_s=quiet_s,
+        form=form,
+    )
+    try:
+        if once:
+            query.processAllAvailable()
+        else:
+            query.awaitTermination()
+    except KeyboardInterrupt:
+        click.echo("ends after the batch under way", err=True)
+    except StreamingQueryException as fault:
+        lines = [line for line in str(fault).splitlines() if "Error: " in line]
+        raise KproxyError(lines[-1].strip() if lines else _plain(str(fault))) from fault
+    finally:
+        query.stop()
+
+
 COMMANDS = {
-    "ingest": with_options(_SPARK, ingest),
+    "ingest": with_options((*_TABLES, *_SPARK), ingest),
+    "follow": with_options((*_TABLES, *_SPARK), follow),
     "findings": findings_command("spark", click.argument("places", metavar="TABLES"), _SPARK, findings),
     "overview": overview_command("spark", click.argument("places", metavar="TABLES"), _SPARK, overview),
     **commands("spark", click.argument("places", metavar="TABLES"), _SPARK, answer),

@@ -1,23 +1,19 @@
-"""Packets of whole connections -> rows of the tables: what a task of the decoding does.
+"""Captures and packets of whole connections -> rows of the tables, as pieces: what a task of the decoding does.
 
-Duty: take rows of `places`, sorted by capture and connection and in the capture's order, read the packets' bytes where
-they lie, give them to the same Flows and Session as everywhere, and write the rows sorted by time, a file for each
-hour, into a folder of this attempt's own.
+Duty: `whole` reads some captures from front to end, each once; nothing of them crosses a border, so that their rows are
+finished. `decode` takes rows of `places`, sorted by capture and connection and in the capture's order, reads the
+packets' bytes where they lie, and gives them to the same Flows and Session as everywhere.
 
-Memory: one connection, RUN_ROWS rows per table, and MAPPED_BYTES of the captures' own pages. Refuses to know how
-connections are shared out among tasks.
+Memory: one capture's open connections, or one connection; RUN_ROWS rows per table, and MAPPED_BYTES of the captures'
+own pages. Refuses to know how captures and connections are shared out among tasks.
 """
 
 import json
-import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from mmap import ACCESS_READ, MADV_DONTNEED, PAGESIZE, mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +23,13 @@ from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.flows import Flows
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Record, Window
+from kproxy.convert import machine
 from kproxy.convert.job import Job
 from kproxy.convert.rows import BATCH_ROWS, Rows
 from kproxy.convert.spoken import SPOKEN
-from kproxy.spark.places import PLACE, REPORT, WHOLE, listed
+from kproxy.errors import CaptureError
+from kproxy.spark import pieces
+from kproxy.spark.places import PLACE, REPORT, listed
 from kproxy.tables import schema, writer
 from kproxy.tables.schema import Table
 
@@ -40,26 +39,92 @@ TOGETHER = 32 * 1024  # packets of a connection
 FIRST_PACKETS = 64  # of a connection, taken one by one until it is under way
 SHORT = 320  # packets: a connection that has no more costs less one by one
 HEAD = mapped.HEAD - 16  # bytes of a packet, without the record's own header, that flows look at by column
-RESULT_SCHEMA = "capture int, kind string, text string"
+FED = {table.name: table for table in (SPOKEN, schema.REGISTRY)}  # what insight is fed
 
 
-def decode(jobs: Sequence[Job], work: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def whole(unit: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
+    """The pieces of some captures. One that cannot be read leaves no rows, but what it failed of."""
+    machine.retain()
+    with TemporaryDirectory(prefix="kproxy-") as place, machine.seldom_collected():
+        folder = Path(place)
+        together = _Sorters(unit[0][1], folder, ".all")
+        for number, job in unit:
+            mine = _Sorters(job, folder, f".{number}")
+            quality = Quality()
+            rows = Rows(mine.add, job.records, keeps=job.is_known)
+            try:
+                for _ in rows.read(job, quality):
+                    pass
+            except CaptureError as fault:
+                said = str(fault).removeprefix(f"{fault.name}: ")
+                yield pieces.words(number, pieces.FAILED, (fault.name, said))
+                mine.remove()
+                continue
+            for table, parts in mine.tables():
+                for part in parts:
+                    told = rows.names.fill(part)
+                    if table is schema.RECORDS and job.records is not None:
+                        told = job.records.of(told)
+                    for batch in told.to_batches():
+                        together.add(table, batch)
+            together.feed(mine)
+            mine.remove()
+            yield pieces.words(number, pieces.COUNTS, listed(quality))
+            if rows.names:
+                yield pieces.words(number, pieces.NAMES, rows.names.told())
+        yield from together.pieces()
+
+
+class _Sorters:
+    """The rows of a task's tables, sorted on the disk; apart from them what insight is fed."""
+
+    def __init__(self, job: Job, folder: Path, prefix: str) -> None:
+        self._tables = {name: writer.Sorter(schema.BY_NAME[name], folder, prefix) for name in job.tables}
+        self._fed = {name: writer.Sorter(table, folder, f"{prefix}.said") for name, table in FED.items()}
+
+    def add(self, table: Table, batch: pa.RecordBatch) -> None:
+        (self._fed.get(table.name) or self._tables[table.name]).add(batch)
+
+    def tables(self) -> Iterator[tuple[Table, Iterator[pa.Table]]]:
+        """Each table that has rows, with them."""
+        for name, sorter in self._tables.items():
+            sorter.spill()
+            if sorter.runs:
+                yield schema.BY_NAME[name], writer.merged(schema.BY_NAME[name], sorter.runs)
+
+    def feed(self, other: "_Sorters") -> None:
+        """Add what insight is fed of another one."""
+        for name, sorter in other._fed.items():
+            sorter.spill()
+            for part in writer.merged(FED[name], sorter.runs):
+                for batch in part.to_batches():
+                    self._fed[name].add(batch)
+
+    def pieces(self) -> Iterator[pa.RecordBatch]:
+        for table, parts in self.tables():
+            yield from pieces.rows(table, parts)
+        for name, sorter in self._fed.items():
+            sorter.spill()
+            if sorter.runs:
+                said = pieces.SAID + name
+                yield from pieces.rows(FED[name], writer.merged(FED[name], sorter.runs), said)
+
+    def remove(self) -> None:
+        for sorter in (*self._tables.values(), *self._fed.values()):
+            for run in sorter.runs:
+                run.unlink()
+
+
+def decode(jobs: Mapping[int, Job]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Takes the rows of `places`; `jobs`: the captures that are shared out, by their numbers."""
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        task = context.partitionId() if context else 0
-        attempt = work / f"task-{task:05d}-{uuid4().hex}"
-        with TemporaryDirectory(prefix="kproxy-") as folder:
+        machine.retain()
+        with TemporaryDirectory(prefix="kproxy-") as folder, machine.seldom_collected():
             decoder = _Decoder(jobs, Path(folder))
             for batch in batches:
                 decoder.take(batch)
-            results = [*decoder.finish(), *decoder.write(attempt, task)]
-        captures, kinds, texts = zip(*results, strict=True) if results else ((), (), ())
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(captures, pa.int32()), pa.array(kinds, pa.string()), pa.array(texts, pa.string())],
-            ["capture", "kind", "text"],
-        )
+            yield from decoder.finish()
 
     return run
 
@@ -67,13 +132,11 @@ def decode(jobs: Sequence[Job], work: Path) -> Callable[[Iterator[pa.RecordBatch
 class _Decoder:
     """Takes packets sorted by capture and connection, in the capture's order; one connection is decoded at a time."""
 
-    def __init__(self, jobs: Sequence[Job], folder: Path) -> None:
+    def __init__(self, jobs: Mapping[int, Job], folder: Path) -> None:
         self._jobs = jobs
-        self._sorters = {name: writer.Sorter(schema.BY_NAME[name], folder) for name in jobs[0].tables}
-        self._fed = {table.name: writer.Sorter(table, folder) for table in (SPOKEN, schema.REGISTRY)}
+        self._sorters = _Sorters(next(iter(jobs.values())), folder, "")
         self._rows: dict[int, Rows] = {}  # by capture
         self._files = _Files()
-        self._decoded: set[int] = set()  # captures, but for those read as a whole
         self._capture = -1
         self._connection: int | None = None
         self._met = False  # that connection, in an earlier window
@@ -81,18 +144,14 @@ class _Decoder:
         self._waiting: list[np.ndarray] = []  # packets of that connection in that file, TOGETHER about
         self._flows: Flows | None = None
         self._qualities: dict[int, Quality] = {}
-        self._reports: list[tuple[int, str, str]] = []
+        self._reports: list[tuple[int, object]] = []
 
     def take(self, batch: pa.RecordBatch) -> None:
         numbers = [batch.column(name).to_pylist() for name in ("capture", "connection", "file")]
         for index, (capture, connection, file) in enumerate(zip(*numbers, strict=True)):
             packets, inline = batch.column("packets")[index], batch.column("bytes")[index]
             if file == REPORT:
-                self._reports.append((capture, "report", packets.as_py().decode()))
-            elif file == WHOLE:
-                quality = self._qualities[capture] = Quality()
-                for _ in self._rows_of(capture).read(self._jobs[capture], quality):
-                    pass
+                self._reports.append((capture, json.loads(packets.as_py())))
             else:
                 if (capture, connection) != (self._capture, self._connection):
                     self._begin(capture, connection)
@@ -106,40 +165,21 @@ class _Decoder:
                 else:
                     self._waiting.append(places.copy())
 
-    def finish(self) -> Iterator[tuple[int, str, str]]:
-        """The last connection has ended: what the scan reported, and the counts of the connections."""
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """The last connection has ended: the rows, what the scan reported, and the counts of the connections."""
         self._hand_on()
         if self._flows is not None:
             self._flows.finish()
-        yield from self._reports
+        for capture, report in self._reports:
+            yield pieces.words(capture, pieces.REPORT, report)
         for capture, rows in self._rows.items():
             rows.flush(1)
-            if capture in self._decoded:
-                rows.note(self._qualities[capture])
+            rows.note(self._qualities[capture])
             if rows.names:
-                yield capture, "names", json.dumps(rows.names.told())
+                yield pieces.words(capture, pieces.NAMES, rows.names.told())
         for capture, quality in self._qualities.items():
-            yield capture, "quality", json.dumps(listed(quality))
-
-    def write(self, folder: Path, task: int) -> Iterator[tuple[int, str, str]]:
-        """Sorted by time, a file for each hour."""
-        for name, sorter in self._sorters.items():
-            sorter.spill()
-            table = schema.BY_NAME[name]
-            for hour, parts in hours(writer.merged(table, sorter.runs)):
-                place = f"{name}/{hour}/part-{task:05d}.parquet"
-                path = folder / place
-                path.parent.mkdir(parents=True)
-                file = {"table": name, "place": place, "path": str(path.relative_to(folder.parent))}
-                rows = _keep(table, parts, path) if table.has_names else writer.store(table, parts, path)
-                yield -1, "file", json.dumps({**file, "rows": rows})
-        for name, sorter in self._fed.items():
-            sorter.spill()
-            for number, run in enumerate(sorter.runs):
-                path = folder / f"{name}.{number}.run"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(run, path)
-                yield -1, "said", json.dumps({"table": name, "path": str(path.relative_to(folder.parent))})
+            yield pieces.words(capture, pieces.COUNTS, listed(quality))
+        yield from self._sorters.pieces()
 
     def _begin(self, capture: int, connection: int) -> None:
         self._hand_on()
@@ -152,13 +192,12 @@ class _Decoder:
                 self._rows[self._capture].flush(1)
             rows = self._rows_of(capture)
             self._flows = rows.flows(job, quality, first=False)
-            self._decoded.add(capture)
         self._capture, self._connection, self._met = capture, connection, False
 
     def _rows_of(self, capture: int) -> Rows:
         if capture not in self._rows:
             self._rows[capture] = Rows(
-                lambda table, batch: (self._fed.get(table.name) or self._sorters[table.name]).add(batch),
+                self._sorters.add,
                 self._jobs[capture].records,
                 keeps=self._jobs[capture].is_known,
             )
@@ -225,28 +264,3 @@ class _Files:
             for data in self._open.values():
                 data.madvise(MADV_DONTNEED)
             self._mapped_bytes = 0
-
-
-def _keep(table: Table, parts: Iterator[pa.Table], path: Path) -> int:
-    """Rows as they are, until they can be written with names."""
-    count = 0
-    with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as sink:
-        for part in parts:
-            sink.write_table(part)
-            count += part.num_rows
-    return count
-
-
-def hours(parts: Iterator[pa.Table]) -> Iterator[tuple[str, Iterator[pa.Table]]]:
-    """Rows in the order of time, by the folder of their date and hour. One's rows are to be read before the next's."""
-    for hour, group in groupby(_by_hour(parts), key=lambda entry: entry[0]):
-        moment = datetime.fromtimestamp(hour * 3600, UTC)
-        yield f"date={moment:%Y-%m-%d}/hour={moment:%H}", (part for _, part in group)
-
-
-def _by_hour(parts: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
-    for part in parts:
-        hours = part["time"].cast(pa.int64()).to_numpy() // 3_600_000_000
-        edges = [0, *(np.flatnonzero(hours[1:] != hours[:-1]) + 1).tolist(), len(hours)]
-        for start, stop in pairwise(edges):
-            yield int(hours[start]), part.slice(start, stop - start)

@@ -2,49 +2,54 @@
 
 Duty: the same rows as `kproxy convert`, by as many tasks as there is work for:
 
-1. survey: a task per 128 MiB of a file finds its first record and walks the headers to the next; the driver checks
-   that the ends meet (splits.agree).
-2. scan: a task per split emits of each TCP packet its time and place, never the payload (see `places`).
-3. decode: packets are brought together by connection, in the order of the capture, and become rows by date and hour
-   (see `decode`). The rows of the scan are kept on the disks, so that the size of every connection is known before: one
-   larger than a task's share has a task of its own, begun first, and the rest go on while it is at work.
-4. name: rows that call topics by their ids get the names that any connection of their capture told, and those of a
-   broker whose address is known its id (see `results`).
-5. know: one task reads what groups, controllers and administrators said, in the order of time (see `knowledge`).
-6. publish: the driver renames the files of the tasks that succeeded and writes the counts of `quality`.
+1. look: how large each file is, and how it begins. Nothing else of a capture is known before its task.
+2. Captures of a split's size or less, and those whose TLS is to be decrypted, are read whole, once, from front to end,
+   several to a task (`decode.whole`). Larger ones are shared out:
+   survey: a task per split finds its first record (see `splits`);
+   scan: a task per split emits of each TCP packet its time and place, not the payload (see `places`);
+   decode: packets are brought together by connection, in the order of the capture. The rows of the scan are kept on the
+   disks, so that the size of every connection is known before: one larger than a task's share has a task of its own.
+3. All tasks hand on their rows as pieces of one table and hour (see `pieces`), which Spark keeps on its disks.
+4. know: one task reads what groups, controllers and administrators said, in the order of time (see `knowledge`).
+5. store: pieces become tables, by Spark's own writers (see `store`), which are published together (see `target`).
 
-Nothing but plans and counts comes to the driver: of connections only those that are larger than a share. An attempt
-writes into a folder of its own, so that what failed or ran twice is never seen.
+The driver holds a few numbers for each capture and split, and of connections only those that are larger than a share. A
+capture of many splits that turns out to be damaged, or to hold keys of TLS, is read again in one piece, it alone.
 
-Captures and tables must lie where every executor can read and write them by the same path. Different from `convert`: no
-connection is put away because too many are open, since one is decoded after the other. A capture whose TLS is to be
-decrypted is decoded by one task, with tshark. Memory of a task: see `places` and `decode`.
+Captures may lie in any storage (see `capture.storage`), tables in any file system that Spark knows. Different from
+`convert`: of captures that are shared out no connection is put away because too many are open, since one is decoded
+after the other. Memory of a task: see `places` and `decode`.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, output_folder
-from kproxy.convert.rows import quality_batch
+import kproxy
+from kproxy.capture.quality import Quality
+from kproxy.capture.storage import is_remote, local_path, name_of
+from kproxy.convert.job import Job, Settings, Summary, captures_of
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.spark import knowledge
-from kproxy.spark.decode import RESULT_SCHEMA, decode
-from kproxy.spark.places import PACKET_SCHEMA, WHOLE, packets
-from kproxy.spark.results import files_of, numbers, over, quality_of
+from kproxy.spark import decode, knowledge, pieces, places, results, store
+from kproxy.spark.pieces import PIECES, each
+from kproxy.spark.places import PACKET_SCHEMA, packets
 from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
-from kproxy.tables import schema, writer
-from kproxy.tables.dataset import MANIFEST, check_version
+from kproxy.spark.target import Target
+from kproxy.tables import schema
+from kproxy.tables.names import Names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASK_BYTES = 64 << 20  # of packets, to be decoded by one task
+UNIT_BYTES = 32 << 20  # of captures that one task reads whole
+NEAR = 32  # files that the driver looks at itself
+LEAD_BYTES = 64 << 10  # that a capture is known again by, at its beginning and at its end
 _DEFAULT = Settings()
 
 
@@ -54,137 +59,350 @@ def ingest(
     out: Path | str,
     settings: Settings = _DEFAULT,
     *,
+    append: bool = False,
+    form: str = "parquet",
     split_bytes: int = SPLIT_BYTES,
     tasks: int = 0,
 ) -> Summary:
     """Write the tables of captures into the folder `out`, by date and hour.
 
-    captures: paths of files that every executor can read.
+    captures: paths of files that every executor can read, folders, patterns, or URLs of storages.
+    out: a folder, or a URL that Spark can write to.
     settings: as for `convert`; checksums are not taken.
-    split_bytes: the size of what one task reads of a large file.
+    append: add to the tables that are there. A capture that is in them already, by its name, size and first and last
+        bytes, adds nothing.
+    form: a format that the session can write: parquet, or a table format such as delta, whose own commits then count.
+    split_bytes: a larger file is shared out among tasks, about so many bytes to each.
     tasks: of the decoding; 0: one per 64 MiB of packets, so that the files do not depend on the number of cores.
 
     A capture that cannot be read is in `Summary.failed` and does not stop the others. Raises KproxyError before
-    anything is read if the folder holds tables and `settings.overwrite` is not set, or if two captures have one name.
+    anything is read if the folder holds tables and neither `append` nor `settings.overwrite` is set, if two captures
+    have one name, or if the tables hold another capture of that name.
     """
-    from pyspark import StorageLevel
-
-    folder, jobs = check(captures, out, settings)
-    dataset = writer.Dataset(folder)
-    splits, failed = _plan(spark, jobs, split_bytes)
-    work = dataset.begin("spark", by_hour=True)
-    try:
-        while True:
-            parts = [(number, file, split) for number, of_job in splits.items() for file, split in of_job]
-            found = over(spark, parts).mapInArrow(_scan(jobs, parts), PACKET_SCHEMA).persist(StorageLevel.DISK_ONLY)
-            decoded = (
-                _shared_out(found, tasks)
-                .sortWithinPartitions("capture", "connection", "file", "offset")
-                .mapInArrow(decode(jobs, work), RESULT_SCHEMA)
-                .collect()
-            ) if parts else []  # fmt: skip
-            found.unpersist()
-            results = [(row["capture"], row["kind"], json.loads(row["text"])) for row in decoded]
-            reports = [(capture, text) for capture, kind, text in results if kind == "report"]
-            torn = {(capture, text["file"]) for capture, text in reports if text["torn"]}
-            late = {capture for capture, text in reports if text["secrets"]}
-            if not torn and not late:
-                break
-            for number, file in torn:  # damaged in a way that only its packets show: read it in one piece
-                kept = [entry for entry in splits[number] if entry[0] != file]
-                splits[number] = sorted([*kept, (file, Split(jobs[number].paths[file]))], key=lambda entry: entry[0])
-            splits.update({number: _as_a_whole(jobs[number]) for number in late})
-        quality = quality_of(spark, jobs, parts, results)
-        summary = Summary(Path(out), {}, quality, failed, jobs[0].key_log, settings.records)
-        files = files_of(spark, jobs, work, results, summary.rows)
-        files |= knowledge.files_of(spark, jobs, work, results, summary.rows, quality)
-        if settings.records is not None and not summary.rows[schema.RECORDS.name]:
-            batches = [file for place, file in files.items() if place.startswith(f"{schema.BATCHES.name}/")]
-            summary.topics = writer.some_values(batches, ("topic", "topic_id"))
-        sorter = writer.Sorter(schema.QUALITY, work)
-        for source, of_source in quality.items():
-            sorter.add(quality_batch(source, of_source))
-        sorter.spill()
-        finished = work / "quality.parquet"
-        summary.rows["quality"] = writer.write(schema.QUALITY, sorter.runs, finished)
-        if quality:
-            dataset.clear()
-            dataset.publish({**files, "quality/quality.parquet": finished}, manifest(jobs, summary))
-    finally:
-        dataset.abandon()
+    folder, jobs = check(captures, out, settings, append=append)
+    target = Target(spark, folder)
+    known = target.manifest()
+    if known and not (append or settings.overwrite):
+        raise KproxyError(f"{out} holds tables already: name another folder, or say --append or --overwrite")
+    summary = Summary(Path(out), {}, {}, [], jobs[0].key_log, settings.records)
+    looks = _look(spark, jobs)
+    if append:
+        jobs, looks = _new(jobs, looks, known, folder)
+        if not jobs:
+            return summary
+    with store.settings(spark):
+        run = _Run(spark, jobs, looks, split_bytes, tasks)
+        try:
+            target.begin()
+            run.decode()
+            run.store(lambda table: f"{target.stage}/{table}" if form == "parquet" else f"{folder}/{table}", form)
+            run.tell(summary, target.stage if form == "parquet" else folder, form)
+            if run.done:
+                target.publish(_manifest(run, summary, known if append else {}), replace=not append)
+        finally:
+            run.release()
+            target.abandon()
     return summary
 
 
-def check(captures: Sequence[Path | str], out: Path | str, settings: Settings) -> tuple[Path, list[Job]]:
+def check(
+    captures: Sequence[Path | str], out: Path | str, settings: Settings, *, append: bool = False
+) -> tuple[str, list[Job]]:
     """The folder and the captures of `ingest`, by paths that do not depend on the working directory.
 
-    It raises what `ingest` raises before anything is read, and needs no Spark.
+    It raises what `ingest` raises before anything is read, as far as that can be known without Spark.
     """
-    folder = Path(os.path.abspath(output_folder(out)))  # noqa: PTH100 - not where a link leads: rows know its own name
-    check_version(folder)
-    if (folder / MANIFEST).exists() and not settings.overwrite:
-        raise KproxyError(f"{out} holds tables already: name another folder, or say --overwrite")
-    paths = [str(path) if "://" in str(path) else os.path.abspath(path) for path in captures]  # noqa: PTH100
+    folder = str(out).rstrip("/") if is_remote(out) else os.path.abspath(local_path(out))  # noqa: PTH100 - links stay
+    if append and settings.overwrite:
+        raise KproxyError("--append adds to the tables, --overwrite replaces them: say one of them")
+    if not is_remote(out):
+        known = Target(None, folder).manifest()  # type: ignore[arg-type]
+        if known and not (append or settings.overwrite):
+            raise KproxyError(f"{out} holds tables already: name another folder, or say --append or --overwrite")
+        if append and Path(folder).is_dir() and any(Path(folder).glob("exchanges/*.parquet")):
+            raise KproxyError(f"{out} holds tables that `kproxy convert` wrote: name another folder")
+    paths = [str(path) if is_remote(path) else os.path.abspath(path) for path in captures]  # noqa: PTH100
     keys = settings.key_log and os.path.abspath(settings.key_log)  # noqa: PTH100
-    return folder, captures_of(paths, replace(settings, key_log=keys, checksums=False))
+    return folder, captures_of(paths, replace(settings, key_log=keys, checksums=False)) if paths else []
 
 
-def _plan(
-    spark: "SparkSession", jobs: Sequence[Job], split_bytes: int
-) -> tuple[dict[int, list[tuple[int, Split]]], list[CaptureError]]:
-    """The splits of each capture, by the number of the file; and what is no capture."""
-    files = [(number, file, path) for number, job in enumerate(jobs) for file, path in enumerate(job.paths)]
-    pieces = [(number, file, piece) for number, file, path in files for piece in ranges(path, split_bytes)]
-    surveyed = over(spark, pieces).mapInArrow(_survey(pieces), "number bigint, text string")
-    surveys: dict[tuple[int, int], list[tuple[Range, Survey]]] = {}
-    failed: dict[int, CaptureError] = {}
-    for index, text in sorted(tuple(row) for row in surveyed.collect()):
-        number, file, piece = pieces[index]
-        found = json.loads(text)
-        if "fault" in found:
-            failed.setdefault(number, CaptureError(*found["fault"]))
+# --- what the captures are -------------------------------------------------------------------------------------------
+
+
+def _look(spark: "SparkSession", jobs: Sequence[Job]) -> list[list[Any]]:
+    """Of each capture: its bytes, a fingerprint, and the bytes of its largest file.
+
+    What cannot be read has 0 bytes, and whoever reads it says why.
+    """
+    if sum(len(job.paths) for job in jobs) <= NEAR:
+        return [_seen(job) for job in jobs]
+    together = [(start, jobs[start : start + NEAR]) for start in range(0, len(jobs), NEAR)]
+
+    def run(some: tuple[int, Sequence[Job]]) -> Iterator[pa.RecordBatch]:
+        for number, job in enumerate(some[1], some[0]):
+            yield pieces.words(number, pieces.REPORT, _seen(job))
+
+    seen = each(spark, together, run, PIECES).select("capture", "data").collect()
+    return [json.loads(row["data"]) for row in sorted(seen, key=lambda row: row["capture"])]
+
+
+def _seen(job: Job) -> list[Any]:
+    from hashlib import blake2b
+
+    size, print_ = 0, blake2b(digest_size=16)
+    largest = 0
+    for path in job.paths:
+        try:
+            of_file = job.storage.size(path)
+            print_.update(job.storage.read(path, 0, LEAD_BYTES))
+            print_.update(job.storage.read(path, max(0, of_file - LEAD_BYTES), of_file))
+        except (OSError, CaptureError):
             continue
-        found["opening"] = bytes.fromhex(found["opening"])
-        surveys.setdefault((number, file), []).append((piece, Survey(**found)))
-    secret = {number for (number, _), found in surveys.items() if any(seen.secrets for _, seen in found)}
-    secret |= {number for number, job in enumerate(jobs) if job.key_log is not None}
-    splits: dict[int, list[tuple[int, Split]]] = {}
-    for (number, file), found in surveys.items():
-        if number in secret and number not in failed:
-            splits[number] = _as_a_whole(jobs[number])
-        elif number not in failed:
-            agreed = agree([piece for piece, _ in found], [seen for _, seen in found])
-            splits.setdefault(number, []).extend((file, split) for split in agreed)
-    return splits, list(failed.values())
+        size += of_file
+        largest = max(largest, of_file)
+    return [size, f"{size}:{print_.hexdigest()}", largest]
 
 
-def _as_a_whole(job: Job) -> list[tuple[int, Split]]:
-    return [(WHOLE, Split(job.paths[0]))]
+def _new(
+    jobs: Sequence[Job], looks: Sequence[list[Any]], known: dict[str, Any], folder: str
+) -> tuple[list[Job], list[list[Any]]]:
+    """The captures that are not in the tables. Raises KproxyError for another capture of a name that is."""
+    sources, prints = known.get("sources", {}), known.get("contents", {})
+    new: list[tuple[Job, list[Any]]] = []
+    for job, look in zip(jobs, looks, strict=True):
+        if job.source not in sources:
+            new.append((job, look))
+        elif prints.get(job.source) != look[1] or sources[job.source] != [name_of(path) for path in job.paths]:
+            raise KproxyError(
+                f"{folder} has tables of another capture that is called {job.source}, or of less of it: "
+                "rename the capture, or name another folder"
+            )
+    return [job for job, _ in new], [look for _, look in new]
 
 
-def _survey(pieces: Sequence[tuple[int, int, Range]]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in numbers(batches):
+def _manifest(run: "_Run", summary: Summary, known: dict[str, Any]) -> dict[str, Any]:
+    """What the tables say of themselves: no clock, host or absolute path."""
+    job = run.jobs[0]
+    chosen = {} if job.records is None else {"records": list(job.records.topics)}
+    counts = known.get("rows", {})
+    sources = {run.jobs[number].source: [name_of(path) for path in run.jobs[number].paths] for number in run.done}
+    contents = {run.jobs[number].source: run.looks[number][1] for number in run.done}
+    return {
+        "schema_version": schema.VERSION,
+        "kproxy": kproxy.__version__,
+        "pyarrow": pa.__version__,
+        "settings": {"cluster": job.cluster, "ports": list(job.ports), **chosen},
+        "sources": known.get("sources", {}) | sources,
+        "contents": known.get("contents", {}) | contents,
+        "fingerprints": known.get("fingerprints", {}),
+        "rows": counts | {name: counts.get(name, 0) + count for name, count in summary.rows.items()},
+    }
+
+
+# --- the work --------------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """One ingest: what it has decoded so far."""
+
+    def __init__(
+        self, spark: "SparkSession", jobs: Sequence[Job], looks: Sequence[list[Any]], split_bytes: int, tasks: int
+    ) -> None:
+        self.spark = spark
+        self.jobs = jobs
+        self.looks = looks
+        self.failed: dict[int, CaptureError] = {}
+        self._split_bytes = split_bytes
+        self._tasks = tasks
+        self._sources = [job.source for job in jobs]
+        self._kept: list[DataFrame] = []  # in Spark's store
+        self._pieces: DataFrame | None = None
+        self._names: dict[str, Names] = {}  # of captures that were shared out
+        self._counts: dict[int, Quality] = {}  # likewise
+        self._rows: dict[str, int] = {}
+
+    @property
+    def done(self) -> list[int]:
+        """The captures that are in the tables."""
+        return [number for number in range(len(self.jobs)) if number not in self.failed]
+
+    def release(self) -> None:
+        for frame in self._kept:
+            frame.unpersist()
+
+    def decode(self) -> None:
+        """All captures become pieces; those that cannot be shared out after all, once more."""
+        from pyspark.sql import functions as F
+
+        large = [number for number, look in enumerate(self.looks) if self._is_shared(number, look)]
+        splits = self._plan(large)
+        whole = sorted(set(range(len(self.jobs))) - set(splits) - set(self.failed))
+        frames = [self._whole(whole)] if whole else []
+        if splits:
+            frames += self._decode_shared(splits)
+        if not frames:
+            return
+        together = frames[0]
+        for frame in frames[1:]:
+            together = together.union(frame)
+        self._pieces = together
+        for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
+            self.failed[row["capture"]] = CaptureError(*json.loads(row["data"]))
+        if self.jobs[0].is_known:
+            insight = self._keep(knowledge.pieces_of(together, self.jobs[0].cluster, self._sources))
+            self._pieces = together.union(insight)
+
+    def _decode_shared(self, splits: Mapping[int, list[tuple[int, Split]]]) -> "list[DataFrame]":
+        """The pieces of captures that are shared out; of those that cannot be after all, read whole."""
+        from pyspark.sql import functions as F
+
+        parts = [(number, file, split) for number, of_job in splits.items() for file, split in of_job]
+        frame = self._keep(self._shared(parts))
+        said = frame.where(F.col("kind").isin(pieces.REPORT, pieces.NAMES)).select("capture", "kind", "data")
+        found = [(row["capture"], row["kind"], json.loads(row["data"])) for row in said.collect()]
+        reports = [text for _, kind, text in found if kind == pieces.REPORT]
+        # damaged in a way that only its packets show, or with keys of TLS
+        again = sorted({parts[text["split"]][0] for text in reports if text["torn"] or text["secrets"]})
+        if again:
+            left = {number: of_job for number, of_job in splits.items() if number not in again}
+            self._kept.remove(frame)
+            frame.unpersist()
+            return [self._whole(again), *(self._decode_shared(left) if left else ())]
+        for capture, kind, text in found:
+            if kind == pieces.NAMES:
+                self._names.setdefault(self._sources[capture], Names()).add(text)
+        self._counts = results.of_splits(self.spark, parts, reports)
+        return [frame]
+
+    def store(self, place: Callable[[str], str], form: str) -> None:
+        """Pieces become tables."""
+        if self._pieces is None or not self.done:
+            return
+        from pyspark.sql import functions as F
+
+        extra = [(number, places.listed(quality)) for number, quality in self._counts.items()]
+        counts = self._pieces.where(F.col("kind") == pieces.COUNTS)
+        if extra:
+            counts = counts.union(
+                each(self.spark, extra, lambda one: iter([pieces.words(one[0], pieces.COUNTS, one[1])]), PIECES)
+            )
+        counted = self._keep(results.counted(counts.select("capture", "data"), self._sources))
+        self._pieces = self._pieces.union(counted)
+        known = F.col("kind").isin(*schema.BY_NAME)
+        sizes = (
+            self._pieces.where(known)
+            .groupBy("kind", "hour")
+            .agg(F.sum("size").alias("size"), F.sum("count").alias("rows"))
+        )
+        rows = sizes.collect()
+        for row in rows:
+            self._rows[row["kind"]] = self._rows.get(row["kind"], 0) + int(row["rows"])
+        store.store(self._pieces, store.sizes_of(rows), self._names, self.jobs[0].records, place, form)
+
+    def tell(self, summary: Summary, stage: str, form: str) -> None:
+        """What came of it, for whoever asked."""
+        from pyspark.sql import functions as F
+
+        summary.failed = [self.failed[number] for number in sorted(self.failed)]
+        if not self.done or self._pieces is None:
+            return
+        tables = [*self.jobs[0].tables, schema.QUALITY.name, *(table.name for table in schema.KNOWLEDGE)]
+        summary.rows = {name: self._rows.get(name, 0) for name in tables}
+        for row in self._pieces.where(F.col("kind") == results.COUNTED).select("capture", "data").collect():
+            name = self._sources[row["capture"]] if row["capture"] >= 0 else f"{len(self.done):,} captures"
+            results.noted(summary.quality.setdefault(name, Quality()), json.loads(row["data"]))
+        summary.quality = dict(sorted(summary.quality.items()))
+        if self.jobs[0].records is not None:
+            records, batches = schema.RECORDS.name, schema.BATCHES.name
+            if self._rows.get(records):  # of captures that were shared out also those of topics that nobody chose
+                summary.rows[records] = self.spark.read.format(form).load(f"{stage}/{records}").count()
+            if not summary.rows[records] and self._rows.get(batches):
+                topic = F.coalesce("topic", "topic_id").alias("topic")
+                seen = self.spark.read.format(form).load(f"{stage}/{batches}").select(topic).distinct().limit(1000)
+                summary.topics = sorted(row["topic"] for row in seen.collect() if row["topic"] is not None)
+
+    # --- captures that one task reads ---
+
+    def _whole(self, numbers: Sequence[int]) -> "DataFrame":
+        """Several to a task, by bytes."""
+        units: list[list[tuple[int, Job]]] = [[]]
+        size = 0
+        for number in numbers:
+            if units[-1] and size + self.looks[number][0] > UNIT_BYTES:
+                units.append([])
+                size = 0
+            units[-1].append((number, self.jobs[number]))
+            size += self.looks[number][0]
+        return self._keep(each(self.spark, units, decode.whole, PIECES))
+
+    def _keep(self, frame: "DataFrame") -> "DataFrame":
+        from pyspark import StorageLevel
+
+        self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        return frame
+
+    # --- captures that are shared out ---
+
+    def _is_shared(self, number: int, look: Sequence[Any]) -> bool:
+        """Whether a capture is worth several tasks: a file of it is, or it has many."""
+        worth: bool = look[2] > self._split_bytes or look[0] > 4 * self._split_bytes
+        return worth and self.jobs[number].key_log is None
+
+    def _plan(self, numbers: Sequence[int]) -> dict[int, list[tuple[int, Split]]]:
+        """The splits of each capture, by the number of the file. What is no capture is noted, what cannot be shared
+        out left out."""
+        cut = [
+            (number, file, piece)
+            for number in numbers
+            for file, path in enumerate(self.jobs[number].paths)
+            for piece in ranges(path, self._split_bytes, self.jobs[number].storage)
+        ]
+        if not cut:
+            return {}
+
+        def run(numbered: tuple[int, tuple[int, int, Range]]) -> Iterator[pa.RecordBatch]:
+            index, (_, _, piece) = numbered
             try:
-                seen = survey(pieces[number][2])
-                text = json.dumps({**vars(seen), "opening": seen.opening.hex()})
+                seen = survey(piece)
+                yield pieces.words(index, pieces.REPORT, {**vars(seen), "opening": seen.opening.hex()})
             except CaptureError as fault:
-                said = str(fault).removeprefix(f"{fault.name}: ")
-                text = json.dumps({"fault": (fault.name, said)})
-            yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), "text": [text]})
+                yield pieces.words(index, pieces.FAILED, (fault.name, str(fault).removeprefix(f"{fault.name}: ")))
 
-    return run
+        surveys: dict[tuple[int, int], list[tuple[Range, Survey]]] = {}
+        secret = set()
+        rows = each(self.spark, list(enumerate(cut)), run, PIECES).select("capture", "kind", "data").collect()
+        for row in sorted(rows, key=lambda row: row["capture"]):
+            number, file, piece = cut[row["capture"]]
+            found = json.loads(row["data"])
+            if row["kind"] == pieces.FAILED:
+                self.failed.setdefault(number, CaptureError(*found))
+                continue
+            found["opening"] = bytes.fromhex(found["opening"])
+            seen = Survey(**found)
+            surveys.setdefault((number, file), []).append((piece, seen))
+            if seen.secrets:
+                secret.add(number)
+        splits: dict[int, list[tuple[int, Split]]] = {}
+        for (number, file), of_file in surveys.items():
+            if number not in self.failed and number not in secret:
+                agreed = agree([piece for piece, _ in of_file], [seen for _, seen in of_file])
+                splits.setdefault(number, []).extend((file, split) for split in agreed)
+        return {number: of_job for number, of_job in splits.items() if len(of_job) > 1 or not of_job[0][1].whole}
+
+    def _shared(self, parts: Sequence[tuple[int, int, Split]]) -> "DataFrame":
+        jobs = {number: self.jobs[number] for number, _, _ in parts}
+
+        def scan(numbered: tuple[int, tuple[int, int, Split]]) -> Iterator[pa.RecordBatch]:
+            index, (number, file, split) = numbered
+            yield from packets(index, number, file, split, jobs[number])
+
+        found = self._keep(each(self.spark, list(enumerate(parts)), scan, PACKET_SCHEMA))
+        shared = _shared_out(found, self._tasks).sortWithinPartitions("capture", "connection", "file", "offset")
+        return shared.mapInArrow(decode.decode(jobs), PIECES)
 
 
-def _scan(
-    jobs: Sequence[Job], parts: Sequence[tuple[int, int, Split]]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in numbers(batches):
-            capture, file, split = parts[number]
-            yield from packets(number, capture, file, split, jobs[capture])
-
-    return run
+def _counts(one: tuple[int, Any]) -> Iterator[pa.RecordBatch]:
+    yield pieces.words(one[0], pieces.COUNTS, one[1])
 
 
 def _shared_out(packets: "DataFrame", tasks: int) -> "DataFrame":

@@ -2,8 +2,8 @@
 
 Duty: walk the segments of a split and emit, per connection and some MEASURE packets, one row with the time and the
 place of each packet, 28 bytes, never its payload. Only packets of compressed files, which have no place to go back to,
-are carried along. What a split alone cannot know, whether a packet is stamped earlier than those of the splits before
-it, is left open in its `Clock`.
+and of files in a storage, where to go to places would be a request for each, are carried along. What a split alone
+cannot know, whether a packet is stamped earlier than those of the splits before it, is left open in its `Clock`.
 
 Memory: MEASURE packets' places, or of a compressed file some MEASURE_BYTES of packets. Refuses to know sessions and
 tables.
@@ -11,7 +11,6 @@ tables.
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from struct import Struct
 from typing import Any
 from zlib import crc32
@@ -21,6 +20,7 @@ import pyarrow as pa
 
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import Window
+from kproxy.capture.storage import is_remote
 from kproxy.convert.job import Job
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import Split, is_plain
@@ -29,8 +29,8 @@ MEASURE = 128 * 1024  # packets in one batch of rows
 MEASURE_BYTES = 8 << 20  # and of compressed files
 
 # What the scan emits: rows of packets of one connection, in their order. In place of a file's number: a report of the
-# scan itself, its text in `packets`; or a capture that one task must decode as a whole.
-REPORT, WHOLE = -1, -2
+# scan itself, its text in `packets`.
+REPORT = -1
 _PACKETS = (
     ("capture", "int"),
     ("connection", "int"),  # a hash of its ends; Flows distinguishes connections that share a hash
@@ -54,15 +54,11 @@ _OTHER_PORTS = 1 << 40  # no hash of a connection
 
 
 def packets(number: int, capture: int, file: int, split: Split, job: Job) -> Iterator[pa.RecordBatch]:
-    if file == WHOLE:
-        size = sum(Path(path).stat().st_size for path in job.paths)
-        yield _row(capture, number, WHOLE, 0, size, None, None)
-        return
     quality = Quality()
     clock = Clock()
     wanted = frozenset(port.to_bytes(2) for port in (*job.ports, *job.zookeeper_ports) if job.ports)
     known: dict[bytes, int] = {}
-    inline = split.whole and not is_plain(split.path)
+    inline = is_remote(split.path) or (split.whole and not is_plain(split.path, split.storage))
     connections: list[int] = []  # of the packets that are in no row yet
     places = bytearray()
     bodies: list[bytes] = []
@@ -96,7 +92,8 @@ def packets(number: int, capture: int, file: int, split: Split, job: Job) -> Ite
             yield _rows(capture, file, connections, places, bodies)
             connections, places, bodies, held = [], bytearray(), [], 0
     yield _rows(capture, file, connections, places, bodies)
-    torn = bool(quality.count("damaged")) and not split.whole
+    # what ends inside a record before the file does, began at a place that is no record's
+    torn = not split.whole and bool(quality.count("damaged") or (quality.count("cut_file") and not split.last))
     report: dict[str, Any] = {"split": number, "file": file, "torn": torn, "secrets": bool(secrets)}
     report |= {"quality": listed(quality), "clock": vars(clock)}
     yield _row(capture, number, REPORT, 0, 0, json.dumps(report).encode(), None)

@@ -1,120 +1,67 @@
-"""What the tasks of the decoding report -> files with names filled in, and the counts of `quality`.
+"""What tasks report of captures -> the counts of `quality`.
 
-Duty: the second half of `pipeline`'s work on the driver: rows that call topics by their ids get the names that any
-connection of their capture told, and those of a broker whose address is known its id, which tasks do; counts of all
-tasks are added up, and packets stamped too early are counted again where a split began before an earlier one ended.
+Duty: the counts of all tasks are added up by capture, in tasks; and for captures that were shared out, packets stamped
+too early are counted again where a split began before an earlier one ended.
 
-Memory: counts and names, by capture. Refuses to know how connections are decoded.
+Memory: of the driver a report for each split, and the counts of SHOWN captures. Refuses to know how connections are
+decoded.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kproxy.capture.quality import NONE, Quality
-from kproxy.convert.job import Job
-from kproxy.spark.places import Clock
+from kproxy.convert.rows import quality_batch
+from kproxy.spark import pieces
+from kproxy.spark.places import Clock, listed
 from kproxy.spark.splits import Split, windows
-from kproxy.tables import schema, writer
-from kproxy.tables.names import FILLED, Names
+from kproxy.tables import schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROUNDS = 8  # of tasks for each core: so that late ones are short
+SHOWN = 200  # captures whose counts are told one by one; of more they are told together
+COUNTED = "counted"  # the kind of a piece: all counts of a capture, or of many
+TOGETHER = 500  # captures whose counts one task adds up
 
-Result = tuple[int, str, Any]  # of a task: the capture, what it is, its JSON
-
-
-def over(spark: "SparkSession", work: Sequence[Any]) -> "DataFrame":
-    """The numbers of pieces of work: a task each, or where they are many, a few to a task."""
-    return spark.range(0, len(work), 1, min(len(work), ROUNDS * spark.sparkContext.defaultParallelism))
+Part = tuple[int, int, Split]  # the numbers of a capture and of its file, and a split of that
 
 
-def numbers(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
-    """Those of a task."""
-    for batch in batches:
-        yield from batch.column(0).to_pylist()
-
-
-def files_of(
-    spark: "SparkSession", jobs: Sequence[Job], work: Path, results: Sequence[Result], rows: dict[str, int]
-) -> dict[str, Path]:
-    """Where the tasks' files belong -> where they are; and the rows in them."""
-    rows.update(dict.fromkeys(jobs[0].tables, 0))
-    names: dict[str, Names] = {}
-    files = {}
-    unnamed = []
-    for capture, kind, text in results:
-        if kind == "file":
-            files[text["place"]] = work / text["path"]
-            if schema.BY_NAME[text["table"]].has_names:
-                unnamed.append((text["table"], text["place"]))
-            else:
-                rows[text["table"]] += text["rows"]
-        elif kind == "names":
-            names.setdefault(jobs[capture].source, Names()).add(text)
-    if unnamed:
-        kept = [(table, files[place]) for table, place in unnamed]
-        named = over(spark, kept).mapInArrow(_name(jobs, kept, names), "number bigint, text string")
-        for index, text in named.collect():
-            (table, place), (path, count) = unnamed[index], json.loads(text)
-            rows[table] += count
-            files[place] = Path(path)
-            if not count:  # there were records, but of other topics
-                del files[place]
-    return files
-
-
-def _name(
-    jobs: Sequence[Job], files: Sequence[tuple[str, Path]], names: dict[str, Names]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Write what was kept as Parquet, each attempt to a file of its own; emits its path and its number of rows."""
+def counted(counts: "DataFrame", sources: Sequence[str]) -> "DataFrame":
+    """Pieces of `quality`, and the counts themselves. sources: of captures, by their numbers."""
+    tasks = max(1, len(sources) // TOGETHER)
+    alone = len(sources) <= SHOWN
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in numbers(batches):
-            name, kept = files[number]
-            path = kept.with_name(f"{kept.stem}-{uuid4().hex}.parquet")
-            told = _named(kept, names)
-            if name == schema.RECORDS.name and jobs[0].records is not None:
-                told = map(jobs[0].records.of, told)
-            rows = writer.store(schema.BY_NAME[name], told, path)
-            text = json.dumps((str(path), rows))
-            yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), "text": [text]})
+        qualities: dict[int, Quality] = {}
+        for batch in batches:
+            for capture, data in zip(*(batch.column(name).to_pylist() for name in ("capture", "data")), strict=True):
+                noted(qualities.setdefault(capture, Quality()), json.loads(data))
+        rows = [quality_batch(sources[capture], quality) for capture, quality in sorted(qualities.items())]
+        if rows:
+            yield from pieces.rows(schema.QUALITY, [pa.Table.from_batches(rows)])
+        whole = Quality()
+        for capture, quality in qualities.items():
+            if alone:
+                yield pieces.words(capture, COUNTED, listed(quality))
+            else:  # without the connections that are looked for twice, which are of one capture
+                for row in quality:
+                    whole.note(row.kind, row.first_ns, count=row.count, size=row.bytes, last_ns=row.last_ns)
+        if not alone:
+            yield pieces.words(-1, COUNTED, listed(whole))
 
-    return run
-
-
-def _named(kept: Path, names: dict[str, Names]) -> Iterator[pa.Table]:
-    with pa.memory_map(str(kept)) as file:
-        reader = pa.ipc.open_file(file)
-        for index in range(reader.num_record_batches):
-            rows = pa.Table.from_batches([reader.get_batch(index)])
-            for source in rows["source"].unique().to_pylist():
-                if source in names:
-                    filled = names[source].fill(rows)
-                    of_source = pc.equal(rows["source"], source)
-                    for place, column in enumerate(rows.schema.names):
-                        if column in FILLED:
-                            told = pc.if_else(of_source, filled[column], rows[column])
-                            rows = rows.set_column(place, column, told)
-            yield rows.cast(reader.schema)
+    return counts.repartition(tasks, "capture").mapInArrow(run, pieces.PIECES)
 
 
-def quality_of(
-    spark: "SparkSession", jobs: Sequence[Job], parts: Sequence[tuple[int, int, Split]], results: Sequence[Result]
-) -> dict[str, Quality]:
-    """The counts of all tasks, by source."""
+def of_splits(spark: "SparkSession", parts: Sequence[Part], reports: Sequence[Mapping[str, Any]]) -> dict[int, Quality]:
+    """The counts that the scans of splits reported, by capture."""
     qualities: dict[int, Quality] = {}
-    reports = sorted((text for _, kind, text in results if kind == "report"), key=lambda text: text["split"])
     late: list[tuple[int, int]] = []  # splits that begin earlier than one before them ended
     reached: dict[int, int] = {}
-    for report in reports:
+    for report in sorted(reports, key=lambda report: report["split"]):
         capture = parts[report["split"]][0]
         clock = report["clock"]
         quality = qualities.setdefault(capture, Quality())
@@ -126,28 +73,20 @@ def quality_of(
             _add_back(quality, clock["back"])
         reached[capture] = max(before, clock["last_ns"])
     if late:
-        again = over(spark, late).mapInArrow(_clocks(parts, late), "number bigint, text string")
-        for index, text in again.collect():
-            _add_back(qualities[parts[late[index][0]][0]], json.loads(text))
-    for capture, kind, text in results:
-        if kind == "quality":
-            noted(qualities.setdefault(capture, Quality()), text)
-    return {jobs[capture].source: quality for capture, quality in sorted(qualities.items())}
+        for row in pieces.each(spark, late, _clocks(parts), pieces.PIECES).collect():
+            _add_back(qualities[row["capture"]], json.loads(row["data"]))
+    return qualities
 
 
-def _clocks(
-    parts: Sequence[tuple[int, int, Split]], late: Sequence[tuple[int, int]]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _clocks(parts: Sequence[Part]) -> Callable[[tuple[int, int]], Iterator[pa.RecordBatch]]:
     """Count packets stamped too early in splits, knowing the latest time before each."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in numbers(batches):
-            split, before = late[number]
-            clock = Clock(before)
-            for window in windows(parts[split][2], Quality()):
-                clock.window(window, None)
-            back = json.dumps(clock.back)
-            yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), "text": [back]})
+    def run(late: tuple[int, int]) -> Iterator[pa.RecordBatch]:
+        split, before = late
+        clock = Clock(before)
+        for window in windows(parts[split][2], Quality()):
+            clock.window(window, None)
+        yield pieces.words(parts[split][0], pieces.COUNTS, clock.back)
 
     return run
 

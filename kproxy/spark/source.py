@@ -4,13 +4,14 @@
 
 Options, beside the paths (files, patterns or folders):
 
-- `table`: exchanges (default) or any other, or segments: a row per TCP segment with its place in the file and without
-  its payload.
+- `table`: exchanges (default) or any other; segments: a row per TCP segment with its place in the file and without its
+  payload; files: the files themselves, for whoever reads them.
 - `from`, `to`: ISO 8601; rows whose `time` lies in between, `to` not included. `apis`: names of exchanges' APIs.
 - `records` (of that table): topics whose records are told, as `kproxy convert --records` has them, and `recordValues`.
 - `ports`: brokers' ports; by default Kafka is found by content.
   `zookeeperPorts`: ZooKeeper's, likewise. `cluster`: the column `cluster`.
 - `rotated`: true: the files are one capture, in the order of their packets.
+- `storage.NAME`: the option NAME of the storage that paths like s3://bucket/*.pcap are in; names lose their capitals.
 - `splitBytes` (segments): a larger file is shared out among tasks; 128 MiB by default, 0 never.
 - `quietSeconds` (streams): a file is complete when it has not changed for so long; 60.
 
@@ -48,13 +49,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
+from kproxy.capture.storage import Storage, is_remote, local_path, options_of
 from kproxy.convert.job import Job, Settings, captures_of
 from kproxy.convert.rows import BATCH_ROWS, Rows, quality_batch
-from kproxy.errors import KproxyError
+from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark.knowledge import rows_of
 from kproxy.spark.scan import segments
 from kproxy.spark.splits import SPLIT_BYTES, Split, plan
-from kproxy.tables import schema, writer
+from kproxy.tables import arrays, schema, writer
 from kproxy.tables.records import SHOWN_BYTES, chosen
 from kproxy.tables.schema import I32, I64, TEXT, TIME, Table
 
@@ -88,7 +90,9 @@ _RECORDS = pa.schema(
 RECORDS = replace(schema.RECORDS, schema=_RECORDS)
 log = logging.getLogger("kproxy.spark")
 
-TABLES = {**schema.TABLES, RECORDS.name: RECORDS, SEGMENTS.name: SEGMENTS}
+FILES = Table("files", pa.schema([("path", TEXT), ("size", I64)]), ("path",))
+
+TABLES = {**schema.TABLES, RECORDS.name: RECORDS, SEGMENTS.name: SEGMENTS, FILES.name: FILES}
 _FLAGS = ((SYN, "S"), (FIN, "F"), (RST, "R"), (8, "P"), (ACK, "."))  # as tcpdump writes them
 
 _SPARK_TYPES = {
@@ -116,6 +120,7 @@ class Part(InputPartition):
 
     job: Job
     split: Split | None = None
+    files: tuple[tuple[str, int], ...] = ()  # path and size, where they are all that is asked for
     others: tuple[Job, ...] = ()  # captures that are read together with it: what is known of a cluster is one
 
 
@@ -157,12 +162,20 @@ class _Settings:
         self.records = None
         if self.table is RECORDS:
             self.records = chosen(options.get("records", ""), options.get("recordValues", str(SHOWN_BYTES)))
+        prefix = "storage."
+        words = [f"{key.removeprefix(prefix)}={value}" for key, value in options.items() if key.startswith(prefix)]
+        self.storage = Storage(options_of(words))
         self.since = _time(options.get("from"))
         self.until = _time(options.get("to"))
 
     def files(self) -> list[str]:
+        """The files that the paths stand for: folders' and patterns' without those that are hidden."""
         found: list[str] = []
         for place in self.places:
+            if is_remote(place):
+                found += self.storage.captures(place)
+                continue
+            place = local_path(place)
             paths = sorted(map(str, Path(place).iterdir())) if Path(place).is_dir() else sorted(glob(place)) or [place]  # noqa: PTH207
             found += [path for path in paths if Path(path).name[:1] not in "._" and not Path(path).is_dir()]
         return found
@@ -174,6 +187,7 @@ class _Settings:
             rotated=rotated,
             records=self.records,
             zookeeper_ports=self.zookeeper_ports,
+            storage=self.storage,
         )
         return captures_of(files, settings) if files else []
 
@@ -211,6 +225,8 @@ class CaptureReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         settings = self._settings
+        if settings.table == FILES:
+            return [_files_part(settings, {path: settings.storage.size(path) for path in settings.files()})]
         jobs = settings.jobs(settings.files(), settings.rotated)
         if settings.table in schema.KNOWLEDGE:
             return [Part(jobs[0], others=tuple(jobs[1:]))] if jobs else []
@@ -220,7 +236,11 @@ class CaptureReader(DataSourceReader):
             Part(job, split)
             for job in jobs
             for path in job.paths
-            for split in (plan(path, settings.split_bytes) if settings.split_bytes else [Split(path)])
+            for split in (
+                plan(path, settings.split_bytes, settings.storage)
+                if settings.split_bytes
+                else [Split(path, storage=settings.storage)]
+            )
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -259,6 +279,8 @@ class FolderReader(DataSourceStreamReader):
         settings = self._settings
         read = _files_of(start)
         files = sorted(path for path in _files_of(end) if path not in read)
+        if settings.table == FILES:
+            return [_files_part(settings, {path: _files_of(end)[path] for path in files})]
         jobs = settings.jobs(files, True)
         if settings.table != SEGMENTS:
             return [Part(job) for job in jobs]
@@ -271,9 +293,18 @@ class FolderReader(DataSourceStreamReader):
     def _present(self) -> Iterator[tuple[str, int, int]]:
         """Path, size and time of the last change of each file."""
         for path in self._settings.files():
+            if is_remote(path):  # a storage shows whole files only
+                with suppress(CaptureError):
+                    yield path, self._settings.storage.size(path), 0
+                continue
             with suppress(FileNotFoundError):  # gone since the folder was listed
                 seen = Path(path).stat()
                 yield path, seen.st_size, seen.st_mtime_ns
+
+
+def _files_part(settings: _Settings, files: Mapping[str, int]) -> Part:
+    job = Job("", (), settings.cluster, settings.ports)
+    return Part(job, files=tuple(sorted(files.items())))
 
 
 def _files_of(offset: dict[str, Any]) -> dict[str, int]:
@@ -285,7 +316,9 @@ def _files_of(offset: dict[str, Any]) -> dict[str, int]:
 
 
 def _batches(settings: _Settings, part: Part) -> Iterator[pa.RecordBatch]:
-    if part.split:
+    if settings.table == FILES:
+        found = iter([arrays.batch(FILES.schema, [{"path": path, "size": size} for path, size in part.files])])
+    elif part.split:
         found = _segments(part)
     elif settings.table in schema.KNOWLEDGE:
         found = rows_of((part.job, *part.others), settings.table)

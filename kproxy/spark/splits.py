@@ -10,7 +10,7 @@ the split's `opening`: its bytes are read before the split's own. Refuses to kno
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from struct import Struct
@@ -21,11 +21,15 @@ from kproxy.capture.captures import Capture
 from kproxy.capture.packets import Dissector
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import MAX_RECORD, SECOND, Window
+from kproxy.capture.storage import LOCAL, Storage, is_remote
+from kproxy.errors import CaptureError
 
 SPLIT_BYTES = 128 << 20
 CHAIN = 8  # plausible headers in a row that make a boundary
 OVERLAP = 1 << 20  # before a split, where the first fragments of a datagram that it ends may lie
 DAY_S = 86_400
+LOOKED_AT = 4 << 20  # of a range in a storage, for its first record
+NOT_WALKED = -2
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Range:
     number: int
     count: int
     size: int  # of the file
+    storage: Storage = LOCAL
 
     @property
     def start(self) -> int:
@@ -52,8 +57,8 @@ class Survey:
 
     sound: bool
     first: int = 0  # of its records
-    arrival: int = 0  # where the walk ended: at the next range's first record, or at the file's end
-    overlap: int = 0  # a record's place, OVERLAP before the end
+    arrival: int = 0  # where the walk ended: at the next range's first record, or at the file's end; NOT_WALKED
+    overlap: int = 0  # a record's place, OVERLAP before the end; of a range that was not walked, before its beginning
     opening: bytes = b""  # what it adds to that of later ranges
     secrets: bool = False  # it holds keys of TLS connections
 
@@ -69,6 +74,7 @@ class Split:
     overlap: int = 0  # where to look for fragments of datagrams that end in this split
     handed_on: int = 0  # from here on, fragments that are left over are the next split's
     last: bool = True  # of its file
+    storage: Storage = LOCAL
 
     @property
     def whole(self) -> bool:
@@ -77,31 +83,37 @@ class Split:
     @property
     def before(self) -> "Split":
         """The records before this split that it must look at for fragments."""
-        return Split(self.path, self.overlap, self.start, self.opening, last=False)
+        return Split(self.path, self.overlap, self.start, self.opening, last=False, storage=self.storage)
 
 
-def ranges(path: str, split_bytes: int = SPLIT_BYTES) -> list[Range]:
-    """Cut a file; what cannot be opened or is not plain is one range, and its survey says why."""
+def ranges(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) -> list[Range]:
+    """Cut a file; what cannot be opened or is not plain is one range, and its survey says why.
+
+    So is a pcapng file in a storage: what its packets mean may stand anywhere before them, and to look is to read it.
+    """
     try:
-        size = Path(path).stat().st_size
-        count = max(1, size // split_bytes) if is_plain(path) else 1
-    except OSError:
-        return [Range(path, 0, 1, 0)]
-    return [Range(path, number, count, size) for number in range(count)]
+        size = storage.size(path)
+        head = storage.read(path, 0, 4)
+    except (OSError, CaptureError):
+        return [Range(path, 0, 1, 0, storage)]
+    can_be_cut = head in (pcap.CLASSIC if is_remote(path) else captures.MAGIC)
+    count = max(1, size // split_bytes) if can_be_cut else 1
+    return [Range(path, number, count, size, storage) for number in range(count)]
 
 
-def is_plain(path: str) -> bool:
+def is_plain(path: str, storage: Storage = LOCAL) -> bool:
     """Whether a file is a capture as it is, without compression around it."""
-    with Path(path).open("rb") as file:
-        return file.read(4) in captures.MAGIC
+    return storage.read(path, 0, 4) in captures.MAGIC
 
 
 def survey(piece: Range) -> Survey:
     """Walk the record headers of a range. Raises CaptureError for what is no capture."""
     if piece.count == 1:
-        capture = Capture([piece.path], Quality())
+        capture = Capture([piece.path], Quality(), storage=piece.storage)
         next(capture.windows(), None)  # it opens, and secrets come first
         return Survey(False, secrets=bool(capture.secrets))
+    if is_remote(piece.path):
+        return _look(piece)
     with Path(piece.path).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         walker = (_Blocks if data[:4] == captures.SECTION else _Records)(data)
         first = walker.begin if not piece.number else walker.boundary(piece.start, piece.stop)
@@ -114,25 +126,50 @@ def survey(piece: Range) -> Survey:
         return Survey(arrival >= 0, first if piece.number else 0, arrival, overlap, walker.opening, walker.secrets)
 
 
+def _look(piece: Range) -> Survey:
+    """The same without a walk, of LOOKED_AT bytes: whoever reads a range sees whether it ends where the next begins."""
+    header = piece.storage.read(piece.path, 0, _Records.begin)
+    if not piece.number:
+        return Survey(True, 0, NOT_WALKED, 0, header)
+    start = max(_Records.begin, piece.start - OVERLAP)
+    stop = min(piece.size, piece.start + LOOKED_AT)
+    data = header + piece.storage.read(piece.path, start, stop)
+    shift = start - len(header)
+    walker = _Records(data)
+    chain = CHAIN * (16 + walker.most)  # what may be looked at behind a place
+    until = len(data) if stop == piece.size else max(0, len(data) - chain)
+    first = walker.boundary(piece.start - shift, min(piece.stop - shift, until))
+    if first is None:
+        return Survey(False)
+    before = walker.boundary(len(header), first + 1)
+    return Survey(True, first + shift, NOT_WALKED, (first if before is None else before) + shift)
+
+
 def agree(pieces: Sequence[Range], surveys: Sequence[Survey]) -> list[Split]:
     """The splits of one file."""
+    storage = pieces[0].storage
     ends = [survey.first for survey in surveys[1:]] + [pieces[-1].size]
-    if not all(survey.sound and survey.arrival == end for survey, end in zip(surveys, ends, strict=True)):
-        return [Split(pieces[0].path)]
+    if not all(survey.sound and survey.arrival in (end, NOT_WALKED) for survey, end in zip(surveys, ends, strict=True)):
+        return [Split(pieces[0].path, storage=storage)]
+    if all(survey.arrival == NOT_WALKED for survey in surveys):  # what comes before a range, its own survey saw
+        places = [survey.overlap for survey in surveys[1:]] + [pieces[-1].size]
+        surveys = [replace(survey, overlap=place) for survey, place in zip(surveys, places, strict=True)]
     splits = []
     opening = b""
     overlap = 0
     for number, (seen, end) in enumerate(zip(surveys, ends, strict=True)):
         last = number == len(surveys) - 1
-        splits.append(Split(pieces[0].path, seen.first, end, opening, overlap, end if last else seen.overlap, last))
+        splits.append(
+            Split(pieces[0].path, seen.first, end, opening, overlap, end if last else seen.overlap, last, storage)
+        )
         opening += seen.opening
         overlap = seen.overlap
     return splits
 
 
-def plan(path: str, split_bytes: int = SPLIT_BYTES) -> list[Split]:
+def plan(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) -> list[Split]:
     """The splits of a file, all of whose surveys are made here."""
-    pieces = ranges(path, split_bytes)
+    pieces = ranges(path, split_bytes, storage)
     return agree(pieces, [survey(piece) for piece in pieces])
 
 
@@ -140,12 +177,12 @@ def windows(split: Split, quality: Quality, secrets: list[bytes] | None = None) 
     """The records of a split, and the TLS secrets in it; offsets are those of the plain file."""
     secrets = [] if secrets is None else secrets
     if split.whole:
-        capture = Capture([split.path], quality)
+        capture = Capture([split.path], quality, storage=split.storage)
         capture.secrets = secrets
         yield from capture.windows()
         return
     ours = Quality()
-    with Path(split.path).open("rb") as file:
+    with split.storage.open(split.path) as file:
         shift = split.start - len(split.opening)
         for window in captures.windows_of(_Piece(split, file), ours, secrets):
             yield window._replace(offset=window.offset + shift)
@@ -180,7 +217,7 @@ class _Records:
     begin = 24
     secrets = False
 
-    def __init__(self, data: mmap) -> None:
+    def __init__(self, data: mmap | bytes) -> None:
         self._data = data
         self.opening = b""
         order, unit = pcap.CLASSIC[data[:4]]
@@ -188,7 +225,7 @@ class _Records:
         self._fractions = SECOND // unit
         self._snap, link = Struct(order + "II").unpack_from(data, 16)
         self._link = link & pcap.LINK_MASK
-        self._most = min(max(self._snap, 1 << 18), MAX_RECORD)
+        self.most = min(max(self._snap, 1 << 18), MAX_RECORD)
         self._dissect = Dissector(Quality()).segment
 
     def boundary(self, start: int, stop: int) -> int | None:
@@ -205,7 +242,7 @@ class _Records:
     def walk(self, position: int, until: int, last: bool) -> tuple[int, int]:
         """(where the walk from `position` passes `until`, a record's place before that); (-1, 0): damaged."""
         data, unpack = self._data, self._head.unpack_from
-        most, fractions = self._most, self._fractions
+        most, fractions = self.most, self._fractions
         size = len(data)
         overlap = position
         near = until - OVERLAP
@@ -229,7 +266,7 @@ class _Records:
             seconds, fraction, captured, original = self._head.unpack_from(data, position)
             if (
                 fraction >= self._fractions
-                or not 0 < captured <= self._most
+                or not 0 < captured <= self.most
                 or (captured != original and (captured != self._snap or original < captured))
                 or (second >= 0 and abs(seconds - second) > DAY_S)
             ):

@@ -1,0 +1,92 @@
+"""A folder into which captures rotate -> tables, file by file: `kproxy spark follow`.
+
+Duty: a stream of Spark's names the files that are complete, and a checkpoint holds which ones it has named; each batch
+of them is ingested, in the way of `kproxy spark ingest --append`. A batch that is run again, after a crash, adds
+nothing that the tables have already: so each capture is in them once.
+
+With `rotated` the files of a batch are one capture, and exchanges that cross from one into the next are whole; between
+two batches they are cut, and the tables say so (`unanswered`, `midstream`, `open`). Without it each file is a capture
+of its own. Refuses to know how captures are read.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kproxy.capture.captures import Capture
+from kproxy.capture.quality import Quality
+from kproxy.capture.storage import local_path
+from kproxy.convert.job import Settings, Summary
+from kproxy.errors import CaptureError, KproxyError
+from kproxy.spark import pipeline
+from kproxy.spark.target import Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+INTERVAL_S = 60.0
+QUIET_S = 60.0
+
+
+def follow(
+    spark: "SparkSession",
+    folder: str,
+    out: str,
+    settings: Settings,
+    told: Callable[[Summary], object],
+    *,
+    checkpoint: str | None = None,
+    interval_s: float = INTERVAL_S,
+    quiet_s: float = QUIET_S,
+    form: str = "parquet",
+) -> "StreamingQuery":
+    """Begin to follow a folder; the query runs until it is stopped.
+
+    told: called with what became of each batch, in another thread. checkpoint: a folder for Spark's notes; by default
+    `_follow` among the tables. A file is complete when it has not changed for `quiet_s`. Raises KproxyError where the
+    tables are of a newer kproxy, or were written without a checkpoint.
+    """
+    if settings.overwrite:
+        raise KproxyError("follow adds to the tables; to begin anew, name another folder")
+    target, _ = pipeline.check([], out, settings, append=True)
+    Target(spark, target).manifest()
+    notes = checkpoint or (f"{target}/_follow" if "://" in target else f"file:{target}/_follow")
+    stream = spark.readStream.format("kafka-pcap").option("table", "files").option("quietSeconds", str(quiet_s))
+    for key, value in settings.storage.options:
+        stream = stream.option(f"storage.{key}", value)
+
+    def batch(files: "DataFrame", number: int) -> None:
+        summary = Summary(Path(out))
+        paths = []
+        for row in files.collect():
+            fault = _fault(row["path"], settings)
+            if fault is None:
+                paths.append(row["path"])
+            else:
+                summary.failed.append(fault)
+        if paths:
+            done = pipeline.ingest(spark, sorted(paths), out, settings, append=True, form=form)
+            done.failed = [*summary.failed, *done.failed]
+            summary = done
+        told(summary)
+
+    return (
+        stream.load(local_path(folder))
+        .writeStream.foreachBatch(batch)
+        .option("checkpointLocation", notes)
+        .trigger(processingTime=f"{interval_s} seconds")
+        .start()
+    )
+
+
+def _fault(path: str, settings: Settings) -> CaptureError | None:
+    """Why a file is no capture; None if it is one."""
+    windows = Capture([path], Quality(), storage=settings.storage).windows()
+    try:
+        next(windows, None)
+    except CaptureError as fault:
+        return fault
+    finally:
+        windows.close()
+    return None

@@ -1,0 +1,128 @@
+"""What the tasks of an ingest hand on: sorted rows of one table and hour as bytes, and words about captures.
+
+Duty: a piece is a row of PIECES. Its `kind` is a table, and then `data` holds rows in their order, as an Arrow file; or
+it is one of the other kinds, and `data` is JSON about a capture. So all tables travel in one DataFrame, compressed,
+which Spark keeps, moves and makes again by its own means; `store` makes tables of it. `each` runs a function over
+pieces of work, one task for each.
+
+Memory: PIECE_ROWS rows. Refuses to know how captures are read, and where tables go.
+"""
+
+import json
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from kproxy.tables import arrays, writer
+from kproxy.tables.schema import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PIECES = "capture int, kind string, hour bigint, count bigint, size bigint, data binary"
+PIECE_ROWS = 64 * 1024
+PIECE_BYTES = 16 << 20
+FEW = 1000  # pieces of work that travel with the function; more travel as rows
+
+# Kinds that are no tables: what the scan of a split found; names that answers told; counts of flaws; a capture that
+# cannot be read. What insight is to be fed is of the kind SAID and the name of its table.
+REPORT, NAMES, COUNTS, FAILED, SAID = "report", "names", "counts", "failed", "said "
+NO_HOUR = -1
+_SCHEMA = pa.schema(
+    [
+        ("capture", pa.int32()),
+        ("kind", pa.string()),
+        ("hour", pa.int64()),
+        ("count", pa.int64()),
+        ("size", pa.int64()),
+        ("data", pa.binary()),
+    ]
+)
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+_HOUR_US = 3_600_000_000
+
+
+def each(
+    spark: "SparkSession", work: Sequence[Any], run: Callable[[Any], Iterator[pa.RecordBatch]], schema: str
+) -> "DataFrame":
+    """The rows that `run` makes of each piece of work, in a task of its own."""
+    if len(work) <= FEW:
+
+        def near(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from run(work[number])
+
+        return spark.range(0, len(work), 1, max(1, len(work))).mapInArrow(near, schema)
+
+    def far(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for packed in batch.column(1).to_pylist():
+                yield from run(pickle.loads(packed))
+
+    rows = [(number, pickle.dumps(piece)) for number, piece in enumerate(work)]
+    frame = spark.createDataFrame(rows, "number int, piece binary")
+    return frame.repartitionById(len(work), "number").mapInArrow(far, schema)
+
+
+def words(capture: int, kind: str, said: Any) -> pa.RecordBatch:
+    """A piece that is JSON."""
+    return _piece(capture, kind, NO_HOUR, 0, json.dumps(said).encode())
+
+
+def rows(table: Table, parts: Iterable[pa.Table], kind: str | None = None) -> Iterator[pa.RecordBatch]:
+    """Pieces of sorted rows, each of one hour where the table has times."""
+    for hour, of_hour in hours(parts) if "time" in table.schema.names else [(NO_HOUR, parts)]:
+        waiting: list[pa.Table] = []
+        for part in of_hour:
+            for start in range(0, part.num_rows, writer.STEP_ROWS):
+                waiting.append(part.slice(start, writer.STEP_ROWS))
+                if _count(waiting) >= PIECE_ROWS or sum(each.nbytes for each in waiting) >= PIECE_BYTES:
+                    yield _packed(table, kind, hour, waiting)
+                    waiting = []
+        if waiting:
+            yield _packed(table, kind, hour, waiting)
+
+
+def hours(parts: Iterable[pa.Table]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
+    """Rows in the order of time, by the hour since the epoch. One's rows are to be read before the next's."""
+    for hour, group in groupby(_by_hour(parts), key=lambda entry: entry[0]):
+        yield hour, (part for _, part in group)
+
+
+def _by_hour(parts: Iterable[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
+    for part in parts:
+        times = arrays.numbers(part["time"].cast(pa.int64()), 0) // _HOUR_US
+        edges = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(times)]
+        for start, stop in pairwise(edges):
+            if stop > start:
+                yield int(times[start]), part.slice(start, stop - start)
+
+
+def unpacked(data: bytes | None, path: Path) -> Path:
+    """Rows of a piece as a run that `writer.merged` takes."""
+    path.write_bytes(data or b"")
+    return path
+
+
+def _count(parts: Sequence[pa.Table]) -> int:
+    return sum(part.num_rows for part in parts)
+
+
+def _packed(table: Table, kind: str | None, hour: int, parts: Sequence[pa.Table]) -> pa.RecordBatch:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=_OPTIONS) as file:
+        for part in parts:
+            file.write_table(part.cast(table.schema), max_chunksize=writer.STEP_ROWS)
+    return _piece(-1, kind or table.name, hour, _count(parts), sink.getvalue().to_pybytes())
+
+
+def _piece(capture: int, kind: str, hour: int, count: int, data: bytes) -> pa.RecordBatch:
+    values = (capture, kind, hour, count, len(data), data)
+    columns = [pa.array([value], field.type) for value, field in zip(values, _SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)

@@ -1,0 +1,264 @@
+"""The folder of tables that an ingest writes: by Spark's file systems, whatever they are, all of it or nothing.
+
+Duty: Spark writes tables into a folder of their own inside it (`stage`), by its own committers, which see to attempts
+that fail or run twice. `publish` moves their files to their places, removes those that they replace, and writes the
+manifest last. What is to be moved and removed is written down before, so that a run which dies midway is finished by
+the next one: tables are never gone, and no row is there twice. Files of this machine are moved by this process, others
+by Hadoop's file systems, as Spark finds them.
+
+A folder of this machine is locked meanwhile; elsewhere two runs must not write to one at the same time.
+Memory: names of files. Refuses to know what is in the files.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kproxy.errors import KproxyError
+from kproxy.tables import schema
+from kproxy.tables.dataset import MANIFEST
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STAGE = ".unfinished-spark"
+LOG = "_publish.json"  # in STAGE: what is to be done, written when all is there
+
+
+class Files(Protocol):
+    """What is needed of a file system; paths are below its root."""
+
+    root: str
+
+    def read(self, path: str) -> str | None: ...
+    def write(self, path: str, text: str) -> None: ...
+    def found(self, path: str) -> list[str]: ...
+    def move(self, path: str, to: str) -> None: ...
+    def remove(self, path: str) -> None: ...
+
+
+class Target:
+    """A folder of tables. `begin`, then Spark writes to `stage`, then `publish`; `abandon` in any case."""
+
+    def __init__(self, spark: "SparkSession", folder: str) -> None:
+        self.folder = folder
+        self.is_local = "://" not in folder
+        self._files: Files = _Local(folder) if self.is_local else _Hadoop(spark, folder)
+        self._claim = -1
+        self._made: list[Path] = []
+        self._begun = False
+
+    @property
+    def stage(self) -> str:
+        """Where Spark writes a run's tables."""
+        return f"file:{self._files.root}/{STAGE}" if self.is_local else f"{self._files.root}/{STAGE}"
+
+    def manifest(self) -> dict[str, Any]:
+        """What the tables say of themselves; empty where there are none.
+
+        Raises KproxyError for tables of a newer kproxy.
+        """
+        try:
+            found = json.loads(self._files.read(MANIFEST) or "{}")
+        except ValueError:
+            found = {}
+        version = found.get("schema_version") if isinstance(found, dict) else None
+        if isinstance(version, int) and version > schema.VERSION:
+            raise KproxyError(
+                f"{self.folder}: these tables were written by a newer kproxy ({found.get('kproxy')}, schema version "
+                f"{version}; this one knows {schema.VERSION}): upgrade kproxy, or name another folder"
+            )
+        return found if isinstance(found, dict) else {}
+
+    def begin(self) -> None:
+        """Claim the folder; finish what an earlier run was about to publish, and sweep away what it left otherwise."""
+        if self.is_local:
+            self._lock()
+        self._begun = True
+        self._finish()
+        self._files.remove(STAGE)
+        if self.is_local:
+            (Path(self.folder) / STAGE).mkdir(parents=True, exist_ok=True)
+
+    def publish(self, manifest: dict[str, Any], *, replace: bool) -> None:
+        """Make what was staged part of the tables, or with `replace` all of them."""
+        staged = [path for path in self._files.found(STAGE) if _is_table_file(path)]
+        before = [path for name in schema.BY_NAME for path in self._files.found(name)] if replace else []
+        log = {"move": staged, "remove": before, "manifest": manifest}
+        self._files.write(f"{STAGE}/{LOG}", json.dumps(log))
+        self._finish()
+
+    def abandon(self) -> None:
+        """Leave nothing half-written behind, nor folders that were made for nothing."""
+        if self._begun and self._files.read(f"{STAGE}/{LOG}") is None:
+            self._files.remove(STAGE)
+        self._begun = False
+        if self._claim >= 0:
+            os.close(self._claim)
+            self._claim = -1
+            with suppress(OSError):  # not empty: something was published
+                for folder in self._made:
+                    folder.rmdir()
+
+    def _finish(self) -> None:
+        """Do what is written down; as often as it takes."""
+        text = self._files.read(f"{STAGE}/{LOG}")
+        if text is None:
+            return
+        log = json.loads(text)
+        for path in log["move"]:
+            self._files.move(path, path.removeprefix(f"{STAGE}/"))
+        for path in log["remove"]:
+            self._files.remove(path)
+        self._files.write(MANIFEST, json.dumps(log["manifest"], indent=2, sort_keys=True) + "\n")
+        self._files.remove(STAGE)
+
+    def _lock(self) -> None:
+        folder = Path(self.folder)
+        self._made = [each for each in (folder, *folder.parents) if not each.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._claim = os.open(folder, os.O_RDONLY)
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._claim)
+            self._claim = -1
+            raise KproxyError(f"{folder}: another kproxy writes to it; wait, or name another folder") from None
+        except OSError as fault:
+            raise KproxyError(f"{folder}: cannot be written to: {fault.strerror or fault}") from fault
+
+
+def _is_table_file(path: str) -> bool:
+    """Whether a staged file is rows: not a committer's word, nor a checksum."""
+    return not path.rsplit("/", 1)[-1].startswith(("_", "."))
+
+
+class _Local:
+    """Files of this machine."""
+
+    def __init__(self, folder: str) -> None:
+        self.root = folder
+        self._folder = Path(folder)
+
+    def read(self, path: str) -> str | None:
+        try:
+            return (self._folder / path).read_text()
+        except OSError:
+            return None
+
+    def write(self, path: str, text: str) -> None:
+        target = self._folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.new")
+        with draft.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+        _sync(target.parent)
+
+    def found(self, path: str) -> list[str]:
+        return sorted(
+            str(file.relative_to(self._folder)) for file in (self._folder / path).rglob("*") if file.is_file()
+        )
+
+    def move(self, path: str, to: str) -> None:
+        target = self._folder / to
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # an earlier run moved it
+            _sync(self._folder / path)
+            (self._folder / path).replace(target)
+            _sync(target.parent)
+
+    def remove(self, path: str) -> None:
+        target = self._folder / path
+        if target.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+            return
+        target.unlink(missing_ok=True)
+        with suppress(OSError):  # as long as nothing else is in them
+            for parent in (target.parent, target.parent.parent):
+                if parent != self._folder:
+                    parent.rmdir()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Hadoop:
+    """Files of any file system that Spark knows (s3a://, hdfs://, gs://, abfs://), by Hadoop's interface."""
+
+    def __init__(self, spark: "SparkSession", folder: str) -> None:
+        try:
+            context: Any = spark.sparkContext
+            self._jvm = context._jvm
+            configuration = context._jsc.hadoopConfiguration()
+        except Exception as fault:
+            raise KproxyError(
+                f"{folder}: a session of Spark Connect has no Hadoop file system here: use spark-submit, or --format"
+            ) from fault
+        self.root = folder.rstrip("/")
+        self._root = self._jvm.org.apache.hadoop.fs.Path(self.root)
+        try:
+            self._system = self._root.getFileSystem(configuration)
+        except Exception as fault:
+            raise KproxyError(f"{folder}: {_cause(fault)}") from fault
+
+    def _path(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, path) if path else self._root
+
+    def read(self, path: str) -> str | None:
+        place = self._path(path)
+        if not self._system.exists(place):
+            return None
+        stream = self._system.open(place)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        draft, place = self._path(f"{path}.new"), self._path(path)
+        stream = self._system.create(draft, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        self._system.delete(place, False)  # few file systems rename over what is there
+        self._system.rename(draft, place)
+
+    def found(self, path: str) -> list[str]:
+        place = self._path(path)
+        if not self._system.exists(place):
+            return []
+        files = []
+        listed = self._system.listFiles(place, True)
+        prefix = self._system.makeQualified(self._root).toUri().getPath().rstrip("/") + "/"
+        while listed.hasNext():
+            files.append(str(listed.next().getPath().toUri().getPath()).removeprefix(prefix))
+        return sorted(files)
+
+    def move(self, path: str, to: str) -> None:
+        source, target = self._path(path), self._path(to)
+        if self._system.exists(source):  # else an earlier run moved it
+            self._system.mkdirs(target.getParent())
+            if not self._system.rename(source, target):
+                raise KproxyError(f"{self.root}/{to}: the file system did not take the file; run again to finish")
+
+    def remove(self, path: str) -> None:
+        self._system.delete(self._path(path), True)
+
+
+def _cause(fault: BaseException) -> str:
+    """The last line that says why, of an error of the JVM."""
+    lines = [line.strip() for line in str(fault).splitlines() if "Exception" in line]
+    return (lines[-1] if lines else str(fault)).rpartition("Exception: ")[2]

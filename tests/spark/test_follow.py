@@ -1,0 +1,69 @@
+"""A folder into which captures rotate: each is in the tables once, whatever happens to the process."""
+
+import json
+import shutil
+from itertools import pairwise
+
+import pytest
+
+from kproxy.convert.job import Settings
+from kproxy.convert.processes import convert
+from kproxy.errors import KproxyError
+from kproxy.spark import pipeline, splits
+from kproxy.spark.follow import follow
+from kproxy.tables import schema
+from tests.captures import capture
+from tests.spark.test_pipeline import rows, same
+
+
+def cut(path, folder, places):
+    """A capture as rotated files."""
+    data = path.read_bytes()
+    walker = splits._Records(data)
+    cuts = [24, *(walker.boundary(place, len(data)) for place in places), len(data)]
+    files = []
+    for number, (start, stop) in enumerate(pairwise(cuts)):
+        files.append(folder / f"part{number}.pcap")
+        files[-1].write_bytes(data[:24] + data[start:stop])
+    return files
+
+
+def test_each_capture_once_from_a_checkpoint(spark, tmp_path):
+    folder, out, later = tmp_path / "in", tmp_path / "tables", tmp_path / "later"
+    folder.mkdir()
+    later.mkdir()
+    told = []
+
+    def run():
+        settings = Settings(rotated=True)
+        query = follow(spark, str(folder), str(out), settings, told.append, interval_s=0.1, quiet_s=0)
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    files = cut(capture("k41_BASE"), folder, (150_000, 400_000))
+    (folder / "none.pcap").write_text("no capture")
+    run()
+    convert(files, tmp_path / "converted", Settings(rotated=True), processes=1)
+    same(out, tmp_path / "converted")  # exchanges across the three files are whole
+    assert [fault.name for summary in told for fault in summary.failed] == [str(folder / "none.pcap")]
+    shutil.copy(capture("k41_quota"), folder / "more.pcap")
+    real = pipeline.ingest
+
+    def dies(*given, **more):
+        real(*given, **more)
+        raise KeyError("killed after the tables were published, before the checkpoint knew of it")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "ingest", dies)
+        with pytest.raises(Exception, match="killed"):
+            run()
+    sources = set(json.loads((out / "_kproxy.json").read_text())["sources"])
+    assert sources == {"part0.pcap", "more.pcap"}
+    count = len(rows(out, schema.EXCHANGES))
+    run()
+    assert len(rows(out, schema.EXCHANGES)) == count
+    assert not told[-1].quality  # it was all there
+    with pytest.raises(KproxyError, match="follow adds"):
+        follow(spark, str(folder), str(out), Settings(overwrite=True), told.append)

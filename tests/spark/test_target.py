@@ -1,0 +1,171 @@
+"""What an ingest publishes: all of it or nothing, by a run that ends, fails or dies at any step."""
+
+import json
+
+import pytest
+
+from kproxy.convert.job import Settings
+from kproxy.convert.processes import convert
+from kproxy.errors import KproxyError
+from kproxy.spark import pipeline, splits, target
+from kproxy.spark.target import STAGE, Target
+from kproxy.tables import schema
+from tests.captures import capture
+from tests.spark.test_pipeline import rows, same
+
+HOUR = "date=2026-01-31/hour=10"
+
+
+def staged(folder, run):
+    """A target with two tables staged, as Spark leaves them."""
+    made = Target(None, str(folder))
+    made.begin()
+    for table in ("exchanges", "partitions"):
+        place = folder / STAGE / table / HOUR
+        place.mkdir(parents=True)
+        (place / f"part-{run}.parquet").write_text(f"{table} of {run}")
+        (place / f".part-{run}.parquet.crc").write_text("a checksum")
+        (folder / STAGE / table / "_SUCCESS").write_text("")
+    return made
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def those(*runs):
+    tables = [f"{table}/{HOUR}/part-{run}.parquet" for table in ("exchanges", "partitions") for run in runs]
+    return ["_kproxy.json", *sorted(tables)]
+
+
+@pytest.mark.parametrize("replace", (False, True))
+def test_a_run_that_dies_at_any_step_is_finished_by_the_next(tmp_path, monkeypatch, replace):
+    """Until it is written down what is to be done, nothing of it is done; from then on all of it, by whoever comes."""
+
+    class Killed(BaseException):
+        pass
+
+    steps = 0
+    while True:
+        folder = tmp_path / str(steps)
+        old = staged(folder, "old")
+        old.publish({"run": "old"}, replace=False)
+        old.abandon()
+        dying = staged(folder, "new")
+        left = [steps]
+
+        def step(name, left=left):
+            real = getattr(target._Local, name)
+
+            def stepping(self, *given):
+                if not left[0]:
+                    raise Killed
+                left[0] -= 1
+                return real(self, *given)
+
+            return stepping
+
+        with monkeypatch.context() as patch:
+            for name in ("write", "move", "remove"):
+                patch.setattr(target._Local, name, step(name))
+            try:
+                dying.publish({"run": "new"}, replace=replace)
+                died = False
+            except Killed:
+                died = True
+        seen = [path for path in files(folder) if not path.startswith(".")]
+        for table in ("exchanges", "partitions"):
+            assert any(path.startswith(f"{table}/") for path in seen), "the tables are gone"
+        if dying._claim >= 0:
+            target.os.close(dying._claim)
+        after = Target(None, str(folder))
+        after.begin()
+        after.abandon()
+        run = json.loads((folder / "_kproxy.json").read_text())["run"]
+        wanted = those("old") if run == "old" else those("new") if replace else those("new", "old")
+        assert files(folder) == wanted
+        assert run == ("old" if steps == 0 else "new")
+        if not died:
+            break
+        steps += 1
+    assert steps >= 5
+
+
+def test_what_is_no_file_of_a_table_is_not_published_and_a_folder_has_one_writer(tmp_path):
+    folder = tmp_path / "a b[1]"
+    first = staged(folder, "one")
+    with pytest.raises(KproxyError, match="another kproxy writes to it"):
+        Target(None, str(folder)).begin()
+    first.publish({"schema_version": schema.VERSION}, replace=False)
+    first.abandon()
+    assert files(folder) == those("one")
+    failing = staged(folder, "two")
+    failing.abandon()
+    assert files(folder) == those("one")
+    made_for_nothing = Target(None, str(tmp_path / "x" / "y"))
+    made_for_nothing.begin()
+    made_for_nothing.abandon()
+    assert not (tmp_path / "x").exists()
+    (folder / "_kproxy.json").write_text(json.dumps({"schema_version": schema.VERSION + 1, "kproxy": "9"}))
+    with pytest.raises(KproxyError, match="newer kproxy"):
+        Target(None, str(folder)).manifest()
+
+
+def test_append_adds_each_capture_once(spark, tmp_path):
+    """And of a folder with a damaged file, an empty one and one that is no capture, what there is, once."""
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    damaged = bytearray(capture("k41_BASE").read_bytes())
+    at = splits._Records(bytes(damaged)).boundary(200_000, len(damaged))
+    damaged[at + 8 : at + 12] = b"\xff" * 4
+    contents = {
+        "a.pcap": capture("k41_midstream").read_bytes(),
+        "damaged.pcap": bytes(damaged),
+        "empty.pcap": b"",
+        "none.pcap": b"this is no capture",
+    }
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+    out = tmp_path / "tables"
+    first = pipeline.ingest(spark, [folder], out, append=True, split_bytes=100_000)
+    assert sorted(fault.name for fault in first.failed) == [str(folder / name) for name in ("empty.pcap", "none.pcap")]
+    assert set(first.quality) == {"a.pcap", "damaged.pcap"} and first.quality["damaged.pcap"].count("damaged")
+    later = capture("k41_quota")
+    (folder / later.name).write_bytes(later.read_bytes())
+    second = pipeline.ingest(spark, [folder], out, append=True)
+    assert set(second.quality) == {later.name} and len(second.failed) == 2
+    before = files(out)
+    third = pipeline.ingest(spark, [folder / "a.pcap", folder / later.name], out, append=True)
+    assert (third.quality, third.failed, files(out)) == ({}, [], before)
+    for name in ("empty.pcap", "none.pcap"):
+        (folder / name).unlink()
+    for number, path in enumerate(sorted(folder.iterdir())):  # as much as is known together may differ: each by itself
+        convert([path], tmp_path / f"converted{number}", processes=1)
+    for table in (schema.EXCHANGES, schema.PARTITIONS, schema.BATCHES, schema.CONNECTIONS):
+        ours = rows(out, table).to_pylist()
+        theirs = [row for number in range(3) for row in rows(tmp_path / f"converted{number}", table).to_pylist()]
+        assert len(ours) == len(theirs) and {str(row) for row in ours} == {str(row) for row in theirs}, table.name
+    manifest = json.loads((out / "_kproxy.json").read_text())
+    assert set(manifest["sources"]) == {"a.pcap", "damaged.pcap", later.name}
+    assert manifest["rows"]["exchanges"] == len(rows(out, schema.EXCHANGES))
+    (folder / "a.pcap").write_bytes(capture("k41_sasl_plain").read_bytes())
+    with pytest.raises(KproxyError, match="another capture that is called a"):
+        pipeline.ingest(spark, [folder], out, append=True)
+    assert files(out) == before
+    with pytest.raises(KproxyError, match="say one of them"):
+        pipeline.ingest(spark, [folder], out, Settings(overwrite=True), append=True)
+
+
+def test_a_file_for_each_table_and_hour(spark, tmp_path):
+    """However many tasks: twelve captures of one hour, each larger than a task's share."""
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    for number in range(12):
+        (folder / f"{number}.pcap").write_bytes(capture("k41_quota").read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "UNIT_BYTES", 1)
+        pipeline.ingest(spark, [folder], tmp_path / "tables")
+    found = [path for path in files(tmp_path / "tables") if path.endswith(".parquet")]
+    assert len({path.rsplit("/", 1)[0] for path in found}) == len(found)
+    convert([folder], tmp_path / "converted", processes=1)
+    same(tmp_path / "tables", tmp_path / "converted")
