@@ -40,6 +40,7 @@ BEYOND_MODULES = {
     "tests/bench",
     "tests/broker",
     "tests/deploy",
+    "tests/docs",
     "tests/capture/columns/test_shares.py",
     "tests/capture/test_broker_logs.py",
     "tests/capture/test_fuzz.py",
