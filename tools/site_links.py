@@ -1,7 +1,7 @@
-"""A hook of mkdocs: what pages link to outside docs/ is part of the site too, so that one link works there and on GitHub.
+"""A hook of mkdocs: files outside docs/ that pages link to are part of the site, so links work there and on GitHub.
 
-DESIGN.md becomes `repository/DESIGN.md`, deploy/kproxy.toml `repository/deploy/kproxy.toml`. A folder has no page in the
-site: a link to one leads to the list of its files, which is made here.
+DESIGN.md becomes `repository/DESIGN.md`, deploy/kproxy.toml `repository/deploy/kproxy.toml`. A folder has no page in
+the site: a link to one leads to the list of its files, which is made here.
 """
 
 import os
