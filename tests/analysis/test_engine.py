@@ -2,6 +2,8 @@
 
 import math
 import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,11 +12,16 @@ import pytest
 import kproxy.spark
 from kproxy.analysis import engine, sections
 from kproxy.analysis.duck import Tables
+from kproxy.analysis.findings import KINDS, PROBES, findings
+from kproxy.analysis.findings import TABLES as OF_FINDINGS
 from kproxy.analysis.jobs import JOBS
 from kproxy.analysis.pieces import ACCURACY
 from kproxy.convert.processes import convert
 from kproxy.tables import schema
+from tests.analysis.findings import made
 from tests.captures import folder
+
+THREADS = 4  # that ask Spark: its driver plans one question while another runs
 
 MORE = {  # options beside the defaults
     "latency": {"by": ["client", "version", "cluster"], "every": "2 seconds", "replicas": True},
@@ -60,6 +67,35 @@ def dataset(tmp_path_factory):
     return one
 
 
+@pytest.fixture(scope="module")
+def one_partition(spark):
+    """Each answer is one job of Spark's, and while the driver plans one another runs."""
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    yield spark
+    spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
+@pytest.fixture(scope="module")
+def sparks(request, one_partition, dataset):
+    """What Spark answers to the jobs that are to be tested here: all are asked at once, in threads, before DuckDB."""
+    chosen = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
+    jobs = [JOBS[item.callspec.params["name"]] for item in chosen]
+    needed = {table for job in jobs for table in job.tables}
+    tables = {table: kproxy.spark.table(one_partition, str(dataset), table) for table in needed}
+    with ThreadPoolExecutor(THREADS) as pool:
+        asked = {
+            (job.name, number): pool.submit(answers, job, tables, options)
+            for job in jobs
+            for number, options in enumerate(options_of(job.name))
+        }
+        yield asked
+
+
+def options_of(name):
+    return ({}, MORE[name]) if name in MORE else ({},)
+
+
 def answers(job, tables, options):
     if job.name == "compare":
         part = "select * from exchanges where source in ('k41_quota.pcap', 'k41_librdkafka.pcap')"
@@ -75,27 +111,27 @@ def alike(one, other):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_both_engines_give_the_same_answer(spark, dataset, name):
+def test_both_engines_give_the_same_answer(sparks, dataset, name):
     job = JOBS[name]
     with Tables(dataset) as tables:
-        spark_tables = {table: kproxy.spark.table(spark, str(dataset), table) for table in job.tables}
-        for options in ({}, MORE[name]) if name in MORE else ({},):
-            mine, theirs = (answers(job, of, options) for of in (tables, spark_tables))
+        for number, options in enumerate(options_of(name)):
+            mine, theirs = answers(job, tables, options), sparks[name, number].result()
             assert mine[0] == theirs[0]
             assert len(mine[1]) == len(theirs[1]) and mine[1]
             for one, other in zip(mine[1], theirs[1], strict=True):
                 assert all(map(alike, one, other)), (one, other)
 
 
-def test_an_overview_is_the_same_on_both(spark, dataset):
-    with Tables(dataset) as tables:
-        theirs = sections.overview(
-            {name: kproxy.spark.table(spark, str(dataset), name) for name in sections.TABLES}, 50
+def test_an_overview_is_the_same_on_both(one_partition, dataset):
+    with Tables(dataset) as tables, ThreadPoolExecutor(THREADS) as pool:
+        frames = sections.overview(
+            {name: kproxy.spark.table(one_partition, str(dataset), name) for name in sections.TABLES}, 50
         )
+        theirs = {name: pool.submit(lambda of: list(engine.rows(of)), frame) for name, (frame, _) in frames.items()}
         for name, (frame, _) in sections.overview(tables, 50).items():
-            assert engine.columns(frame) == engine.columns(theirs[name][0])
+            assert engine.columns(frame) == engine.columns(frames[name][0])
             names = frame.columns
-            pairs = list(zip(engine.rows(frame), engine.rows(theirs[name][0]), strict=True))
+            pairs = list(zip(engine.rows(frame), theirs[name].result(), strict=True))
             assert pairs, name
             for one, other in pairs:
                 many = (
@@ -104,6 +140,23 @@ def test_an_overview_is_the_same_on_both(spark, dataset):
                 for column, mine, there in zip(names, one, other, strict=True):  # beyond ACCURACY rows: about the same
                     near = many and re.fullmatch(r"p\d+_ns", column) and math.isclose(mine, there, rel_tol=0.1)
                     assert near or alike(mine, there), (name, one, other)
+
+
+def test_findings_are_the_same_on_both(one_partition, dataset, tmp_path):
+    """Of all captures, and of made-up traffic that provokes what they do not."""
+    place = made.dataset(tmp_path / "tables")
+    for table in OF_FINDINGS:
+        (place / table).mkdir(exist_ok=True)
+        shutil.copy(dataset / table / "all.parquet", place / table / "captured.parquet")
+    frames = {name: kproxy.spark.table(one_partition, str(place), name) for name in OF_FINDINGS}
+    with Tables(place) as tables, ThreadPoolExecutor(THREADS) as pool:
+        theirs = [pool.submit(findings, frames, kinds=probe.kinds) for probe in PROBES]
+        met = set()
+        for probe, future in zip(PROBES, theirs, strict=True):
+            mine = findings(tables, kinds=probe.kinds)
+            assert mine == future.result(), probe.kinds
+            met |= {one.kind for one in mine}
+    assert len(met) > len(KINDS) // 2
 
 
 def test_percentiles_of_many_rows_are_within_their_error(spark, tmp_path):

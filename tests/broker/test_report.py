@@ -36,8 +36,8 @@ def test_numbers_of_one_run_are_the_same_everywhere(cluster: Cluster, tmp_path: 
         topic = create_topic(proxy.bootstrap)
         producer = Producer({"bootstrap.servers": proxy.bootstrap, "client.id": "counted"})
         records = sample(300, "numbers")
-        for record in records:
-            producer.produce(topic, record)
+        for key, value in records:
+            producer.produce(topic, key=key, value=value)
         assert producer.flush(60) == 0
         del producer
         assert sorted(consume(proxy.bootstrap, topic, len(records))) == sorted(records)
