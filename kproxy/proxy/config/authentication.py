@@ -29,17 +29,23 @@ def _texts(value: Any) -> Any:
 class Authentication(Frozen):
     """`[cluster.authentication]`: a client is served once its login was checked."""
 
-    mechanisms: Annotated[tuple[MechanismName, ...], Field(min_length=1)]
-    users_file: Path | None = None  # of PLAIN and SCRAM: `kproxy users add` writes it; read again when it changes
-    jwks_file: Path | None = None  # of OAUTHBEARER: the keys that sign tokens
+    mechanisms: Annotated[tuple[MechanismName, ...], Field(min_length=1)]  # the SASL mechanisms that clients may use
+    # the users of PLAIN and SCRAM, written by `kproxy users add`; read again when it changes
+    users_file: Path | None = None
+    jwks_file: Path | None = None  # OAUTHBEARER: file of the keys that sign tokens
+    # OAUTHBEARER: where these keys are fetched, by https
     jwks_url: Annotated[str, BeforeValidator(_https)] | None = None
     jwks_ca_file: Path | None = None  # CAs of that URL; default: those of the system
-    jwks_refresh_s: _Seconds = 300.0
-    issuer: str | None = None
-    audience: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()  # one of them must be the token's
-    principal_claim: Annotated[str, Field(min_length=1)] = "sub"
+    jwks_refresh_s: _Seconds = 300.0  # how often the keys are fetched
+    issuer: str | None = None  # OAUTHBEARER: the issuer that tokens must name
+    # OAUTHBEARER: one of these must be in the token's audience
+    audience: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
+    principal_claim: Annotated[str, Field(min_length=1)] = "sub"  # the claim of a token that says who the client is
+    # by how much clocks may differ when a token's times are checked
     clock_skew_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 30.0
-    session_lifetime_s: _Seconds | None = None  # a broker's connections.max.reauth.ms; a token's expiry counts besides
+    # as a broker's connections.max.reauth.ms; a token's expiry counts besides
+    session_lifetime_s: _Seconds | None = None
+    # how long the answer to a failed login waits
     failure_delay_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.1
 
 

@@ -22,15 +22,18 @@ class Flight(Frozen):
     """`[flight]`: what is kept in memory, of each process that relays, and when it is written."""
 
     folder: Path  # each dump gets a folder in it
-    minutes: Annotated[float, Field(gt=0, le=1440, allow_inf_nan=False)] = 5.0
-    frame_memory: Annotated[int, Field(ge=_MIB)] = 64 * _MIB  # bytes
-    header_memory: Annotated[int, Field(ge=_MIB)] = 64 * _MIB
+    minutes: Annotated[float, Field(gt=0, le=1440, allow_inf_nan=False)] = 5.0  # how far back a dump reaches
+    frame_memory: Annotated[int, Field(ge=_MIB)] = 64 * _MIB  # bytes of frames in memory; the oldest go
+    header_memory: Annotated[int, Field(ge=_MIB)] = 64 * _MIB  # bytes of rows of exchanges in memory; the oldest go
+    # what makes a dump without being asked
     triggers: Annotated[tuple[Literal["slow", "error", "disconnect"], ...], BeforeValidator(_triggers)] = ()
-    slow_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0  # what a Fetch may wait left out
-    pause_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 60.0  # between dumps that nobody asked for
-    keep: Annotated[int, Field(ge=1)] = 20  # dumps; the oldest go
-    keep_bytes: Annotated[int, Field(ge=_MIB)] = 1 << 30
-    records: bool = False  # keys and values of records are written, not zeros
+    # trigger slow: an answer that takes longer; the time that a Fetch may wait is left out
+    slow_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    # least time between two dumps that nobody asked for
+    pause_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 60.0
+    keep: Annotated[int, Field(ge=1)] = 20  # dumps that stay; the oldest are removed
+    keep_bytes: Annotated[int, Field(ge=_MIB)] = 1 << 30  # bytes of all dumps together; the oldest are removed
+    records: bool = False  # keys and values of records are written; otherwise zeros
 
 
 def of_folder(value: Any) -> Any:

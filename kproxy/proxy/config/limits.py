@@ -35,17 +35,18 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Limits(Frozen):
-    """`[cluster.limits]`: what the clients of one listener may use; None: no limit of its own."""
+    """`[cluster.limits]`: what the clients of one listener may use. Without a value there is no such limit."""
 
-    max_connections: _Count | None = None
-    max_connections_per_address: _Count | None = None
-    max_connection_rate: _Rate | None = None  # new ones a second; as many at once
-    max_connection_rate_per_address: _Rate | None = None
-    unlimited_addresses: Networks = ()  # which the limits per address leave out: balancers, NAT gateways
+    max_connections: _Count | None = None  # open connections of this cluster's ports together
+    max_connections_per_address: _Count | None = None  # open connections of one client address
+    max_connection_rate: _Rate | None = None  # new connections a second; as many may come at once
+    max_connection_rate_per_address: _Rate | None = None  # new connections a second of one client address
+    unlimited_addresses: Networks = ()  # balancers and NAT gateways, which the limits per address leave out
     handshake_timeout_s: _Seconds = HANDSHAKE_TIMEOUT_S  # for a PROXY header, TLS and a login together
-    idle_timeout_s: _Seconds | None = None  # without a request, and none pending
-    max_age_s: _Seconds | None = None  # then a connection is drained; the client makes a new one
-    max_requests_in_flight: _Count | None = None  # of one connection; further ones wait unread
+    # a connection ends that made no request for so long, and waits for no answer
+    idle_timeout_s: _Seconds | None = None
+    max_age_s: _Seconds | None = None  # a connection ends at this age, between two requests; the client makes a new one
+    max_requests_in_flight: _Count | None = None  # of one connection; further requests wait unread
 
     @property
     def ends_some(self) -> bool:

@@ -21,11 +21,12 @@ _SECRETS = {"password": "password_file or password_env", "token": "token_file or
 class Credentials(Frozen):
     """As whom to log in: a name and where its password is, or where a token comes from."""
 
-    username: Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")] | None = None
-    password_file: Path | None = None  # read at each login; one line end behind the password is left out
-    password_env: Annotated[str, Field(min_length=1)] | None = None
-    token_file: Path | None = None  # read at each login
-    token_command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None  # prints a token; no shell
+    username: Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")] | None = None  # the name to log in with
+    password_file: Path | None = None  # file of the password, read at each login; one line end behind it is left out
+    password_env: Annotated[str, Field(min_length=1)] | None = None  # the variable that holds the password
+    token_file: Path | None = None  # file of an OAUTHBEARER token, read at each login
+    # a command that prints an OAUTHBEARER token, as a list of words; no shell
+    token_command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -38,6 +39,7 @@ class Credentials(Frozen):
 class ForPrincipal(Credentials):
     """`[[cluster.login.by_principal]]`: as whom to log in for clients of that identity."""
 
+    # whose clients: a principal, or a pattern like User:app-*
     principal: Annotated[str, Field(min_length=1), AfterValidator(principal_pattern)]
     mechanism: MechanismName | None = None  # default: that of [cluster.login]
 
@@ -45,10 +47,11 @@ class ForPrincipal(Credentials):
 class Login(Credentials):
     """`[cluster.login]`: kproxy's own identity, with which it also asks for the brokers."""
 
-    mechanism: MechanismName
+    mechanism: MechanismName  # the SASL mechanism
     by_principal: tuple[ForPrincipal, ...] = ()  # the first that fits the client
-    others: Literal["refuse", "own"] = "refuse"  # clients whom no by_principal fits, where there is one
-    token_timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 10.0  # of token_command
+    # what becomes of clients whom no by_principal fits: refuse them, or log in as kproxy itself
+    others: Literal["refuse", "own"] = "refuse"
+    token_timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 10.0  # for token_command
 
 
 def login_faults(login: Login, *, knows_clients: bool) -> Iterator[tuple[str, str]]:

@@ -86,15 +86,17 @@ Principals = Annotated[Patterns, AfterValidator(lambda patterns: tuple(map(princ
 class Rule(Frozen):
     """`[[cluster.policy]]`: who, with what, on what. What is left out matches everything."""
 
-    action: Literal["allow", "deny"]
+    action: Literal["allow", "deny"]  # what becomes of a request that the rule matches
+    # names as Kafka spells them, or groups of them: read, write, describe, admin, broker
     api: Annotated[tuple[str, ...], BeforeValidator(_apis)] = ("*",)
+    # versions of the API, like 0-8 or 9-
     version: Annotated[tuple[range, ...], BeforeValidator(_versions)] | None = None
-    topic: Patterns | None = None
-    group: Patterns | None = None
-    transactional_id: Patterns | None = None
-    client_id: Patterns | None = None
-    principal: Principals | None = None
-    address: Annotated[tuple[Network, ...], BeforeValidator(_networks)] | None = None
+    topic: Patterns | None = None  # patterns of topic names
+    group: Patterns | None = None  # patterns of group ids
+    transactional_id: Patterns | None = None  # patterns of transactional ids
+    client_id: Patterns | None = None  # patterns of client ids
+    principal: Principals | None = None  # patterns of principals, like User:billing
+    address: Annotated[tuple[Network, ...], BeforeValidator(_networks)] | None = None  # networks of the clients
 
     @property
     def keys(self) -> frozenset[int] | None:

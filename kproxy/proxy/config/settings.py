@@ -102,39 +102,48 @@ def _names(value: Any) -> Any:
 class BrokerPorts(Frozen):
     """`[[cluster.brokers]]`: declared node ids and the ports that stand for them, counting up from the first id's."""
 
-    ids: Annotated[range, BeforeValidator(_ids)]
-    port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None  # of route ports
-    advertise_port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None  # {port} of `advertise`; default: `port`
-    upstream: Annotated[str, BeforeValidator(_upstream_template)] | None = None  # until the cluster says otherwise
+    ids: Annotated[range, BeforeValidator(_ids)]  # node ids, like 0-9; one alone, like 1001
+    # route ports: kproxy's port for the first id; further ids count up from it
+    port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
+    # what {port} of `advertise` becomes for the first id, counting up too; default: `port`
+    advertise_port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
+    # where these brokers are, until the cluster says otherwise; {id} stands for the node id
+    upstream: Annotated[str, BeforeValidator(_upstream_template)] | None = None
 
 
 class Cluster(Frozen):
     """`[[cluster]]`: where clients come in, where brokers are, and what clients are told."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "default"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "default"  # the label and the column `cluster`
     listen: Annotated[Address, BeforeValidator(_bound)]
     bootstrap: Annotated[
         tuple[Annotated[Address, BeforeValidator(_upstream)], ...], Field(min_length=1), BeforeValidator(_upstreams)
     ]
     route: Literal["ports", "sidecar", "sni", "transparent"] = "ports"
-    sni: Annotated[str, BeforeValidator(_server_name)] | None = None  # route sni: the name of each broker
-    sni_bootstrap: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()  # default: bootstrap.DOMAIN of `sni`
+    # route sni: the server name of each broker, like broker-{id}.kafka.example
+    sni: Annotated[str, BeforeValidator(_server_name)] | None = None
+    # route sni: server names that clients bootstrap at; default: bootstrap.DOMAIN of `sni`
+    sni_bootstrap: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     advertise: Annotated[str, BeforeValidator(_template)] | None = None
     broker_port_base: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
     detail: Literal["headers", "topics", "batches"] = "headers"
+    # a larger request is a fault, as for a broker (its socket.request.max.bytes)
     max_request_bytes: Annotated[int, Field(ge=1024, le=(1 << 31) - 1)] = MAX_REQUEST_BYTES
+    # what becomes of an answer that still names a broker's own address: log it, or close the connection
     on_address_leak: Literal["log", "close"] = "log"
     brokers: tuple[BrokerPorts, ...] = ()
     login: Login | None = None
     authentication: Authentication | None = None
     limits: Limits = Limits()
-    accept_proxy_protocol: bool = False  # a client's connection begins with a PROXY header
-    trusted_proxies: Networks = ()  # who may send one
-    proxy_protocol: Literal["v1", "v2"] | None = None  # a connection to a broker begins with one
+    accept_proxy_protocol: bool = False  # every client's connection begins with a PROXY header
+    trusted_proxies: Networks = ()  # the addresses that may send a PROXY header
+    # connections to brokers begin with a PROXY header of this version
+    proxy_protocol: Literal["v1", "v2"] | None = None
     policy: tuple[Rule, ...] = ()
+    # what becomes of a request that no rule matches; default: deny if some rule allows, else allow
     policy_default: Literal["allow", "deny"] | None = None
     read_only: bool = False
-    filter_lists: bool = True
+    filter_lists: bool = True  # lists of topics and groups leave out what a client may not see
     tls: ClientTls | None = None
     upstream_tls: UpstreamTls | None = None
 
@@ -157,26 +166,29 @@ class Config(Frozen):
     admin: Annotated[Address, BeforeValidator(_admin)] | None = None  # no host: this machine alone
     admin_token_file: Path | None = None  # who asks the admin port needs what is in it, but for /health and /ready
     admin_tls: ClientTls | None = None  # the admin port speaks TLS
-    page: bool = True  # it has a page to look at, and keeps the last hour for it
-    admin_open_metrics: bool = False  # /metrics needs it not
+    page: bool = True  # the admin port has a page to look at, and keeps the last hour in memory for it
+    admin_open_metrics: bool = False  # /metrics takes no token
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1  # processes that relay
     max_connections: Annotated[int, Field(ge=1)] | None = None  # 10,000, or as many as open files allow
-    accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024
+    accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024  # clients that wait in the listen backlog of each port
+    # for a connection to a broker, its name looked up included
     connect_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
     drain_delay_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     discovery_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
-    upstream_mark: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None  # of connections to brokers (SO_MARK)
+    # SO_MARK of connections to brokers, for rules of the kernel; needs CAP_NET_ADMIN
+    upstream_mark: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None
     record: Path | None = None
     record_keep_h: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # older recorded files are removed
     record_keep_bytes: Annotated[int, Field(ge=1 << 20)] | None = None  # of all of them; the oldest are removed
     flight: Annotated[Flight, BeforeValidator(of_folder)] | None = None  # a table, or its folder alone
     audit: str | None = None  # "stderr", or a file
-    watch_config: bool = False
+    watch_config: bool = False  # reload when the file changes, as by SIGHUP
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_connections: bool = False  # a line when a connection ends
-    max_held_bytes: Annotated[int, Field(ge=1 << 20)] = MAX_HELD_BYTES  # of answers that are held, by all connections
+    # bytes of answers that are held to be rewritten, of all connections together
+    max_held_bytes: Annotated[int, Field(ge=1 << 20)] = MAX_HELD_BYTES
     zookeeper: tuple[ZooKeeper, ...] = ()
 
 

@@ -27,33 +27,35 @@ File = Annotated[Path, BeforeValidator(_file)]
 class KeyPair(Frozen):
     """A certificate with its chain, and its private key: PEM files, as Kubernetes mounts a Secret of type tls."""
 
-    certificate: File  # its own first, then those between it and the root
-    key: File | None = None  # None: in the file of the certificate
-    key_password_file: File | None = None  # the whole file but a newline at its end
+    certificate: File  # file with the certificate first, then those between it and the root
+    key: File | None = None  # file of the private key; default: the file of the certificate
+    # file of the key's password, which is the whole file but a newline at its end
+    key_password_file: File | None = None
 
 
 class ClientTls(KeyPair):
     """`[cluster.tls]`: how clients are spoken to."""
 
     certificates: tuple[KeyPair, ...] = ()  # further ones, each for the server names that it holds
-    ca: File | None = None  # who vouches for clients
-    client_certificates: Literal["none", "wanted", "required"] = "none"
-    principal_mapping_rules: str = "DEFAULT"  # as a broker's ssl.principal.mapping.rules
-    min_version: Version = "1.2"
-    ciphers: str | None = None  # of TLS 1.2, in OpenSSL's notation; None: OpenSSL's own
+    ca: File | None = None  # file of the CAs that vouch for clients
+    client_certificates: Literal["none", "wanted", "required"] = "none"  # whether clients show a certificate
+    # from a certificate's subject to a principal, as a broker's ssl.principal.mapping.rules
+    principal_mapping_rules: str = "DEFAULT"
+    min_version: Version = "1.2"  # lowest version of TLS
+    ciphers: str | None = None  # of TLS 1.2, in OpenSSL's notation; default: OpenSSL's own
 
 
 class UpstreamTls(Frozen):
     """`[cluster.upstream_tls]`: how brokers are spoken to; with a certificate, who kproxy is."""
 
-    ca: File | None = None  # who vouches for brokers; None: whom the system trusts
-    certificate: File | None = None
-    key: File | None = None
-    key_password_file: File | None = None
-    verify_hostname: bool = True
-    server_name: str | None = None  # the name asked for and verified; None: the one that is dialled
-    min_version: Version = "1.2"
-    ciphers: str | None = None
+    ca: File | None = None  # file of the CAs that vouch for brokers; default: those of the system
+    certificate: File | None = None  # file of the certificate that kproxy shows to brokers
+    key: File | None = None  # file of its private key; default: the file of the certificate
+    key_password_file: File | None = None  # file of the key's password
+    verify_hostname: bool = True  # whether a broker's certificate must hold its name
+    server_name: str | None = None  # the name that is asked for and verified; default: the one that is dialled
+    min_version: Version = "1.2"  # lowest version of TLS
+    ciphers: str | None = None  # of TLS 1.2, in OpenSSL's notation; default: OpenSSL's own
 
     @property
     def pair(self) -> KeyPair | None:

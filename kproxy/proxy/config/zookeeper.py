@@ -33,7 +33,8 @@ class ZooKeeper(Frozen):
     """`[[zookeeper]]`: bytes pass untouched; operations are counted, and recorded where `record` is set."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "default"  # the label and the column `cluster`
-    listen: Annotated[Address, BeforeValidator(_bound)]
+    listen: Annotated[Address, BeforeValidator(_bound)]  # address that clients of ZooKeeper connect to
+    # the servers of the ensemble
     servers: Annotated[
         tuple[Annotated[Address, BeforeValidator(_server)], ...],
         Field(min_length=1, max_length=MAX_SERVERS),
