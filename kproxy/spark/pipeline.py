@@ -38,7 +38,7 @@ from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark import decode, knowledge, pieces, places, results, store
 from kproxy.spark.pieces import PIECES, each
 from kproxy.spark.places import PACKET_SCHEMA, packets
-from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
+from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey
 from kproxy.spark.target import Target
 from kproxy.tables import schema
 from kproxy.tables.names import Names
@@ -387,7 +387,7 @@ class _Run:
             if number not in self.failed and number not in secret:
                 agreed = agree([piece for piece, _ in of_file], [seen for _, seen in of_file])
                 splits.setdefault(number, []).extend((file, split) for split in agreed)
-        return {number: of_job for number, of_job in splits.items() if len(of_job) > 1 or not of_job[0][1].whole}
+        return {number: of_job for number, of_job in splits.items() if len(of_job) > 1 or _is_worth(of_job[0][1])}
 
     def _shared(self, parts: Sequence[tuple[int, int, Split]]) -> "DataFrame":
         jobs = {number: self.jobs[number] for number, _, _ in parts}
@@ -399,6 +399,14 @@ class _Run:
         found = self._keep(each(self.spark, list(enumerate(parts)), scan, PACKET_SCHEMA))
         shared = _shared_out(found, self._tasks).sortWithinPartitions("capture", "connection", "file", "offset")
         return shared.mapInArrow(decode.decode(jobs), PIECES)
+
+
+def _is_worth(split: Split) -> bool:
+    """Whether the connections of a file that is one split are to be shared out: those of a compressed one can be.
+
+    A plain file that cannot be cut is damaged: one task reads it best.
+    """
+    return not split.whole or not is_plain(split.path, split.storage)
 
 
 def _counts(one: tuple[int, Any]) -> Iterator[pa.RecordBatch]:
