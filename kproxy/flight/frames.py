@@ -21,6 +21,7 @@ ENDED = -1
 MAX_FRAME = 64 * 1024  # bytes of one frame behind those that passed together with its beginning
 _new = tuple.__new__  # a named tuple at half the cost of naming its fields
 _OVERHEAD = 250  # bytes of memory that a chunk takes beside its data, about
+_CONNECTION = 300  # what is known of a connection, about: it stays as long as its last chunk
 
 
 class Chunk(NamedTuple):
@@ -33,6 +34,13 @@ class Chunk(NamedTuple):
     size: int
     data: bytes | None  # None: only counted
     boundary: int  # bytes before the first frame that begins in it or behind it; -1: not known
+
+
+def _taken(chunk: Chunk) -> int:
+    """Bytes of memory, about."""
+    if chunk.data is not None:
+        return _OVERHEAD + chunk.size
+    return _OVERHEAD + _CONNECTION if chunk.side == ENDED else _OVERHEAD
 
 
 class Frames:
@@ -54,11 +62,10 @@ class Frames:
     def add(self, chunk: Chunk) -> None:
         chunks = self.chunks
         chunks.append(chunk)
-        held = self.held_bytes + _OVERHEAD + (chunk.size if chunk.data is not None else 0)
+        held = self.held_bytes + _taken(chunk)
         oldest_ns = chunk.now_ns - self.span_ns
         while held > self.limit_bytes or chunks[0].now_ns < oldest_ns:
-            gone = chunks.popleft()
-            held -= _OVERHEAD + (gone.size if gone.data is not None else 0)
+            held -= _taken(chunks.popleft())
             if not chunks:
                 break
         self.held_bytes = held

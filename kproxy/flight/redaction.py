@@ -1,9 +1,10 @@
 """A frame without what must not leave the process: secrets always, records unless they are asked for.
 
 Duty: what `protocol.secrets` lists becomes asterisks or zeros of the same length; keys, values and header values of
-records become zeros (`protocol.blanking`). A frame that holds none of it is returned as it is. Of a frame that is not
-whole, of an unknown API, or that does not decode, only the head is left: who knows what is in it. Refuses to know
-packets.
+records become zeros (`protocol.blanking`); those of KRaft's own topic, which hold credentials, whatever is asked for,
+and parts of snapshots, which begin and end anywhere, whole. A frame that holds none of it is returned as it is. Of a
+frame that is not whole, of an unknown API, or that does not decode, only the head is left: who knows what is in it.
+Refuses to know packets.
 """
 
 from functools import cache
@@ -14,13 +15,15 @@ from kproxy.flight.cutting import Frame
 from kproxy.protocol import codec
 from kproxy.protocol.blanking import blank
 from kproxy.protocol.schema import Field
-from kproxy.protocol.secrets import redact
+from kproxy.protocol.secrets import SECRET_TOPICS, redact
 from kproxy.wire import frames
 from kproxy.wire.events import CLIENT
 
 LEFT_OUT = "left out"
 MAX_BATCH = 16 << 20  # of a batch of records, decompressed
 _API_VERSIONS = 18
+_TOPIC_NAMES = ("topic", "topicId", "name")
+_OF_SNAPSHOT = "unalignedRecords"  # of FetchSnapshot
 
 
 def written(frame: Frame, *, records: bool) -> tuple[bytes, str]:
@@ -52,7 +55,7 @@ def _redacted(frame: Frame, records: bool) -> tuple[bytes, str]:
     message = codec.api_message(key, version, kind)
     hidden = redact(message.name, body, _masked)
     done = ["without secrets"] if hidden != body else []
-    if not records and _blank_records(_fields_with_records(message.fields), hidden):
+    if _blank_records(_fields_with_records(message.fields), hidden, records):
         done.append("records are zeros")
     if not done:
         return frame.data, ""
@@ -83,17 +86,26 @@ def _fields_with_records(fields: tuple[Field, ...]) -> tuple[Field, ...]:
     return tuple(field for field in fields if field.type == "records" or _fields_with_records(field.fields))
 
 
-def _blank_records(fields: tuple[Field, ...], body: dict[str, Any]) -> bool:
-    """Zeros in place of what the records of a body hold; whether there were records."""
+def _blank_records(fields: tuple[Field, ...], body: dict[str, Any], shown: bool) -> bool:
+    """Zeros in place of what the records of a body hold; whether there were such.
+
+    shown: but for those of topics with secrets.
+    """
     found = False
+    if any(body.get(name) in SECRET_TOPICS for name in _TOPIC_NAMES):
+        shown = False
     for field in fields:
         value = body.get(field.name)
         if not value:
             continue
-        if field.type == "records":
-            body[field.name] = blank(value, MAX_BATCH)
+        if field.name == _OF_SNAPSHOT:
+            body[field.name] = bytes(len(value))
             found = True
+        elif field.type == "records":
+            if not shown:
+                body[field.name] = blank(value, MAX_BATCH)
+                found = True
         else:
             for item in value if isinstance(value, list) else [value]:
-                found |= _blank_records(_fields_with_records(field.fields), item)
+                found |= _blank_records(_fields_with_records(field.fields), item, shown)
     return found

@@ -61,7 +61,7 @@ def _batch(header: BatchHeader, batch: memoryview, limit_bytes: int) -> bytes:
         key, value = _message_spans(content)
         if header.codec == NONE:
             _zero(content, *key)
-            _zero(content, *value)
+            _zero(content, value[0], len(content))
             done = bytes(content)
         else:
             plain = decompress(header.codec, content[value[0] : value[1]], magic=header.magic, limit_bytes=limit_bytes)
@@ -101,6 +101,7 @@ def _blank_records(count: int, content: bytearray) -> None:
             pos = _blank_varint_bytes(content, pos + max(0, name), stop)
         if pos != stop:
             raise Malformed(f"a record of {size} bytes takes {pos - stop + size}")
+    _zero(content, pos, len(content))  # what the count leaves out
 
 
 def _blank_varint_bytes(content: bytearray, pos: int, stop: int) -> int:

@@ -3,15 +3,17 @@
 import io
 import pickle
 import random
+from uuid import UUID
 
 import pyarrow.parquet as pq
 import pytest
 
 from kproxy.convert.reading import exchanges
+from kproxy.errors import KproxyError
 from kproxy.flight import sending
-from kproxy.flight.cutting import cut
+from kproxy.flight.cutting import Frame, cut
 from kproxy.flight.dump import dump, read
-from kproxy.flight.frames import Frames
+from kproxy.flight.frames import Chunk, Frames
 from kproxy.flight.headers import Headers
 from kproxy.flight.redaction import written
 from kproxy.protocol.records import Record, write_batch
@@ -122,3 +124,32 @@ def test_headers_are_bounded():
     assert headers.held_bytes <= 200_000 + 4096 * 400
     rows = [row for each in kept for _, batch in each.batches().batches for row in batch.column("correlation_id")]
     assert rows[-1].as_py() == 19_999 and len(rows) < 20_000
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_records_of_the_controllers_own_topic_are_never_shown(shown):
+    records = write_batch([Record(0, 1_700_000_000_000, None, VALUE)])
+    by_id = {"responses": [{"topicId": UUID(int=1), "partitions": [{"partitionIndex": 0, "records": records}]}]}
+    by_name = {
+        "responses": [{"topic": "__cluster_metadata", "partitions": [{"partitionIndex": 0, "records": records}]}]
+    }
+    other = {"responses": [{"topic": "orders", "partitions": [{"partitionIndex": 0, "records": records}]}]}
+    snapshot = {"index": 0, "position": 7, "unalignedRecords": VALUE * 9}  # from anywhere in it to anywhere
+    parts = {"topics": [{"name": "__cluster_metadata", "partitions": [snapshot]}]}
+    for key, version, body, is_shown in (
+        (1, 16, by_id, False),
+        (1, 12, by_name, False),
+        (1, 12, other, shown),
+        (59, 0, parts, False),
+    ):
+        data = response(key, version, 5, body)
+        told, _ = written(Frame(INFO, BROKER, 1, 1, len(data), data, (key, version), 5), records=shown)
+        assert len(told) == len(data) and (VALUE in told) == is_shown
+
+
+def test_a_process_that_stands_still_ends_with_its_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(sending, "DUMP_S", 0.3)
+    monkeypatch.setattr(sending, "command", lambda: ["sleep", "1000"])
+    much = [Chunk(INFO, CLIENT, 1, 0, 1 << 20, bytes(1 << 20), 0)] * 9  # more than a pipe takes
+    with pytest.raises(KproxyError, match="takes longer than"):
+        sending.send(tmp_path, {}, records=False, why="a test", worker=None, rows=[], connections=[], chunks=much)

@@ -1,6 +1,7 @@
 """What is cut out of the bytes that passed is the frames that passed, however they came, or is said to be cut."""
 
 import random
+import tracemalloc
 
 import pytest
 
@@ -115,3 +116,17 @@ def test_tokens_of_a_login_are_never_kept():
     session.receive(CLIENT, memoryview(request(HEARTBEAT, 4, 10)), 6)
     assert not any(b"hunter2" in (chunk.data or b"") for chunk in kept.chunks)
     assert [frame.correlation_id for frame in cut(kept.chunks) if frame.side == CLIENT] == [9, 10]
+
+
+def test_connections_without_bytes_are_bounded_by_what_is_known_of_them():
+    kept = Frames(1 << 20, HOUR_NS)
+    tracemalloc.start()
+    try:
+        for number in range(5000):
+            address = f"10.0.{number >> 8}.{number & 255}"
+            info = ConnectionInfo("default", "live:bootstrap", address, number, "10.1.0.1", 9092, None, number + 10**18)
+            kept.ended(info, number + 10**18)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(kept.chunks) < 5000 and used < kept.limit_bytes * 1.2

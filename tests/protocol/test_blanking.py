@@ -72,3 +72,13 @@ def test_damage_is_a_protocol_error_or_a_blank(noise, made, data):
     for given_bytes in (noise, bytes(whole)):
         with contextlib.suppress(ProtocolError):
             blank(given_bytes, LIMIT)
+
+
+def test_what_the_count_leaves_out_is_blank_too():
+    one = [record(0, None, SECRET * 9)]
+    data = bytearray(write_batch(one))
+    data[57:61] = bytes(4)  # the count of records
+    assert SECRET in data and SECRET not in blank(data, LIMIT)
+    data = write_message_set(one, magic=1, codec=0)
+    longer = int.from_bytes(data[8:12], "big") + len(SECRET)
+    assert SECRET not in blank(data[:8] + longer.to_bytes(4, "big") + data[12:] + SECRET, LIMIT)

@@ -2,7 +2,8 @@
 
 Duty: join what `kproxy.flight` keeps with the connections of this process; dump on demand and on a trigger, on a
 thread, one dump at a time, and by itself at most every `pause_s`; remove the oldest dumps. A dump that fails is logged,
-counted, and costs nothing else. Refuses to know what is in a frame or a table.
+counted and removed, and costs nothing else. Whoever stops waits at most STOP_S for one that is being written. Refuses
+to know what is in a frame or a table.
 """
 
 import asyncio
@@ -10,8 +11,11 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from kproxy.errors import ConfigError, KproxyError, missing_package
@@ -28,6 +32,9 @@ WRITTEN, FAILED, SKIPPED = "written", "failed", "skipped"
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[a-z]+(-worker-\d+)?")
 _AFTER_S = 1.0  # what comes just after a trigger is in its dump too
 _COUNT_S = 1.0
+STOP_S = 10.0
+_MAX_RESULTS = 8
+_STOP_POLL_S = 0.02
 
 log = logging.getLogger("kproxy.flight")
 
@@ -78,7 +85,9 @@ class FlightRecorder:
         self._trigger_type = Trigger
         self._is_dumping = False
         self._last_s = -1e9
-        self._results: dict[str, dict[str, Any]] = {}  # of dumps that were asked for, by folder
+        self._results: dict[str, dict[str, Any]] = {}  # of the last dumps that were asked for, by folder
+        self._process: subprocess.Popen[bytes] | None = None  # the one that writes
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self._count()
 
     def watch(self, session: Session, info: ConnectionInfo) -> None:
@@ -102,15 +111,28 @@ class FlightRecorder:
         if self._is_dumping:
             self._counts[ASKED][SKIPPED] += 1
             return False
-        self._results.clear()
+        while len(self._results) >= _MAX_RESULTS:
+            del self._results[next(iter(self._results))]
+        self._results[name] = {"writing": True}
         self._begin(ASKED, name, "asked for")
         return True
 
     def result(self, name: str) -> dict[str, Any] | None:
-        """What became of a dump; None: it is being written."""
+        """What became of a dump, `writing` until it is done; None: this process has begun none of that name."""
         return self._results.get(name)
 
     async def stop(self) -> None:
+        """Begin no dump any more; one that is being written has STOP_S to end."""
+        for timer in self._timers.values():
+            timer.cancel()
+        try:
+            async with asyncio.timeout(STOP_S):
+                while len(self._tasks):  # noqa: ASYNC110 (its end is a thread's)
+                    await asyncio.sleep(_STOP_POLL_S)
+        except TimeoutError:
+            process = self._process
+            if process is not None:
+                process.kill()  # which ends its thread
         await self._tasks.cancel()
 
     def _triggered(self, trigger: Any) -> None:
@@ -121,8 +143,8 @@ class FlightRecorder:
         self._last_s = now_s
         self._is_dumping = True
         log.warning("dump cause=%s: %s", trigger.kind, trigger.text)
-        loop = asyncio.get_running_loop()
-        loop.call_later(_AFTER_S, self._begin, trigger.kind, folder_name(trigger.kind), trigger.text)
+        loop, name = asyncio.get_running_loop(), folder_name(trigger.kind)
+        self._timers["dump"] = loop.call_later(_AFTER_S, self._begin, trigger.kind, name, trigger.text)
 
     def _begin(self, cause: str, name: str, text: str) -> None:
         self._is_dumping = True
@@ -136,22 +158,30 @@ class FlightRecorder:
         now_ns = time.time_ns()
         kept, tallies = self._headers.taken()
         chunks = list(self._frames.chunks)
-        connections = [tally.row_so_far(now_ns) for tally in tallies]
+
+        def started(process: subprocess.Popen[bytes]) -> None:
+            self._process = process
 
         def work() -> dict[str, Any]:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            told = send(
-                folder,
-                {"detail": dict(self._details)},
-                records=self.settings.records,
-                why=f"{cause}: {text}",
-                worker=self._worker,
-                rows=(each.batches() for each in kept),
-                connections=connections,
-                chunks=chunks,
-            )
-            self._remove_old()
-            return told
+            try:
+                folder.mkdir(mode=0o700, exist_ok=True)
+                return send(
+                    folder,
+                    {"detail": dict(self._details)},
+                    records=self.settings.records,
+                    why=f"{cause}: {text}",
+                    worker=self._worker,
+                    rows=(each.batches() for each in kept),
+                    connections=(tally.row_so_far(now_ns) for tally in tallies),
+                    chunks=chunks,
+                    started=started,
+                )
+            except BaseException:
+                self._discard(folder)
+                raise
+            finally:
+                self._process = None
+                self._remove_old()
 
         try:
             told = await asyncio.to_thread(work)
@@ -178,10 +208,29 @@ class FlightRecorder:
         if cause == ASKED:
             self._results[name] = told
 
+    def _discard(self, folder: Path) -> None:
+        """Remove what this process wrote of a dump that failed: half of one is none, and a full disk gets room."""
+        with suppress(OSError):
+            if self._worker is None:
+                shutil.rmtree(folder)
+                return
+            own = re.compile(rf"-worker-{self._worker}[-.]")  # the rest is other workers'
+            for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before it
+                with suppress(OSError):
+                    if own.search(path.name):
+                        path.unlink()
+                    elif path.is_dir():
+                        path.rmdir()  # if nothing is in it
+            folder.rmdir()
+
     def _remove_old(self) -> None:
-        """Remove the oldest dumps beyond `keep` and `keep_bytes`; the newest always stays."""
-        dumps = sorted(path for path in self.settings.folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name))
-        sizes = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in dumps}
+        """Remove the oldest dumps beyond `keep` and `keep_bytes`; the newest stays. Workers may do so at once."""
+        try:
+            dumps = sorted(path for path in self.settings.folder.iterdir() if _NAME.fullmatch(path.name))
+        except OSError as fault:
+            log.error("dumps in %s cannot be listed: %s", self.settings.folder, fault.strerror)
+            return
+        sizes = {path: _size(path) for path in dumps}
         held = sum(sizes.values())
         while len(dumps) > 1 and (len(dumps) > self.settings.keep or held > self.settings.keep_bytes):
             oldest = dumps.pop(0)
@@ -190,6 +239,17 @@ class FlightRecorder:
             log.info("removed the dump %s", oldest)
 
     def _count(self) -> None:
+        """Once a second, until `stop`."""
         self._bytes["frames"] = self._frames.held_bytes
         self._bytes["headers"] = self._headers.held_bytes
-        asyncio.get_running_loop().call_later(_COUNT_S, self._count)
+        self._timers["count"] = asyncio.get_running_loop().call_later(_COUNT_S, self._count)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in it; those that vanish meanwhile, because another process works in it, have none."""
+    size = 0
+    with suppress(FileNotFoundError):
+        for path in folder.rglob("*"):
+            with suppress(FileNotFoundError):
+                size += path.lstat().st_size
+    return size

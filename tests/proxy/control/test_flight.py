@@ -1,13 +1,19 @@
 """Dumps of a running kproxy: asked for or by themselves, without secrets, never more than may stay."""
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from kproxy.convert.reading import exchanges
+from kproxy.flight import sending
+from kproxy.metrics import Metrics
+from kproxy.proxy.config.flight import Flight
 from kproxy.proxy.control import flight
+from kproxy.proxy.control.flight import FlightRecorder, folder_name
+from kproxy.proxy.control.operators import operator
 from tests.proxy.control.operators.test_operator import (
     ALTER_CONFIGS,
     AUTHENTICATE,
@@ -126,3 +132,86 @@ def test_without_a_recorder_and_without_a_folder_the_mend_is_told(tmp_path):
             assert "--flight DIR" in await done(http, "/api/dump", 400)
 
     live(test())
+
+
+def test_of_a_dump_that_fails_nothing_stays_and_the_oldest_go_all_the_same(tmp_path, monkeypatch):
+    folder = tmp_path / "dumps"
+    for number in range(4):
+        (folder / f"2020010{number + 1}T000000.000Z-slow").mkdir(parents=True)
+    half = "import os, sys, pickle; to = pickle.load(sys.stdin.buffer)[0]; (to / 'half').touch(); os._exit(3)"
+    monkeypatch.setattr(sending, "command", lambda: [sys.executable, "-c", half])
+
+    async def test():
+        async with operated(flight={"folder": str(folder), "keep": 2}) as (here, http):
+            assert "status 3" in await done(http, "/api/dump", 500)
+            assert here.server.metrics.flight_dumps["asked"] == {"written": 0, "failed": 1, "skipped": 0}
+
+    live(test())
+    assert [path.name[:8] for path in dumps(folder)] == ["20200103", "20200104"]
+
+
+def test_a_worker_removes_of_a_failed_dump_what_it_wrote_alone(tmp_path):
+    async def test():
+        details = {"default": "metadata"}
+        one = FlightRecorder(Flight(folder=tmp_path), details, Metrics(), 1)
+        try:
+            dump = tmp_path / folder_name("asked")
+            (dump / "exchanges").mkdir(parents=True)
+            (dump / "batches").mkdir()
+            for name in ("exchanges/x-worker-1-000000.parquet", "batches/x-worker-1-000000.parquet"):
+                (dump / name).touch()
+            (dump / "frames-worker-1.pcapng").touch()
+            (dump / "frames-worker-12.pcapng").touch()
+            (dump / "exchanges/x-worker-12-000000.parquet").touch()
+            one._discard(dump)
+            left = sorted(str(path.relative_to(dump)) for path in dump.rglob("*"))
+            assert left == ["exchanges", "exchanges/x-worker-12-000000.parquet", "frames-worker-12.pcapng"]
+        finally:
+            await one.stop()
+
+    live(test())
+
+
+def test_whoever_stops_waits_a_while_for_a_dump_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(flight, "STOP_S", 0.1)
+    monkeypatch.setattr(sending, "command", lambda: ["sleep", "1000"])
+    folder = tmp_path / "dumps"
+
+    async def test():
+        async with operated(flight=str(folder)) as (here, _):
+            recorder = here.server._flight
+            assert recorder.ask("20200101T000000.000Z-asked")
+            await here.until(lambda: recorder._process is not None)
+            process = recorder._process
+        assert process.wait() != 0
+        assert all(timer.cancelled() for timer in recorder._timers.values())  # else they hold it as long as the loop
+
+    live(test())
+    assert not dumps(folder)
+
+
+def test_a_process_that_ended_while_it_dumped_is_told_and_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(operator, "_DUMP_SILENT", 2)
+    monkeypatch.setattr(flight, "STOP_S", 0.1)
+    monkeypatch.setattr(sending, "command", lambda: ["sleep", "1000"])
+
+    async def test():
+        async with operated(flight=str(tmp_path)) as (here, http):
+            asked = asyncio.create_task(done(http, "/api/dump", 500))
+            await here.until(lambda: here.server._flight._results)
+            here.server._flight._results.clear()  # another process in its place, which knows of no dump
+            assert "1 of 1 processes ended" in await asked
+
+    live(test())
+
+
+def test_two_who_ask_one_after_the_other_both_get_an_answer(tmp_path):
+    async def test():
+        async with operated(flight=str(tmp_path)) as (here, _):
+            recorder = here.server._flight
+            for name in ("20200101T000000.000Z-asked", "20200101T000000.001Z-asked"):
+                assert recorder.ask(name) and recorder.result(name) == {"writing": True}
+                await here.until(lambda: not recorder._is_dumping)
+            assert recorder.result("20200101T000000.000Z-asked")["frames"] == 0
+
+    live(test(), 60)

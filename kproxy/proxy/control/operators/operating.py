@@ -126,7 +126,7 @@ def dump_start(worker: Worker, name: str) -> bool | None:
 
 
 def dump_result(worker: Worker, name: str) -> Json | None:
-    """What became of it; None: it is not written yet, or this process has none."""
+    """What became of it, `writing` until it is done; None: this process has begun none of that name."""
     return None if worker.flight is None else worker.flight.result(name)
 
 

@@ -25,6 +25,7 @@ Json = dict[str, Any]
 Answer = tuple[int, Any]  # HTTP status, and what is sent as JSON
 
 _DUMP_POLL_S = 0.05
+_DUMP_SILENT = 40
 
 log = logging.getLogger("kproxy.operator")
 
@@ -135,12 +136,17 @@ class Operator:
         if not any(begun):
             return 409, {"error": "a dump is being written: try again when it is done"}
         log.warning("operator dump=%s", name)
-        while True:
+        silent = 0  # questions to which nobody has said that it still writes
+        while silent < _DUMP_SILENT:
             await asyncio.sleep(_DUMP_POLL_S)
-            told = [one for one in await kproxy.operate("dump_result", name) if one is not None]
+            known = [one for one in await kproxy.operate("dump_result", name) if one is not None]
+            told = [one for one in known if "writing" not in one]
             if len(told) >= sum(begun):
                 break
+            silent = silent + 1 if len(told) == len(known) else 0
         faults = [one["error"] for one in told if "error" in one]
+        if len(told) < sum(begun):
+            faults.append(f"{sum(begun) - len(told)} of {sum(begun)} processes ended before they had written theirs")
         if faults:
             return 500, {"error": "; ".join(faults)}
         return 200, {
