@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import kproxy.spark
 from kproxy.analysis import engine, jobs
 from kproxy.cli import cli
-from tests.broker.cluster import Cluster
+from tests.broker.cluster import Cluster, wait_for
 from tests.broker.kproxy import Kproxy
 from tests.broker.test_clients import consume, sample
 from tests.broker.test_counts import counted
@@ -41,6 +41,8 @@ def test_numbers_of_one_run_are_the_same_everywhere(cluster: Cluster, tmp_path: 
         assert producer.flush(60) == 0
         del producer
         assert sorted(consume(proxy.bootstrap, topic, len(records))) == sorted(records)
+        # The consumer left with fetches in flight: these are counted when their connections end.
+        wait_for("all connections to be counted", lambda: proxy.metric("kproxy_open_connections") == 0)
         requests = counted(proxy, "kproxy_requests_total", "api")
         errors = counted(proxy, "kproxy_errors_total", "api", "error")
     metrics = {api: int(count) for (api,), count in requests.items() if count}
