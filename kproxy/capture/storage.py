@@ -28,6 +28,7 @@ MOST_FILES = 1_000_000  # that one folder or pattern may stand for
 
 _CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4))?$", re.IGNORECASE)  # .pcap7: as tcpdump -C writes
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+_HTTP = re.compile(r"^https?://", re.IGNORECASE)
 _HADOOP = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}  # Hadoop's names of what fsspec calls otherwise
 
 
@@ -48,8 +49,22 @@ def local_path(path: str | Path) -> str:
 
 
 def name_of(path: str) -> str:
-    """The last part of a path or URL: bytes that are no text, as names of files may have, are spelled out."""
+    """The last part of a path or URL: bytes that are no text, as names of files may have, are spelled out.
+
+    Not what follows a URL's `?`, which is no name, and may be a signature that opens the file to everybody.
+    """
+    if _HTTP.match(path):
+        path = re.split(r"[?#]", path, maxsplit=1)[0]
     return os.fsencode(path.rstrip("/").rsplit("/", 1)[-1]).decode(errors="backslashreplace")
+
+
+def shown(path: str) -> str:
+    """A path or URL as messages name it: without what may be a secret, a password or what follows a `?`."""
+    if not is_remote(path):
+        return path
+    if _HTTP.match(path):
+        path = re.sub(r"\?[^#]*", "?...", path, count=1)
+    return re.sub(r"^([^/]*//[^/@:]*):[^/]*@", r"\1:...@", path)
 
 
 @dataclass(frozen=True)
@@ -102,7 +117,9 @@ class Storage:
             return [path]
         found = self._remote(path) if is_remote(path) else _local(local_path(path))
         if len(found) > MOST_FILES:
-            raise KproxyError(f"{path}: {len(found):,} files; name folders or patterns with fewer than {MOST_FILES:,}")
+            raise KproxyError(
+                f"{shown(path)}: {len(found):,} files; name folders or patterns with fewer than {MOST_FILES:,}"
+            )
         return found
 
     def _remote(self, path: str) -> list[str]:
@@ -111,7 +128,7 @@ class Storage:
             if has_magic(path) and not system.exists(place):
                 found = [file for file in system.glob(place) if not system.isdir(file)]
                 if not found:
-                    raise KproxyError(f"{path}: no file matches this pattern")
+                    raise KproxyError(f"{shown(path)}: no file matches this pattern")
                 return sorted(map(_spelled_as(path), found))
             if not system.isdir(place):
                 return [path]
@@ -145,13 +162,15 @@ class Storage:
         try:
             import fsspec
         except ModuleNotFoundError:
-            raise KproxyError(f"{path}: {scheme}:// needs fsspec: {install_command('storage')}") from None
+            raise KproxyError(f"{shown(path)}: {scheme}:// needs fsspec: {install_command('storage')}") from None
         try:
             kind = fsspec.get_filesystem_class(known)
         except ValueError:
-            raise KproxyError(f"{path}: there is no storage {scheme}://; fsspec knows s3, gs, abfs, webhdfs") from None
+            raise KproxyError(
+                f"{shown(path)}: there is no storage {scheme}://; fsspec knows s3, gs, abfs, webhdfs"
+            ) from None
         except ImportError as fault:
-            raise KproxyError(f"{path}: {fault}") from None  # it names the package
+            raise KproxyError(f"{shown(path)}: {fault}") from None  # it names the package
         url = known + path[len(found[1]) :]
         # what the URL itself says (a host and its port) stands before what options say; what was listed once may change
         options = {"use_listings_cache": False, **_typed(dict(self.options)), **kind._get_kwargs_from_urls(url)}
@@ -222,7 +241,9 @@ class Remote(io.RawIOBase):
             return b""
         data = self._storage.read(self.name, position, stop)
         if len(data) < stop - position:
-            raise CaptureError(self.name, "the storage gave fewer bytes than the file has: did it change?", position)
+            raise CaptureError(
+                shown(self.name), "the storage gave fewer bytes than the file has: did it change?", position
+            )
         self._ranges = [*self._ranges[-1:], (position, data)]
         self.requested_bytes += len(data)
         return data[:count]
@@ -236,11 +257,13 @@ def _told(path: str) -> Iterator[None]:
     except KproxyError:
         raise
     except FileNotFoundError:
-        raise CaptureError(path, "cannot be opened: there is no such file in the storage") from None
+        raise CaptureError(shown(path), "cannot be opened: there is no such file in the storage") from None
     except PermissionError as fault:
-        raise CaptureError(path, f"cannot be opened: the storage refuses: {_first_line(fault)}") from fault
+        raise CaptureError(shown(path), f"cannot be opened: the storage refuses: {_first_line(fault)}") from fault
     except Exception as fault:  # each package has errors of its own
-        raise CaptureError(path, f"the storage cannot be read: {type(fault).__name__}: {_first_line(fault)}") from fault
+        raise CaptureError(
+            shown(path), f"the storage cannot be read: {type(fault).__name__}: {_first_line(fault)}"
+        ) from fault
 
 
 def _first_line(fault: BaseException) -> str:
@@ -265,7 +288,7 @@ def _local(path: str) -> list[str]:
         if has_magic(path) and not os.path.lexists(path):  # as a shell hands it on where nothing matches, or in quotes
             found = sorted(file for file in glob(path) if not os.path.isdir(file))  # noqa: PTH112, PTH207 - links stay
             if not found:
-                raise KproxyError(f"{path}: no file matches this pattern")
+                raise KproxyError(f"{shown(path)}: no file matches this pattern")
             return found
         return [path]
     found = sorted(str(file) for file in Path(path).iterdir() if is_capture(file.name) and file.is_file())
@@ -275,7 +298,7 @@ def _local(path: str) -> list[str]:
 
 
 def _no_captures(path: str) -> str:
-    return f"{path}: no captures in this folder (*.pcap, *.pcapng or *.cap, also compressed): name the files"
+    return f"{shown(path)}: no captures in this folder (*.pcap, *.pcapng or *.cap, also compressed): name the files"
 
 
 def _spelled_as(path: str) -> Any:

@@ -113,6 +113,7 @@ def _first_sight(summary: "Summary", settings: "Settings") -> tuple[list[str], l
 
     from kproxy.analysis import sections
     from kproxy.analysis.duck import Tables
+    from kproxy.capture.storage import shown
     from kproxy.views import answers, progress
     from kproxy.views import overview as view
 
@@ -127,5 +128,5 @@ def _first_sight(summary: "Summary", settings: "Settings") -> tuple[list[str], l
         if "-" not in files:  # standard input cannot be read again
             rotated = ["--rotated"] if len(files) > 1 else []
             which = ["--connection", str(slow["connection"]), "--number", str(slow["number"])]
-            commands.append(shlex.join(["kproxy", "show", *files, *which, *settings.identity, *rotated]))
+            commands.append(shlex.join(["kproxy", "show", *map(shown, files), *which, *settings.identity, *rotated]))
     return view.brief(rows), commands if told["apis"] or told["groups"] or told["zookeeper"] else []

@@ -25,7 +25,7 @@ def runs(summary: dict[str, Any]) -> Iterator[str]:
     yield printable(f"admin             {summary['admin'] or 'none: no /metrics, /health, /ready'}")
     drain = summary["drain"]
     yield f"drain             {drain['delay_s']:g} s of delay, then at most {drain['timeout_s']:g} s"
-    for name in ("record", "audit"):
+    for name in ("record", "flight", "audit"):
         if summary[name]:
             yield printable(f"{name:<17} {summary[name]}")
 

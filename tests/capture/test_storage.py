@@ -3,15 +3,20 @@
 import gzip
 import os
 import shutil
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from kproxy.capture import storage
 from kproxy.capture.captures import Capture
 from kproxy.capture.quality import Quality
-from kproxy.capture.storage import Storage, is_remote, local_path, options_of
+from kproxy.capture.storage import Storage, is_remote, local_path, name_of, options_of, shown
+from kproxy.cli import cli
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.processes import convert
 from kproxy.errors import CaptureError, KproxyError
@@ -133,3 +138,34 @@ def test_programs_that_know_no_storage_get_a_copy(bucket):
     with bucket.storage.here([url]) as (copy,):
         assert Path(copy).read_bytes() == b"x" * 1000
     assert not Path(copy).exists()
+
+
+def test_no_secret_of_a_url_is_in_a_name_or_a_message():
+    url = "https://reader:hunter2@127.0.0.1:1/dumps/x.pcap?X-Amz-Signature=51677/a3"
+    assert name_of(url) == "x.pcap" and name_of("s3://b/what?.pcap") == "what?.pcap"
+    assert shown(url) == "https://reader:...@127.0.0.1:1/dumps/x.pcap?..." and shown("/a:b@c?d") == "/a:b@c?d"
+    with pytest.raises(CaptureError, match="cannot be opened") as told:
+        Storage().size(url)
+    assert "hunter2" not in str(told.value) and "51677" not in str(told.value)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """It would write what is asked for into what the test looks at."""
+
+
+def test_passwords_and_signatures_of_urls_are_not_in_tables_and_what_is_said_of_them(tmp_path):
+    shutil.copy(capture("k41_snap400"), tmp_path / "x.pcap")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    tables = tmp_path / "tables"
+    try:
+        url = f"http://reader:hunter2@127.0.0.1:{server.server_port}/x.pcap?X-Amz-Signature=51677a3"
+        done = CliRunner().invoke(cli, ["convert", url, "--out", str(tables)])
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.exit_code == 0 and "kproxy show" in done.output and "reader:...@" in done.output, done.output
+    told = done.output + (tables / "_kproxy.json").read_text() + str(list(tables.rglob("*")))
+    assert "hunter2" not in told and "51677a3" not in told
+    assert {row["source"] for row in pq.read_table(tables / "exchanges").to_pylist()} == {"x.pcap"}

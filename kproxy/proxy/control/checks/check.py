@@ -23,7 +23,7 @@ from kproxy.proxy.config.policy import default_of
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control.server import LOOPBACK, Server
 
-_WRITTEN = frozenset(("record", "audit"))  # what kproxy writes to
+_WRITTEN = ("record", "flight.folder", "audit")  # what kproxy writes to
 _SECRET_SOURCES = ("_env",)
 
 
@@ -78,15 +78,23 @@ def _unreadable(config: Config, environment: Mapping[str, str]) -> Iterator[tupl
             if reason:
                 yield path, f"{value} {reason}"
     for name in _WRITTEN:
-        value = getattr(config, name, None)
+        value = _setting(config, name)
         if value is not None and str(value) != "stderr":
-            folder = Path(value) if name == "record" else Path(value).parent
+            folder = Path(value).parent if name == "audit" else Path(value)
             if name == "audit" and Path(value).is_dir():
                 yield name, f"{value} is a folder: name a file in it"
-            while not folder.exists() and folder != folder.parent and name == "record":
+            while not folder.exists() and folder != folder.parent and name != "audit":
                 folder = folder.parent
             if not folder.is_dir() or not os.access(folder, os.W_OK):
                 yield name, f"{value} cannot be written to: {folder} is no folder that this user may write to"
+
+
+def _setting(config: Config, path: str) -> Any:
+    """A value by its place; None where its table is not there."""
+    value: Any = config
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 def _why_unreadable(path: Path) -> str:
@@ -118,6 +126,7 @@ def summary(config: Config) -> dict[str, Any]:
         "drain": {"delay_s": config.drain_delay_s, "timeout_s": config.drain_timeout_s},
         "max_connections": config.max_connections,
         "record": str(config.record) if config.record else None,
+        "flight": str(config.flight.folder) if config.flight else None,
         "audit": config.audit,
         "log_level": config.log_level,
         "clusters": [_cluster(cluster) for cluster in config.clusters],

@@ -132,3 +132,12 @@ def test_rules_are_counted_as_people_do(written):
     rule = '[[cluster.policy]]\naction = "allow"\ntopic = "a"\n'
     assert "1 rule, what none matches is denied" in run(written(cluster() + rule)).stdout
     assert "2 rules, what none matches" in run(written(cluster() + rule * 2)).stdout
+
+
+def test_the_folder_of_the_flight_recorder_is_one_that_can_be_made(written, tmp_path):
+    found = check(written(f'[flight]\nfolder = "{tmp_path}/new/dumps"\n' + cluster()), {})
+    assert not found.faults and summary(found.config)["flight"] == f"{tmp_path}/new/dumps"
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    found = check(written(f'[flight]\nfolder = "{tmp_path}/file"\n' + cluster()), {})
+    assert [place for place, _ in found.faults] == ["flight.folder"] and "is no folder" in found.faults[0][1]
