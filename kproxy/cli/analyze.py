@@ -71,8 +71,8 @@ def tables_at(
 
     far = [place for place in places if "://" in place]
     if far:
-            from kproxy.capture.storage import shown
         from kproxy.capture.storage import shown
+
         raise KproxyError(f"{shown(far[0])}: tables are read from folders of this machine; `kproxy spark` reads URLs")
     if len(places) == 1 and cached.is_dataset(places[0]):
         check_tables(places, tables, quiet)
