@@ -108,6 +108,7 @@ _EXTRA_OF = {
     "pyshark": "wireshark",
     "pyspark": "spark",
     "scramp": "sasl",
+    "textual": "top",
     "vl_convert": "report",
 }
 

@@ -28,6 +28,7 @@ _MODULE_OF = {
     "show": "kproxy.cli.show",
     "spark": "kproxy.cli.spark_group",
     "ctl": "kproxy.cli.ctl",
+    "top": "kproxy.cli.top",
     "watch": "kproxy.cli.watch",
     "decode": "kproxy.cli.decode",
     "demo": "kproxy.cli.demo",

@@ -25,7 +25,10 @@ TIMEOUT_S = 30.0
 class AdminPort:
     """address: [http[s]://]HOST:PORT, or a port of this machine. token: what a token file holds. ca: implies TLS."""
 
-    def __init__(self, address: str, token_file: Path | None = None, ca: Path | None = None) -> None:
+    def __init__(
+        self, address: str, token_file: Path | None = None, ca: Path | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._timeout_s = timeout_s
         address = address.strip().rstrip("/")
         if address.isdigit() or address.startswith(":"):
             address = f"localhost:{address.lstrip(':')}"
@@ -72,14 +75,14 @@ class AdminPort:
                 raise KproxyError(f"{self.url} stopped answering: {fault or type(fault).__name__}") from None
 
     def _open(
-        self, method: str, path: str, parameters: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+        self, method: str, path: str, parameters: dict[str, Any] | None = None, timeout_s: float | None = None
     ) -> Any:
         body = None
         if parameters is not None:
             body = json.dumps({name: value for name, value in parameters.items() if value is not None}).encode()
         try:
             asked = urllib.request.Request(f"{self.url}{path}", body, self._headers, method=method)
-            return self._opener.open(asked, timeout=timeout_s)
+            return self._opener.open(asked, timeout=self._timeout_s if timeout_s is None else timeout_s)
         except urllib.error.HTTPError as refusal:
             raise self._refused(refusal) from None
         except urllib.error.URLError as fault:

@@ -1,0 +1,81 @@
+"""`kproxy top`: the options of the terminal view. The work is done in `kproxy.views.top`."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+_VIEWS = ("apis", "brokers", "topics", "clients", "groups", "connections", "slow", "errors", "findings")
+_TIMEOUT_S = 5.0
+
+
+@click.command()
+@click.argument("admin", default="localhost:9600", metavar="[ADMIN]")
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="KPROXY_ADMIN_TOKEN_FILE",
+    metavar="FILE",
+    help="The token that it wants. Also KPROXY_ADMIN_TOKEN_FILE.",
+)
+@click.option(
+    "--ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Who vouches for its certificate; implies https.",
+)
+@click.option(
+    "--show",
+    "view",
+    type=click.Choice(_VIEWS),
+    default="apis",
+    show_default=True,
+    metavar="TABLE",
+    help=f"The table at first, and that of --once: {', '.join(_VIEWS)}.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 3600),
+    default=1.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two questions; with --once and --json rates are over these.",
+)
+@click.option("--once", is_flag=True, help="Print one table, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document with all tables, and end.")
+def top(
+    admin: str, token_file: Path | None, ca: Path | None, view: str, interval: float, once: bool, as_json: bool
+) -> None:
+    """Show what a running kproxy does: APIs, brokers, topics, clients, groups, connections, slow exchanges, errors.
+
+    ADMIN is where it answers, as HOST:PORT: what its --admin says, from here. Default: localhost:9600.
+
+    \b
+    In a terminal; 1 to 9 choose a table, Enter opens a row, / filters, s sorts, p pauses, q ends:
+      kproxy top
+      kproxy top https://kproxy-1:9600 --token-file token --ca ca.pem
+    \b
+    For scripts:
+      kproxy top --once --show brokers
+      kproxy top --json --interval 10 | jq '.apis[] | select(.errors_per_s > 0)'
+    """
+    from kproxy.proxy.control.operators.asking import AdminPort
+    from kproxy.views.top import once as plainly
+    from kproxy.views.top.source import Source
+
+    source = Source(AdminPort(admin, token_file, ca, _TIMEOUT_S))
+    if as_json or once:
+        plainly.ask(source, interval)
+        if as_json:
+            click.echo(json.dumps(plainly.document(source), indent=2))
+            return
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else plainly.WIDTH
+        for line in plainly.lines(source, view, width):
+            click.echo(line)
+        return
+    plainly.check_terminal(sys.stdin, sys.stdout)
+    from kproxy.views.top.screen import Top
+
+    Top(source, view, interval).run()

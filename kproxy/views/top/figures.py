@@ -1,0 +1,196 @@
+"""Rows of the tables of `kproxy top` from answers of /api/live: counters so far, and rates of the last seconds.
+
+Duty: subtract and add up; a rate is of the last WINDOW_S, a quantile is that of /metrics (`metrics.bounds.quantile`).
+Bounded: answers of WINDOW_S, MAX_ANSWERS of them, MAX_SLOW slow exchanges. Refuses to know who answered, and how rows
+look. The format of an answer is in docs/admin.md.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kproxy.metrics.bounds import quantile
+
+WINDOW_S = 10.0
+MAX_ANSWERS = 64
+MAX_SLOW = 200
+
+Answer = Mapping[str, Any]
+Row = dict[str, Any]
+
+_COUNTS = ("requests", "errors", "request_bytes", "response_bytes", "throttled", "throttle_ms")
+_RATES = ("requests", "errors", "request_bytes", "response_bytes")
+_TOPIC = ("produced_bytes", "produced_records", "fetched_bytes", "fetched_records")
+_GROUP = ("state", "members", "generation", "rebalances", "rebalance_s", "refused")
+_FULL = {100, 200}  # rows of a list of /api/live that was cut
+_WAITING = {"Fetch", "ShareFetch", "JoinGroup", "SyncGroup", "ConsumerGroupHeartbeat"}  # they wait on purpose
+
+
+class Figures:
+    """What answers say so far; empty before the first."""
+
+    def __init__(self) -> None:
+        self._answers: deque[Answer] = deque(maxlen=MAX_ANSWERS)
+        self._slow: deque[Row] = deque(maxlen=MAX_SLOW)
+        self._lags: Sequence[Sequence[Any]] = ()
+
+    def add(self, answer: Answer) -> bool:
+        """Take one more; returns whether it is of another process than the one before, which is forgotten then."""
+        restarted = False
+        if self._answers:
+            started, now = (each["state"]["started_ms"] for each in (self._answers[-1], answer))
+            if started != now:
+                restarted = True
+                self._answers.clear()
+                self._slow.clear()
+                self._lags = ()
+            elif answer["state"]["now_ms"] == self._answers[-1]["state"]["now_ms"]:
+                self._answers.pop()  # the same answer, given again
+        self._answers.append(answer)
+        while len(self._answers) > 2 and self._span_s(1) >= WINDOW_S:
+            self._answers.popleft()
+        self._lags = answer.get("lags", self._lags)
+        known = {(row["connection"], row["number"], row["at_us"]) for row in self._slow}
+        for values in answer["slow"]:
+            row = dict(zip(answer["slow_columns"], values, strict=False))
+            if (row["connection"], row["number"], row["at_us"]) not in known:
+                self._slow.append(row)
+        return restarted
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._answers
+
+    @property
+    def slow_after_us(self) -> int:
+        """The time of the newest slow exchange that is known."""
+        return max((row["at_us"] for row in self._slow), default=0)
+
+    @property
+    def seconds(self) -> float:
+        """What rates are over; 0 after one answer."""
+        return self._span_s(0)
+
+    def _span_s(self, first: int) -> float:
+        return float(self._answers[-1]["state"]["now_ms"] - self._answers[first]["state"]["now_ms"]) / 1000
+
+    @property
+    def state(self) -> Row:
+        return dict(self._answers[-1]["state"])
+
+    def head(self) -> Row:
+        """The whole process in one row."""
+        first, last = self._answers[0]["state"], self._answers[-1]["state"]
+        (row,) = self.traffic((), lambda row: row[2] not in _WAITING) or [self._empty()]
+        (everything,) = self.traffic(()) or [self._empty()]
+        everything |= {"p50_s": row["p50_s"], "p99_s": row["p99_s"]}
+        everything["connections"] = last["connections"]
+        everything["cpu_share"] = max(0.0, last["cpu_s"] - first["cpu_s"]) / self.seconds if self.seconds else None
+        everything["uptime_s"] = (last["now_ms"] - last["started_ms"]) / 1000
+        return everything
+
+    def traffic(
+        self, by: tuple[str, ...] = ("cluster", "api"), which: Callable[[Sequence[Any]], bool] = lambda row: True
+    ) -> list[Row]:
+        """Requests, latencies, errors and bytes, added up by columns out of cluster, broker and api."""
+        names = ("cluster", "broker", "api")
+        bounds = [round(bound * 1e9) for bound in self._answers[-1]["bounds_s"]]
+        sums: dict[tuple[Any, ...], Row] = {}
+        histograms: dict[tuple[Any, ...], list[int]] = {}
+        for key, now, before in self._pairs("totals", 3):
+            if not which(key):
+                continue
+            named = dict(zip(names, key, strict=True))
+            wanted = tuple(named[name] for name in by)
+            if wanted not in sums:
+                sums[wanted] = dict(zip(by, wanted, strict=True)) | self._empty()
+                histograms[wanted] = [0] * (len(bounds) + 1)
+            row, counts = sums[wanted], histograms[wanted]
+            for index, name in enumerate(_COUNTS):
+                row[name] += now[index]
+                if name in _RATES:
+                    row[f"{name}_per_s"] += self._rate(now[index], before[index] if before else 0)
+            for sign, pairs in ((1, now[6]), (-1, before[6] if before else ())):
+                for bucket, count in zip(pairs[::2], pairs[1::2], strict=True):
+                    if bucket < len(counts):
+                        counts[bucket] += sign * count
+        for wanted, row in sums.items():
+            for name, q in (("p50_s", 0.5), ("p99_s", 0.99)):
+                found = quantile(bounds, [max(0, count) for count in histograms[wanted]], q) if self.seconds else None
+                row[name] = None if found is None else found / 1e9
+        return list(sums.values())
+
+    def brokers(self) -> list[Row]:
+        """Traffic by broker, with connections and requests in flight."""
+        rows = {(row["cluster"], row["broker"]): row for row in self.traffic(("cluster", "broker"))}
+        for cluster, broker, connections, in_flight, disconnects in self._answers[-1]["brokers"]:
+            row = rows.setdefault((cluster, broker), {"cluster": cluster, "broker": broker} | self._empty())
+            row |= {"connections": connections, "in_flight": in_flight, "disconnects": disconnects}
+        return list(rows.values())
+
+    def topics(self) -> list[Row]:
+        """What was written to topics and read from them, with the largest lag of a consumer."""
+        lags: dict[tuple[str, str], int] = {}
+        for cluster, _, _, topic, records, _ in self._lags:
+            lags[cluster, topic] = max(records, lags.get((cluster, topic), 0))
+        rows = []
+        for (cluster, topic), now, before in self._pairs("topics", 2):
+            row: Row = {"cluster": cluster, "topic": topic} | dict(zip(_TOPIC, now, strict=False))
+            for index, name in enumerate(_TOPIC):
+                row[f"{name}_per_s"] = self._rate(now[index], before[index] if before else 0)
+            rows.append(row | {"max_lag_records": lags.get((cluster, topic))})
+        return rows
+
+    def clients(self) -> list[Row]:
+        names = ("cluster", "client_id", "software", "version", "connections")
+        return [dict(zip(names, row, strict=False)) for row in self._answers[-1]["clients"]]
+
+    def groups(self) -> list[Row]:
+        """Consumer groups, with their largest lag of a topic."""
+        lags: dict[tuple[str, str], int] = {}
+        for cluster, kind, name, _, records, _ in self._lags:
+            if kind == "group":
+                lags[cluster, name] = max(records, lags.get((cluster, name), 0))
+        return [
+            {"cluster": row[0], "group": row[1]}
+            | dict(zip(_GROUP, row[2:], strict=False))
+            | {"max_lag_records": lags.get((row[0], row[1]))}
+            for row in self._answers[-1]["groups"]
+        ]
+
+    def lags(self, cluster: str | None = None, topic: str | None = None) -> list[Row]:
+        """How far consumers are behind: all, or those of a topic."""
+        names = ("cluster", "consumer_is", "consumer", "topic", "lag_records", "lag_s")
+        rows = [dict(zip(names, row, strict=False)) for row in self._lags]
+        return [row for row in rows if topic is None or (row["cluster"], row["topic"]) == (cluster, topic)]
+
+    def errors(self) -> list[Row]:
+        return [
+            dict(zip(("cluster", "broker", "api", "error"), key, strict=True))
+            | {"answers": now[0], "answers_per_s": self._rate(now[0], before[0] if before else 0)}
+            for key, now, before in self._pairs("errors", 4)
+        ]
+
+    def slow(self) -> list[Row]:
+        """The slow exchanges, the newest first."""
+        return list(reversed(self._slow))
+
+    def _empty(self) -> Row:
+        return dict.fromkeys(_COUNTS, 0) | {f"{name}_per_s": 0.0 for name in _RATES} | {"p50_s": None, "p99_s": None}
+
+    def _rate(self, now: int, before: int) -> float:
+        return max(0, now - before) / self.seconds if self.seconds else 0.0
+
+    def _pairs(self, name: str, key_length: int) -> list[tuple[tuple[Any, ...], Sequence[Any], Sequence[Any] | None]]:
+        """(key, values now, values at the beginning of the window) of each row; None: there was no such row yet.
+
+        Of a list that was cut the rows that were not in it may be old: they have no rate for one window.
+        """
+        listed = self._answers[0][name]
+        earlier = {tuple(row[:key_length]): row[key_length:] for row in listed}
+        was_cut = len(listed) in _FULL
+        pairs = []
+        for row in self._answers[-1][name]:
+            key, now = tuple(row[:key_length]), row[key_length:]
+            pairs.append((key, now, earlier.get(key, now if was_cut else None)))
+        return pairs

@@ -1,0 +1,54 @@
+"""`kproxy top --once` and `--json`: asks twice, and prints plain text or one JSON document, for scripts.
+
+Duty: also says where there is no terminal to draw on. Refuses to know how to ask.
+"""
+
+import os
+from collections.abc import Iterator
+from time import sleep
+from typing import Any, TextIO
+
+from kproxy.errors import KproxyError
+from kproxy.views.top import tables
+from kproxy.views.top.source import Source
+
+WIDTH = 200  # where there is no terminal
+
+
+def ask(source: Source, interval_s: float) -> None:
+    """Two answers, so that rates are of the time between them."""
+    wait_s = max(interval_s, source.ask())
+    sleep(wait_s)
+    source.ask()
+
+
+def lines(source: Source, view: str, width: int) -> Iterator[str]:
+    """One table, as it is sorted on the screen at first."""
+    table = tables.TABLES[view]
+    rows = tables.rows_of(source, tables.Place(view))
+    yield from tables.as_text(table, tables.ordered(rows, table.sort, tables.descends(table, table.sort)), width)
+
+
+def check_terminal(stdin: TextIO, stdout: TextIO) -> None:
+    """Raise KproxyError where no screen can be drawn."""
+    if not (stdin.isatty() and stdout.isatty()):
+        raise KproxyError("kproxy top draws on a terminal, and this is none: --once prints a table, --json all of them")
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
+        raise KproxyError("TERM=dumb cannot move the cursor: --once prints a table; TERM=xterm where it can")
+
+
+def document(source: Source) -> dict[str, Any]:
+    """All tables as plain values, of which units are in the names: one JSON document."""
+    found: dict[str, Any] = {
+        "admin": source.url,
+        "state": source.figures.state,
+        "rates_over_s": source.figures.seconds,
+        "total": source.figures.head(),
+    }
+    for name in tables.VIEWS:
+        try:
+            found[name] = tables.rows_of(source, tables.Place(name))
+        except KproxyError as fault:
+            found[name], found.setdefault("faults", {})[name] = None, str(fault)
+    found["lags"] = source.figures.lags()
+    return found

@@ -1,0 +1,93 @@
+"""Asks the admin port for what `kproxy top` shows: /api/live always, the rest only while it is on the screen.
+
+Duty: one call per refresh, in the thread of the caller. Bounded: MAX_CONNECTIONS rows, PAGES pages of groups, findings
+asked every FINDINGS_S. Refuses to know how rows look. Faults are KproxyError.
+"""
+
+from time import monotonic
+from typing import Any
+
+from kproxy.errors import KproxyError
+from kproxy.proxy.control.operators.asking import AdminPort
+from kproxy.views.top.figures import Figures, Row
+
+MAX_CONNECTIONS = 2000
+FINDINGS_S = 10.0
+_GROUPS_PAGE = 1000
+_PAGES = 20
+
+
+class Source:
+    """port: of the kproxy that is asked."""
+
+    def __init__(self, port: AdminPort) -> None:
+        self.port = port
+        self.figures = Figures()
+        self.restarts = 0
+        self._known = {"after": 0, "series": 0, "groups": 0}  # of the history, which is the page's
+        self._findings: list[Row] = []
+        self._findings_at = -FINDINGS_S
+
+    @property
+    def url(self) -> str:
+        return self.port.url
+
+    def ask(self) -> float:
+        """Take the next answer; returns after how many seconds there is a new one."""
+        answer = self.port.get("/api/live", slow_after=self.figures.slow_after_us, **self._known)
+        try:
+            self._remember(answer)
+            if self.figures.add(answer):
+                self.restarts += 1
+                self._findings_at = -FINDINGS_S
+            return float(answer["interval_s"])
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise KproxyError(f"{self.url} is no kproxy of this kind: /api/live answers something else") from None
+
+    def _remember(self, answer: Any) -> None:
+        """What of the history need not be sent again."""
+        if answer.get("samples"):
+            self._known["after"] = int(answer["samples"][-1]["n"])
+        if "series" in answer:
+            self._known["series"] = answer["first_series"] + len(answer["series"])
+            self._known["groups"] = answer["first_group"] + len(answer["group_names"])
+
+    def connections(self, client_id: str | None = None) -> list[Row]:
+        """The oldest MAX_CONNECTIONS, or those of them with this client id."""
+        rows = self._rows("/api/connections", limit=MAX_CONNECTIONS)
+        now_ns = self.figures.state["now_ms"] * 1_000_000
+        for row in rows:
+            row["age_s"] = max(0.0, (now_ns - int(row["opened_ns"])) / 1e9) if "opened_ns" in row else None
+        return [row for row in rows if client_id is None or (row.get("client_id") or "") == client_id]
+
+    def requests(self, connection: int) -> list[Row]:
+        """In flight, of this connection."""
+        return self._rows("/api/requests", connection=connection)
+
+    def members(self, cluster: str, group: str) -> list[Row]:
+        """Of a group; KproxyError: it is not known any more."""
+        after = ""
+        for _ in range(_PAGES):
+            page = self._rows("/api/groups", limit=_GROUPS_PAGE, after=after)
+            for row in page:
+                if (row["cluster"], row["group"]) == (cluster, group):
+                    return [dict(member) for member in row["members"]]
+            if len(page) < _GROUPS_PAGE:
+                break
+            after = f"{page[-1]['cluster']}/{page[-1]['group']}"
+        raise KproxyError("this group is not known any more")
+
+    def findings(self) -> list[Row]:
+        """What stands out, asked anew every FINDINGS_S."""
+        if monotonic() - self._findings_at >= FINDINGS_S:
+            answer = self.port.get("/api/findings")
+            listed = answer.get("findings", ()) if isinstance(answer, dict) else answer
+            self._findings = [dict(row) for row in listed]
+            self._findings_at = monotonic()
+        return self._findings
+
+    def _rows(self, path: str, **parameters: Any) -> list[Row]:
+        answer = self.port.get(path, **parameters)
+        if not isinstance(answer, list):
+            raise KproxyError(f"{self.url}{path} answers no list")
+        return [dict(row) for row in answer]

@@ -1,0 +1,436 @@
+"""The tables of `kproxy top`: their columns, what a row opens, and how a cell looks; also as plain text and as JSON.
+
+Duty: which columns fit a width, sorting, filtering. Text of peers is data: `plain` makes it harmless. Bounded: TEXT
+characters of a value. Refuses to know the terminal, and who asks.
+"""
+
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+
+from kproxy.views import units
+from kproxy.views.operator import age
+from kproxy.views.top.figures import Row
+from kproxy.views.top.source import Source
+
+TEXT = 300
+ROWS = 500  # on a screen; filter for the others
+GAP = 2
+WRAP = 56  # characters of a line of details, which fits 80 columns
+MOST = 4000  # of a value there
+_TURNS = {"R", "AL", "AN"}  # classes of characters after which a terminal may put what follows to the left of them
+
+
+def plain(value: Any) -> str:
+    """A value as text that stays in its cell: nothing moves the cursor, joins other characters or runs to the left."""
+    text = str(value)
+    cut = len(text) > TEXT
+    parts = []
+    for each in text[:TEXT]:
+        odd = not each.isprintable() or unicodedata.combining(each) or unicodedata.bidirectional(each) in _TURNS
+        parts.append(each.encode("unicode_escape").decode() if odd else each)
+    return "".join(parts) + ("…" if cut else "")
+
+
+def _text(value: Any) -> str:
+    return "–" if value is None or value == "" else plain(value)
+
+
+def _figure(show: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "–" if value is None else show(value) if isinstance(value, int | float) else plain(value)
+
+
+_count = _figure(lambda value: f"{value:,}")
+_rate = _figure(units.number)
+_seconds = _figure(lambda value: units.duration(value * 1e9))
+_milliseconds = _figure(lambda value: units.duration(value * 1e6))
+_bytes = _figure(units.size)
+_byte_rate = _figure(units.rate)
+_age = _figure(age)
+_BY_ENDING = {"_s": _seconds, "_ms": _milliseconds, "bytes": _bytes, "_share": _figure(lambda value: f"{value:.1%}")}
+_clock = _figure(lambda value: units.time(int(value) * 1000)[11:])
+
+
+@dataclass(frozen=True)
+class Column:
+    """key: of rows. rank: the higher, the earlier it is left out where there is no room."""
+
+    key: str
+    title: str
+    show: Callable[[Any], str] = _text
+    rank: int = 0
+    least: int = 8  # cells of a text column
+    is_bad: bool = False  # a value above 0 stands out
+
+    @property
+    def is_figure(self) -> bool:
+        return self.show is not _text
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is on the screen: a table, and of what."""
+
+    table: str
+    of: tuple[Any, ...] = ()
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """rows(source, *of): may raise KproxyError. sort: the column at first. opens(row): what Enter shows."""
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: Callable[..., list[Row]]
+    sort: str
+    opens: Callable[[Row], Place | None] = lambda row: None
+    nothing: str = "nothing yet"
+    key: tuple[str, ...] = ()
+
+
+_CLUSTER = Column("cluster", "cluster", rank=3, least=7)
+_TRAFFIC = (
+    Column("requests_per_s", "req/s", _rate),
+    Column("p50_s", "p50", _seconds, 1),
+    Column("p99_s", "p99", _seconds),
+    Column("errors_per_s", "errors/s", _rate, 1, is_bad=True),
+    Column("request_bytes_per_s", "to broker", _byte_rate, 2),
+    Column("response_bytes_per_s", "to client", _byte_rate, 2),
+)
+_SO_FAR = (
+    Column("requests", "requests", _count, 4),
+    Column("errors", "errors", _count, 4, is_bad=True),
+    Column("throttled", "throttled", _count, 5, is_bad=True),
+)
+
+
+def _values(row: Row) -> Place:
+    return Place("details", (tuple(row.items()),), "details")
+
+
+def _details(source: Source, pairs: Sequence[tuple[str, Any]]) -> list[Row]:
+    rows: list[Row] = []
+    for name, value in pairs:
+        inner = value.items() if isinstance(value, Mapping) else ()
+        shown = ", ".join(f"{key} {_detail(key, one)}" for key, one in inner) if inner else _detail(name, value)
+        for number, line in enumerate(textwrap.wrap(shown[:MOST], WRAP) or ["–"]):
+            rows.append({"at": len(rows), "name": "" if number else _title(name), "value": line})
+    return rows
+
+
+def _title(name: str) -> str:
+    """A value's name as the tables have it, else without its unit."""
+    for table in TABLES.values():
+        for column in table.columns:
+            if column.key == name and column.rank != _HIDDEN:
+                return column.title
+    return plain(name.removesuffix("_ns").removesuffix("_us").removesuffix("_ms").removesuffix("_s").replace("_", " "))
+
+
+def _detail(name: str, value: Any) -> str:
+    """A value by its name, whose end says the unit."""
+    if isinstance(value, list | tuple):
+        return ", ".join(str(one) for one in value) or "–"
+    if value is None or isinstance(value, bool | str):
+        return "–" if value in (None, "") else str(value)
+    if name.endswith(("_us", "_ns")) and value > 1e15:
+        return f"{units.time(int(value) * (1000 if name.endswith('_us') else 1))} UTC"
+    for ending, show in _BY_ENDING.items():
+        if name.endswith(ending) and isinstance(value, int | float):
+            return show(value)
+    return str(value)
+
+
+def _findings(source: Source) -> list[Row]:
+    order = {"critical": 0, "warning": 1, "note": 2}
+    rows = source.findings()
+    return [row | {"rank": order.get(str(row.get("severity")), 3)} for row in rows]
+
+
+TABLES: Mapping[str, Table] = {
+    table.name: table
+    for table in (
+        Table(
+            "apis",
+            (_CLUSTER, Column("api", "api", least=12), *_TRAFFIC, *_SO_FAR),
+            lambda source: source.figures.traffic(("cluster", "api")),
+            "requests_per_s",
+            lambda row: Place("api_brokers", (row["cluster"], row["api"]), f"{row['api']} by broker"),
+            "no requests yet",
+        ),
+        Table(
+            "brokers",
+            (
+                *(_CLUSTER, Column("broker", "broker", least=9), *_TRAFFIC),
+                Column("in_flight", "in flight", _count, 1),
+                Column("connections", "conns", _count, 3),
+                Column("disconnects", "disconnects", _count, 5),
+                *_SO_FAR,
+            ),
+            lambda source: source.figures.brokers(),
+            "requests_per_s",
+            lambda row: Place("broker_apis", (row["cluster"], row["broker"]), f"broker {row['broker']} by API"),
+            "no brokers yet",
+        ),
+        Table(
+            "topics",
+            (
+                *(_CLUSTER, Column("topic", "topic", least=14)),
+                Column("produced_bytes_per_s", "written", _byte_rate),
+                Column("produced_records_per_s", "records/s", _rate, 2),
+                Column("fetched_bytes_per_s", "read", _byte_rate),
+                Column("fetched_records_per_s", "records/s", _rate, 2),
+                Column("max_lag_records", "max lag", _count, 1),
+                Column("produced_bytes", "written so far", _bytes, 4),
+                Column("fetched_bytes", "read so far", _bytes, 4),
+            ),
+            lambda source: source.figures.topics(),
+            "produced_bytes_per_s",
+            lambda row: Place("lags", (row["cluster"], row["topic"]), f"consumers of {row['topic']}"),
+            'no topics: they need detail = "topics" (--detail topics)',
+        ),
+        Table(
+            "clients",
+            (
+                *(_CLUSTER, Column("client_id", "client id", least=16), Column("software", "software", least=12)),
+                Column("version", "version", rank=2, least=7),
+                Column("connections", "conns", _count),
+            ),
+            lambda source: source.figures.clients(),
+            "connections",
+            lambda row: Place(
+                "client_connections", (row["client_id"],), f"connections of {row['client_id'] or 'no client id'}"
+            ),
+            "no clients yet",
+        ),
+        Table(
+            "groups",
+            (
+                *(_CLUSTER, Column("group", "group", least=16), Column("state", "state", least=10)),
+                Column("members", "members", _count),
+                Column("generation", "generation", _count, 2),
+                Column("rebalances", "rebalances", _count),
+                Column("rebalance_s", "time in them", _seconds, 3),
+                Column("refused", "refused", _count, 3, is_bad=True),
+                Column("max_lag_records", "max lag", _count, 1),
+            ),
+            lambda source: source.figures.groups(),
+            "rebalances",
+            lambda row: Place("members", (row["cluster"], row["group"]), f"members of {row['group']}"),
+            'no groups: they need detail = "topics" (--detail topics)',
+        ),
+        Table(
+            "connections",
+            (
+                *(Column("number", "number", _count, 1), Column("client", "client", least=15)),
+                *(_CLUSTER, Column("client_id", "client id", least=12), Column("broker", "broker", least=6)),
+                Column("requests_pending", "in flight", _count),
+                Column("requests", "requests", _count),
+                Column("bytes_in", "from client", _bytes, 2),
+                Column("bytes_out", "to client", _bytes, 2),
+                Column("age_s", "age", _age, 2),
+                *(Column("principal", "principal", rank=4), Column("software", "software", rank=5, least=12)),
+                Column("tls", "tls", rank=6),
+            ),
+            lambda source: source.connections(),
+            "requests_pending",
+            lambda row: Place("requests", (row["number"],), f"in flight, connection {row['number']}"),
+            "no connections",
+        ),
+        Table(
+            "slow",
+            (
+                Column("at_us", "at (UTC)", _clock),
+                *(_CLUSTER, Column("api", "api", least=8), Column("broker", "broker", least=6)),
+                Column("client_id", "client id", least=12),
+                Column("broker_s", "took", _seconds),
+                Column("over_s", "too long", _seconds),
+                Column("queue_s", "in queue", _seconds, 3),
+                Column("throttle_ms", "throttle", _milliseconds, 3),
+                Column("request_bytes", "request", _bytes, 4),
+                Column("response_bytes", "response", _bytes, 4),
+                *(Column("client", "client", rank=5), Column("error", "error", rank=2, is_bad=True)),
+            ),
+            lambda source: source.figures.slow(),
+            "at_us",
+            _values,
+            "nothing was slow since kproxy top began",
+            ("connection", "number"),
+        ),
+        Table(
+            "errors",
+            (
+                *(_CLUSTER, Column("error", "error", least=20), Column("api", "api", least=10)),
+                Column("broker", "broker", least=8),
+                Column("answers_per_s", "answers/s", _rate, is_bad=True),
+                Column("answers", "answers", _count),
+            ),
+            lambda source: source.figures.errors(),
+            "answers_per_s",
+            lambda row: Place("broker_apis", (row["cluster"], row["broker"]), f"broker {row['broker']} by API"),
+            "no errors",
+        ),
+        Table(
+            "findings",
+            (
+                Column("rank", "rank", _count, 9),
+                *(Column("severity", "severity"), _CLUSTER, Column("title", "what", least=20)),
+                Column("where", "where", least=16),
+            ),
+            _findings,
+            "rank",
+            _values,
+            "nothing stands out",
+        ),
+        Table(
+            "api_brokers",
+            (Column("broker", "broker", least=9), *_TRAFFIC, *_SO_FAR),
+            lambda source, cluster, api: source.figures.traffic(("broker",), lambda key: key[::2] == (cluster, api)),
+            "requests_per_s",
+        ),
+        Table(
+            "broker_apis",
+            (Column("api", "api", least=12), *_TRAFFIC, *_SO_FAR),
+            lambda source, cluster, broker: source.figures.traffic(("api",), lambda key: key[:2] == (cluster, broker)),
+            "requests_per_s",
+        ),
+        Table(
+            "lags",
+            (
+                *(Column("consumer", "consumer", least=16), Column("consumer_is", "is", least=9)),
+                *(Column("lag_records", "lag", _count), Column("lag_s", "behind", _seconds)),
+            ),
+            lambda source, cluster, topic: source.figures.lags(cluster, topic),
+            "lag_records",
+            nothing="nobody was seen to read it",
+        ),
+        Table(
+            "members",
+            (
+                *(Column("member_id", "member", least=20), Column("client_id", "client id", least=12)),
+                Column("instance_id", "group.instance.id", rank=1, least=12),
+            ),
+            lambda source, cluster, group: source.members(cluster, group),
+            "member_id",
+            _values,
+            "no members",
+        ),
+        Table(
+            "requests",
+            (
+                *(Column("number", "number", _count, 3), Column("api", "api", least=12)),
+                *(Column("version", "version", _count), Column("correlation_id", "correlation", _count, 1)),
+                *(Column("client_id", "client id", rank=1, least=12), Column("bytes", "bytes", _bytes, 1)),
+                Column("pending_s", "waits for", _seconds),
+                *(Column("is_whole", "whole", rank=2, least=5), Column("answer_begun", "answered", rank=2, least=5)),
+            ),
+            lambda source, connection: source.requests(connection),
+            "pending_s",
+            _values,
+            "no request in flight",
+        ),
+        Table(
+            "details",
+            (Column("at", "at", _count, 9), Column("name", "name", least=16), Column("value", "value", least=40)),
+            _details,
+            "at",
+        ),
+    )
+}
+TABLES = {
+    **TABLES,
+    "client_connections": Table(
+        "client_connections",
+        TABLES["connections"].columns,
+        lambda source, client_id: source.connections(client_id),
+        "requests_pending",
+        TABLES["connections"].opens,
+        "no connections",
+    ),
+}
+VIEWS = ("apis", "brokers", "topics", "clients", "groups", "connections", "slow", "errors", "findings")
+_HIDDEN = 9  # the rank of a column that only sorts
+
+
+def rows_of(source: Source, place: Place) -> list[Row]:
+    """The rows of a place, in no order. KproxyError: the kproxy cannot say."""
+    return TABLES[place.table].rows(source, *place.of)
+
+
+def matching(table: Table, rows: Sequence[Row], wanted: str) -> list[Row]:
+    """Rows with a text column that contains this, in any case."""
+    low = wanted.lower()
+    columns = [column for column in table.columns if not column.is_figure]
+    return [row for row in rows if not low or any(low in str(row.get(column.key)).lower() for column in columns)]
+
+
+def ordered(rows: Sequence[Row], key: str, descending: bool) -> list[Row]:
+    """By a column; what has no value comes last, equals by their text, so that rows keep still."""
+    some = [row for row in rows if row.get(key) is not None]
+    rest = [row for row in rows if row.get(key) is None]
+    numbers = all(isinstance(row[key], int | float) for row in some)
+    some.sort(key=_names)
+    some.sort(key=lambda row: row[key] if numbers else str(row[key]), reverse=descending)
+    return some + sorted(rest, key=_names)
+
+
+def _names(row: Row) -> tuple[str, ...]:
+    return tuple(value for value in row.values() if isinstance(value, str))
+
+
+def descends(table: Table, key: str) -> bool:
+    """Whether a column shows its largest first."""
+    column = next(each for each in table.columns if each.key == key)
+    return column.is_figure and column.rank != _HIDDEN
+
+
+def fitting(table: Table, rows: Sequence[Row], width: int) -> list[tuple[Column, int]]:
+    """The columns for a width, with theirs: figures whole, texts cut to what is left, the least needed left out."""
+    columns = [column for column in table.columns if column.rank != _HIDDEN]
+    if len({row.get("cluster") for row in rows}) < 2:
+        columns = [column for column in columns if column.key != "cluster"]
+    longest = {
+        column.key: max(cell_len(column.title) + 1, *(cell_len(column.show(row.get(column.key))) for row in rows), 3)
+        for column in columns
+    }
+
+    def needed(column: Column) -> int:
+        natural = longest[column.key]
+        return natural if column.is_figure else min(natural, max(column.least, len(column.title) + 1))
+
+    while len(columns) > 1 and sum(map(needed, columns)) + GAP * len(columns) > width:
+        last = max(columns, key=lambda column: column.rank)
+        if last.rank == 0:
+            break
+        columns.remove(max((each for each in columns if each.rank == last.rank), key=columns.index))
+    widths = {column.key: needed(column) for column in columns}
+    left = width - sum(widths.values()) - GAP * len(columns)
+    for column in columns:  # names first
+        more = min(max(0, left), longest[column.key] - widths[column.key])
+        widths[column.key] += more
+        left -= more
+    return [(column, widths[column.key]) for column in columns]
+
+
+def as_text(table: Table, rows: Sequence[Row], width: int) -> Iterator[str]:
+    """A head and a line for each row, with no colour."""
+    if not rows:
+        yield table.nothing
+        return
+    columns = fitting(table, rows, width)
+    yield (" " * GAP).join(_cell(column, column.title, size) for column, size in columns).rstrip()
+    for row in rows:
+        yield (
+            (" " * GAP).join(_cell(column, column.show(row.get(column.key)), size) for column, size in columns).rstrip()
+        )
+
+
+def _cell(column: Column, text: str, width: int) -> str:
+    if cell_len(text) > width:
+        return set_cell_size(text, width - 1) + "…"
+    return text.rjust(width - cell_len(text) + len(text)) if column.is_figure else set_cell_size(text, width)
