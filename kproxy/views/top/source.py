@@ -80,7 +80,12 @@ class Source:
     def findings(self) -> list[Row]:
         """What stands out, asked anew every FINDINGS_S."""
         if monotonic() - self._findings_at >= FINDINGS_S:
-            answer = self.port.get("/api/findings")
+            try:
+                answer = self.port.get("/api/findings")
+            except KproxyError as fault:
+                if "no such value" not in str(fault):
+                    raise
+                raise KproxyError("this kproxy looks for no findings: kproxy run does") from None
             listed = answer.get("findings", ()) if isinstance(answer, dict) else answer
             self._findings = [dict(row) for row in listed]
             self._findings_at = monotonic()

@@ -1,0 +1,103 @@
+"""`kproxy top` for scripts: its figures are those of /api and of /metrics, and what is wrong is said."""
+
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.request
+
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from kproxy.cli import top
+from kproxy.cli.top import _VIEWS
+from kproxy.views.top.tables import VIEWS
+from tests.certificates import Authority
+from tests.cli.test_ctl import API_VERSIONS, HEARTBEAT, HOST, KPROXY, frame, running, wait_until
+from tests.ports import free_ports
+from tests.wire.playbook import request, response
+
+
+def asked(*arguments, status=0):
+    done = subprocess.run([*KPROXY, "top", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_figures_are_those_of_the_api_and_of_metrics(tmp_path):
+    authority = Authority(tmp_path)
+    certificate = authority.server()
+    token = tmp_path / "token"
+    token.write_text("s3cret-token\n")
+    tls = "\n".join(f'{name} = "{value}"' for name, value in certificate.settings().items())
+    with running(tmp_path, f'admin_token_file = "{token}"\n[admin_tls]\n{tls}\n') as (broker, port, admin):
+        options = (f"localhost:{admin}", "--token-file", str(token), "--ca", str(certificate.ca))
+        context = ssl.create_default_context(cafile=str(certificate.ca))
+
+        def got(path):
+            asking = urllib.request.Request(
+                f"https://localhost:{admin}{path}", headers={"Authorization": "Bearer s3cret-token"}
+            )
+            with urllib.request.urlopen(asking, timeout=20, context=context) as answer:
+                return answer.read().decode()
+
+        wait_until(lambda: json.loads(got("/api/status"))["ready"])
+        with socket.create_connection((HOST, port)) as client:
+            client.sendall(request(API_VERSIONS, 3, 1, client="orders-7"))
+            end, _ = broker.accept()
+            frame(end)
+            end.sendall(response(API_VERSIONS, 3, 1))
+            frame(client)
+            for number in range(12):
+                client.sendall(request(HEARTBEAT, 4, number, {"groupId": "g"}, client="orders-7"))
+                frame(end)
+                end.sendall(response(HEARTBEAT, 4, number, {"errorCode": 27 if number % 3 else 0}))
+                frame(client)
+            told = json.loads(asked(*options, "--json", "--interval", "0.2"))
+            once = {}
+            for view in ("apis", "errors", "connections", "findings"):
+                done = CliRunner().invoke(top.top, [*options, "--once", "--show", view, "--interval", "0.2"])
+                assert done.exit_code == 0, done.exception
+                once[view] = done.output
+            live = json.loads(got("/api/live"))
+            metrics = {
+                (sample.name, sample.labels.get("api")): 0.0
+                for family in text_string_to_metric_families(got("/metrics"))
+                for sample in family.samples
+            }
+            for family in text_string_to_metric_families(got("/metrics")):
+                for sample in family.samples:
+                    metrics[sample.name, sample.labels.get("api")] += sample.value
+            rows = {row["api"]: row for row in told["apis"]}
+            assert rows["Heartbeat"]["requests"] == 12 and rows["Heartbeat"]["errors"] == 8
+            for api, row in rows.items():
+                of_live = [each[3:] for each in live["totals"] if each[2] == api]
+                for at, name in enumerate(("requests", "errors", "request_bytes", "response_bytes", "throttled")):
+                    assert row[name] == sum(each[at] for each in of_live)
+                assert row["requests"] == metrics["kproxy_requests_total", api]
+                assert row["errors"] == metrics.get(("kproxy_errors_total", api), 0)
+            assert told["errors"][0]["answers"] == 8 and told["state"]["version"] == live["state"]["version"]
+            (connection,), (of_api,) = told["connections"], json.loads(got("/api/connections"))
+            assert connection.items() >= of_api.items() and connection["client_id"] == "orders-7"
+            assert told["groups"] == [] and told["total"]["requests"] == sum(row["requests"] for row in rows.values())
+            line = next(line for line in once["apis"].splitlines() if line.startswith("Heartbeat"))
+            assert line.split()[-3:] == ["12", "8", "0"]
+            assert isinstance(told["findings"], list) and once["findings"]
+            assert "REBALANCE_IN_PROGRESS" in once["errors"] and "orders-7" in once["connections"]
+            assert "wants its token" in asked(f"https://localhost:{admin}", *options[3:], "--once", status=2)
+            end.close()
+
+
+def test_what_is_wrong_is_said():
+    assert "--once prints a table" in asked(status=2)
+    assert "nobody listens there" in asked(f":{free_ports(1)}", "--json", status=2)
+    assert _VIEWS == VIEWS
+
+
+def test_help_teaches_by_example_and_the_screen_is_loaded_only_to_draw():
+    result = CliRunner().invoke(top.top, ["--help"])
+    assert result.exit_code == 0 and "kproxy top --json" in result.output
+    code = "import sys, kproxy.cli.top, kproxy.views.top.once; print('textual' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,47 @@
+"""How rows become cells and lines: what fits, what comes first, and that no name does harm."""
+
+import pytest
+from rich.cells import cell_len
+
+from kproxy.views.top.tables import TABLES, as_text, fitting, matching, ordered, plain
+
+HOSTILE = [
+    "[red]x[/red]",
+    "a\x1b[2J\r\nb",
+    "\u202eabc",
+    "\u05e9\u05dc\u05d5\u05dd",
+    "z\u0301\u0301\u0301",
+    "w" * 10_000,
+]
+HOSTILE += ["\u6f22\u5b57" * 200, "", None, "\ud800"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_stays_in_its_cell(name):
+    table = TABLES["clients"]
+    row = {"cluster": "c", "client_id": name, "software": name, "version": name, "connections": 3}
+    for width in (40, 80, 120, 200):
+        head, line = as_text(table, [row], width)
+        assert cell_len(line) <= width and line.isprintable() and line.endswith("3")
+        line.encode()
+    assert cell_len(head.rstrip()) <= 200
+    assert len(plain(name or "")) <= 10 * 300 + 1
+    assert "[red]" in plain(HOSTILE[0])
+
+
+def test_what_is_needed_least_is_left_out_first():
+    row = dict.fromkeys(column.key for column in TABLES["connections"].columns) | {"cluster": "one", "requests": 12_345}
+    keys = {
+        width: [column.key for column, _ in fitting(TABLES["connections"], [row], width)] for width in (60, 80, 200)
+    }
+    assert {"client", "client_id", "requests_pending"} <= set(keys[60]) < set(keys[80]) < set(keys[200])
+    assert "cluster" not in keys[200]
+    several = [row, row | {"cluster": "two"}]
+    assert "cluster" in [column.key for column, _ in fitting(TABLES["connections"], several, 200)]
+
+
+def test_what_has_no_value_comes_last_and_equals_keep_still():
+    rows = [{"api": "b", "p": None}, {"api": "d", "p": 1}, {"api": "c", "p": 3}, {"api": "a", "p": 1}]
+    assert [row["api"] for row in ordered(rows, "p", True)] == ["c", "a", "d", "b"]
+    assert [row["api"] for row in ordered(rows, "p", False)] == ["a", "d", "c", "b"]
+    assert [row["api"] for row in matching(TABLES["apis"], rows, "C")] == ["c"]
