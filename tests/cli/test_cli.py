@@ -23,6 +23,7 @@ from kproxy.cli import (
     run,
     show,
     spark_group,
+    top,
     users,
     watch,
 )
@@ -132,6 +133,7 @@ def test_every_command_is_a_file_and_listed_with_its_help():
         analyze_group: "analyze",
         report: "report",
         show: "show",
+        top: "top",
         watch: "watch",
         compat: "compat",
         doctor: "doctor",

@@ -14,6 +14,7 @@ from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.coordinate import Coordinate
 from textual.widgets import DataTable, Input, Static
 
 from kproxy.errors import KproxyError
@@ -109,6 +110,7 @@ class Top(App[None]):
         self._rows: Sequence[Row] = ()
         self._shown: list[Row] = []
         self._keys: list[tuple[Any, ...]] = []
+        self._cells: list[list[tuple[str, str]]] = []
         self._sorts: dict[str, tuple[str, bool]] = {}
         self._wanted: dict[str, str] = {}
         self._fault: KproxyError | None = None
@@ -270,11 +272,18 @@ class Top(App[None]):
                     mark = ("↓" if descending else "↑") if column.key == key else ""
                     text = Text(f"{column.title}{mark}", justify="right" if column.is_figure else "left", no_wrap=True)
                     widget.add_column(text, width=width, key=column.key)
-                self._layout = layout
+                self._layout, self._cells = layout, []
+            cells = [[_cell(column, row) for column, _ in columns] for row in self._shown]
+            if len(cells) == len(self._cells):  # to change some cells costs a tenth of making all rows anew
+                for at_row, (now, before) in enumerate(zip(cells, self._cells, strict=True)):
+                    for at_column, (one, other) in enumerate(zip(now, before, strict=True)):
+                        if one != other:
+                            widget.update_cell_at(Coordinate(at_row, at_column), _as_text(one, columns[at_column][0]))
             else:
                 widget.clear()
-            for row in self._shown:
-                widget.add_row(*(_cell(column, row, width) for column, width in columns))
+                for line in cells:
+                    widget.add_row(*(_as_text(one, column) for one, (column, _) in zip(line, columns, strict=True)))
+            self._cells = cells
             self._keys = [_identity(table, row) for row in self._shown]
             if chosen in self._keys:
                 at = self._keys.index(chosen)
@@ -351,16 +360,15 @@ class Top(App[None]):
         return text
 
 
-def _cell(column: tables.Column, row: Row, width: int) -> Text:
+def _cell(column: tables.Column, row: Row) -> tuple[str, str]:
+    """What stands in a cell, and its style."""
     value = row.get(column.key)
-    is_bad = column.is_bad and bool(value)
-    return Text(
-        column.show(value),
-        _BAD_CELL if is_bad else "bold" if column.rank == 0 and not column.is_figure else "",
-        justify="right" if column.is_figure else "left",
-        no_wrap=True,
-        overflow="ellipsis",
-    )
+    is_name = column.rank == 0 and not column.is_figure
+    return column.show(value), _BAD_CELL if column.is_bad and value else "bold" if is_name else ""
+
+
+def _as_text(cell: tuple[str, str], column: tables.Column) -> Text:
+    return Text(*cell, justify="right" if column.is_figure else "left", no_wrap=True, overflow="ellipsis")
 
 
 def _identity(table: tables.Table, row: Row) -> tuple[Any, ...]:

@@ -28,6 +28,8 @@ _TURNS = {"R", "AL", "AN"}  # classes of characters after which a terminal may p
 def plain(value: Any) -> str:
     """A value as text that stays in its cell: nothing moves the cursor, joins other characters or runs to the left."""
     text = str(value)
+    if text.isascii() and text.isprintable() and len(text) <= TEXT:
+        return text
     cut = len(text) > TEXT
     parts = []
     for each in text[:TEXT]:
