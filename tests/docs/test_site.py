@@ -6,6 +6,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -99,6 +100,16 @@ def test_pages_load_only_files_of_the_site(site: Path, pages: dict[str, Reader])
             assert name == "404.html" or (site / name).parent.joinpath(load).resolve().is_file(), (name, load)
     styles = "".join(path.read_text() for path in site.rglob("*.css"))
     assert not re.search(r"(@import|url\()\s*['\"]?(https?:)?//", styles)
+
+
+def test_pictures_are_whole_and_have_a_text(pages: dict[str, Reader]) -> None:
+    pictures = sorted((ROOT / "docs").rglob("*.svg"))
+    assert pictures
+    for path in pictures:
+        root = ElementTree.fromstring(path.read_text())
+        assert root.get("role") == "img" and root.get("aria-label"), path
+        assert path.read_text().count("http") == 1, f"{path} names something beside its namespace"
+        assert any(load.endswith(path.name) for page in pages.values() for load in page.loads), f"no page shows {path}"
 
 
 def test_a_browser_asks_no_other_host(site: Path) -> None:
