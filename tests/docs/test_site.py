@@ -4,8 +4,12 @@ import os
 import re
 import subprocess
 import sys
+import time
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from xml.etree import ElementTree
 
 import pytest
@@ -112,12 +116,24 @@ def test_pictures_are_whole_and_have_a_text(pages: dict[str, Reader]) -> None:
         assert any(load.endswith(path.name) for page in pages.values() for load in page.loads), f"no page shows {path}"
 
 
-def test_a_browser_asks_no_other_host(site: Path) -> None:
-    with opened(site / "index.html") as browser:
-        asked = browser.requests()
-        assert any(url.endswith(".css") for url in asked)
-        assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-        assert "TLS" in browser.asked("return document.querySelector('.md-nav--primary').textContent")
+def test_a_browser_asks_no_other_host_and_finds_words(site: Path) -> None:
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}/"
+        with opened(f"{here}index.html", 1500) as browser:
+            browser.chrome.find_element("css selector", "input.md-search__input").send_keys("broker_port_base")
+            found = "return document.querySelector('.md-search-result').innerText"
+            for _ in range(200):
+                if "Settings" in browser.asked(found):
+                    break
+                time.sleep(0.1)
+            assert "Settings" in browser.asked(found)
+            asked = browser.requests()
+            assert any(url.endswith(".css") for url in asked)
+            assert [url for url in asked if not url.startswith((here, "data:", "blob:"))] == []
+            assert browser.complaints() == []
+        server.shutdown()
 
 
 def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
