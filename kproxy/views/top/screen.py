@@ -101,6 +101,7 @@ class Top(App[None]):
         Binding("p,space", "pause", "pause"),
         Binding("escape,backspace", "leave", "back"),
         Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", "quit", priority=True),
     ]
 
     def __init__(self, source: Source, view: str = "apis", interval_s: float = 1.0) -> None:
@@ -319,7 +320,8 @@ class Top(App[None]):
                 totals.append(f"{value} ", _BAD if label == "errors/s" and total["errors_per_s"] else "bold")
         if self._fault is not None:
             ago = f"figures of {age(monotonic() - self._answered_at)} ago; " if not figures.is_empty else ""
-            totals = Text(f" {ago}asking again: {tables.plain(self._fault)}", _BAD, no_wrap=True, overflow="ellipsis")
+            why = str(self._fault).removeprefix(self._source.url).lstrip(" :")  # the address stands above
+            totals = Text(f" {ago}asking again: {tables.plain(why)}", _BAD, no_wrap=True, overflow="ellipsis")
         elif figures.is_empty:
             totals = Text(" asking", _QUIET)
         for name, text in (
