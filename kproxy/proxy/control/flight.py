@@ -164,7 +164,7 @@ class FlightRecorder:
 
         def work() -> dict[str, Any]:
             try:
-                folder.mkdir(mode=0o700, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # one that was removed is made again
                 return send(
                     folder,
                     {"detail": dict(self._details)},

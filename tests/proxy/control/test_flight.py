@@ -215,3 +215,14 @@ def test_two_who_ask_one_after_the_other_both_get_an_answer(tmp_path):
             assert recorder.result("20200101T000000.000Z-asked")["frames"] == 0
 
     live(test(), 60)
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path):
+    folder = tmp_path / "dumps"
+
+    async def test():
+        async with operated(flight=str(folder)) as (_, http):
+            folder.rmdir()
+            assert Path((await done(http, "/api/dump"))["folder"]).parent == folder
+
+    live(test(), 60)
