@@ -102,9 +102,11 @@ def show_findings(
     """Find and show, with tables of either engine."""
     from rich.console import Console
 
+    from kproxy.analysis.engine import ask, rows
     from kproxy.analysis.findings import TABLES, findings, records_of
     from kproxy.analysis.findings.thresholds import read
-    from kproxy.analysis.question import chosen_by_time
+    from kproxy.analysis.jobs import JOBS
+    from kproxy.analysis.question import Question, chosen_by_time
     from kproxy.views import answers, progress
     from kproxy.views import findings as view
 
@@ -115,3 +117,7 @@ def show_findings(
     with answers.opened(out) as stream:
         width = Console().width if out is None and stream.isatty() else None
         view.show(found, shown, stream, width, limit)
+    if not found and not quiet:
+        chosen = Question(JOBS["slow"], since=since, until=until)
+        if not list(rows(ask({"t": frames["exchanges"]}, one="select 1 from t limit 1"))):
+            click.echo(f"There is nothing to judge. {chosen.why_empty(tables)}", err=True)

@@ -20,3 +20,11 @@ def test_what_cannot_be_asked_is_said(tmp_path):
         done = asked("findings", place, *option)
         assert done.exit_code != 0 and said in str(done.exception) + done.output
     assert "commit_rate = 10" in asked("findings", "--list").stdout
+
+
+def test_nothing_to_judge_is_not_taken_for_nothing_wrong(tmp_path):
+    place = made.dataset(tmp_path / "tables")
+    assert "nothing to judge" not in asked("findings", place).output
+    told = asked("findings", place, "--from", "2001-01-01", "--to", "2001-01-02")
+    assert "There is nothing to judge. The table exchanges has" in told.output
+    assert "none is chosen by --from and --to" in told.output
