@@ -55,7 +55,7 @@ def batch_sizes(batches: Frame, exchanges: Frame, every: str | None = None, wher
     return ask(
         {"batches": batches, "exchanges": exchanges},
         sent="select * from batches where api = 'Produce' and direction = 'request' and not control",
-        ours=of_exchanges("sent"),
+        ours=of_exchanges("sent", ("Produce",)) if where else "select * from sent",
         counted=f"""
             select {f"{bucket(every)} as `time`," if every else ""}
                 {_class("records", RECORDS, "cast(0 as bigint)")} as from_records, codec, count(*) as batches,
@@ -79,7 +79,7 @@ def behind(
     return ask(
         {"partitions": partitions, "exchanges": exchanges},
         fetched="select * from partitions where api = 'Fetch' and direction = 'response' and lag_records is not null",
-        ours=of_exchanges("fetched", replicas),
+        ours=of_exchanges("fetched", ("Fetch",), replicas),
         latest=f"""
             select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, `partition`,
                 {at_last("lag_records")} as lag_records, {at_last("lag_ns")} as lag_ns, count(*) as fetches

@@ -131,7 +131,14 @@ class Tables(Mapping[str, Frame]):
 
         self.folder = Path(folder)
         self._connection = duckdb.connect(
-            ":memory:", config={"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+            ":memory:",
+            config={
+                "autoinstall_known_extensions": "false",
+                "autoload_known_extensions": "false",
+                # What is looked up stands on the right of a join. DuckDB would swap the sides by its guess of what
+                # conditions leave: brokers' own exchanges, mostly none, would be looked for in all rows of partitions.
+                "disabled_optimizers": "build_side_probe_side",
+            },
         )
         self._frames: dict[str, Frame] = {}
         allowed = [str(Path(place).absolute()) for place in (folder, *others)]

@@ -7,8 +7,9 @@ differ, DuckDB is given Spark's functions by macros (`duck.MACROS`).
 Memory: rows of an answer one portion at a time. Refuses to know questions, files and how answers look.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 Frame = Any  # a DataFrame of Spark or a duck.Frame; both have `columns`
@@ -32,11 +33,12 @@ class Column:
     kind: str
 
 
-def ask(tables: Mapping[str, Frame], **steps: str) -> Frame:
+def ask(tables: Mapping[str, Frame], once: Collection[str] = (), **steps: str) -> Frame:
     """The answer of the last step, a SELECT, as a frame of the engine that `tables` are of.
 
     Each step is a SELECT that may name the tables and the steps before it. Nothing is computed before rows are asked
-    for; a text that the engine does not take raises the engine's own error here.
+    for; a text that the engine does not take raises the engine's own error here. once: steps of few rows that others
+    name twice: DuckDB keeps these in memory, and computes all others wherever they are named.
     """
     first = next(iter(tables.values()))
     *others, (_, last) = steps.items()
@@ -46,11 +48,13 @@ def ask(tables: Mapping[str, Frame], **steps: str) -> Frame:
         return first.sparkSession.sql(f"{_with(named, 'as')}{_braced(last)}", **tables)
     # Else DuckDB would keep each table whole in memory, all of its columns, where two steps name it.
     named = [(name, f"select * from ({frame.text})") for name, frame in tables.items()]
-    return first.asked(f"{_with([*named, *others], 'as not materialized')}{last}")
+    words = dict.fromkeys(once, "as materialized")
+    return first.asked(f"{_with([*named, *others], 'as not materialized', words)}{last}")
 
 
-def _with(named: list[tuple[str, str]], word: str) -> str:
-    return f"with {', '.join(f'{name} {word} ({text})' for name, text in named)} "
+def _with(named: list[tuple[str, str]], word: str, words: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The steps before the last; between name and text stands `word`, or what `words` has for the name."""
+    return f"with {', '.join(f'{name} {words.get(name, word)} ({text})' for name, text in named)} "
 
 
 def _braced(text: str) -> str:

@@ -142,23 +142,28 @@ def of_clients(replicas: bool) -> str:
     return "true" if replicas else f"not {OF_BROKERS}"
 
 
-def of_exchanges(rows: str, replicas: bool = True) -> str:
+def of_exchanges(rows: str, apis: Sequence[str], replicas: bool = True) -> str:
     """A SELECT: rows of `partitions` or `batches` with what EXCHANGE_NAMES has, of their exchange.
 
-    `asked_group` is the group that its request names. Without `replicas` it leaves out the rows of brokers' own.
+    apis: those that the rows are of; exchanges of other APIs are not read. `asked_group` is the group that its request
+    names. Without `replicas` it leaves out the rows of brokers' own.
     """
     brought = {**{each: GROUPS[each] for each in ("client", "host", "broker")}, "client_id": "client_id"}
     wanted = ", ".join(f"{text} as {each}" for each, text in brought.items())
     keys = " and ".join(f"r.{key} = e.{key}" for key in KEYS)
     return (
         f"select r.*, {', '.join(f'e.{each}' for each in EXCHANGE_NAMES)} from {rows} r left join "
-        f"(select {', '.join(KEYS)}, {wanted}, group_id as asked_group, {OF_BROKERS} as is_broker from exchanges) e "
-        f"on {keys}" + ("" if replicas else " where not coalesce(e.is_broker, false)")
+        f"(select {', '.join(KEYS)}, {wanted}, group_id as asked_group, {OF_BROKERS} as is_broker from exchanges "
+        f"where api in ({', '.join(map(literal, apis))})) e on {keys}"
+        + ("" if replicas else " where not coalesce(e.is_broker, false)")
     )
 
 
 def without_brokers(rows: str) -> str:
-    """A SELECT: rows of `partitions` or `batches` but those of brokers' own exchanges, which are few: a cheap join."""
+    """A SELECT: rows of `partitions` or `batches` but those of brokers' own exchanges.
+
+    These are few: so it costs much less than `of_exchanges`.
+    """
     keys = " and ".join(f"r.{key} = b.{key}" for key in KEYS)
     theirs = f"select distinct {', '.join(KEYS)}, true as is_broker from exchanges where {OF_BROKERS}"
     return f"select r.* from {rows} r left join ({theirs}) b on {keys} where b.is_broker is null"

@@ -49,12 +49,17 @@ def clients(tables: Tables) -> Frame:
         software="""
             select source, connection, max(concat_ws(' ', software_name, software_version)) as software
             from connections group by source, connection""",
-        answer=f"""
-            select {GROUPS["client"]} as client, nullif(s.software, '') as software,
-                count(distinct client_address) as hosts, count(*) as exchanges, sum({ALL_BYTES}) as bytes
-            from exchanges e left join software s on e.source = s.source and e.connection = s.connection
-            where {of_clients(False)}
-            group by {GROUPS["client"]}, nullif(s.software, '')
+        # By connection first: so few rows are joined.
+        each_one=f"""
+            select source, connection, {GROUPS["client"]} as client, client_address, count(*) as exchanges,
+                sum({ALL_BYTES}) as bytes
+            from exchanges where {of_clients(False)}
+            group by source, connection, {GROUPS["client"]}, client_address""",
+        answer="""
+            select client, nullif(s.software, '') as software, count(distinct client_address) as hosts,
+                sum(exchanges) as exchanges, sum(bytes) as bytes
+            from each_one e left join software s on e.source = s.source and e.connection = s.connection
+            group by client, nullif(s.software, '')
             order by exchanges desc, client, software""",
     )
 

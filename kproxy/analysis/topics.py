@@ -18,9 +18,12 @@ from kproxy.analysis.pieces import (
     of_exchanges,
     order,
     percentiles,
+    without_brokers,
 )
 
+_COMMITTING = ("OffsetCommit", "TxnOffsetCommit")
 _COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"
+_MOVING = ("Produce", "Fetch", "ShareFetch")
 
 
 def skew(
@@ -41,8 +44,11 @@ def skew(
     hosts or brokers chooses the traffic that is shared out.
     """
     step, also = ("`time`, ", "a.`time` = s.`time` and ") if every else ("", "")
+    # Only a condition on traffic needs to know whose it is.
+    clients_own = "select * from moved" if replicas else without_brokers("moved")
     return ask(
         {"partitions": partitions, "exchanges": exchanges, "topology": topology},
+        once=("summed",),
         seen=f"""
             select cluster, {TOPIC} as topic, cast(max(`partition`) + 1 as int) as partitions
             from partitions group by all
@@ -52,9 +58,9 @@ def skew(
         counts="select cluster, topic, max(partitions) as partitions from seen group by all",
         moved="""
             select * from partitions
-            where (api = 'Produce' and direction = 'request')
-                or (api in ('Fetch', 'ShareFetch') and direction = 'response')""",
-        ours=of_exchanges("moved", replicas),
+            where direction = case when api = 'Produce' then 'request'
+                when api in ('Fetch', 'ShareFetch') then 'response' end""",
+        ours=of_exchanges("moved", _MOVING, replicas) if traffic else clients_own,
         summed=f"""
             select {f"{bucket(every)} as `time`," if every else ""} cluster, {TOPIC} as topic, api, `partition`,
                 sum(bytes) as bytes, sum(records) as records, count(*) as exchanges
@@ -97,7 +103,7 @@ def batching(batches: Frame, exchanges: Frame, every: str | None = None, where: 
     return ask(
         {"batches": batches, "exchanges": exchanges},
         sent="select * from batches where api = 'Produce' and direction = 'request' and not control",
-        ours=of_exchanges("sent"),
+        ours=of_exchanges("sent", ("Produce",)),
         plain=f"""
             select cluster, {TOPIC} as topic, try_divide({counted_bytes}, sum(records)) as plain
             from sent where codec = 'none' group by all""",
@@ -157,7 +163,7 @@ def lag(
     return ask(
         {"partitions": partitions, "exchanges": exchanges},
         fetched="select * from partitions where api = 'Fetch' and direction = 'response' and lag_records is not null",
-        ours=of_exchanges("fetched", replicas),
+        ours=of_exchanges("fetched", ("Fetch",), replicas),
         answer=f"""
             select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, `partition`,
                 count(*) as fetches,
@@ -184,7 +190,7 @@ def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where
     return ask(
         {"partitions": partitions, "exchanges": exchanges},
         requests=f"select * from partitions where {_COMMITS} and direction = 'request'",
-        ours=of_exchanges("requests"),
+        ours=of_exchanges("requests", _COMMITTING),
         asked=f"select *, {TOPIC} as of_topic from ours where asked_group is not null",
         refusals=f"""
             select distinct source, connection, `number`, {TOPIC} as of_topic, `partition`, 1 as is_refused
@@ -222,7 +228,7 @@ def group_lag(partitions: Frame, exchanges: Frame, every: str | None = None, whe
         told=f"""
             select *, {TOPIC} as of_topic from partitions
             where ({_COMMITS} and direction = 'request') or (api = 'OffsetFetch' and direction = 'response')""",
-        ours=of_exchanges("told"),
+        ours=of_exchanges("told", (*_COMMITTING, "OffsetFetch")),
         refusals=f"""
             select distinct source, connection, `number`, {TOPIC} as of_topic, `partition`, 1 as is_refused
             from partitions where {_COMMITS} and direction = 'response' and error_code != 0""",

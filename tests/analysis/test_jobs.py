@@ -38,7 +38,7 @@ EXCHANGE = {
     "muted_ns": 0,
     "retransmissions": 0,
 }
-API_KEYS = {"Produce": 0, "Fetch": 1, "JoinGroup": 11, "OffsetCommit": 8, "LeaderAndIsr": 4}
+API_KEYS = {"Produce": 0, "Fetch": 1, "JoinGroup": 11, "OffsetCommit": 8, "TxnOffsetCommit": 28, "LeaderAndIsr": 4}
 
 
 def exchange(number, at_s=0.0, **columns):
@@ -332,12 +332,13 @@ def test_lag_and_offsets(frame):
         + [row(5, 15, "OffsetCommit", "response", error_code=27), row(6, 30, "OffsetCommit", "response", error_code=0)]
         + [row(7, 60, "Fetch", "response", lag_records=900)]  # by a broker that replicates
         + [row(8, 70, "Fetch", "response", lag_records=1, cluster="west")]
-        + [row(8, 70, "OffsetCommit", "request", offset=1, cluster="west")],
+        + [row(9, 70, "OffsetCommit", "request", offset=1, cluster="west")],
     )
     talk = frame(
         EXCHANGES,
-        [exchange(n, api="OffsetCommit", group_id="g") for n in (*range(7), 8)]
-        + [exchange(7, api="Fetch", replica_id=3)],
+        [exchange(n, api="Fetch") for n in (0, 1, 2, 3, 8)]
+        + [exchange(n, api="OffsetCommit", group_id="g") for n in (4, 5, 9)]
+        + [exchange(6, api="TxnOffsetCommit", group_id="g"), exchange(7, api="Fetch", replica_id=3)],
     )
     names = ("cluster", "client", "fetches", "first_lag_records", "last_lag_records", "max_lag_records", "growing")
     mine = [("east", "app", 3, 5, 20, 90, True), ("west", "app", 1, 1, 1, 1, False)]

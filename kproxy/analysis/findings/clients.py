@@ -111,13 +111,19 @@ def spoken(tables: Tables, limits: Limits) -> Frame:
         software="""
             select source, connection, max(concat_ws(' ', software_name, software_version)) as software
             from connections group by source, connection""",
-        used=f"""
-            select e.cluster, {GROUPS["client"]} as client, nullif(s.software, '') as software, api_key, api,
-                max(api_version) as highest, count(*) as requests, count(distinct client_address) as hosts,
+        # By connection first: so few rows are joined.
+        each_one=f"""
+            select source, connection, cluster, {GROUPS["client"]} as client, client_address, api_key, api,
+                max(api_version) as highest, count(*) as requests,
                 min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
-            from exchanges e left join software s on e.source = s.source and e.connection = s.connection
-            where api_version is not null and api != 'WriteTxnMarkers' and {of_clients(False)}
-            group by e.cluster, {GROUPS["client"]}, nullif(s.software, ''), api_key, api""",
+            from exchanges where api_version is not null and api != 'WriteTxnMarkers' and {of_clients(False)}
+            group by source, connection, cluster, {GROUPS["client"]}, client_address, api_key, api""",
+        used="""
+            select e.cluster, client, nullif(s.software, '') as software, api_key, api,
+                max(highest) as highest, sum(requests) as requests, count(distinct client_address) as hosts,
+                min(first_us) as first_us, max(last_us) as last_us
+            from each_one e left join software s on e.source = s.source and e.connection = s.connection
+            group by e.cluster, client, nullif(s.software, ''), api_key, api""",
         judged=f"""
             select u.*, b.served_from, max(u.highest) over (partition by u.cluster, u.api_key) as met
             from used u left join (values {bounds}) as b(served_key, served_from, served_to)

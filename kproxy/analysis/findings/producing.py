@@ -138,16 +138,18 @@ def acked(tables: Tables, limits: Limits) -> Frame:
         replicated="""
             select cluster, topic, max(replicas) as replicas from told
             group by cluster, topic having max(replicas) > 1""",
-        sent=f"""
-            select source, connection, `number`, {TOPIC} as topic, sum(bytes) as bytes
-            from partitions where api = 'Produce' and direction = 'request'
-            group by source, connection, `number`, {TOPIC}""",
+        # First what is replicated: a capture that tells of none costs nothing.
+        sent="""
+            select source, connection, `number`, r.topic as topic, max(replicas) as replicas, sum(bytes) as bytes
+            from partitions p join replicated r
+                on p.cluster is not distinct from r.cluster and coalesce(p.topic, p.topic_id) = r.topic
+            where api = 'Produce' and direction = 'request'
+            group by source, connection, `number`, r.topic""",
         answer=f"""
             select w.cluster, w.client, w.acks, count(*) as requests, count(distinct s.topic) as topics,
-                min(s.topic) as topic, max(r.replicas) as replicas, sum(s.bytes) as bytes, min(w.us) as first_us,
+                min(s.topic) as topic, max(s.replicas) as replicas, sum(s.bytes) as bytes, min(w.us) as first_us,
                 max(w.us) as last_us
             from weak w join sent s on {_SAME_CONNECTION.format("w", "s")} and w.`number` = s.`number`
-            join replicated r on w.cluster is not distinct from r.cluster and s.topic = r.topic
             group by w.cluster, w.client, w.acks having count(*) >= {limits.acks_requests_min}
             order by requests desc, w.cluster nulls first, w.client nulls first, w.acks""",
     )
@@ -219,7 +221,7 @@ def resent(tables: Tables, limits: Limits) -> Frame:
             select f.source, f.connection, f.`number`, f.cluster, coalesce(f.topic, f.topic_id) as topic, f.`partition`,
                 f.base_timestamp, max(f.error) as error, min(f.us) as us,
                 max(case when unix_micros(b.`time`) > f.us then 1 else 0 end) as resent
-            from failed f left join batches b
+            from batches b right join failed f
                 on b.source = f.source and coalesce(b.topic, b.topic_id) = coalesce(f.topic, f.topic_id) and {same}
                 and b.api = 'Produce' and b.direction = 'request' and coalesce(b.producer_id, -1) < 0
             group by f.source, f.connection, f.`number`, f.cluster, coalesce(f.topic, f.topic_id), f.`partition`,
