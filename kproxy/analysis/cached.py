@@ -18,14 +18,17 @@ from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import kproxy
 from kproxy.capture.storage import is_capture
-from kproxy.convert import job as jobs
-from kproxy.convert import processes
-from kproxy.convert.job import Settings, Summary
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import dataset, schema
+
+# What converts is imported where there are captures: tables are asked without it.
+if TYPE_CHECKING:
+    from kproxy.convert import processes
+    from kproxy.convert.job import Settings, Summary
 
 FOLDER = ".kproxy"
 _DONE = "_complete.json"  # the sizes of all files: written last
@@ -41,17 +44,19 @@ def is_dataset(place: str) -> bool:
         return True
     if (folder / dataset.MANIFEST).exists() or any((folder / name).is_dir() for name in schema.BY_NAME):
         return True
+    from kproxy.convert import job as jobs
+
     with suppress(KproxyError):
-        return not jobs.captures_of([place], Settings())
+        return not jobs.captures_of([place], jobs.Settings())
     return True
 
 
 def tables_of(
     captures: Sequence[str],
     tables: Sequence[str],
-    settings: Settings,
+    settings: "Settings",
     *,
-    convert: Callable[[Path, Settings], Summary],
+    convert: "Callable[[Path, Settings], Summary]",
     again: bool = False,
 ) -> tuple[Path, bool]:
     """The folder with the tables of captures, and whether it is to be deleted after use (standard input has no place).
@@ -59,6 +64,8 @@ def tables_of(
     convert: what makes the tables of the captures in a folder. again: those that are there cannot be read. Raises
     CaptureError where one cannot be read, KproxyError where nothing can be written.
     """
+    from kproxy.convert import job as jobs
+
     found = [path for job in jobs.captures_of(captures, settings) for path in job.paths]
     for path in found:
         if path != "-" and not os.path.isfile(path):  # noqa: PTH113 - raises never
@@ -111,11 +118,11 @@ def is_whole(place: Path) -> bool:
         return False
 
 
-def _with_detail(settings: Settings, detail: str) -> Settings:
+def _with_detail(settings: "Settings", detail: str) -> "Settings":
     return replace(settings, detail=detail)
 
 
-def _convert(convert: Callable[[Path, Settings], Summary], folder: Path, settings: Settings) -> None:
+def _convert(convert: "Callable[[Path, Settings], Summary]", folder: Path, settings: "Settings") -> None:
     summary = convert(folder, settings)
     if summary.failed:
         raise summary.failed[0]
@@ -144,7 +151,7 @@ def _parents(path: str) -> list[Path]:
     return [absolute.parent / FOLDER, Path(tempfile.gettempdir()) / f"kproxy-{os.getuid()}" / where]
 
 
-def _key(paths: Sequence[str], settings: Settings) -> str:
+def _key(paths: Sequence[str], settings: "Settings") -> str:
     """Two digests, of the captures and of how they are read."""
     states = [(str(Path(path).absolute()), *_state(path)) for path in paths]
     log = () if settings.key_log is None else (str(settings.key_log), *_state(str(settings.key_log)))
@@ -161,10 +168,14 @@ def _key(paths: Sequence[str], settings: Settings) -> str:
 
 
 def _state(path: str) -> tuple[int, int, str | None]:
+    from kproxy.convert.job import fingerprint
+
     stat = os.stat(path)  # noqa: PTH116 - a name may be bytes
-    return stat.st_size, stat.st_mtime_ns, jobs.fingerprint(path)
+    return stat.st_size, stat.st_mtime_ns, fingerprint(path)
 
 
-def convert_with(captures: Sequence[str], progress: processes.Progress) -> Callable[[Path, Settings], Summary]:
+def convert_with(captures: Sequence[str], progress: "processes.Progress") -> "Callable[[Path, Settings], Summary]":
     """What `tables_of` calls to convert captures, telling `progress`."""
+    from kproxy.convert import processes
+
     return lambda folder, settings: processes.convert(captures, folder, settings, progress=progress)

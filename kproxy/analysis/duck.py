@@ -82,7 +82,9 @@ class Frame:
 
     def limit(self, count: int) -> "Frame":
         """The first rows."""
-        return self.asked(f"select * from ({self.text}) limit {int(count)}")
+        frame = Frame(self._connection, f"select * from ({self.text}) limit {int(count)}")
+        frame._dtypes = self._dtypes  # not asked again
+        return frame
 
     def fetched(self) -> Iterator[tuple[Any, ...]]:
         """The rows as tuples of Python's values."""
