@@ -28,8 +28,10 @@ from kproxy.wire.events import CLIENT
 
 _COLUMNS = [
     *("connection", "correlation_id", "number", "api", "api_version", "client_id", "latency_ns", "queue_ns"),
-    *("muted_ns", "throttle_ms", "error", "outcome"),
+    *("muted_ns", "throttle_ms", "error", "outcome", "request_start_ns", "request_end_ns", "response_start_ns"),
+    "response_end_ns",
 ]
+_SAME_NS = 1_000_000_000  # a correlation id can come again; a frame that is older than that is another one's
 
 
 @dataclass
@@ -121,14 +123,25 @@ def _frames(sent: Sent, file: PacketFile, known: dict[tuple[int, int], dict[str,
         data, note = written(frame, records=sent.records)
         size = frame.size if len(data) < frame.size and note.startswith(LEFT_OUT) else len(data)
         left_out += len(data) < size
-        comment = _comment(frame, known.get((connection, frame.correlation_id)), note)
-        stream.frame(frame.side, frame.start_ns, frame.end_ns, data, size, comment)
+        row = known.get((connection, frame.correlation_id))
+        start_ns, end_ns = _times(frame, row)
+        stream.frame(frame.side, start_ns, end_ns, data, size, _comment(frame, row, note))
         count += 1
     for chunk in sent.chunks:
         if chunk.side == ENDED and chunk.info.id in streams:
             streams[chunk.info.id].end(chunk.now_ns)
     file.close()
     return count, left_out
+
+
+def _times(frame: Frame, row: dict[str, Any] | None) -> tuple[int, int]:
+    """When it came, as the tables have it: before it passed, if kproxy held it or waited for more of its header."""
+    if row is not None:
+        kind = "request" if frame.side == CLIENT else "response"
+        start_ns, end_ns = row[f"{kind}_start_ns"], row[f"{kind}_end_ns"]
+        if start_ns is not None and end_ns is not None and 0 <= frame.end_ns - end_ns < _SAME_NS:
+            return start_ns, end_ns
+    return frame.start_ns, frame.end_ns
 
 
 def _comment(frame: Frame, row: dict[str, Any] | None, note: str) -> str:

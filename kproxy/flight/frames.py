@@ -74,7 +74,7 @@ class Frames:
 class Watch:
     """What passes on one connection; an observer of its session."""
 
-    __slots__ = ("_boundaries", "_frames", "_info", "_inside", "_is_framed", "_offsets")
+    __slots__ = ("_answers_are_framed", "_boundaries", "_frames", "_info", "_inside", "_is_framed", "_offsets")
 
     def __init__(self, frames: Frames, info: ConnectionInfo) -> None:
         self._frames = frames
@@ -82,19 +82,21 @@ class Watch:
         self._offsets = [0, 0]
         self._inside = [0, 0]  # bytes kept of a frame since the part that began it
         self._boundaries = [0, 0]
-        self._is_framed = True
+        self._is_framed = self._answers_are_framed = True
 
     def before(self, session: Session, side: int) -> None:
         boundaries = self._boundaries
         boundaries[BROKER] = boundary(session, BROKER)
         if side == CLIENT:
             boundaries[CLIENT] = boundary(session, CLIENT)
-        self._is_framed = is_framed(session)
+            self._is_framed = is_framed(session, CLIENT)
+        self._answers_are_framed = is_framed(session, BROKER)
 
     def passed(self, session: Session, side: int, view: Any, pieces: list[Piece], now_ns: int) -> None:
-        framed = self._is_framed and is_framed(session)
         if side == CLIENT:
+            framed = self._is_framed and is_framed(session, CLIENT)
             self._take(CLIENT, read_of(session, CLIENT, view), framed, now_ns)
+        framed = self._answers_are_framed and is_framed(session, BROKER)
         for to, piece in pieces:
             if to == CLIENT:
                 self._take(BROKER, piece, framed, now_ns)

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kproxy.spark.pieces import NO_HOUR, unpacked
-from kproxy.spark.source import RECORDS, spark_schema
 from kproxy.tables import arrays, schema, writer
 from kproxy.tables.names import FILLED, Names
 from kproxy.tables.records import Chosen
@@ -87,6 +86,8 @@ def _rows(
     """The rows of a table, each file's in a partition."""
     from pyspark.sql import functions as F
 
+    from kproxy.spark.source import spark_schema
+
     first, plan = 0, []
     for hour, size in sorted(hours.items()):
         files = max(1, -(-size // FILE_BYTES))
@@ -108,6 +109,8 @@ def _merged(
     table: Table, names: Mapping[str, Names], chosen: Chosen | None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from kproxy.spark.source import RECORDS
+
         hour = NO_HOUR
         with TemporaryDirectory(prefix="kproxy-") as place:
             folder = Path(place)

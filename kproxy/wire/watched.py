@@ -6,7 +6,7 @@ does not notice. Refuses to know what observers do with what they see.
 
 from typing import Any, Protocol
 
-from kproxy.wire.events import BROKER, CLIENT
+from kproxy.wire.events import CLIENT
 from kproxy.wire.session import Session
 from kproxy.wire.state import Piece
 
@@ -77,6 +77,6 @@ def boundary(session: Session, side: int) -> int:
     return 0 if nothing_sent else session._broker_left
 
 
-def is_framed(session: Session) -> bool:
-    """Whether the bytes of both sides are frames, not tokens of a login or something else."""
-    return session._handlers[CLIENT] is Session._requests and session._handlers[BROKER] is Session._answers
+def is_framed(session: Session, side: int) -> bool:
+    """Whether the bytes of a side are frames, not tokens of a login or something else."""
+    return session._handlers[side] is (Session._requests, Session._answers)[side]

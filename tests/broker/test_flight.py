@@ -68,7 +68,7 @@ def test_a_dump_is_what_has_passed(cluster: Cluster, tmp_path: Path, workers: in
     assert not answered - again, "each answered exchange of the tables is in the packets, with its times"
     batches = rows(read, "batches", ("codec", "crc_valid", "records", "direction"))
     assert {batch["codec"] for batch in batches} >= set(CODECS) and all(batch["crc_valid"] for batch in batches)
-    assert sum(int(str(batch["records"])) for batch in batches if batch["direction"] == "produce") == 40 * len(CODECS)
+    assert sum(int(str(batch["records"])) for batch in batches if batch["direction"] == "request") == 40 * len(CODECS)
 
     for file in files:
         assert VALUE not in file.read_bytes()

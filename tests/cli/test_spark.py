@@ -49,7 +49,10 @@ def test_mistakes_are_reported_before_spark_starts(mistakes, tables):
         assert done.stderr.count("\n") == 1 and not done.stdout
     assert "pip install" in no_jvm("latency", tables, "--where", "lower(client_id) like 'x%' and errors > 0").stderr
     done = no_jvm("ingest", capture("k41_BASE"), "--out", tables)
-    assert "holds tables already: name another folder, or say --overwrite" in done.stderr and done.returncode == 2
+    assert (
+        "holds tables already: name another folder, or say --append or --overwrite" in done.stderr
+        and done.returncode == 2
+    )
 
 
 def test_without_java_it_is_said_what_to_install(tables, tmp_path):
