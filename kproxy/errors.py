@@ -14,7 +14,8 @@ KproxyError                     everything that kproxy raises on purpose
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 # Why a broker cannot be reached: its name is not known, it refused, it did not answer in time, the network has no way
 # to it, the address leads back to kproxy, no file descriptor is left, nothing has named an address yet,
@@ -119,6 +120,18 @@ def missing_package(module: str | None) -> str | None:
     if package not in _EXTRA_OF:
         return None
     return f"needs {package}, which is not installed: {install_command(_EXTRA_OF[package])}"
+
+
+@contextmanager
+def of_extras(refused: Callable[[str], KproxyError]) -> Iterator[None]:
+    """Imports of what extras install: for one that is not there raise what `refused` makes of `missing_package`."""
+    try:
+        yield
+    except ModuleNotFoundError as fault:
+        missing = missing_package(fault.name)
+        if missing is None:
+            raise
+        raise refused(missing) from None
 
 
 def install_command(extra: str) -> str:

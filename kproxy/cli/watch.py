@@ -92,7 +92,7 @@ def watch(log_format: str, log_level: str, **options: Any) -> None:
       sudo kproxy watch --interface any --port any --admin 9464
       curl -s localhost:9464/api/connections
     """
-    from kproxy.errors import KproxyError, missing_package
+    from kproxy.errors import KproxyError, of_extras
     from kproxy.proxy import log_lines
 
     if log_format not in log_lines.FORMATS:
@@ -100,13 +100,8 @@ def watch(log_format: str, log_level: str, **options: Any) -> None:
     if log_level not in _LEVELS:
         raise KproxyError(f"--log-level {log_level}: one of {', '.join(_LEVELS)}")
     settings = settings_of(**options)
-    try:
+    with of_extras(lambda missing: KproxyError(f"watching {missing}")):
         from kproxy.watch.watcher import Watcher
-    except ModuleNotFoundError as error:
-        missing = missing_package(error.name)
-        if missing is None:
-            raise
-        raise KproxyError(f"watching {missing}") from None
 
     watcher = Watcher(settings)
     watcher.open(os.environ)  # before the log, whose thread would keep what this one gives up

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kproxy import __version__
 from kproxy.capture.flows import Flows, Handlers
 from kproxy.capture.quality import KINDS, Quality
-from kproxy.errors import KproxyError, missing_package
+from kproxy.errors import KproxyError, of_extras
 from kproxy.metrics import Metrics
 from kproxy.metrics.passive import PassiveCells
 from kproxy.metrics.summary import summarise
@@ -188,11 +188,8 @@ class Watcher:
         settings = self.settings
         if settings.record is None:
             return
-        try:
+        with of_extras(lambda missing: KproxyError(f"--record {missing}")):  # heavy, and not everybody's
             from kproxy.tables.recorder import Recorder
-        except ModuleNotFoundError as fault:  # heavy, and not everybody's
-            missing = missing_package(fault.name)
-            raise (KproxyError(f"--record {missing}") if missing else fault) from None
         self._recorder = Recorder(settings.record, {"detail": {settings.cluster: settings.detail}, "watch": True})
         self._recorder.start()
         self.metrics.recorder_dropped = self._recorder.dropped

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kproxy import __version__
-from kproxy.errors import ConfigError, missing_package
+from kproxy.errors import ConfigError, of_extras
 from kproxy.metrics import Metrics
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
@@ -559,14 +559,9 @@ def _admin_tls(settings: ClientTls) -> "Reloading":
 
 
 def _recorder(config: Config, worker: int | None) -> "Recorder":
-    try:
+    with of_extras(lambda missing: ConfigError([("record", missing)])):  # heavy, and not everybody's
         from kproxy.tables.recorder import Recorder
         from kproxy.tables.retention import Retention
-    except ModuleNotFoundError as fault:  # heavy, and not everybody's
-        missing = missing_package(fault.name)
-        if missing is None:
-            raise
-        raise ConfigError([("record", missing)]) from None
     assert config.record is not None
     detail = {cluster.name: cluster.detail for cluster in config.clusters}
     age_s = config.record_keep_h * 3600 if config.record_keep_h is not None else None

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from kproxy.errors import LOGIN_CAUSES, ConfigError, UpstreamError, missing_package
+from kproxy.errors import LOGIN_CAUSES, ConfigError, UpstreamError, of_extras
 from kproxy.metrics.cells import ClusterCells
 from kproxy.proxy.access.sasl import relogin, tokens
 from kproxy.proxy.access.sasl.checks import Checks
@@ -78,15 +78,12 @@ class Logins:
         self._expired: Interest | None = None
         self._warn_of_plaintext(cluster)
         if cluster.authentication is not None:
+            place = f"{cluster.name}: authentication"
             try:
-                self.of_clients = self._authenticator(cluster.authentication)
+                with of_extras(lambda missing: ConfigError([(place, f"it {missing}")])):
+                    self.of_clients = self._authenticator(cluster.authentication)
             except (UsersError, tokens.TokenError) as fault:
-                raise ConfigError([(f"{cluster.name}: authentication", str(fault))]) from None
-            except ModuleNotFoundError as fault:
-                missing = missing_package(fault.name)
-                if missing is None:
-                    raise
-                raise ConfigError([(f"{cluster.name}: authentication", f"it {missing}")]) from None
+                raise ConfigError([(place, str(fault))]) from None
 
     @property
     def answers_clients(self) -> bool:
