@@ -8,19 +8,20 @@ Bounded: `limit_bytes` and a portion, and `span_ns` back from now, in portions o
 Refuses to know files, and what becomes of a trigger.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from time import monotonic_ns
 from typing import NamedTuple
 
 from kproxy.protocol.error_codes import error_name
+from kproxy.tables.defects import Defects
 from kproxy.tables.portions import Batches, Portion, Tally
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import NONE, Closed, Event, Exchange, Unanswered
 
 PORTION_S = 5
 SLOW, ERROR, DISCONNECT = "slow", "error", "disconnect"
-TRIGGERS = (SLOW, ERROR, DISCONNECT)
 
 # Errors that say that the cluster is in trouble, not that a client has asked for what cannot be.
 TROUBLE = frozenset((-1, 2, 7, 13, 19, 20, 56))
@@ -29,9 +30,11 @@ _WAITS = frozenset((11, 14, 78, 79))
 _MS = 1_000_000
 _LOOK_EVERY = 16  # calls, of a few events each, between two looks at the clock and at what a portion holds
 
+log = logging.getLogger("kproxy.flight")
+
 
 class Trigger(NamedTuple):
-    """What has happened: one of TRIGGERS, and a line for people."""
+    """What has happened: SLOW, ERROR or DISCONNECT, and a line for people."""
 
     kind: str
     text: str
@@ -68,7 +71,7 @@ class Headers:
         self.limit_bytes = limit_bytes
         self.span_ns = span_ns
         self.held_bytes = 0  # of portions that are full
-        self.failed = 0  # events that could not be packed
+        self._defects = Defects(log)
         self._slow_ns = slow_ns if SLOW in triggers else 1 << 62
         self._trouble = TROUBLE if ERROR in triggers else frozenset()
         self._hangs_up = DISCONNECT in triggers
@@ -88,7 +91,8 @@ class Headers:
                 now_ns = monotonic_ns()
                 if now_ns >= self._open_until_ns or self._open.full:
                     self._turn(now_ns)
-            self.failed += len(self._open.add(tally, events))
+            for fault in self._open.add(tally, events):
+                self._defects.note(fault)
             for event in events:
                 if isinstance(event, Exchange):
                     self._judge(tally.info, event)

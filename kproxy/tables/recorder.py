@@ -14,32 +14,26 @@ topics, and `partitions.MAX_POSITIONS` partitions per connection. Old files stay
 
 import logging
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event as Signal
 from threading import Lock, Thread
-from traceback import extract_tb
 from typing import Any
 
 from kproxy.errors import KproxyError
+from kproxy.tables.defects import Defects
 from kproxy.tables.live_files import Files, Quality
 from kproxy.tables.portions import Portion, Tally, Tcp
 from kproxy.tables.retention import Retention
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import (
-    Event,
-)
+from kproxy.wire.events import Event
 
 QUEUE_BYTES = 64 << 20
-_EVERYTHING_STAYS = Retention()
 
+_EVERYTHING_STAYS = Retention()
 _IDLE_S = 0.05
 _SWITCH_S = 0.0002  # how long one thread may keep the interpreter from another that asks
-
-_DEFECT_KINDS = 32  # what is counted apart; the rest together
-_REPORT_S = 60.0  # between two lines about one kind of failure
 
 _FAILED = "events that are in no table: kproxy could not make rows of them; its log names each kind of failure"
 
@@ -68,7 +62,7 @@ class Recorder:
         self._open: Portion | None = Portion()  # None: there is no room
         self._waiting: deque[Portion] = deque()
         self._waiting_bytes = 0
-        self._defects = _Defects()
+        self._defects = Defects(log)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -187,37 +181,3 @@ class Recorder:
             log.error("%d events are lost: %s", self._files.give_up(), fault)
         except Exception:
             log.exception("a defect of kproxy's recorder: %d events are lost", self._files.give_up())
-
-
-class _Defects:
-    """Counts events that kproxy failed to pack, by what went wrong and where, and logs each kind.
-
-    The first of a kind is logged with its traceback, later ones as a count, one line per _REPORT_S. _DEFECT_KINDS kinds
-    are told apart.
-    """
-
-    def __init__(self) -> None:
-        self._kinds: dict[str, list[float]] = {}  # [events, events at the last line, time of the last line]
-
-    def note(self, fault: Exception) -> None:
-        last = extract_tb(fault.__traceback__)[-1]
-        kind = f"{type(fault).__name__} in {last.name}, line {last.lineno}"
-        if kind not in self._kinds and len(self._kinds) >= _DEFECT_KINDS:
-            kind = "other failures"
-        now_s = time.monotonic()
-        known = self._kinds.setdefault(kind, [0, 0, now_s - _REPORT_S])
-        known[0] += 1
-        if known[0] == 1:
-            said = "a defect of kproxy's recorder, %s: this event is in no table, nor any like it"
-            log.error(said, kind, exc_info=fault)
-        elif now_s - known[2] >= _REPORT_S:
-            log.error("a defect of kproxy's recorder, %s: %d events so far are in no table", kind, known[0])
-        else:
-            return
-        known[1:] = known[0], now_s
-
-    def report(self) -> None:
-        """Log the totals that no line has said yet."""
-        for kind, (events, reported, _) in self._kinds.items():
-            if events > reported:
-                log.error("a defect of kproxy's recorder, %s: %d events in all are in no table", kind, events)

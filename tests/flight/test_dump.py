@@ -153,3 +153,16 @@ def test_a_process_that_stands_still_ends_with_its_time(tmp_path, monkeypatch):
     much = [Chunk(INFO, CLIENT, 1, 0, 1 << 20, bytes(1 << 20), 0)] * 9  # more than a pipe takes
     with pytest.raises(KproxyError, match="takes longer than"):
         sending.send(tmp_path, {}, records=False, why="a test", worker=None, rows=[], connections=[], chunks=much)
+
+
+def test_an_event_that_no_row_can_hold_costs_itself_and_is_said(caplog):
+    headers = Headers(1 << 30, HOUR_NS)
+    session = Session(Interest(details=True))
+    for number in range(3):
+        session.receive(CLIENT, memoryview(request(HEARTBEAT, 1, number)), INFO.opened_ns)
+        session.receive(BROKER, memoryview(response(HEARTBEAT, 1, number)), INFO.opened_ns + 1)
+    session.events[1].correlation_id = 1 << 70
+    headers.connected(INFO)(session.events)
+    (kept,), _ = headers.taken()
+    assert [row for _, batch in kept.batches().batches for row in batch["correlation_id"].to_pylist()] == [0, 2]
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["a defect of kproxy's recorder"]

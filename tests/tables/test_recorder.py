@@ -17,7 +17,7 @@ import pytest
 from kproxy.demo.cluster import Cluster
 from kproxy.errors import KproxyError
 from kproxy.protocol.records import BatchHeader
-from kproxy.tables import live_files, portions, recorder
+from kproxy.tables import defects, live_files, portions, recorder
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.dataset import MANIFEST
 from kproxy.tables.names import Names
@@ -272,7 +272,7 @@ def test_a_defect_costs_the_event_and_not_the_connection(recording, caplog):
 
 def test_an_event_is_taken_whole_or_not_at_all(recording, monkeypatch, caplog):
     """One partition that no row can hold costs its own event, in every table; the others of the read stay."""
-    monkeypatch.setattr(recorder, "_REPORT_S", 0.0)
+    monkeypatch.setattr(defects, "_REPORT_S", 0.0)
     recording.start()
     take = recording.connected(INFO)
     fetches = [exchange(number) for number in range(5)]
