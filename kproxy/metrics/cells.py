@@ -538,7 +538,7 @@ class Metrics:
         self.upgrades = {"failed": 0}  # attempts to have another process take over; one that succeeds ends this one
         self.predecessor_connections = 0  # that the process before this one still has
         self.flight_dumps: dict[str, dict[str, int]] = {}  # by cause and outcome; empty: no flight recorder
-        self.flight_bytes: dict[str, int] = {}  # that it holds, by what they are
+        self.flight_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)  # that it holds: of frames, of headers
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
         self.passive: PassiveCells | None = None  # of `kproxy watch`
         self.zookeeper: dict[str, ZooKeeperCells] = {}  # by listener

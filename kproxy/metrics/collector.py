@@ -364,7 +364,7 @@ def _flight(metrics: Metrics) -> Iterator[Metric]:
             dumps.add_metric((cause, outcome), count)
     yield dumps
     held = GaugeMetricFamily("kproxy_flight_bytes", "Memory of the flight recorder.", labels=("kind",))
-    for kind, count in metrics.flight_bytes.copy().items():
+    for kind, count in zip(("frames", "headers"), metrics.flight_bytes(), strict=True):
         held.add_metric((kind,), count)
     yield held
 

@@ -4,13 +4,14 @@ Refuses to know what is kept (`kproxy.flight`) and when a dump is made.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
 from kproxy.proxy.config.model import Frozen
 
-TRIGGERS = ("slow", "error", "disconnect")
+_Trigger = Literal["slow", "error", "disconnect"]
+TRIGGERS: tuple[str, ...] = get_args(_Trigger)
 _MIB = 1 << 20
 
 
@@ -26,7 +27,7 @@ class Flight(Frozen):
     frame_memory: Annotated[int, Field(ge=_MIB)] = 64 * _MIB  # bytes of frames in memory; the oldest go
     header_memory: Annotated[int, Field(ge=_MIB)] = 64 * _MIB  # bytes of rows of exchanges in memory; the oldest go
     # what makes a dump without being asked
-    triggers: Annotated[tuple[Literal["slow", "error", "disconnect"], ...], BeforeValidator(_triggers)] = ()
+    triggers: Annotated[tuple[_Trigger, ...], BeforeValidator(_triggers)] = ()
     # trigger slow: an answer that takes longer; the time that a Fetch may wait is left out
     slow_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
     # least time between two dumps that nobody asked for

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kproxy.errors import ConfigError, KproxyError, missing_package
+from kproxy.errors import ConfigError, KproxyError, of_extras
 from kproxy.metrics import Metrics
 from kproxy.proxy.config.flight import TRIGGERS, Flight
 from kproxy.proxy.control.tasks import Tasks
@@ -27,11 +27,13 @@ from kproxy.wire.events import Closed, Event
 from kproxy.wire.session import Session
 from kproxy.wire.watched import watch
 
+if TYPE_CHECKING:
+    from kproxy.flight.headers import Trigger
+
 ASKED = "asked"
 WRITTEN, FAILED, SKIPPED = "written", "failed", "skipped"
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[a-z]+(-worker-\d+)?")
 _AFTER_S = 1.0  # what comes just after a trigger is in its dump too
-_COUNT_S = 1.0
 STOP_S = 10.0
 _MAX_RESULTS = 8
 _STOP_POLL_S = 0.02
@@ -51,14 +53,9 @@ class FlightRecorder:
 
     def __init__(self, settings: Flight, details: Mapping[str, str], metrics: Metrics, worker: int | None) -> None:
         """Raises ConfigError: the folder cannot be made, or a package is missing."""
-        try:
+        with of_extras(lambda missing: ConfigError([("flight", missing)])):  # heavy, and not everybody's
             from kproxy.flight.frames import Frames
-            from kproxy.flight.headers import Headers, Trigger
-        except ModuleNotFoundError as fault:  # heavy, and not everybody's
-            missing = missing_package(fault.name)
-            if missing is None:
-                raise
-            raise ConfigError([("flight", missing)]) from None
+            from kproxy.flight.headers import Headers
         try:
             settings.folder.mkdir(parents=True, exist_ok=True)
             if not os.access(settings.folder, os.W_OK | os.X_OK):
@@ -80,15 +77,13 @@ class FlightRecorder:
         self._counts = metrics.flight_dumps
         for cause in (ASKED, *TRIGGERS):
             self._counts[cause] = {WRITTEN: 0, FAILED: 0, SKIPPED: 0}
-        self._bytes = metrics.flight_bytes
+        metrics.flight_bytes = lambda: (self._frames.held_bytes, self._headers.held_bytes)
         self._tasks = Tasks("flight")
-        self._trigger_type = Trigger
         self._is_dumping = False
         self._last_s = -1e9
         self._results: dict[str, dict[str, Any]] = {}  # of the last dumps that were asked for, by folder
         self._process: subprocess.Popen[bytes] | None = None  # the one that writes
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._count()
+        self._timer: asyncio.TimerHandle | None = None  # until the dump that a trigger has asked for
 
     def watch(self, session: Session, info: ConnectionInfo) -> None:
         """A session that begins."""
@@ -123,8 +118,8 @@ class FlightRecorder:
 
     async def stop(self) -> None:
         """Begin no dump any more; one that is being written has STOP_S to end."""
-        for timer in self._timers.values():
-            timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         try:
             async with asyncio.timeout(STOP_S):
                 while len(self._tasks):  # noqa: ASYNC110 (its end is a thread's)
@@ -135,7 +130,7 @@ class FlightRecorder:
                 process.kill()  # which ends its thread
         await self._tasks.cancel()
 
-    def _triggered(self, trigger: Any) -> None:
+    def _triggered(self, trigger: "Trigger") -> None:
         now_s = time.monotonic()
         if self._is_dumping or now_s - self._last_s < self.settings.pause_s:
             self._counts[trigger.kind][SKIPPED] += 1
@@ -144,7 +139,7 @@ class FlightRecorder:
         self._is_dumping = True
         log.warning("dump cause=%s: %s", trigger.kind, trigger.text)
         loop, name = asyncio.get_running_loop(), folder_name(trigger.kind)
-        self._timers["dump"] = loop.call_later(_AFTER_S, self._begin, trigger.kind, name, trigger.text)
+        self._timer = loop.call_later(_AFTER_S, self._begin, trigger.kind, name, trigger.text)
 
     def _begin(self, cause: str, name: str, text: str) -> None:
         self._is_dumping = True
@@ -237,12 +232,6 @@ class FlightRecorder:
             held -= sizes[oldest]
             shutil.rmtree(oldest, ignore_errors=True)
             log.info("removed the dump %s", oldest)
-
-    def _count(self) -> None:
-        """Once a second, until `stop`."""
-        self._bytes["frames"] = self._frames.held_bytes
-        self._bytes["headers"] = self._headers.held_bytes
-        self._timers["count"] = asyncio.get_running_loop().call_later(_COUNT_S, self._count)
 
 
 def _size(folder: Path) -> int:
