@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kproxy.cli import admin_port
+
 if TYPE_CHECKING:
     from kproxy.proxy.control.operators.asking import AdminPort
 
@@ -34,19 +36,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, as t
     show_default=True,
     help="Where it answers: what its --admin says, from here.",
 )
-@click.option(
-    "--token-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="KPROXY_ADMIN_TOKEN_FILE",
-    metavar="FILE",
-    help="The token that it wants. Also KPROXY_ADMIN_TOKEN_FILE.",
-)
-@click.option(
-    "--ca",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Who vouches for its certificate; implies https.",
-)
+@admin_port.token_file
+@admin_port.ca
 @click.pass_context
 def ctl(context: click.Context, admin: str, token_file: Path | None, ca: Path | None) -> None:
     """Ask a kproxy that runs, and change what it does.

@@ -7,25 +7,16 @@ from pathlib import Path
 
 import click
 
+from kproxy.cli import admin_port
+
 _VIEWS = ("apis", "brokers", "topics", "clients", "groups", "connections", "slow", "errors", "findings")
 _TIMEOUT_S = 5.0
 
 
 @click.command()
 @click.argument("admin", default="localhost:9600", metavar="[ADMIN]")
-@click.option(
-    "--token-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="KPROXY_ADMIN_TOKEN_FILE",
-    metavar="FILE",
-    help="The token that it wants. Also KPROXY_ADMIN_TOKEN_FILE.",
-)
-@click.option(
-    "--ca",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Who vouches for its certificate; implies https.",
-)
+@admin_port.token_file
+@admin_port.ca
 @click.option(
     "--show",
     "view",

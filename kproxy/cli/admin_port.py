@@ -1,0 +1,19 @@
+"""The options of the commands that ask the admin port of a running kproxy: what it wants, and who vouches for it."""
+
+from pathlib import Path
+
+import click
+
+token_file = click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="KPROXY_ADMIN_TOKEN_FILE",
+    metavar="FILE",
+    help="The token that it wants. Also KPROXY_ADMIN_TOKEN_FILE.",
+)
+ca = click.option(
+    "--ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Who vouches for its certificate; implies https.",
+)
