@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.pieces import TOPIC, at_last, bucket, grouped, groups, of_clients, of_exchanges, order
+from kproxy.analysis.pieces import FETCHED, TOPIC, at_last, bucket, grouped, groups, of_clients, of_exchanges, order
 
 # Latencies by 1, 2, 5 of each power of ten, from 10 µs to 100 s; below and above: one class each.
 LATENCIES_NS = (*(step * 10**power for power in range(4, 11) for step in (1, 2, 5)), 10**11)
@@ -78,7 +78,7 @@ def behind(
     """
     return ask(
         {"partitions": partitions, "exchanges": exchanges},
-        fetched="select * from partitions where api = 'Fetch' and direction = 'response' and lag_records is not null",
+        fetched=FETCHED,
         ours=of_exchanges("fetched", ("Fetch",), replicas),
         latest=f"""
             select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, `partition`,

@@ -118,6 +118,13 @@ def ns(milliseconds: str) -> str:
 ALL_BYTES = "(coalesce(request_bytes, 0) + coalesce(response_bytes, 0))"  # of an exchange, both ways
 TOPIC = "coalesce(topic, topic_id)"  # by its name, or by its id where no answer named it
 
+# By which software each connection says that it comes: the rows `software` of a question.
+SOFTWARE = """
+    select source, connection, max(concat_ws(' ', software_name, software_version)) as software
+    from connections group by source, connection"""
+# What fetches brought, with how far they were behind: the rows `fetched` of a question.
+FETCHED = "select * from partitions where api = 'Fetch' and direction = 'response' and lag_records is not null"
+
 # How many a second, from the first of the group to its last; null for less than two.
 RATE = "try_divide(count(*) - 1, (max(unix_micros(`time`)) - min(unix_micros(`time`))) / 1e6)"
 

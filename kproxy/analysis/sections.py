@@ -10,7 +10,16 @@ from typing import Any
 
 from kproxy.analysis import knowledge, parties, timing
 from kproxy.analysis.engine import Frame, ask, first_rows
-from kproxy.analysis.pieces import ALL_BYTES, GROUPS, TOPIC, literal, of_clients, percentiles, without_brokers
+from kproxy.analysis.pieces import (
+    ALL_BYTES,
+    GROUPS,
+    SOFTWARE,
+    TOPIC,
+    literal,
+    of_clients,
+    percentiles,
+    without_brokers,
+)
 
 TABLES = ("exchanges", "partitions", "connections", "quality", "group_events", "rebalances", "leadership", "registry")
 Tables = Mapping[str, Frame]
@@ -46,9 +55,7 @@ def clients(tables: Tables) -> Frame:
     """Who asked, and by which software where it says so."""
     return ask(
         {"exchanges": tables["exchanges"], "connections": tables["connections"]},
-        software="""
-            select source, connection, max(concat_ws(' ', software_name, software_version)) as software
-            from connections group by source, connection""",
+        software=SOFTWARE,
         # By connection first: so few rows are joined.
         each_one=f"""
             select source, connection, {GROUPS["client"]} as client, client_address, count(*) as exchanges,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.pieces import (
+    FETCHED,
     RATE,
     TOPIC,
     at_last,
@@ -162,7 +163,7 @@ def lag(
     """How far consumers are behind, as their fetches say: by client, topic and partition; first, last and most."""
     return ask(
         {"partitions": partitions, "exchanges": exchanges},
-        fetched="select * from partitions where api = 'Fetch' and direction = 'response' and lag_records is not null",
+        fetched=FETCHED,
         ours=of_exchanges("fetched", ("Fetch",), replicas),
         answer=f"""
             select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, `partition`,

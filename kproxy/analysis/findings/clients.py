@@ -10,7 +10,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
-from kproxy.analysis.pieces import GROUPS, of_clients
+from kproxy.analysis.pieces import GROUPS, SOFTWARE, of_clients
 from kproxy.protocol.schema import served_versions
 
 _QUOTAS = {  # the quota that throttles an API; all others: request_percentage
@@ -108,9 +108,7 @@ def spoken(tables: Tables, limits: Limits) -> Frame:
     bounds = ", ".join(f"({key}, {first}, {last})" for key, first, last in served_by(newest())[1])
     return ask(
         {"exchanges": tables["exchanges"], "connections": tables["connections"]},
-        software="""
-            select source, connection, max(concat_ws(' ', software_name, software_version)) as software
-            from connections group by source, connection""",
+        software=SOFTWARE,
         # By connection first: so few rows are joined.
         each_one=f"""
             select source, connection, cluster, {GROUPS["client"]} as client, client_address, api_key, api,
