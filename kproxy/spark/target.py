@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
 from kproxy.tables.dataset import MANIFEST
+from kproxy.tables.writer import sync
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -159,7 +160,7 @@ class _Local:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
-        _sync(target.parent)
+        sync(target.parent)
 
     def found(self, path: str) -> list[str]:
         return sorted(
@@ -170,9 +171,9 @@ class _Local:
         target = self._folder / to
         target.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # an earlier run moved it
-            _sync(self._folder / path)
+            sync(self._folder / path)
             (self._folder / path).replace(target)
-            _sync(target.parent)
+            sync(target.parent)
 
     def remove(self, path: str) -> None:
         target = self._folder / path
@@ -184,14 +185,6 @@ class _Local:
             for parent in (target.parent, target.parent.parent):
                 if parent != self._folder:
                     parent.rmdir()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Hadoop:

@@ -80,13 +80,13 @@ class Dataset:
             for place, file in sorted(files.items()):
                 target = self.folder / place
                 target.parent.mkdir(parents=True, exist_ok=True)
-                _sync(file)
+                sync(file)
                 file.replace(target)
-                _sync(target.parent)
+                sync(target.parent)
             draft.write_text(json.dumps(self._manifest(manifest), indent=2, sort_keys=True) + "\n")
-            _sync(draft)
+            sync(draft)
             draft.replace(self.folder / MANIFEST)
-            _sync(self.folder)
+            sync(self.folder)
         self.abandon()
 
     def _manifest(self, told: dict[str, Any]) -> dict[str, Any]:
@@ -319,7 +319,8 @@ def _writing(folder: Path) -> Iterator[None]:
         raise KproxyError(f"{folder}: cannot be written to: {reason}") from fault
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
