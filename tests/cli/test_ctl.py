@@ -117,7 +117,7 @@ def test_what_a_kproxy_is_doing(kproxy):
     asked(*options, "log-level", "info")
 
 
-def test_frames_as_they_pass(kproxy):
+def test_frames_as_they_pass_and_the_end_of_their_connection(kproxy):
     options, client, end, _, _ = kproxy
     (row,) = json.loads(asked(*options, "connections", "--json"))
     number = str(row["number"])
@@ -133,6 +133,15 @@ def test_frames_as_they_pass(kproxy):
     assert "billing\\x1b[2J" in text and "\x1b" not in text
     assert "<- ApiVersions response v3" in text and "number of frames" in text
 
+    assert asked(*options, "drain", "--all").strip() == "draining: 1"
+    client.settimeout(20)
+    while client.recv(1 << 16):
+        """What was due."""
+    client.close()
+    end.close()
+    wait_until(lambda: asked(*options, "connections").strip() == "no connections")
+    assert json.loads(asked(*options, "drain", "--all", "--json")) == {"draining": 0}
+
 
 def test_what_is_not_there_is_said_with_what_can_be_done(kproxy):
     options, _, _, token, admin = kproxy
@@ -146,18 +155,6 @@ def test_what_is_not_there_is_said_with_what_can_be_done(kproxy):
     port = free_ports(1)
     assert "nobody listens there" in asked("-a", f":{port}", "status", status=2)
     assert "holds no token" in asked("-a", f":{port}", "--token-file", str(token) + "x", "status", status=2)
-
-
-def test_a_connection_is_drained_and_then_there_is_none(kproxy):
-    options, client, end, _, _ = kproxy
-    assert asked(*options, "drain", "--all").strip() == "draining: 1"
-    client.settimeout(20)
-    while client.recv(1 << 16):
-        """What was due."""
-    client.close()
-    end.close()
-    wait_until(lambda: asked(*options, "connections").strip() == "no connections")
-    assert json.loads(asked(*options, "drain", "--all", "--json")) == {"draining": 0}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
