@@ -5,6 +5,7 @@ answer is of. A frame whose beginning is no longer there is left out; one of whi
 frame per side of each connection. Refuses to know what is in a frame beyond its first twelve bytes.
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -35,41 +36,55 @@ class Frame(NamedTuple):
 
 
 def cut(chunks: Iterable[Chunk]) -> Iterator[Frame]:
-    """The frames in the order in which they ended."""
-    sides: dict[tuple[int, int], _Side] = {}
-    awaited: dict[int, deque[tuple[int, tuple[int, int]]]] = {}
+    """The frames of many connections, in the order in which they ended."""
+    cutters: dict[int, Cutter] = {}
     for chunk in chunks:
         if chunk.side == ENDED:
             continue
-        connection = chunk.info.id
-        side = sides.get((connection, chunk.side))
-        if side is None:
-            side = sides[connection, chunk.side] = _Side()
-            awaited.setdefault(connection, deque(maxlen=MAX_AWAITED))
-        for start_ns, size, data in side.feed(chunk):
-            yield _frame(chunk, start_ns, size, data, awaited[connection])
+        cutter = cutters.get(chunk.info.id)
+        if cutter is None:
+            cutter = cutters[chunk.info.id] = Cutter()
+        yield from cutter.feed(chunk)
 
 
-def _frame(chunk: Chunk, start_ns: int, size: int, data: bytes, awaited: deque[tuple[int, tuple[int, int]]]) -> Frame:
-    api: tuple[int, int] | None = None
-    if chunk.side == CLIENT:
-        _, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(data)
-        api = key_version >> 16, key_version & 0xFFFF
-        awaited.append((correlation_id, api))
-    else:
-        _, correlation_id = frames.RESPONSE_HEAD.unpack_from(data)
+class Cutter:
+    """One connection, chunk by chunk.
+
+    awaited: correlation id, and key and version of each request whose answer is still to come. Frames of more than
+    `largest` bytes come with their first bytes alone.
+    """
+
+    def __init__(self, awaited: Iterable[tuple[int, tuple[int, int]]] = (), largest: int = sys.maxsize) -> None:
+        self._sides = (_Side(largest), _Side(largest))
+        self._awaited = deque(awaited, maxlen=MAX_AWAITED)
+
+    def feed(self, chunk: Chunk) -> Iterator[Frame]:
+        """The frames that end in it."""
+        for start_ns, size, data in self._sides[chunk.side].feed(chunk):
+            if chunk.side == CLIENT:
+                _, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(data)
+                self._awaited.append((correlation_id, (key_version >> 16, key_version & 0xFFFF)))
+                api: tuple[int, int] | None = self._awaited[-1][1]
+            else:
+                _, correlation_id = frames.RESPONSE_HEAD.unpack_from(data)
+                api = self._answered(correlation_id)
+            yield Frame(chunk.info, chunk.side, start_ns, chunk.now_ns, size, data, api, correlation_id)
+
+    def _answered(self, correlation_id: int) -> tuple[int, int] | None:
+        awaited = self._awaited
         found = next((at for at, (expected, _) in enumerate(awaited) if expected == correlation_id), None)
-        if found is not None:
-            api = awaited[found][1]
-            for _ in range(found + 1):  # those before it get no answer: a Produce with acks=0
-                awaited.popleft()
-    return Frame(chunk.info, chunk.side, start_ns, chunk.now_ns, size, data, api, correlation_id)
+        if found is None:
+            return None
+        for _ in range(found):  # they get no answer: a Produce with acks=0
+            awaited.popleft()
+        return awaited.popleft()[1]
 
 
 class _Side:
     """One direction of a connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
         self._expected = -1  # offset of the next chunk
         self._held: bytearray | None = None  # the frame at hand, from its beginning; None: that was not seen
         self._is_cut = False
@@ -109,7 +124,8 @@ class _Side:
                     return
             taken = data[pos : pos + self._left]
             if self._held is not None and not self._is_cut:
-                self._held += taken
+                wanted = self._size if self._size <= self._largest else frames.REQUEST_HEAD_BYTES
+                self._held += taken[: wanted - len(self._held)]
             pos += len(taken)
             self._left -= len(taken)
             if not self._left:

@@ -1,14 +1,15 @@
 """The bytes that have passed lately, in memory: what the flight recorder knows of frames.
 
 Duty: keep what clients sent and what they got (with kproxy's addresses), each read as it came, so that frames can be
-cut out later, by another process. Bytes of a login without frames are never kept, only counted. Of a frame that is
-larger than what passes at once, MAX_FRAME bytes behind its first part are kept.
+cut out later by another process, or at once for a trace. Bytes of a login without frames are never kept, only counted.
+Of a frame that is larger than what passes at once, MAX_FRAME bytes behind its first part are kept.
 
 Bounded: `limit_bytes` for all connections together, and `span_ns` back from the newest; the oldest go first. It costs
 whoever relays a copy of what passes. Refuses to know what is in a frame, files and clocks.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kproxy.wire.connection import ConnectionInfo
@@ -54,7 +55,7 @@ class Frames:
 
     def watched(self, info: ConnectionInfo) -> "Watch":
         """The observer of a session that begins."""
-        return Watch(self, info)
+        return Watch(self.add, info)
 
     def ended(self, info: ConnectionInfo, now_ns: int) -> None:
         self.add(Chunk(info, ENDED, now_ns, 0, 0, None, 0))
@@ -72,12 +73,12 @@ class Frames:
 
 
 class Watch:
-    """What passes on one connection; an observer of its session."""
+    """What passes on one connection, for `take`; an observer of its session."""
 
-    __slots__ = ("_answers_are_framed", "_boundaries", "_frames", "_info", "_inside", "_is_framed", "_offsets")
+    __slots__ = ("_answers_are_framed", "_boundaries", "_info", "_inside", "_is_framed", "_offsets", "_to")
 
-    def __init__(self, frames: Frames, info: ConnectionInfo) -> None:
-        self._frames = frames
+    def __init__(self, take: Callable[[Chunk], None], info: ConnectionInfo) -> None:
+        self._to = take
         self._info = info
         self._offsets = [0, 0]
         self._inside = [0, 0]  # bytes kept of a frame since the part that began it
@@ -118,4 +119,4 @@ class Watch:
                 self._inside[side] = 0
             if self._inside[side] <= MAX_FRAME:
                 data = bytes(view)
-        self._frames.add(_new(Chunk, (self._info, side, now_ns, offset, size, data, until)))
+        self._to(_new(Chunk, (self._info, side, now_ns, offset, size, data, until)))

@@ -53,10 +53,6 @@ def unwatch(session: Session, observer: Observer) -> None:
             session.__class__ = Session  # type: ignore[assignment]
 
 
-def observers_of(session: Session) -> tuple[Observer, ...]:
-    return session.observers if isinstance(session, WatchedSession) else ()
-
-
 def read_of(session: Session, side: int, view: Any) -> Any:
     """The part of a call's view that was read, in an observer's `passed`."""
     backlog = session.backlog[side]

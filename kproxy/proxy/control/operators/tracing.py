@@ -1,10 +1,9 @@
 """Traces: the frames of a connection, or of a client's address, decoded and without secrets, while somebody watches.
 
-A connection that is not traced does nothing for it: to trace one, its session gets an observer (`wire.watched`)
-that copies what passes. The relay never waits: what a trace does not take up is counted. What the client
-sends and what it gets are cut into frames here. The session's states say where frames begin; whenever a side is not
-framed (a SASL token without a header, bytes that are no Kafka), all bytes of that call are left out and only counted.
-Frames are decoded later, on a thread, when the trace is read.
+A connection that is not traced does nothing for it: to trace one, its session gets the observer of the flight recorder
+(`flight.frames`), whose chunks are cut into frames at once. The relay never waits: what a trace does not take up is
+counted. Bytes of a side that has no frames (a SASL token without a header, bytes that are no Kafka) are left out and
+only counted. Frames are decoded later, on a thread, when the trace is read.
 
 Never shown: what `protocol/secrets.py` lists, and records (how many and how large they are is). A frame that does not
 decode, or of an unknown API, is named by its size alone.
@@ -16,32 +15,29 @@ larger than MAX_FRAME only its header; a trace that nobody reads for FORGOTTEN_S
 import ipaddress
 from base64 import b64decode
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any, NamedTuple
 
 from kproxy.errors import ProtocolError
+from kproxy.flight.cutting import Cutter
+from kproxy.flight.frames import Chunk, Watch
 from kproxy.protocol import decode
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.records import iterate_headers
 from kproxy.protocol.schema import Field, api_name
 from kproxy.proxy.config.addresses import Address, numeric
 from kproxy.proxy.relay.relay import Relay
-from kproxy.wire import frames
-from kproxy.wire.events import BROKER, CLIENT, SIDES
-from kproxy.wire.session import Session
-from kproxy.wire.state import Piece
-from kproxy.wire.watched import observers_of, read_of, unwatch, watch
+from kproxy.wire.events import CLIENT, SIDES
+from kproxy.wire.watched import unwatch, watch
 
 MAX_TRACES = 4
 MAX_CONNECTIONS = 64
 MAX_HELD_BYTES = 4 * 1024 * 1024
 MAX_FRAME = 64 * 1024
-MAX_AWAITED = 4096
 FORGOTTEN_S = 10.0
 _OVERHEAD = 256  # what a frame takes beside its bytes
 _API_VERSIONS = 18
-_FRAMED = "framed"
 
 Json = dict[str, Any]
 
@@ -59,131 +55,32 @@ class Captured(NamedTuple):
     why: str  # why it is left out
 
 
-class _Cutter:
-    """Cuts the bytes of one side into frames; lost until `sync` says where they begin."""
-
-    __slots__ = ("held", "left", "size", "synced")
-
-    def __init__(self) -> None:
-        self.synced = False
-        self.held = bytearray()  # of the frame at hand, as much as is wanted
-        self.left = 0  # bytes of the frame at hand that are still to come
-        self.size = 0  # of the frame at hand; 0: it is not known, or its beginning was not seen
-
-    def sync(self, skip: int, head: bytes) -> None:
-        self.synced = True
-        self.held = bytearray(head)
-        self.left = skip
-        self.size = 0
-
-    def lose(self) -> None:
-        self.synced = False
-        self.held.clear()
-
-    def feed(self, data: Any) -> Iterator[tuple[int, bytes]]:
-        """(size, as much of it as is wanted) of each frame that ends in `data`."""
-        pos = 0
-        while pos < len(data):
-            if not self.left:
-                take = min(4 - len(self.held), len(data) - pos)
-                self.held += data[pos : pos + take]
-                pos += take
-                if len(self.held) < 4:
-                    return
-                length = frames.SIZE.unpack_from(self.held)[0]
-                if length < frames.MIN_RESPONSE:
-                    self.lose()
-                    return
-                self.size = length + 4
-                self.left = length
-            take = min(self.left, len(data) - pos)
-            if self.size:
-                wanted = (self.size if self.size <= MAX_FRAME else frames.REQUEST_HEAD_BYTES) - len(self.held)
-                self.held += data[pos : pos + max(0, min(take, wanted))]
-            pos += take
-            self.left -= take
-            if not self.left:
-                if self.size:
-                    yield self.size, bytes(self.held)
-                self.held.clear()
-                self.size = 0
-
-
 class Tap:
     """One connection of a trace."""
 
     def __init__(self, trace: "Trace", relay: Relay) -> None:
-        info = relay.info
         self.relay = relay
         self._trace = trace
-        self._client = str(Address(info.client_address, info.client_port))
-        self._cutters = (_Cutter(), _Cutter())
-        self._awaited = deque(
-            ((one.correlation_id, (one.plan.api_key, one.plan.api_version)) for one in relay.session.pending),
-            maxlen=MAX_AWAITED,
-        )
-        self._before = relay.session.states
-        self._sync()
-        watch(relay.session, self)
+        self._client = str(Address(relay.info.client_address, relay.info.client_port))
+        pending = [(one.correlation_id, (one.plan.api_key, one.plan.api_version)) for one in relay.session.pending]
+        self._cutter = Cutter(pending, MAX_FRAME)
+        self._watch = Watch(self._take, relay.info)
+        watch(relay.session, self._watch)
 
     def end(self) -> None:
-        unwatch(self.relay.session, self)
+        unwatch(self.relay.session, self._watch)
 
-    def _sync(self) -> None:
-        """Find where frames begin, on sides that are framed and where that is not known."""
-        session = self.relay.session
-        states = session.states
-        if not self._cutters[CLIENT].synced and states[CLIENT].startswith(_FRAMED):
-            self._cutters[CLIENT].sync(session._client_left, b"" if session._client_left else session._client_head)
-        if not self._cutters[BROKER].synced and states[BROKER].startswith(_FRAMED):
-            nothing_left = states[BROKER] in ("framed, held", "framed, header")  # nothing of it was sent yet
-            self._cutters[BROKER].sync(0 if nothing_left else session._broker_left, b"")
+    def _take(self, chunk: Chunk) -> None:
+        if chunk.data is None and chunk.boundary < 0:
+            self._keep(chunk, chunk.size, None, None, "no frames: a SASL token, or no Kafka")
+        for frame in self._cutter.feed(chunk):
+            if frame.is_whole:
+                self._keep(chunk, frame.size, frame.data, frame.api, "")
+            else:
+                self._keep(chunk, frame.size, None, frame.api, "too large to be shown")
 
-    def before(self, session: Session, side: int) -> None:
-        self._before = session.states
-
-    def passed(self, session: Session, side: int, view: Any, pieces: list[Piece], now_ns: int) -> None:
-        """Take up what a call of the session has read of a side, and what it sends to the client."""
-        is_framed = all(state.startswith(_FRAMED) for state in (*self._before, *session.states))
-        if side == CLIENT:
-            self._take(CLIENT, [read_of(session, CLIENT, view)], is_framed, now_ns)
-        to_client = [piece for to, piece in pieces if to == CLIENT]
-        self._take(BROKER, to_client, is_framed, now_ns)
-        self._sync()
-
-    def _take(self, side: int, views: Iterable[Any], is_framed: bool, now_ns: int) -> None:
-        cutter = self._cutters[side]
-        if not is_framed or not cutter.synced:
-            cutter.lose()
-            count = sum(map(len, views))
-            if count:
-                self._keep(now_ns, side, count, None, None, "no frames: a SASL token, or no Kafka")
-            return
-        for view in views:
-            for size, frame in cutter.feed(view):
-                self._frame(side, size, frame, now_ns)
-
-    def _frame(self, side: int, size: int, frame: bytes, now_ns: int) -> None:
-        api = None
-        if side == CLIENT:
-            if len(frame) >= frames.REQUEST_HEAD_BYTES:
-                _, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(frame)
-                api = key_version >> 16, key_version & 0xFFFF
-                self._awaited.append((correlation_id, api))
-        else:
-            correlation_id = frames.RESPONSE_HEAD.unpack_from(frame)[1]
-            found = next((at for at, (awaited, _) in enumerate(self._awaited) if awaited == correlation_id), None)
-            if found is not None:
-                api = self._awaited[found][1]
-                for _ in range(found + 1):  # those before it get no answer: a Produce with acks=0
-                    self._awaited.popleft()
-        is_whole = len(frame) == size
-        self._keep(now_ns, side, size, frame if is_whole else None, api, "" if is_whole else "too large to be shown")
-
-    def _keep(
-        self, now_ns: int, side: int, size: int, frame: bytes | None, api: tuple[int, int] | None, why: str
-    ) -> None:
-        self._trace.keep(Captured(now_ns, self.relay.number, self._client, side, size, frame, api, why))
+    def _keep(self, chunk: Chunk, size: int, frame: bytes | None, api: tuple[int, int] | None, why: str) -> None:
+        self._trace.keep(Captured(chunk.now_ns, self.relay.number, self._client, chunk.side, size, frame, api, why))
 
 
 class Trace:
@@ -208,8 +105,7 @@ class Trace:
             if tap.relay.closed:
                 tap.end()
                 del self._taps[number]
-        is_traced = any(isinstance(observer, Tap) for observer in observers_of(relay.session))
-        if len(self._taps) < MAX_CONNECTIONS and not is_traced:
+        if len(self._taps) < MAX_CONNECTIONS and relay.number not in self._taps:
             self._taps[relay.number] = Tap(self, relay)
 
     def keep(self, captured: Captured) -> None:
