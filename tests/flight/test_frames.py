@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from kproxy.flight import frames as module
-from kproxy.flight.cutting import cut
+from kproxy.flight.cutting import Cutter, cut
 from kproxy.flight.frames import Frames
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT
@@ -79,6 +79,17 @@ def test_frames_that_fit_come_back_byte_for_byte(seed, largest, monkeypatch):
     whole = sum(frame.is_whole for frame in got)
     assert whole == len(got) or all(frame.size > module.MAX_FRAME for frame in got if not frame.is_whole)
     assert all(frame.api is not None for frame in got) and whole > len(got) // 2
+
+
+def test_of_frames_that_are_too_large_for_whoever_asks_only_the_first_bytes_come():
+    said = dialogue(random.Random(1), 60)
+    kept = Frames(1 << 30, HOUR_NS)
+    play(said, random.Random(2), kept, 20_000)
+    cutter = Cutter(largest=4096)
+    got = [frame for chunk in kept.chunks for frame in cutter.feed(chunk)]
+    wanted = [(len(data), data if len(data) <= 4096 else data[:12]) for _, data in said]
+    assert [(frame.size, frame.data) for frame in got] == wanted
+    assert {frame.is_whole for frame in got} == {True, False} and all(frame.api is not None for frame in got)
 
 
 @pytest.mark.parametrize("seed", range(12))
