@@ -1,7 +1,7 @@
 """`python -m bench.offline`: CPU time and memory of `kproxy convert` beside tshark, on the same generated captures.
 
-Three kinds of capture: segments of an Ethernet's MTU, of 64 KB, as a host with segmentation offload sees its own, and
-of an MTU where of each thousand packets one is lost, one comes late, and one is there twice.
+Four kinds of capture: segments of an Ethernet's MTU, of 64 KB, as a host with segmentation offload sees its own, of an
+MTU where of each thousand packets one is lost, one comes late, and one is there twice, and of one connection alone.
 Half of the exchanges are Produce v9, half Fetch v12, which tshark knows by their headers too. Both programs run in one
 go, in turns, so that what the machine does besides hits both; all figures are of the processes themselves.
 What each takes for a capture of one handshake is its start-up: shown, and not counted in its rates.
@@ -26,7 +26,6 @@ from rich.table import Table
 
 from kproxy.protocol import codec, records
 
-CONNECTIONS = 48
 PORT = 9092
 _TIMESTAMP = 1_700_000_000_000
 _FIELDS = ("frame.time_epoch", "tcp.stream", "kafka.correlation_id", "kafka.api_key", "kafka.api_version", "kafka.len")
@@ -44,12 +43,14 @@ class Kind:
     exchanges: int
     limits: tuple[float, float]  # of exchanges and connections alone, and of all tables
     dirty: bool = False  # of each thousand packets one is lost, one comes late, and one is there twice
+    connections: int = 48
 
 
 KINDS = (
     Kind("mtu", "segments of 1448 bytes", 1448, 2500, 150_000, (12.0, 6.0)),
     Kind("offload", "segments of 65000 bytes", 65_000, 1_000_000, 2_500, (25.0, 6.0)),
     Kind("dirty", "1448 bytes, 0.1 % lost", 1448, 2500, 150_000, (8.0, 4.0), dirty=True),
+    Kind("one", "one connection, 1448 bytes", 1448, 2500, 150_000, (12.0, 6.0), connections=1),
 )
 _LEAST_WIDTH = 120  # also where the output is no terminal
 DETAILS = ("headers", "batches")  # without the tables of bodies, and with all tables but records
@@ -107,7 +108,7 @@ class Connection:
 def generate(kind: Kind, file: BinaryIO, exchanges: int) -> int:
     """Write a capture; returns its packets. Without exchanges it is one handshake."""
     file.write(pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 262_144, 1))
-    connections = [Connection(number, kind.segment_bytes) for number in range(CONNECTIONS if exchanges else 1)]
+    connections = [Connection(number, kind.segment_bytes) for number in range(kind.connections if exchanges else 1)]
     packets = 0
     micros = _TIMESTAMP * 1000
 
@@ -138,8 +139,8 @@ def generate(kind: Kind, file: BinaryIO, exchanges: int) -> int:
         write(connection.shake())
     frames = _Frames(kind.value_bytes)
     for number in range(exchanges):
-        connection = connections[number % CONNECTIONS]
-        asked, answered = frames.exchange(number // CONNECTIONS)
+        connection = connections[number % kind.connections]
+        asked, answered = frames.exchange(number // kind.connections)
         write(connection.send(0, asked))
         write(connection.send(1, answered))
     return packets

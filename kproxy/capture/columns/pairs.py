@@ -142,7 +142,7 @@ class _Reading:
         self._lanes = lanes = Lanes(whole, segments, parts)
         found: tuple[list[int], list[int]] = ([], [])  # where frames begin, and where the last of a part ends
         firsts: tuple[list[int], list[int]] = ([], [])
-        counts, waiting = [], []
+        counts, waiting, alone = [], [], []
         for number, part in enumerate(parts):
             session = part.talk.session
             for side in (CLIENT, BROKER):
@@ -150,12 +150,14 @@ class _Reading:
                 found[side].extend(lanes.frames(number, side, session.missing(side)))
             asked, answered = (max(len(each) - first[-1] - 1, 0) for each, first in zip(found, firsts, strict=True))
             waits = len(session.pending)
-            if waits + asked >= LIMIT or not self._are_due(session, found[BROKER][firsts[BROKER][-1] : -1]):
+            if not self._are_due(session, found[BROKER][firsts[BROKER][-1] : -1]):
                 asked = 0
             counts.append(max(min(asked, answered - waits), 0))
             waiting.append(waits)
+            alone.append(asked - counts[-1])
         self._counts = np.array(counts)
         self._waiting = np.array(waiting)  # requests that wait already, whose answers come first
+        self._alone = np.array(alone)  # requests behind the pairs
         self._first = np.cumsum(self._counts) - self._counts  # where the pairs of each part begin
         self._part = np.repeat(np.arange(len(parts)), self._counts)
         self._requests = self._frames(found[CLIENT], firsts[CLIENT], self._counts, CLIENT)
@@ -272,6 +274,10 @@ class _Reading:
             error_code[which] = group.error_code
             replica_id[which] = group.replica_id
         some = np.flatnonzero(self._counts > 0)
+        answered = np.searchsorted(self._answer_heads, requests.head) - self._first_answers[part]
+        in_flight = self._waiting[part] + pair - answered
+        most = np.maximum.reduceat(in_flight, self._first[some]) + 1 + self._alone[some]
+        wrong[self._first[some][most >= LIMIT]] = True  # the session gives up the oldest of so many
         first_wrong = np.minimum.reduceat(np.where(wrong, every, FAR), self._first[some])
         self._taken[some] = np.minimum(first_wrong - self._first[some], self._counts[some])
         self._lead_up()
@@ -290,7 +296,6 @@ class _Reading:
         queue_ns = np.maximum(np.minimum(freed, response_start) - request_end, 0)
         muted_ns = np.zeros(len(part), np.int64)
         self._split_waits(mute_ns, freed, (request_end, response_start, response_end), (queue_ns, muted_ns))
-        answered = np.searchsorted(self._answer_heads, requests.head) - self._first_answers[part]
         columns = {
             "number": pair + np.array([session.number for session in sessions])[part],
             "request_start": clock[requests.first],
@@ -305,7 +310,7 @@ class _Reading:
             "error_code": error_code,
             "replica_id": replica_id,
             "throttle_ms": self._throttle_ms,
-            "in_flight": self._waiting[part] + pair - answered,
+            "in_flight": in_flight,
         }
         taken = pair < self._taken[part]
         for group in groups:

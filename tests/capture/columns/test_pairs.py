@@ -1,7 +1,7 @@
 """Many segments at once tell what their sessions would have told of them one by one, whatever they hold."""
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
 from kproxy.wire.kept import Kept
+from kproxy.wire.pairing import LIMIT
 from kproxy.wire.state import Usual
 from tests import captures
 from tests.capture.dialogues import Share, Stretch, frames, stretches
@@ -207,6 +208,48 @@ def test_waits_behind_throttles_are_split_by_column_as_by_the_session() -> None:
     assert share.by_column > 300
     waits = Counter((what["queue_ns"] > 0, what["muted_ns"] > 0) for what in held.exchanges)
     assert len(waits) == 4 and min(waits.values()) > 10, waits
+
+
+def heartbeats(numbers: Iterator[tuple[int, int]], acks: int) -> list[tuple[int, bytes]]:
+    """Of each (asked, answered) so many requests and answers; every `acks`th is a Produce that gets no answer."""
+    said, waiting = [], deque[int]()
+    number = 0
+    for asked, answered in numbers:
+        for _ in range(asked):
+            number += 1
+            if acks and number % acks == 0:
+                said.append((CLIENT, request(PRODUCE, 9, number, {"acks": 0})))
+            else:
+                said.append((CLIENT, request(HEARTBEAT, 4, number, {"groupId": "g"})))
+                waiting.append(number)
+        said += [(BROKER, response(HEARTBEAT, 4, waiting.popleft())) for _ in range(min(answered, len(waiting)))]
+    return said
+
+
+def cut_alike(said: list[tuple[int, bytes]], whole: bytearray) -> Cut:
+    segments: Cut = []
+    for side, data in said:
+        segments.append((side, len(whole), len(whole) + len(data), 1000 + len(segments)))
+        whole += data
+    return segments
+
+
+def test_a_busy_connection_goes_by_column_whatever_it_has_in_a_window() -> None:
+    """More requests than may wait at once, which few of them do."""
+    held = Held(bodies.BATCHES)
+    held.connection(0, partial(cut_alike, heartbeats(iter([(5, 3), *[(3, 3)] * (LIMIT // 2), (0, 2)]), 0)))
+    share = held.check(chain((9,), cycle((4 * LIMIT,))))
+    assert share.all > 1.4 * LIMIT and share.by_column >= share.all - 8
+
+
+@pytest.mark.parametrize(("most", "acks"), ((LIMIT - 1, 0), (LIMIT + 1, 900), (LIMIT + 20, 0)))
+def test_more_requests_than_may_wait_give_up_the_same_ones(most: int, acks: int) -> None:
+    """As many as that are on their way at once, some before pairs that are usual, some behind them."""
+    held = Held(bodies.ERRORS)
+    burst = [(3, 3)] * 20 + [(most - 40, 0)] + [(7, 3)] * 10 + [(3, 3)] * 200 + [(0, most // 2), (most // 2, 0)]
+    held.connection(0, partial(cut_alike, heartbeats(iter(burst), acks)))
+    share = held.check(chain((9,), cycle((100, 4 * LIMIT))))
+    assert share.by_column > 30
 
 
 def test_usual_connections_tell_what_they_tell_one_by_one() -> None:
