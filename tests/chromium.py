@@ -2,7 +2,9 @@
 
 import base64
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +14,11 @@ import pytest
 
 
 @contextmanager
-def opened(page: Path | str, width: int = 1280) -> Iterator["Browser"]:
-    """A page in a browser, of a file or a URL, with what it asked for and complained about so far."""
+def opened(page: Path | str, width: int = 1280, home: Path | None = None) -> Iterator["Browser"]:
+    """A page in a browser, of a file or a URL, with what it asked for and complained about so far.
+
+    home: of its user, whose certificates it trusts (`trusting`).
+    """
     binary, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
     if binary is None or driver is None:
         pytest.skip("Chromium and its driver are missing: apt-get install chromium chromium-driver")
@@ -26,7 +31,8 @@ def opened(page: Path | str, width: int = 1280) -> Iterator["Browser"]:
         options.add_argument(argument)
     options.add_argument(f"--window-size={width},900")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=Service(driver))
+    environment = {**os.environ, **({} if home is None else {"HOME": str(home)})}
+    chrome = webdriver.Chrome(options=options, service=Service(driver, env=environment))
     try:
         chrome.set_page_load_timeout(120)
         chrome.set_script_timeout(120)
@@ -34,6 +40,18 @@ def opened(page: Path | str, width: int = 1280) -> Iterator["Browser"]:
         yield Browser(chrome)
     finally:
         chrome.quit()
+
+
+def trusting(home: Path, authority: Path) -> Path:
+    """The home of a user whose programs trust this CA: its database of certificates, by NSS's own tool."""
+    certutil = shutil.which("certutil")
+    if certutil is None:
+        pytest.skip("certutil is missing: apt-get install libnss3-tools")
+    database = home / ".pki/nssdb"
+    database.mkdir(parents=True)
+    for command in (("-N", "--empty-password"), ("-A", "-t", "C,,", "-n", "test", "-i", str(authority))):
+        subprocess.run([certutil, "-d", f"sql:{database}", *command], check=True, capture_output=True, timeout=60)
+    return home
 
 
 class Browser:

@@ -25,7 +25,7 @@ def project(tmp_path):
     sum_ = subprocess.run(
         ["cksum"], stdin=(tmp_path / "pyproject.toml").open(), capture_output=True, text=True, check=True
     )
-    (tmp_path / ".venv/kproxy.stamp").write_text(f"{tmp_path} {sum_.stdout.rstrip()}")
+    (tmp_path / ".venv/kproxy-top.stamp").write_text(f"{tmp_path} {sum_.stdout.rstrip()}")
     return tmp_path
 
 

@@ -23,9 +23,8 @@ def demo(seconds: float | None, record: Path | None) -> None:
       kproxy demo
       kproxy demo --seconds 20 --record tables
 
-    A miniature cluster of three brokers and its clients, all of it on this machine, with kproxy in between and a live
-    view of what it sees. Where the output is no terminal, and with NO_COLOR or
-    TERM=dumb: a line every two seconds.
+    A miniature cluster of three brokers and its clients, all of it on this machine, with kproxy in between and kproxy
+    top on it. Where input or output is no terminal, and with TERM=dumb: a line every two seconds.
     """
     from kproxy.demo import app
 

@@ -118,6 +118,7 @@ def run(file: str | None, **flags: Any) -> None:
       kproxy run --route sidecar --listen :19092 --bootstrap localhost:9092
     """
     from kproxy.proxy.config.load import load
+    from kproxy.proxy.control.flight import FINDINGS, FindingsTrigger
     from kproxy.proxy.control.process import Inheritance, Process
     from kproxy.proxy.control.workers.processes import begun
 
@@ -128,9 +129,11 @@ def run(file: str | None, **flags: Any) -> None:
 
     settings = read()
     server = begun(settings)
-    if settings.admin is not None:
+    triggered = settings.flight is not None and FINDINGS in settings.flight.triggers
+    if settings.admin is not None or triggered:
         from kproxy.analysis.findings.following import Following
 
-        server.questions["findings"] = Following(server.counted)
+        tell = FindingsTrigger(settings.flight, server.operate).told if settings.flight and triggered else None
+        server.questions[FINDINGS] = Following(server.counted, tell)
     path = file or os.environ.get("KPROXY_CONFIG")
     Process(server, inheritance, os.environ, read if path else None, Path(path) if path else None).run()

@@ -1,37 +1,36 @@
-"""`kproxy demo`: a miniature cluster and its clients in a process of their own, kproxy between, and the view.
+"""`kproxy demo`: a miniature cluster and its clients in a process of their own, kproxy between, and `kproxy top` on it.
 
-The composition root of the demo. The figures shown are read from the metrics' cells of the kproxy in this process.
+The composition root of the demo. What is shown is asked of the admin port, as of any kproxy; the screen is a process of
+its own (`screen.py`). Without a terminal it says lines.
 """
 
 import asyncio
+import importlib.util
 import json
 import logging
+import os
 import signal
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console
-from rich.live import Live
-
 from kproxy.errors import UpstreamError
-from kproxy.metrics.summary import summarise
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.control.operators.asking import AdminPort
 from kproxy.proxy.control.server import Server
-from kproxy.views.live import View
-from kproxy.views.terminal import can_redraw
+from kproxy.views.top.once import can_draw, line
+from kproxy.views.top.source import Source
 
 _HOST = "127.0.0.1"
 _FIRST_PORT = 19092  # where clients bootstrap; the brokers' ports and the admin port follow
 _PORTS = 10
-_SCREEN_EVERY_S = 1.0
 _LINE_EVERY_S = 2.0
-_COARSE_S = 0.01  # the loop's timers end a little early, which would show the last figures twice
+_ENDS_S = 5.0
 
 
 def run(seconds: float | None, record: Path | None = None) -> None:
@@ -47,12 +46,25 @@ async def _run(seconds: float | None, record: Path | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background of a script
             loop.add_signal_handler(number, over.set)
+    screen = None
+    if can_draw(sys.stdin, sys.stdout):
+        if importlib.util.find_spec("textual") is None:
+            print("kproxy demo: lines for want of a screen: pip install 'kproxy-kafka[top]'")
+        else:
+            print("kproxy demo: starting three brokers and their clients", flush=True)
+            screen = await _start_screen(over)  # gets ready meanwhile
     port, claim = claim_ports(_FIRST_PORT, _PORTS)
-    with claim:
-        await _play(port, over, seconds, record)
+    try:
+        with claim:
+            await _play(port, over, seconds, record, screen)
+    finally:
+        if screen is not None:
+            await screen.end()
 
 
-async def _play(port: int, over: asyncio.Event, seconds: float | None, record: Path | None) -> None:
+async def _play(
+    port: int, over: asyncio.Event, seconds: float | None, record: Path | None, screen: "_Screen | None"
+) -> None:
     world = await _start_world()
     await world.begin()
     # There is little traffic, and every metric and table to be seen: detail "batches".
@@ -66,7 +78,7 @@ async def _play(port: int, over: asyncio.Event, seconds: float | None, record: P
         while server.not_ready() and not over.is_set():  # noqa: ASYNC110 (readiness is polled by everybody who asks)
             await asyncio.sleep(0.02)
         world.admit(Address(_HOST, port))
-        await _show(server, over, seconds)
+        await _show(server, over, seconds, record, screen)
     finally:
         watch.cancel()
         try:
@@ -77,55 +89,88 @@ async def _play(port: int, over: asyncio.Event, seconds: float | None, record: P
         print(f"kproxy demo: recorded into {record}")
 
 
-async def _show(server: Server, over: asyncio.Event, seconds: float | None) -> None:
-    (bootstrap,) = server.addresses.values()
-    metrics_url = f"http://{server.admin_address}/metrics"
-    view = View("demo · 3 brokers, 11 clients", (("metrics", metrics_url), ("bootstrap", str(bootstrap))))
-    view.add(summarise(server.metrics, time.monotonic_ns()))
-    console = Console()
-    if not can_redraw(console):
-        print(f"kproxy demo: metrics at {metrics_url}, clients bootstrap at {bootstrap}", flush=True)
-
-        async def show() -> None:
-            print(_cut(view.line(), console), flush=True)
-
-        await _ticks(server, view, over, seconds, _LINE_EVERY_S, show)
-        return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        # The log would write over the screen, which counts what the log reports.
-        logging.getLogger("kproxy").setLevel(logging.CRITICAL)
-
-        def draw() -> None:
-            live.update(view.screen(*console.size), refresh=True)
-
-        async def show() -> None:
-            await asyncio.to_thread(draw)  # the relay goes on meanwhile
-
-        await _ticks(server, view, over, seconds, _SCREEN_EVERY_S, show)
-    print(_cut(view.line(), console))
-
-
-def _cut(line: str, console: Console) -> str:
-    """A line that a terminal shows as one; a pipe and a file get all of it."""
-    return line[: console.width - 1] if sys.stdout.isatty() else line
-
-
-async def _ticks(
-    server: Server,
-    view: View,
-    over: asyncio.Event,
-    seconds: float | None,
-    every_s: float,
-    show: Callable[[], Awaitable[None]],
+async def _show(
+    server: Server, over: asyncio.Event, seconds: float | None, record: Path | None, screen: "_Screen | None"
 ) -> None:
-    """Read the figures and show them, again and again."""
-    end = None if seconds is None else time.monotonic() + seconds
-    while not over.is_set() and (end is None or time.monotonic() < end - _COARSE_S):
-        pause_s = every_s if end is None else max(0.0, min(every_s, end - time.monotonic()))
-        with suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), pause_s)
-        view.add(summarise(server.metrics, time.monotonic_ns()))
-        await show()
+    if over.is_set():
+        return
+    (bootstrap,) = server.addresses.values()
+    url = f"http://{server.admin_address}"
+    source = Source(AdminPort(url))
+    end_s = time.monotonic() + (seconds if seconds is not None else 1e9)
+    await asyncio.to_thread(source.ask)
+    if screen is None:
+        where = f"kproxy demo: page at {url}/, metrics at {url}/metrics, clients bootstrap at {bootstrap}"
+        print(where if record is None else f"{where}, tables go into {record}", flush=True)
+        while await _until(over, min(end_s, time.monotonic() + _LINE_EVERY_S)):
+            await asyncio.to_thread(source.ask)
+            print(_cut(line(source)), flush=True)
+            if time.monotonic() >= end_s:
+                return
+        return
+    # The log would write over the screen, which counts what the log reports.
+    logging.getLogger("kproxy").setLevel(logging.CRITICAL)
+    tables = "" if record is None else f"   tables go into {record}"
+    where = f"page {url}/{tables}   bootstrap {bootstrap}"
+    screen.show(url, ("Demo: 3 brokers, 11 clients, kproxy between. Press 1 to 9, Enter; q ends it.", where))
+    await _until(over, end_s)
+    await screen.end()
+    await asyncio.to_thread(source.ask)
+    print(_cut(line(source)))  # of all the time
+
+
+async def _until(over: asyncio.Event, end_s: float) -> bool:
+    """Wait for a moment of the monotonic clock; returns False when it is over before."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(over.wait(), max(0.0, end_s - time.monotonic()))
+    return not over.is_set()
+
+
+def _cut(text: str) -> str:
+    """A line that a terminal shows as one; a pipe and a file get all of it."""
+    return text[: os.get_terminal_size(sys.stdout.fileno()).columns - 1] if sys.stdout.isatty() else text
+
+
+class _Screen:
+    """The process with the screen; it waits for `show`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, orders: int, over: asyncio.Event) -> None:
+        self._process = process
+        self._orders = orders  # the pipe; -1: closed
+        self._watching = asyncio.create_task(self._watch(over))
+
+    def show(self, admin: str, about: Sequence[str]) -> None:
+        with suppress(BrokenPipeError):  # it has ended already
+            os.write(self._orders, json.dumps([admin, about]).encode() + b"\n")
+
+    async def end(self) -> None:
+        """Have it leave the terminal as it was. Raises UpstreamError where it ended by a fault."""
+        if self._orders < 0:
+            return
+        os.close(self._orders)  # it ends when its orders do
+        self._orders = -1
+        try:
+            await asyncio.wait_for(asyncio.shield(self._watching), _ENDS_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._watching
+        if self._process.returncode:
+            raise UpstreamError(f"the demo's screen ended with code {self._process.returncode}")
+
+    async def _watch(self, over: asyncio.Event) -> None:
+        """End the demo with the screen."""
+        await self._process.wait()
+        over.set()
+
+
+async def _start_screen(over: asyncio.Event) -> _Screen:
+    theirs, ours = os.pipe()
+    command = (sys.executable, "-m", "kproxy.demo.screen", str(theirs))
+    try:
+        process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs,))
+    finally:
+        os.close(theirs)
+    return _Screen(process, ours, over)
 
 
 class _World:
@@ -159,7 +204,7 @@ class _World:
         failed = self._process.returncode is not None
         self._stdin.close()  # it ends when its input does
         try:
-            await asyncio.wait_for(self._process.wait(), 5)
+            await asyncio.wait_for(self._process.wait(), _ENDS_S)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()

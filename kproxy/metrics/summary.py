@@ -1,7 +1,6 @@
-"""The cells at one moment, summed up as a person wants to see them; two moments give rates and quantiles between them.
+"""The cells at one moment, summed up: the JSON of /api/traffic.
 
-For live views and the JSON of the admin server: the same cells that a scrape reads, never a second count. Refuses to
-know who looks, and how it is shown.
+The same cells that a scrape reads, never a second count. Refuses to know who looks, and how it is shown.
 """
 
 from collections import Counter
@@ -34,29 +33,13 @@ class Totals:
         for code, count in cells.errors.copy().items():
             self.errors[error_label(code)] += count
 
-    def since(self, before: "Totals") -> "Totals":
-        return Totals(
-            self.requests - before.requests,
-            _minus(self.duration, before.duration),
-            self.request_bytes - before.request_bytes,
-            self.response_bytes - before.response_bytes,
-            self.throttled - before.throttled,
-            self.throttle_ns - before.throttle_ns,
-            self.errors - before.errors,
-        )
-
     def duration_s(self, q: float) -> float | None:
         """A quantile of the broker's time, in seconds."""
         return _seconds(quantile(DURATION_NS, self.duration, q))
 
-    def throttle_s(self) -> float | None:
-        """The mean of the throttle times."""
-        return self.throttle_ns / self.throttled / 1e9 if self.throttled else None
-
 
 @dataclass
 class Summary:
-    now_ns: int
     apis: dict[str, Totals]
     brokers: dict[tuple[str, str], Totals]  # by cluster and broker
     connections: dict[tuple[str, str], int]  # open now, likewise
@@ -65,28 +48,6 @@ class Summary:
     accepted: int
     faults: int
     unanswered: int
-
-    def since(self, before: "Summary") -> "Summary":
-        """What happened between the two; what is a state, not a count, stays as it is now."""
-        return Summary(
-            self.now_ns - before.now_ns,
-            {api: totals.since(before.apis.get(api, Totals())) for api, totals in self.apis.items()},
-            {broker: totals.since(before.brokers.get(broker, Totals())) for broker, totals in self.brokers.items()},
-            self.connections,
-            self.inflight,
-            _minus(self.inside, before.inside),
-            self.accepted - before.accepted,
-            self.faults - before.faults,
-            self.unanswered - before.unanswered,
-        )
-
-    @property
-    def seconds(self) -> float:
-        return self.now_ns / 1e9
-
-    @property
-    def requests(self) -> int:
-        return sum(totals.requests for totals in self.apis.values())
 
     def inside_s(self, q: float) -> float | None:
         """A quantile of the time that frames spent inside the proxy, in seconds."""
@@ -112,7 +73,7 @@ class Summary:
         }
 
 
-def summarise(metrics: Metrics, now_ns: int) -> Summary:
+def summarise(metrics: Metrics) -> Summary:
     """All cells, as they are now."""
     apis: dict[str, Totals] = {}
     brokers: dict[tuple[str, str], Totals] = {}
@@ -135,7 +96,6 @@ def summarise(metrics: Metrics, now_ns: int) -> Summary:
     for direction in metrics.directions.values():
         inside = _plus(inside, direction.counts)
     return Summary(
-        now_ns,
         apis,
         brokers,
         connections,
@@ -160,10 +120,6 @@ def _as_json(totals: Totals) -> dict[str, Any]:
 
 def _plus(a: list[int], b: list[int]) -> list[int]:
     return [x + y for x, y in zip(a, b, strict=True)]
-
-
-def _minus(a: list[int], b: list[int]) -> list[int]:
-    return [x - y for x, y in zip(a, b, strict=True)]
 
 
 def _seconds(ns: float | None) -> float | None:

@@ -477,7 +477,7 @@ class Watcher:
         self._ends.set()
 
     def _api_traffic(self, _: Mapping[str, str]) -> Any:
-        return summarise(self.metrics, time.time_ns()).as_json()
+        return summarise(self.metrics).as_json()
 
     def _api_watch(self, _: Mapping[str, str]) -> Any:
         cells = self._passive

@@ -25,7 +25,9 @@ def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
         [*COMMAND, "--record", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        url = re.search(r"metrics at (http://\S+/metrics)", process.stdout.readline())[1]
+        first = process.stdout.readline()
+        url = re.search(r"metrics at (http://\S+/metrics)", first)[1]
+        assert f"page at {url.removesuffix('metrics')}," in first and f"tables go into {tmp_path}\n" in first
         for _ in range(2):
             line = process.stdout.readline()
             assert re.search(r"\d+ requests/s .* Produce \d+/s p50 ", line), line
@@ -85,21 +87,30 @@ def on_a_terminal(seconds, **environment):
     return output.decode()
 
 
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "xterm-256color", "NO_COLOR": "1"}])
-def test_a_terminal_that_draws_nothing_gets_lines(environment):
-    text = on_a_terminal(2.5, **environment)
+def test_a_terminal_that_draws_nothing_gets_lines():
+    text = on_a_terminal(2.5, TERM="dumb")
     assert "\x1b" not in text
     assert re.search(r"\d+ requests/s  to brokers ", text)
     assert max(map(len, text.replace("\r", "").split("\n")[1:])) < 80  # the first names the addresses, whole
 
 
-def test_on_a_terminal_it_draws_a_screen_and_leaves_it_tidy():
-    text = on_a_terminal(4, TERM="xterm-256color")
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
+def test_on_a_terminal_it_is_kproxy_top_and_leaves_it_tidy(environment):
+    text = on_a_terminal(4, TERM="xterm-256color", **environment)
     enter, leave = "\x1b[?1049h", "\x1b[?1049l"
     assert text.count(enter) == text.count(leave) == 1
     screen, after = text[text.index(enter) : text.index(leave)], text[text.index(leave) :]
-    for word in ("Produce", "Fetch", "bootstrap", "/metrics", "errors"):
-        assert word in screen
+    for words in (
+        "Demo: 3 brokers, 11 clients",
+        "q ends it",
+        "page http://127.0.0.1:",
+        "Produce",
+        "Fetch",
+        "enter open",
+    ):
+        assert words in screen
+    if environment:
+        assert not re.search(r"\x1b\[(\d+;)*(3[1-8]|4[1-8])[;m]", screen)
     assert "Traceback" not in text
     assert "requests/s" in after
 

@@ -10,7 +10,7 @@ from kproxy.proxy.config.load import load
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = [
     pytest.param(text, id=f"{page}-{number}")
-    for page in ("limits.md", "logs.md", "sasl.md", "tls.md", "zookeeper.md")
+    for page in ("admin.md", "flight.md", "gateway.md", "limits.md", "logs.md", "sasl.md", "tls.md", "zookeeper.md")
     for number, text in enumerate(
         re.findall(r"^```toml\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
     )

@@ -1,35 +1,56 @@
 """Findings of a kproxy that runs, for its admin API: what happened in the last quarter of an hour.
 
 Duty: a copy of the cells once a minute, made on a thread, KEPT of them; a question is judged against the oldest. Before
-there is one: against the start. Refuses to know HTTP and what is counted.
+there is one: against the start. Who wants to be told gets the findings once a minute. Refuses to know HTTP, what is
+counted, and what becomes of findings.
 """
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from kproxy.analysis.findings import live
-from kproxy.analysis.findings.thresholds import limits
+from kproxy.analysis.findings.finding import Finding
+from kproxy.analysis.findings.thresholds import Limits, limits
 from kproxy.errors import KproxyError
 from kproxy.metrics import Metrics
 
 EVERY_S = 60.0
 KEPT = 15  # copies: so many minutes
 
+log = logging.getLogger("kproxy.findings")
+
 
 class Following:
-    """counted(): what is counted now, of all processes."""
+    """counted(): what is counted now, of all processes. tell(findings): called once a minute."""
 
-    def __init__(self, counted: Callable[[], Awaitable[Metrics]]) -> None:
+    def __init__(
+        self,
+        counted: Callable[[], Awaitable[Metrics]],
+        tell: Callable[[Sequence[Finding]], Awaitable[None]] | None = None,
+    ) -> None:
         self._counted = counted
+        self._tell = tell
         self._kept: deque[live.Moment] = deque(maxlen=KEPT)
 
     async def follow(self) -> None:
         """Keep copies until this is cancelled."""
         while True:
-            self._kept.append((await self._taken())[1])
+            metrics, now = await self._taken()
+            if self._tell is not None:
+                try:
+                    await self._tell((await self._found(metrics, now, limits({})))[1])
+                except Exception:  # a defect must not end the copies
+                    log.exception("nobody is told of findings")
+            self._kept.append(now)
             await asyncio.sleep(EVERY_S)
+
+    async def _found(self, metrics: Metrics, now: live.Moment, chosen: Limits) -> tuple[live.Moment, list[Finding]]:
+        """(the moment that it is compared with, what is found)"""
+        before = self._kept[0] if self._kept else live.began(metrics)
+        return before, await asyncio.to_thread(live.found_between, before, now, chosen)
 
     async def _taken(self) -> tuple[Metrics, live.Moment]:
         metrics = await self._counted()
@@ -42,8 +63,7 @@ class Following:
         except KproxyError as fault:
             raise ValueError(str(fault)) from None
         metrics, now = await self._taken()
-        before = self._kept[0] if self._kept else live.began(metrics)
-        found = await asyncio.to_thread(live.found_between, before, now, chosen)
+        before, found = await self._found(metrics, now, chosen)
         return {
             "from_ns": before.now_ns,
             "to_ns": now.now_ns,

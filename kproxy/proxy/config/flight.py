@@ -10,8 +10,10 @@ from pydantic import BeforeValidator, Field
 
 from kproxy.proxy.config.model import Frozen
 
-_Trigger = Literal["slow", "error", "disconnect"]
+_Trigger = Literal["slow", "error", "disconnect", "findings"]
 TRIGGERS: tuple[str, ...] = get_args(_Trigger)
+_Severity = Literal["critical", "warning", "note"]
+SEVERITIES: tuple[str, ...] = get_args(_Severity)  # the gravest first
 _MIB = 1 << 20
 
 
@@ -30,6 +32,8 @@ class Flight(Frozen):
     triggers: Annotated[tuple[_Trigger, ...], BeforeValidator(_triggers)] = ()
     # trigger slow: an answer that takes longer; the time that a Fetch may wait is left out
     slow_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
+    # trigger findings: what is found once a minute and was not there a minute before, from this severity on
+    findings_severity: _Severity = "critical"
     # least time between two dumps that nobody asked for
     pause_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 60.0
     keep: Annotated[int, Field(ge=1)] = 20  # dumps that stay; the oldest are removed

@@ -13,6 +13,7 @@ from kproxy.errors import ConfigError, UpstreamError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import CLUSTER_SETTINGS, PROCESS_SETTINGS
+from kproxy.proxy.control.flight import FINDINGS
 from kproxy.proxy.control.server import Server
 
 _POLL_S = 0.02
@@ -48,6 +49,8 @@ class Proxy:
         found = load(flags={"listen": listen, "bootstrap": bootstrap, **settings})
         if found.workers > 1:
             raise ConfigError([("workers", "a proxy inside a program is one process: leave it out, or use kproxy run")])
+        if found.flight is not None and FINDINGS in found.flight.triggers:
+            raise ConfigError([("flight.triggers", "nobody looks for findings inside a program: use kproxy run")])
         self._server = Server(found)
         self._ready_timeout_s = ready_timeout_s
 

@@ -1,9 +1,9 @@
 """The flight recorder of a process that relays: what it keeps, when it is dumped, and how many dumps stay.
 
 Duty: join what `kproxy.flight` keeps with the connections of this process; dump on demand and on a trigger, on a
-thread, one dump at a time, and by itself at most every `pause_s`; remove the oldest dumps. A dump that fails is logged,
-counted and removed, and costs nothing else. Whoever stops waits at most STOP_S for one that is being written. Refuses
-to know what is in a frame or a table.
+thread, one dump at a time, and by itself at most every `pause_s`; remove the oldest dumps. Say which findings are new.
+A dump that fails is logged, counted and removed, and costs nothing else. Whoever stops waits at most STOP_S for one
+that is being written. Refuses to know what is in a frame or a table.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kproxy.errors import ConfigError, KproxyError, of_extras
 from kproxy.metrics import Metrics
-from kproxy.proxy.config.flight import TRIGGERS, Flight
+from kproxy.proxy.config.flight import SEVERITIES, TRIGGERS, Flight
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Closed, Event
@@ -30,13 +30,15 @@ from kproxy.wire.watched import watch
 if TYPE_CHECKING:
     from kproxy.flight.headers import Trigger
 
-ASKED = "asked"
+ASKED, FINDINGS = "asked", "findings"
 WRITTEN, FAILED, SKIPPED = "written", "failed", "skipped"
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[a-z]+(-worker-\d+)?")
 _AFTER_S = 1.0  # what comes just after a trigger is in its dump too
 STOP_S = 10.0
 _MAX_RESULTS = 8
 _STOP_POLL_S = 0.02
+_NAMED = 3  # findings that a line names
+_WHERE = 200  # characters of each
 
 log = logging.getLogger("kproxy.flight")
 
@@ -130,16 +132,22 @@ class FlightRecorder:
                 process.kill()  # which ends its thread
         await self._tasks.cancel()
 
+    def found(self, name: str, text: str) -> None:
+        """Something grave was found: dump into that folder, which all processes share."""
+        self._trigger(FINDINGS, name, text)
+
     def _triggered(self, trigger: "Trigger") -> None:
+        self._trigger(trigger.kind, folder_name(trigger.kind), trigger.text)
+
+    def _trigger(self, cause: str, name: str, text: str) -> None:
         now_s = time.monotonic()
         if self._is_dumping or now_s - self._last_s < self.settings.pause_s:
-            self._counts[trigger.kind][SKIPPED] += 1
+            self._counts[cause][SKIPPED] += 1
             return
         self._last_s = now_s
         self._is_dumping = True
-        log.warning("dump cause=%s: %s", trigger.kind, trigger.text)
-        loop, name = asyncio.get_running_loop(), folder_name(trigger.kind)
-        self._timer = loop.call_later(_AFTER_S, self._begin, trigger.kind, name, trigger.text)
+        log.warning("dump cause=%s: %s", cause, text)
+        self._timer = asyncio.get_running_loop().call_later(_AFTER_S, self._begin, cause, name, text)
 
     def _begin(self, cause: str, name: str, text: str) -> None:
         self._is_dumping = True
@@ -232,6 +240,40 @@ class FlightRecorder:
             held -= sizes[oldest]
             shutil.rmtree(oldest, ignore_errors=True)
             log.info("removed the dump %s", oldest)
+
+
+class Found(Protocol):
+    """A finding, as `kproxy.analysis` makes them."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def severity(self) -> str: ...
+    @property
+    def cluster(self) -> str | None: ...
+    @property
+    def where(self) -> str: ...
+
+
+class FindingsTrigger:
+    """Trigger `findings`: compares what is found with what was found before, and has all processes dump what is new.
+
+    operate(operation, *arguments): runs it in each process. Bounded by the findings of one look.
+    """
+
+    def __init__(self, settings: Flight, operate: Callable[..., Awaitable[list[Any]]]) -> None:
+        self._severities = SEVERITIES[: SEVERITIES.index(settings.findings_severity) + 1]
+        self._operate = operate
+        self._known: set[tuple[str, str | None, str]] = set()
+
+    async def told(self, found: Sequence[Found]) -> None:
+        """All that is found now."""
+        grave = {(one.kind, one.cluster, one.where): one for one in found if one.severity in self._severities}
+        new = [one for key, one in grave.items() if key not in self._known]
+        self._known = set(grave)
+        if new:
+            text = "; ".join(f"{one.severity} {one.kind}: {one.where[:_WHERE]}" for one in new[:_NAMED])
+            await self._operate("dump_found", folder_name(FINDINGS), text)
 
 
 def _size(folder: Path) -> int:

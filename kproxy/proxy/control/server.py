@@ -63,7 +63,7 @@ class Question(Protocol):
     """A read of the admin API, about what is counted."""
 
     async def follow(self) -> None:
-        """Runs as long as the admin port is open."""
+        """Runs as long as kproxy does."""
 
     async def asked(self, query: "Query") -> Any:
         """What is sent as JSON. ValueError: a bad query."""
@@ -120,6 +120,8 @@ class Server:
         self._serve_zookeeper()
         self._follow_groups()
         await self._start_admin(self.config.admin, shares)
+        for question in self.questions.values():
+            self._tasks.spawn(question.follow())
 
     def _serve_zookeeper(self) -> None:
         if not self.config.zookeeper:
@@ -272,8 +274,6 @@ class Server:
             text = f"{address} cannot be bound: {why_unbound(fault)}"
             raise ConfigError([("admin", text)]) from None
         self._admin = admin
-        for question in self.questions.values():
-            self._tasks.spawn(question.follow())
         self._sampling = self._tasks.spawn(live.run())
         log.info("admin at %s: /metrics /health /ready", admin.url)
         if not host:
@@ -509,7 +509,7 @@ class Server:
         return (409 if outcome.outcome == "refused" else 200), outcome.as_json()
 
     def _api_traffic(self, _: "Query") -> Any:
-        return summarise(self.metrics, time.time_ns()).as_json()
+        return summarise(self.metrics).as_json()
 
     def _api_clusters(self, _: "Query") -> list[dict[str, Any]]:
         return [

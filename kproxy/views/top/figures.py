@@ -86,6 +86,8 @@ class Figures:
         everything |= {"p50_s": row["p50_s"], "p99_s": row["p99_s"]}
         everything["connections"] = last["connections"]
         everything["cpu_share"] = max(0.0, last["cpu_s"] - first["cpu_s"]) / self.seconds if self.seconds else None
+        current = self._answers[-1].get("current")  # there with the page's history
+        everything["inside_p99_s"] = current["p"][0] if current else None
         everything["uptime_s"] = (last["now_ms"] - last["started_ms"]) / 1000
         return everything
 

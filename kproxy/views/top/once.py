@@ -9,6 +9,7 @@ from time import sleep
 from typing import Any, TextIO
 
 from kproxy.errors import KproxyError
+from kproxy.views import units
 from kproxy.views.top import tables
 from kproxy.views.top.source import Source
 
@@ -29,12 +30,40 @@ def lines(source: Source, view: str, width: int) -> Iterator[str]:
     yield from tables.as_text(table, tables.ordered(rows, table.sort, tables.descends(table, table.sort)), width)
 
 
+def line(source: Source, apis: int = 3) -> str:
+    """One line for logs and pipes: everything, and the busiest APIs."""
+    figures = source.figures
+    all_ = figures.head()
+    busiest = sorted(figures.traffic(("api",)), key=lambda row: -row["requests_per_s"])[:apis]
+    named = "  ".join(
+        f"{row['api']} {row['requests_per_s']:.0f}/s p50 {_seconds(row['p50_s'])} p99 {_seconds(row['p99_s'])}"
+        for row in busiest
+        if row["requests_per_s"]
+    )
+    return (
+        f"{all_['uptime_s']:5.0f} s  {all_['requests_per_s']:6.0f} requests/s"
+        f"  to brokers {units.rate(all_['request_bytes_per_s'])}  to clients {units.rate(all_['response_bytes_per_s'])}"
+        f"  errors {units.number(all_['errors_per_s'])}/s  throttled {all_['throttled']}"
+        f"  connections {all_['connections']}  in kproxy p99 {_seconds(all_['inside_p99_s'])}"
+        + (f"  |  {named}" if named else "")
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else units.duration(value * 1e9)
+
+
+def can_draw(stdin: TextIO, stdout: TextIO) -> bool:
+    """Whether a screen can be drawn here."""
+    return stdin.isatty() and stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+
+
 def check_terminal(stdin: TextIO, stdout: TextIO) -> None:
     """Raise KproxyError where no screen can be drawn."""
-    if not (stdin.isatty() and stdout.isatty()):
+    if not can_draw(stdin, stdout):
+        if stdin.isatty() and stdout.isatty():
+            raise KproxyError("TERM=dumb cannot move the cursor: --once prints a table; TERM=xterm where it can")
         raise KproxyError("kproxy top draws on a terminal, and this is none: --once prints a table, --json all of them")
-    if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
-        raise KproxyError("TERM=dumb cannot move the cursor: --once prints a table; TERM=xterm where it can")
 
 
 def document(source: Source) -> dict[str, Any]:

@@ -73,12 +73,12 @@ class _Asker(threading.Thread):
 
 
 class Top(App[None]):
-    """source: of the figures. view: the table at first."""
+    """source: of the figures. view: the table at first. about: lines that say what is looked at."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen, Static, Input { background: ansi_default; color: ansi_default; }
-    #head, #totals, #views, #place, #foot { height: 1; }
+    #head, .about, #totals, #views, #place, #foot { height: 1; }
     #table { height: 1fr; color: ansi_default; background: ansi_default;
       scrollbar-size-horizontal: 0; scrollbar-size-vertical: 1;
       scrollbar-background: ansi_default; scrollbar-background-hover: ansi_default; scrollbar-color: ansi_default;
@@ -104,9 +104,10 @@ class Top(App[None]):
         Binding("ctrl+c", "quit", "quit", priority=True),
     ]
 
-    def __init__(self, source: Source, view: str = "apis", interval_s: float = 1.0) -> None:
+    def __init__(self, source: Source, view: str = "apis", interval_s: float = 1.0, about: Sequence[str] = ()) -> None:
         super().__init__(ansi_color=True)
         self._source = source
+        self._about_lines = about
         self._places = [Place(view)]
         self._rows: Sequence[Row] = ()
         self._shown: list[Row] = []
@@ -140,7 +141,11 @@ class Top(App[None]):
         return self._shown
 
     def compose(self) -> ComposeResult:
-        for name in ("head", "totals", "views", "place"):
+        yield Static(id="head", markup=False)
+        for line in self._about_lines:
+            text = Text(f" {tables.plain(line)}", no_wrap=True, overflow="ellipsis")
+            yield Static(text, classes="about", markup=False)
+        for name in ("totals", "views", "place"):
             yield Static(id=name, markup=False)
         yield DataTable(id="table", cursor_type="row", zebra_stripes=False, cell_padding=1)
         yield Input(id="filter", placeholder="rows with this text; enter keeps it, esc forgets it", compact=True)

@@ -2,29 +2,36 @@
 
 import asyncio
 import sys
+import urllib.request
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from kproxy.convert.reading import exchanges
+from kproxy.errors import ConfigError
 from kproxy.flight import sending
 from kproxy.metrics import Metrics
 from kproxy.proxy.config.flight import Flight
 from kproxy.proxy.control import flight
-from kproxy.proxy.control.flight import FlightRecorder, folder_name
+from kproxy.proxy.control.embedded import Proxy
+from kproxy.proxy.control.flight import FindingsTrigger, FlightRecorder, folder_name
 from kproxy.proxy.control.operators import operator
+from tests.ports import free_ports
 from tests.proxy.control.operators.test_operator import (
     ALTER_CONFIGS,
     AUTHENTICATE,
     FETCH,
     HANDSHAKE,
     HEARTBEAT,
+    PRODUCE,
     SECRET,
     done,
     operated,
 )
-from tests.proxy.live import live, request, response
+from tests.proxy.live import HOST, Broker, Wire, live, request, response
 
 
 async def asks(client, broker, key, version, number, body=None, answer=None):
@@ -100,6 +107,103 @@ def test_what_goes_wrong_is_dumped_once(tmp_path, trigger, monkeypatch):
     (dump,) = dumps(folder)
     assert dump.name.endswith(f"Z-{trigger}")
     assert "Fetch" in {row["api"] for row in pq.read_table(dump / "exchanges").to_pylist()}
+
+
+FOLLOWS_OFTEN = """
+from kproxy.analysis.findings import following
+following.EVERY_S, following.KEPT = 0.1, 10_000
+from kproxy.cli import main
+main()
+"""
+
+
+def test_what_is_found_is_dumped_once_by_all_workers(tmp_path):
+    folder = tmp_path / "dumps"
+    file = tmp_path / "kproxy.toml"
+    port = free_ports(8)
+
+    async def test():
+        broker = Broker()
+        file.write_text(f"""
+workers = 2
+admin = "{HOST}:{port + 1}"
+[flight]
+folder = "{folder}"
+triggers = ["findings"]
+findings_severity = "note"
+pause_s = 1.0
+[[cluster]]
+listen = "{HOST}:{port}"
+broker_port_base = {port + 2}
+bootstrap = ["{HOST}:{broker.port}"]
+""")
+        command = (sys.executable, "-c", FOLLOWS_OFTEN, "run", "--config", str(file))
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        assert process.stderr is not None
+        try:
+            await broker.answer_kproxy()
+            while b"ready cluster=" not in (line := await process.stderr.readline()):
+                assert line, "it has ended"
+            client, behind = await Wire.dial(port), await broker.accept()
+            before = await asyncio.to_thread(dumps_counted, port + 1)
+            for number in range(2):  # of the second nothing is new
+                await asks(client, behind, PRODUCE, 2, number, {"acks": 1, "timeoutMs": 1000})
+                counted = before
+                while sum(counted.values()) < 2:
+                    counted = await asyncio.to_thread(dumps_counted, port + 1)
+                await asyncio.sleep(1.1)  # a pause and some looks
+            client.close()
+            assert before == {"written": 0, "failed": 0, "skipped": 0}
+            assert await asyncio.to_thread(dumps_counted, port + 1) == {"written": 2, "failed": 0, "skipped": 0}
+        finally:
+            process.terminate()
+            said = (await process.communicate())[1].decode()
+            broker.close()
+        lines = [line for line in said.splitlines() if "dump cause=findings" in line]
+        assert len(lines) == 2 and all("note old_versions: " in line for line in lines), said
+
+    live(test(), 120)
+    (dump,) = dumps(folder)
+    assert {path.name for path in dump.glob("*.pcapng")} == {f"frames-worker-{number}.pcapng" for number in (1, 2)}
+    assert [row["api"] for row in pq.read_table(dump / "exchanges").to_pylist()] == ["Produce"]
+
+
+def dumps_counted(admin):
+    with urllib.request.urlopen(f"http://{HOST}:{admin}/metrics", timeout=20) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+    named = [one for one in samples if one.name == "kproxy_flight_dumps_total" and one.labels["cause"] == "findings"]
+    return {one.labels["outcome"]: int(one.value) for one in named}
+
+
+def test_inside_a_program_nobody_looks_for_findings(tmp_path):
+    with pytest.raises(ConfigError, match="use kproxy run"):
+        Proxy(bootstrap="localhost:1", flight={"folder": tmp_path, "triggers": "findings"})
+
+
+class Look(NamedTuple):
+    kind: str
+    severity: str
+    cluster: str | None
+    where: str
+
+
+def test_a_finding_is_new_until_it_has_been_there_a_look_before(tmp_path):
+    asked = []
+
+    async def operate(operation, name, text):
+        assert operation == "dump_found" and flight._NAME.fullmatch(name)
+        asked.append(text)
+        return []
+
+    async def test():
+        trigger = FindingsTrigger(Flight(folder=tmp_path, findings_severity="warning"), operate)
+        lag, note = Look("lag", "critical", "c", "x" * 999), Look("idle", "note", "c", "b")
+        for look in ((), (note,), (note, lag), (lag,), (lag._replace(cluster="d"), lag), (), (lag,)):
+            await trigger.told(look)
+
+    live(test())
+    assert asked == ["critical lag: " + "x" * 200] * 3
 
 
 def test_the_oldest_dumps_go(tmp_path):

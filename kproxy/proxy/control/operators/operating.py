@@ -125,6 +125,12 @@ def dump_start(worker: Worker, name: str) -> bool | None:
     return None if worker.flight is None else worker.flight.ask(name)
 
 
+def dump_found(worker: Worker, name: str, text: str) -> None:
+    """What is found is worth a dump."""
+    if worker.flight is not None:
+        worker.flight.found(name, text)
+
+
 def dump_result(worker: Worker, name: str) -> Json | None:
     """What became of it, `writing` until it is done; None: this process has begun none of that name."""
     return None if worker.flight is None else worker.flight.result(name)
@@ -140,6 +146,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "trace_stop": trace_stop,
     "dump_start": dump_start,
     "dump_result": dump_result,
+    "dump_found": dump_found,
 }
 
 

@@ -9,7 +9,6 @@ bytes of clients.
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -270,7 +269,7 @@ class Parent(Server):
 
     async def _api_traffic(self, _: "Query") -> Any:
         await self._collect(False)
-        return summarise(self.shared.merged(), time.time_ns()).as_json()
+        return summarise(self.shared.merged()).as_json()
 
     async def _connection_slices(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
         replies = await self.crew.ask_all("connections", after, limit, timeout_s=ROWS_S)

@@ -2,8 +2,10 @@
 
 import json
 import socket
+import ssl
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from kproxy.proxy.control.operators.page import load_page
 from tests import chromium
 from tests.broker.cluster import wait_for
 from tests.broker.kproxy import Kproxy
+from tests.certificates import Authority
 from tests.demo.running import traffic
 from tests.proxy.live import request
 
@@ -154,6 +157,43 @@ def test_a_token_is_asked_for_once_and_sent_with_every_question(tmp_path: Path) 
             wait_for("figures", lambda: tile(browser, "requests/s") not in ("None", "0", "–"), 60)
             assert all("401" in line for line in browser.complaints())
             assert not any("s3cret-word" in url for url in browser.requests())
+
+
+def test_over_tls_with_a_token(tmp_path: Path) -> None:
+    """In a browser that trusts the test's own CA, and in one that does not."""
+    authority = Authority(tmp_path / "ca")
+    certificate = authority.server()
+    token = tmp_path / "token"
+    token.write_text("s3cret-word\n")
+    settings = tmp_path / "admin.toml"
+    files = "".join(f'{name} = "{value}"\n' for name, value in certificate.settings().items())
+    settings.write_text(f'admin_token_file = "{token}"\n[admin_tls]\n{files}')
+    context = ssl.create_default_context(cafile=str(certificate.ca))
+    with traffic() as demo:
+        kproxy = Kproxy(demo.bootstrap, tmp_path, "--config", str(settings))
+        page = f"https://{kproxy.admin}/"
+
+        def is_ready() -> bool:
+            with suppress(OSError), urllib.request.urlopen(f"{page}ready", timeout=5, context=context) as answer:
+                return bool(answer.status == 200)
+            return False
+
+        kproxy.start(waits_until_ready=False)
+        try:
+            wait_for("/ready over TLS", is_ready, 60)
+            demo.admit(kproxy.bootstrap)
+            with chromium.opened(page, home=chromium.trusting(tmp_path / "home", authority.bundle)) as browser:
+                wait_for("the form", lambda: browser.asked("return document.querySelector('#login').open"), 30)
+                browser.chrome.find_element("css selector", "#login input").send_keys("s3cret-word\n")
+                wait_for("figures", lambda: tile(browser, "requests/s") not in ("None", "0", "–"), 60)
+                assert browser.asked("return isSecureContext && location.protocol") == "https:"
+                assert all("401" in line for line in browser.complaints())
+                asked = [url for url in browser.requests() if not url.startswith("data:")]
+                assert asked and all(url.startswith(page) and "s3cret-word" not in url for url in asked)
+            with chromium.opened(page) as browser:
+                assert browser.asked("return document.title") == "Privacy error"
+        finally:
+            kproxy.stop()
 
 
 @pytest.mark.parametrize("page", [True, False])

@@ -1,0 +1,319 @@
+"""`python -m bench.screens`: what `kproxy top` and the page take where there is very much to show.
+
+A kproxy with so many connections, topics, clients and groups at once, all of them made here, with some traffic on them
+so that figures move. Told are the bytes and the time of what screens ask, the CPU time of kproxy with and without them,
+how long its loop let bytes wait, and how long the browser was busy at a time. Bounded by the four numbers and SECONDS.
+"""
+
+import asyncio
+import json
+import re
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import click
+
+from bench import cases, processes
+from bench.processes import Address, BenchError, Proxy, get
+from kproxy.protocol import codec, records
+
+PRODUCE, METADATA, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP, API_VERSIONS = 0, 3, 10, 11, 14, 18
+VERSIONS = {PRODUCE: 9, JOIN_GROUP: 5, SYNC_GROUP: 3, API_VERSIONS: 3}
+SECONDS = 10.0  # of each measurement
+_FILES_BESIDE = 300
+_AT_ONCE = 100  # connections
+_A_SECOND = 300  # requests, once all is there
+_HOST = "127.0.0.1"
+ASKED = ("/api/live", "/api/connections?limit=200", "/api/connections?limit=2000", "/api/findings", "/metrics")
+
+
+def frame(key: int, body: dict[str, Any], client: str) -> bytes:
+    header = {"requestApiKey": key, "requestApiVersion": VERSIONS[key], "correlationId": 7, "clientId": client}
+    data = codec.encode_request(header, body)
+    return cases.INT32.pack(len(data)) + data
+
+
+def produce(topic: int, client: str) -> bytes:
+    batch = records.write_batch([records.Record(0, 1_700_000_000_000, None, b"v" * 200)])
+    data = {"name": f"topic-{topic:05}", "partitionData": [{"index": 0, "records": batch}]}
+    return frame(PRODUCE, {"transactionalId": None, "acks": -1, "timeoutMs": 1000, "topicData": [data]}, client)
+
+
+def greetings(number: int, topics: int, clients: int, groups: int) -> list[bytes]:
+    """What the connection of this number says first."""
+    client = f"client-{number % clients:05}"
+    software = {"clientSoftwareName": f"software-{number % 7}", "clientSoftwareVersion": f"{number % clients % 50}.0"}
+    said = [frame(API_VERSIONS, software, client)]
+    said.append(produce(number % topics, client))
+    if number < groups:
+        group, member = f"group-{number:05}", f"member-{number:05}"
+        joins = {"groupId": group, "sessionTimeoutMs": 45_000, "rebalanceTimeoutMs": 60_000, "memberId": member}
+        joins |= {"groupInstanceId": None, "protocolType": "consumer"}
+        said.append(frame(JOIN_GROUP, joins | {"protocols": [{"name": "range", "metadata": b""}]}, client))
+        syncs = {"groupId": group, "generationId": 1, "memberId": member, "groupInstanceId": None}
+        said.append(frame(SYNC_GROUP, syncs | {"assignments": []}, client))
+    return said
+
+
+# --- the broker ------------------------------------------------------------------------------------------------------
+
+
+def answer(data: bytes, port: int) -> bytes:
+    """Of a request without its size."""
+    header, body = codec.decode_request(data)
+    key, version = header["requestApiKey"], header["requestApiVersion"]
+    said: dict[str, Any] = {}
+    if key == API_VERSIONS:
+        known = {**VERSIONS, METADATA: 12}
+        said = {"apiKeys": [{"apiKey": api, "minVersion": 0, "maxVersion": most} for api, most in known.items()]}
+    elif key == METADATA:
+        said = {"brokers": [{"nodeId": cases.NODE_ID, "host": _HOST, "port": port}]}
+    elif key == PRODUCE:
+        done = [{"index": 0, "errorCode": 0, "baseOffset": 0}]
+        said = {"responses": [{"name": topic["name"], "partitionResponses": done} for topic in body["topicData"]]}
+    elif key == JOIN_GROUP:
+        member = body["memberId"]
+        members = [{"memberId": member, "groupInstanceId": None, "metadata": b""}]
+        said = {"generationId": 1, "protocolName": "range", "leader": member, "memberId": member, "members": members}
+    made = codec.encode_response(key, version, {"correlationId": header["correlationId"]}, said)
+    return cases.INT32.pack(len(made)) + made
+
+
+class _Serving(asyncio.Protocol):
+    def __init__(self, port: list[int]) -> None:
+        self._port = port
+        self._data = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        held = self._data
+        held += data
+        while len(held) >= 4 and len(held) >= 4 + (size := int.from_bytes(held[:4], "big")):
+            self._transport.write(answer(bytes(held[4 : 4 + size]), self._port[0]))  # type: ignore[attr-defined]
+            del held[: 4 + size]
+
+
+async def serve() -> None:
+    """A broker at a free port, which is printed, for as long as nobody ends it."""
+    port = [0]
+    server = await asyncio.get_running_loop().create_server(lambda: _Serving(port), _HOST, 0, backlog=1024)
+    port[0] = server.sockets[0].getsockname()[1]
+    print(port[0], flush=True)
+    await server.serve_forever()
+
+
+@contextmanager
+def broker(folder: Path) -> Iterator[Address]:
+    command = [sys.executable, "-m", "bench.screens", "--broker"]
+    with processes.running("broker", command, folder, None, stdout=subprocess.PIPE) as process:
+        line = process.first_line()
+        if not line:
+            process.check()
+            raise BenchError("the broker did not start")
+        yield _HOST, int(line)
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+
+def read_frames(sock: socket.socket, count: int) -> None:
+    data = b""
+    while count:
+        more = sock.recv(1 << 16)
+        if not more:
+            raise BenchError("kproxy closed a connection")
+        data += more
+        while count and len(data) >= 4 and len(data) >= 4 + (size := int.from_bytes(data[:4], "big")):
+            data = data[4 + size :]
+            count -= 1
+
+
+def connect(proxy: Proxy, connections: int, topics: int, clients: int, groups: int) -> list[socket.socket]:
+    """All of them, each with its first requests answered; what is above the connections goes over them in turn."""
+    opened: list[socket.socket] = []
+    while len(opened) < connections:
+        numbers = range(len(opened), min(len(opened) + _AT_ONCE, connections))
+        more = [socket.create_connection(proxy.address, timeout=30) for _ in numbers]
+        said = [greetings(number, topics, clients, groups) for number in numbers]
+        for sock, frames in zip(more, said, strict=True):
+            sock.sendall(b"".join(frames))
+        for sock, frames in zip(more, said, strict=True):
+            read_frames(sock, len(frames))
+        opened += more
+    for number in range(connections, topics):
+        sock = opened[number % connections]
+        sock.sendall(produce(number, f"client-{number % connections % clients:05}"))
+        read_frames(sock, 1)
+    return opened
+
+
+def keep_moving(opened: list[socket.socket], topics: int, clients: int, over: Event) -> None:
+    """Some requests a second, over all connections in turn."""
+    number = 0
+    while not over.is_set():
+        begun = time.monotonic()
+        for _ in range(_A_SECOND // 10):
+            number += 1
+            at = number * 37 % len(opened)
+            opened[at].sendall(produce(number % topics, f"client-{at % clients:05}"))
+            read_frames(opened[at], 1)
+        over.wait(max(0.0, 0.1 - (time.monotonic() - begun)))
+
+
+# --- what it takes ---------------------------------------------------------------------------------------------------
+
+
+def cpu_share(proxy: Proxy, seconds: float = SECONDS) -> float:
+    before, begun = proxy.process.cpu_s(), time.monotonic()
+    time.sleep(seconds)
+    return (proxy.process.cpu_s() - before) / (time.monotonic() - begun)
+
+
+def asked(proxy: Proxy) -> dict[str, dict[str, float]]:
+    """Bytes, and the longest of five times, of each question."""
+    assert proxy.admin is not None
+    found = {}
+    for path in ASKED:
+        times, size = [], 0
+        for _ in range(5):
+            begun = time.monotonic()
+            status, text = get(proxy.admin, path)
+            times.append(time.monotonic() - begun)
+            size = len(text)
+            if status != 200:
+                raise BenchError(f"{path} answers {status}: {text[:200]}")
+        found[path] = {"bytes": size, "ms": round(max(times) * 1000, 1)}
+    return found
+
+
+def loop_lag_ms(before: str, after: str) -> float | None:
+    """p99 of the time for which bytes waited for kproxy, between two scrapes: the bound of its bucket."""
+    pattern = re.compile(r'^kproxy_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
+    counts = [dict(pattern.findall(text)) for text in (before, after)]
+    added = [(float(bound), float(counts[1][bound]) - float(counts[0].get(bound, 0))) for bound in counts[1]]
+    total = max((count for _, count in added), default=0.0)
+    return next((bound * 1000 for bound, count in sorted(added) if total and count >= 0.99 * total), None)
+
+
+FRAMES = """
+window.kproxyFrames = []; let before = performance.now();
+const next = (now) => { window.kproxyFrames.push(now - before); before = now; requestAnimationFrame(next); };
+requestAnimationFrame(next);
+window.kproxyTasks = [];
+new PerformanceObserver((list) => list.getEntries().forEach((each) => window.kproxyTasks.push(each.duration)))
+  .observe({ entryTypes: ["longtask"] });
+"""
+
+
+def in_browser(proxy: Proxy, picture: Path | None) -> dict[str, Any]:
+    """A page that is open: kproxy's CPU time, and how long the browser was busy at a time."""
+    from tests.chromium import opened
+
+    assert proxy.admin is not None
+    with opened(f"http://{processes.text(proxy.admin)}/?range=300", 1440) as browser:
+        time.sleep(5)
+        browser.asked(FRAMES)
+        share = cpu_share(proxy)
+        frames = sorted(browser.asked("return window.kproxyFrames"))
+        tasks = browser.asked("return window.kproxyTasks")
+        rows = browser.asked("return document.querySelectorAll('tbody tr').length")
+        nodes = browser.asked("return document.querySelectorAll('*').length")
+        browser.chrome.find_element("css selector", "input[name=find]").send_keys("00042")
+        time.sleep(2)
+        if picture is not None:
+            browser.chrome.save_screenshot(str(picture))
+        return {
+            "core_share": round(share, 4),
+            "frame_p99_ms": round(frames[int(len(frames) * 0.99)], 1),
+            "longest_task_ms": round(max(tasks, default=0.0), 1),
+            "rows": rows,
+            "nodes": nodes,
+            "complaints": browser.complaints(),
+        }
+
+
+def in_top(proxy: Proxy) -> dict[str, Any]:
+    """`kproxy top --json` once, and each table as the CPU time that kproxy takes for it."""
+    assert proxy.admin is not None
+    begun = time.monotonic()
+    command = [processes.KPROXY, "top", processes.text(proxy.admin), "--json", "--interval", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise BenchError(done.stderr)
+    document = json.loads(done.stdout)
+    rows = {name: len(value) for name, value in document.items() if isinstance(value, list)}
+    return {"seconds": round(time.monotonic() - begun, 2), "rows": rows, "bytes": len(done.stdout)}
+
+
+def run(
+    connections: int, topics: int, clients: int, groups: int, *, browser: bool, picture: Path | None = None
+) -> dict[str, Any]:
+    """All figures by name."""
+    files = 2 * connections + _FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < files:
+        raise BenchError(f"{connections} connections take {files} open files in kproxy, the system allows {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
+        upstream = stack.enter_context(broker(folder))
+        proxy = stack.enter_context(processes.kproxy(upstream, folder, None, detail="topics"))
+        begun = time.monotonic()
+        opened = connect(proxy, connections, topics, clients, groups)
+        found: dict[str, Any] = {"made_in_s": round(time.monotonic() - begun, 1)}
+        over = Event()
+        moving = Thread(target=keep_moving, args=(opened, topics, clients, over), daemon=True)
+        moving.start()
+        try:
+            found["alone_core_share"] = round(cpu_share(proxy), 4)
+            before = processes.metrics(proxy)
+            found["asked"] = asked(proxy)
+            found["top"] = in_top(proxy)
+            if browser:
+                found["page"] = in_browser(proxy, picture)
+            found["loop_lag_p99_ms"] = loop_lag_ms(before, processes.metrics(proxy))
+            found["rss_mb"] = round(proxy.process.rss_bytes() / 1e6, 1)
+        finally:
+            over.set()
+            moving.join()
+            for sock in opened:
+                sock.close()
+    return found
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--connections", type=click.IntRange(1, 50_000), default=9_000, show_default=True)
+@click.option("--topics", type=click.IntRange(1, 100_000), default=10_000, show_default=True)
+@click.option("--clients", type=click.IntRange(1, 50_000), default=3_000, show_default=True)
+@click.option("--groups", type=click.IntRange(0, 9_000), default=3_000, show_default=True)
+@click.option("--no-browser", is_flag=True, help="Leave Chromium out.")
+@click.option("--picture", type=click.Path(path_type=Path), help="A screenshot of the page.")
+@click.option("--broker", "is_broker", is_flag=True, hidden=True)
+def main(
+    connections: int, topics: int, clients: int, groups: int, no_browser: bool, picture: Path | None, is_broker: bool
+) -> None:
+    """What screens take where there is very much to show."""
+    if is_broker:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        asyncio.run(serve())
+    try:
+        found = run(connections, topics, clients, groups, browser=not no_browser, picture=picture)
+    except BenchError as fault:
+        raise click.ClickException(str(fault)) from fault
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
