@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from tests.matrix import brokers, clients, report, setup, ways
-from tests.matrix.cases import Case, Leak, Outcome, Results, run_release
+from tests.matrix.cases import OPEN, Case, Leak, Outcome, Results, run_release
 from tests.matrix.clients import Client
 
 PAGE = Path(__file__).parents[2] / "docs/matrix.md"
@@ -131,11 +131,12 @@ def main(
     if page or whole:
         report.write(page or PAGE, outcomes, releases, wanted, columns, _versions())
     failed = [outcome for outcome in outcomes if outcome.state == "fails"]
-    works = sum(outcome.state == "works" for outcome in outcomes)
+    count = {state: sum(outcome.state == state for outcome in outcomes) for state in ("works", "cannot", OPEN)}
     click.echo(
-        f"{works} work, {len(outcomes) - works - len(failed)} cannot exist, {len(failed)} fail, {len(leaks)} leaks"
+        f"{count['works']} work, {count['cannot']} cannot exist, {len(failed)} fail, {count[OPEN]} are open, "
+        f"{len(leaks)} leaks"
     )
-    sys.exit(bool(failed or leaks))
+    sys.exit(bool(failed or leaks or count[OPEN]))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,44 @@ def test_what_a_release_lacks_is_told_by_a_run_without_kproxy(tmp_path: Path) ->
     assert outcome.state == "cannot" and "nsupported" in outcome.reason
 
 
+def outcomes(*reasons: str) -> Iterator[cases.Outcome]:
+    case = cases.Case(clients.CLIENTS[0], brokers.RELEASES[0], ways.WAYS[4])
+    for reason in reasons:
+        yield cases.Outcome(case, "fails" if reason else "works", reason)
+
+
+@pytest.mark.parametrize(
+    "directs,state",
+    [
+        pytest.param([""], "fails", id="works without kproxy"),
+        pytest.param(["UnsupportedVersionException: The version of API is not supported."], "cannot", id="version"),
+        pytest.param(["[33] Unsupported SASL Mechanism: the broker does not support"], "cannot", id="mechanism"),
+        pytest.param(["CorruptRecordException", "CorruptRecordException"], "cannot", id="twice"),
+        pytest.param(["kafka: client has run out of available brokers to talk to", ""], "fails", id="once"),
+        pytest.param(["nothing happened for 180 s"], "open", id="hangs"),
+        pytest.param(["CorruptRecordException", "context deadline exceeded"], "open", id="then out of time"),
+        pytest.param(["TimeoutException: Topic t not present in metadata after 30000 ms."], "open", id="Java"),
+        pytest.param(["RuntimeError: 10 records not acknowledged, []"], "open", id="librdkafka"),
+        pytest.param(["KafkaTimeoutError: Unable to bootstrap from 127.0.3.1:21161"], "open", id="kafka-python"),
+    ],
+)
+def test_a_case_cannot_exist_only_if_that_is_certain(directs: list[str], state: str) -> None:
+    runs = outcomes(*directs)
+    (failed,) = outcomes("ConnectionError: reset")
+    found = cases.judged(failed, lambda: next(runs))
+    assert found.state == state and next(runs, None) is None
+    assert found.reason == (failed.reason if state == "fails" else directs[-1])
+
+
+def test_an_open_case_is_tried_by_the_next_run(tmp_path: Path) -> None:
+    (failed,) = outcomes("nothing happened for 180 s")
+    results = cases.Results(tmp_path / "results")
+    results.add(cases.judged(failed, lambda: failed))
+    assert cases.Results(tmp_path / "results").of(failed.case) is None
+    results.add(failed)
+    assert cases.Results(tmp_path / "results").of(failed.case) == failed
+
+
 SENT = records(1, ("none", "gzip"), headers=True, text=False)
 
 
