@@ -58,7 +58,7 @@ CASES = (
     Case("small", "100 B produce, depth 1", PRODUCE, (9, 13), 100, 16, 1, 16_000, 1.4, 1.8, 1.6, 1.8),
     Case("pipelined", "1 kB produce, depth 8", PRODUCE, (9, 13), 1_000, 16, 8, 64_000, 2.0, 3.0, 2.7, 4.0),
     Case("produce", "1 MB produce", PRODUCE, (9, 13), 1_000_000, 4, 1, 500, 0.85, 0.9, 0.85, 0.9),
-    Case("fetch", "1 MB fetch", FETCH, (12, 18), 0, 4, 1, 500, 0.9, 1.0, 0.9, 1.0),
+    Case("fetch", "1 MB fetch", FETCH, (12, 18), 0, 4, 1, 500, 0.9, 1.0, 0.9, 0.8),
 )
 
 

@@ -52,6 +52,8 @@ LOOKED_SHIFT = 8  # 1 << 8 bytes of a prefix or a small body that are looked at 
 LOOKED_LEAST = 2 * 1024  # of a small body: one of fewer bytes is a frame like any other
 WALKED_PER_CALL = 32 * 1024  # bytes that are looked at, those that are stepped over left out
 WALK_SLICE = 2 * 1024
+SPARSE_SLICE = 512  # where payloads of WALK_SLICE and more are stepped over; beyond it headers of batches are read
+LOOK_BYTES = 64  # the header of a batch
 UNLIMITED = 1 << 62
 
 # How a connection's requests usually begin: what unpacks a head and the bytes behind it, how many bytes that are, the
@@ -272,10 +274,20 @@ class SessionState:
         else:
             edits = []
             while start < end and left > 0:
-                stop = end if walker.is_done else min(end, start + walker.ahead_bytes + WALK_SLICE)
-                edits += walker.feed(view, start, stop) or ()
+                ahead = walker.ahead_bytes
+                if walker.is_done or ahead >= end - start:
+                    stop, far = end, 0
+                elif ahead < WALK_SLICE:
+                    stop, far = min(end, start + ahead + WALK_SLICE), 0
+                    left -= WALK_SLICE
+                else:
+                    stop, far = min(end, start + ahead + SPARSE_SLICE), end
+                    left -= SPARSE_SLICE
+                if more := walker.feed(view, start, stop, far):
+                    edits += more
+                if far:
+                    left -= walker.looks * LOOK_BYTES
                 start = stop
-                left -= WALK_SLICE
         if walker.sums or walker.partitions or walker.batches:
             _cap_named(walker)
         return start, edits

@@ -228,6 +228,47 @@ def test_payloads_cost_no_work(detail: int) -> None:
     assert len(talk.events) == 2 and not talk.faults
 
 
+def fetched(records: bytes) -> bytes:
+    return response(FETCH, 12, 1, {"responses": [{"topic": "t", "partitions": [{"records": records}]}]})
+
+
+TINY = write_batch([Record(0, 1, None, b"")])
+
+
+def batch(size: int) -> bytes:
+    return write_batch([Record(0, 1, None, bytes(size - len(TINY) - 2))])
+
+
+@pytest.mark.parametrize("size", [4 * 1024, 16 * 1024])
+@pytest.mark.parametrize("detail", [SUMS, TOPICS, BATCHES])
+def test_a_read_of_batches_as_producers_send_them_is_one_call(detail: int, size: int) -> None:
+    talk = session(details=True, detail=detail)
+    read(talk, CLIENT, request(FETCH, 12, 1))
+    answer = fetched(batch(size) * (2 * READ // size))
+    calls = [read(talk, BROKER, answer[start : start + READ]) for start in range(0, len(answer), READ)]
+    assert [len(one) for one in calls] == [1] * len(calls) and len(calls) > 2
+    assert len(talk.events) == 1 and not talk.faults
+
+
+@pytest.mark.parametrize("few", [0, 9, 40, 400], ids=lambda few: f"{few} tiny ones between")
+def test_however_batches_follow_on_one_another_few_headers_are_read_in_one_call(few: int) -> None:
+    """Between large ones, where the walk goes from header to header, there may be any number of tiny ones."""
+    talk = session(details=True, detail=BATCHES)
+    read(talk, CLIENT, request(FETCH, 12, 1))
+    unit = batch(4096) + TINY * few
+    answer = fetched(unit * (READ // len(unit)) + TINY * 2000)
+    talk.receive(BROKER, memoryview(answer), 1)
+    looked = seen = 0
+    while talk._broker_walker is not None:
+        looks, seen = len(talk._broker_walker.batches) - seen, len(talk._broker_walker.batches)
+        looked = max(looked, looks)
+        talk.resume(BROKER, 1)
+    (exchange,) = talk.events
+    assert isinstance(exchange, Exchange) and exchange.response_body is not None
+    assert len(exchange.response_body.batches) == READ // len(unit) * (1 + few) + 2000
+    assert 100 < looked <= WALKED_PER_CALL / len(TINY) + 64
+
+
 def test_a_large_request_of_many_fields_is_walked_over_several_calls() -> None:
     topics = [{"name": "t", "partitions": [{"partitionIndex": n, "committedOffset": n} for n in range(20_000)]}]
     ask = request(8, 8, 1, {"groupId": "g", "topics": topics})

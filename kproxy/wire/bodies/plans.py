@@ -43,15 +43,20 @@ from kproxy.wire.bodies.found import (
     Sums,
 )
 
-# Yields (position in the buffer it has, bytes needed there), is sent the next (buffer, position, end), and returns the
-# position of the body's end. Both positions may be beyond the buffer.
-Walk = Generator[tuple[int, int], tuple[Buffer, int, int], int]
+# Yields (position in the buffer it has, bytes needed there), is sent the next (buffer, position, end, far), and returns
+# the position of the body's end. Both positions may be beyond the end. Up to `far`, which is no less than the end, the
+# headers of batches may be read that follow on one another, at most MAX_LOOKS of them beyond the end.
+Walk = Generator[tuple[int, int], tuple[Buffer, int, int, int], int]
+
+MAX_LOOKS = 32
 
 MAX_TEXT = 0x7FFF  # the longest string that Kafka's non-compact length can state
 
 
 class Streamed(Protocol):
     """What a generator calls on the Found that it fills. `pos` is a position in the buffer that it was sent last."""
+
+    looks: int  # headers of batches that were read since the records began, or were continued
 
     def begin_batch(self, batch: Batch, buffer: Buffer, pos: int, end: int) -> None:
         """A complete batch begins at `pos`; its bytes may continue in later pieces."""
@@ -181,9 +186,10 @@ class _Body(Plan):
             self.short("stop > end")
             if self.logs:
                 self.line(f"is_log = left and {self.may_be_log}(topic, topic_id)")
+            self.begin_records()
             with self.block("while left:"):
                 self.line(f"size = left if left < {HEADER_BYTES} else {HEADER_BYTES}")
-                self.need("size")
+                self.need_header()
                 if self.detail == SUMS:
                     self.sum_up()
                     self.read_header()
@@ -197,8 +203,19 @@ class _Body(Plan):
                     self.batch()
                 self.line("left -= size")
                 self.line("pos += size")
+            self.end_records()
             self.go_to("stop")
         return None
+
+    def begin_records(self) -> None:
+        """Emit what stands before the first batch of a records field."""
+
+    def need_header(self) -> None:
+        """Emit the wait for the header of a batch, of `size` bytes."""
+        self.need("size")
+
+    def end_records(self) -> None:
+        """Emit what stands behind the last batch of a records field."""
 
     def read_header(self) -> None:
         """Stop at bytes that are no batch header, or an incomplete one: only complete batches are counted."""
@@ -331,7 +348,7 @@ class StreamedBody(_Body):
         for name in self.lists:
             self.line(f"{name} = found.{name}")
         self.line("base = 0")
-        self.line("buffer, pos, end = yield 0, 0")
+        self.line("buffer, pos, end, far = yield 0, 0")
         self.body()
         self.line("return pos")
         return self.function("found")
@@ -351,8 +368,32 @@ class StreamedBody(_Body):
     def need(self, size: int | str) -> None:
         with self.block(f"if end - pos < {size}:"):
             self.line("base += pos")
-            self.line(f"buffer, pos, end = yield pos, {size}")
+            self.line(f"buffer, pos, end, far = yield pos, {size}")
             self.line("base -= pos")
+
+    def begin_records(self) -> None:
+        self.line("looks = 0")
+        if self.detail >= CHECKED:  # the bytes of batches are wanted in order
+            self.line("far = end")
+        elif self.logs:
+            self.line("if is_log: far = end")
+
+    def need_header(self) -> None:
+        with self.block("if far - pos < size:"):
+            self.line("found.looks = looks")
+            self.line("looks = 0")
+            self.line("base += pos")
+            self.line("buffer, pos, end, far = yield pos, size")
+            self.line("base -= pos")
+            if self.detail >= CHECKED:
+                self.line("far = end")
+            elif self.logs:
+                self.line("if is_log: far = end")
+        self.line("looks += 1")
+        self.line(f"if looks == {MAX_LOOKS}: far = end")
+
+    def end_records(self) -> None:
+        self.line("found.looks = looks")
 
     def short(self, condition: str) -> None:
         """Emit nothing: missing bytes may be in the next piece; `BodyWalker.finish` reports a body that is cut."""

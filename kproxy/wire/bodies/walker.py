@@ -68,6 +68,7 @@ class BodyWalker(Found):
         self.neutralised = False  # whether addresses were hidden
         self.fault: Malformed | None = None
         self.left_out = 0  # counted by the owner: partitions and batches that it dropped
+        self.looks = 0  # headers of batches that were read by the last `feed`, about
 
         self._carry = b""  # the beginning of a value that continues in the next piece; already forwarded
         self._held: bytearray | None = None
@@ -85,9 +86,14 @@ class BodyWalker(Found):
         self._walk = body_walk(api_key, api_version, side, detail, neutralise, marks_head, logs is not None)(self)
         _, self._need = next(self._walk)
 
-    def feed(self, piece: Buffer, start: int, end: int) -> list[Edit] | None:
-        """Read the next bytes of the body, piece[start:end]; return the edits to make in them, in order, or None."""
+    def feed(self, piece: Buffer, start: int, end: int, far: int = 0) -> list[Edit] | None:
+        """Read the next bytes of the body, piece[start:end]; return the edits to make in them, in order, or None.
+
+        far: where the bytes of the piece end, if that is beyond `end`. Batches that follow on one another are then read
+        beyond `end`, so that fewer calls step from header to header; `ahead_bytes` says how far it came.
+        """
         self._edits = None
+        self.looks = 0
         if self._checksum is not None:
             self._pass_by(piece, start, end)
         if self._log is not None:
@@ -101,7 +107,7 @@ class BodyWalker(Found):
         self._held_from = start
         try:
             while pos < end:
-                pos = self._read(piece, pos, end)
+                pos = self._read(piece, pos, end, far if far > end else end)
         except StopIteration as stop:
             pos = stop.value + self._offset
             self.is_done = True
@@ -118,7 +124,7 @@ class BodyWalker(Found):
             self._end_with(Malformed("the body is cut short"))
         self.complete()
 
-    def _read(self, piece: Buffer, pos: int, end: int) -> int:
+    def _read(self, piece: Buffer, pos: int, end: int, far: int) -> int:
         """Run the generator over piece[pos:end]; return where it must continue, which may be beyond `end`."""
         carried = len(self._carry)
         stop = max(pos, pos + self._need - carried)
@@ -127,13 +133,13 @@ class BodyWalker(Found):
             return end
         self._offset = 0
         if not carried:
-            pos, self._need = self._walk.send((piece, pos, end))
+            pos, self._need = self._walk.send((piece, pos, end, far))
             return pos
         joined = self._carry + bytes(piece[pos:stop])
         self._carry = b""
         self._offset = pos - carried
         try:
-            ahead, self._need = self._walk.send((joined, 0, len(joined)))
+            ahead, self._need = self._walk.send((joined, 0, len(joined), len(joined)))
         finally:  # also when the generator ends here
             if self._checksum is not None:
                 self._pass_by(piece, stop, end)

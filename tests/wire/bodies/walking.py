@@ -58,7 +58,9 @@ def details(layout: Layout, frame: bytes, sizes, detail: int) -> tuple[BodyWalke
     while pos < len(frame):
         size = next(sizes)
         part = frame[pos : pos + size]  # nothing of what came before is still there
-        walker.feed(memoryview(b"\xff\x01" + part + b"\x00\xff"), 2, 2 + len(part))
+        more = frame[pos + size : pos + size + next(sizes)] if pos % 2 else b""
+        piece = memoryview(b"\xff\x01" + part + more + b"\x00\xff")
+        walker.feed(piece, 2, 2 + len(part), 2 + len(part) + len(more))
         partitions += walker.partitions
         batches += walker.batches
         walker.partitions.clear()
