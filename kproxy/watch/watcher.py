@@ -27,7 +27,7 @@ from kproxy.metrics.passive import PassiveCells
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
 from kproxy.proxy.control.changing import systemd
-from kproxy.proxy.control.garbage import FullCollections
+from kproxy.proxy.control.garbage import Collections
 from kproxy.proxy.control.knowledge.feed import Feed
 from kproxy.proxy.control.knowledge.feed_link import FeedLink
 from kproxy.proxy.control.operators import parameters
@@ -154,7 +154,7 @@ class Watcher:
         self._start_recorder()
         self._start_flows()
         notifier = systemd.Notifier(dict(environment))
-        collections = FullCollections(lambda: self._connections.objects)
+        collections = Collections(lambda: self._connections.objects)
         await self._start_admin()
         collections.start()
         self._arm()

@@ -25,7 +25,7 @@ from kproxy.errors import ConfigError, KproxyError
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.changing import stand_in, systemd, upgrade
 from kproxy.proxy.control.changing.watch import Watch
-from kproxy.proxy.control.garbage import FullCollections
+from kproxy.proxy.control.garbage import Collections
 from kproxy.proxy.control.server import Server
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.relay.given import GivenSockets
@@ -112,7 +112,7 @@ class Process:
             signal.signal(number, lambda number, _: loop.call_soon_threadsafe(self._signalled, number))
         if self._keeper is not None:
             loop.add_reader(self._keeper, self._nobody_stands_in)
-        collections = FullCollections(self._server.objects)
+        collections = Collections(self._server.objects)
         try:
             await self._start()
             collections.start()

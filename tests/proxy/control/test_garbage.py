@@ -1,14 +1,15 @@
-"""Full collections: never because a client makes objects, and cycles are freed all the same."""
+"""Collections: none walks many objects because a client makes some, and cycles are freed all the same."""
 
 import asyncio
 import gc
 import weakref
+from collections import deque
 from contextlib import contextmanager
 
 import pytest
 
 from kproxy.proxy.control import garbage
-from kproxy.proxy.control.garbage import FullCollections
+from kproxy.proxy.control.garbage import Collections
 from kproxy.proxy.control.workers.worker import OBJECTS_PER_RELAY
 from tests.proxy.live import kproxy, live
 from tests.wire.playbook import request
@@ -38,7 +39,7 @@ def collections(monkeypatch):
     started = []
 
     def start(objects):
-        started.append(FullCollections(objects))
+        started.append(Collections(objects))
         started[-1].start()
 
     before = gc.get_threshold()
@@ -101,5 +102,68 @@ def test_requests_that_pile_up_start_no_full_collection(collections, monkeypatch
                 await here.until(lambda: all(len(relay.session.pending) == 4096 for relay in worker.relays.values()))
             assert worker.objects == clients * (OBJECTS_PER_RELAY + 4096)
             assert (2 in seen) is not is_ours
+
+    live(test())
+
+
+@contextmanager
+def walked():
+    """How many objects each collection of young and middle ones walks."""
+    seen = []
+
+    def note(phase, info):
+        if phase == "start" and info["generation"] < 2:
+            seen.append(sum(len(gc.get_objects(generation)) for generation in range(info["generation"] + 1)))
+
+    gc.callbacks.append(note)
+    try:
+        yield seen
+    finally:
+        gc.callbacks.remove(note)
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["kproxy", "python"])
+def test_requests_that_wait_in_a_queue_are_never_walked_all_at_once(collections, monkeypatch, is_ours):
+    """Each new one pays for the end of an old one: Python, which counts the difference, sees nothing grow."""
+    monkeypatch.setattr(garbage, "LOOK_S", 0)  # in each turn of the loop
+    monkeypatch.setattr(garbage, "SOON_S", 0)
+    waiting, each = 50_000, 2000
+
+    async def test():
+        queue = deque(Knot() for _ in range(waiting))
+        for knot in queue:
+            knot.own = None
+        if is_ours:
+            collections(lambda: garbage.FEW + 1)
+        else:
+            gc.freeze()
+        with walked() as seen:
+            for _ in range(2 * waiting // each):
+                for _ in range(each):
+                    queue.append(queue.popleft().__class__())
+                    queue[-1].own = None
+                await asyncio.sleep(0)
+            more = [Knot() for _ in range(each)]
+        assert len(queue) == waiting and len(more) == each
+        assert (max(seen) > waiting / 2) is not is_ours
+        if is_ours:
+            assert max(seen) <= 4 * each and len(seen) >= waiting / each
+
+    live(test())
+
+
+def test_cycles_that_a_young_collection_met_are_freed_while_few_are_left(collections, monkeypatch):
+    monkeypatch.setattr(garbage, "MIDDLE_S", 0.01)
+    monkeypatch.setattr(garbage, "INTERVAL_S", 3600)
+
+    async def test():
+        collections(lambda: 0)
+        knot = Knot()
+        gone = weakref.ref(knot)
+        gc.collect(0)
+        del knot
+        async with asyncio.timeout(30):
+            while gone() is not None:  # noqa: ASYNC110 - nobody tells of it
+                await asyncio.sleep(0.01)
 
     live(test())

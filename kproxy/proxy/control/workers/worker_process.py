@@ -22,7 +22,7 @@ from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.changing.changes import Changes
 from kproxy.proxy.control.cluster import ClusterProxy
-from kproxy.proxy.control.garbage import FullCollections
+from kproxy.proxy.control.garbage import Collections
 from kproxy.proxy.control.operators.operating import connection_row
 from kproxy.proxy.control.server import Server
 from kproxy.proxy.control.workers.channel import Channel, Handler
@@ -105,7 +105,7 @@ class _Process:
         if self._stream is not None:
             server.feed_into(self._stream)
         channel.send("ready")
-        collections = FullCollections(server.objects)
+        collections = Collections(server.objects)
         collections.start()
         publishing = asyncio.create_task(self._publish_often())
         await self._stop.wait()
