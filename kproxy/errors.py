@@ -3,6 +3,7 @@
 KproxyError                     everything that kproxy raises on purpose
 ├── ProtocolError               bytes of a peer that are not what the protocol says
 │   ├── Malformed               cut short, a length that cannot be, a value out of its range
+│   │   └── TooLarge            it would become larger than its reader takes
 │   └── Unsupported             an API, a version or a codec that this kproxy does not know
 ├── ConfigError                 settings: every fault at once, each with its path
 ├── CaptureError                a capture file: which file, at which offset
@@ -44,6 +45,10 @@ class ProtocolError(KproxyError):
 
 class Malformed(ProtocolError):
     """The bytes are cut short, or a length or a value in them cannot be."""
+
+
+class TooLarge(Malformed):
+    """What would become of the bytes is larger than their reader takes."""
 
 
 class Unsupported(ProtocolError):
@@ -101,7 +106,9 @@ _EXTRA_OF = {
     "duckdb": "analyze",
     "fsspec": "storage",
     "s3fs": "storage",
+    "google": "telemetry",
     "numpy": "offline",
+    "opentelemetry": "telemetry",
     "pandas": "spark",
     "prompt_toolkit": "analyze",
     "py4j": "spark",

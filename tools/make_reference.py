@@ -88,6 +88,7 @@ MORE = {  # the page that teaches a table of settings
     "cluster.authentication": "sasl.md",
     "cluster.limits": "limits.md",
     "cluster.policy": "policy.md",
+    "cluster.telemetry": "telemetry.md",
     "cluster.tls": "tls.md",
     "cluster.upstream_tls": "tls.md",
     "zookeeper": "zookeeper.md",

@@ -17,7 +17,7 @@ Refuses to know labels' text, sockets and how a scrape comes.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, TypeVar
 
@@ -50,6 +50,7 @@ from kproxy.metrics.named import ClientCells, Clients, Topics
 from kproxy.metrics.passive import ENDS, PassiveCells
 from kproxy.metrics.reloads import ReloadCells
 from kproxy.metrics.slow import Slow
+from kproxy.metrics.telemetry import Answers, Pushes
 from kproxy.metrics.tls import TlsSide
 from kproxy.metrics.upstream import ClusterState, UpstreamCells
 from kproxy.protocol.error_codes import ERRORS, error_name
@@ -201,6 +202,8 @@ class ClusterCells:
         self.limits = dict.fromkeys(LIMITS, 0)  # by the setting: times that it was reached
         self.unbound = 0  # brokers in answers for which no port is open
         self.authentications: dict[tuple[str, str, str], int] = {}  # by side, mechanism and outcome: all are known
+        self.telemetry: Answers | None = None  # where clients push their metrics, and so is:
+        self.pushes: Pushes | None = None
         self.refusals: dict[tuple[str, str], int] = {}  # by api and reason; of a cluster without a policy empty
         self._causes = tuple(causes)
         self._apis = set(EVERYDAY_APIS)
@@ -226,6 +229,14 @@ class ClusterCells:
         for reason in reasons:
             for api in EVERYDAY_APIS if reason in EVERYDAY_REASONS else (OTHER_API,):
                 self.refusals.setdefault((api, reason), 0)
+
+    def takes_pushes(self, errors: Mapping[str, tuple[str, ...]]) -> tuple[Answers, Pushes]:
+        """Clients can push their metrics: the series begin, at 0. errors: of the answers to them, by API."""
+        if self.telemetry is None or self.pushes is None:
+            self.telemetry, self.pushes = Answers(errors), Pushes()
+            for api in errors:
+                self.own_answers.setdefault(api, 0)
+        return self.telemetry, self.pushes
 
     def follow(self) -> dict[str, int]:
         """Insight is fed from here: what it does not get is counted in what this returns, from 0."""

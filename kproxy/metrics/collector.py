@@ -28,6 +28,7 @@ from kproxy.metrics.families import Histogram as _Histogram
 from kproxy.metrics.families import Sum as _Sum
 from kproxy.metrics.named import OTHER, shown
 from kproxy.metrics.passive_families import OF_A_PROXY, passive_families
+from kproxy.metrics.telemetry_families import telemetry_families
 from kproxy.protocol.compression import codec_name
 
 _CLUSTER = ("cluster",)
@@ -83,6 +84,7 @@ class CellCollector(Collector):
         yield from _lags(clusters, now_ns, time_ns())
         yield from _clients(clusters, now_ns)
         yield from of_groups(clusters, now_ns)
+        yield from telemetry_families(clusters, now_ns)
         yield from _process(metrics)
         yield from _changes(metrics)
         if metrics.zookeeper:
@@ -233,8 +235,8 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
         ),
         (
             "own_answers",
-            "Requests that kproxy answered itself, so that no broker saw them: what the policy refused, and "
-            "ApiVersions newer than it reads.",
+            "Requests that kproxy answered itself, so that no broker saw them: what the policy refused, logins and "
+            "metrics that clients push, and ApiVersions newer than it reads.",
             ("api",),
             lambda cluster: cluster.own_answers,
         ),

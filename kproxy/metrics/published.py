@@ -18,8 +18,8 @@ from typing import Any
 from kproxy.metrics.cells import ApiCells, Metrics
 from kproxy.metrics.units import API, BROKER, CLUSTER, UPSTREAM, Place, units
 
-TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS, SLOW = (
-    *("topic", "client", "log", "fetching", "committed", "names", "process", "slow"),
+TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS, SLOW, PUSHED = (
+    *("topic", "client", "log", "fetching", "committed", "names", "process", "slow", "pushed"),
 )
 PER_SLICE = 32  # units, of some 10 us each
 
@@ -70,6 +70,14 @@ class Published:
                 path = (CLIENT, name, client)
                 seen.add(path)
                 yield self._if_changed(path, (each.open, each.left_ns))
+            if cluster.pushes is not None:
+                for instance, pushing in cluster.pushes.shown(now_ns):
+                    path = (PUSHED, name, instance)
+                    seen.add(path)
+                    if instance is None:
+                        yield self._if_changed(path, pushing.sums)
+                    else:
+                        yield self._if_counted(path, pushing, pushing.pushed_ns)
             if cluster.topics is not None:
                 for topic, cells in list(cluster.topics.top.shown(now_ns)):
                     path = (TOPIC, name, topic)
@@ -83,7 +91,7 @@ class Published:
                 yield from self._lags(name, cluster.lags, seen)
         if with_lags:
             self._lagged_ns = now_ns
-        gone = [path for path in self._sent if path[0] in (TOPIC, CLIENT) and path not in seen]
+        gone = [path for path in self._sent if path[0] in (TOPIC, CLIENT, PUSHED) and path not in seen]
         if with_lags:
             gone += [path for path in self._sent if path[0] == FETCHING and path not in seen]
         clusters = metrics.clusters.keys()

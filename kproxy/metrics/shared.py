@@ -17,8 +17,9 @@ from typing import Any
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics
 from kproxy.metrics.lag import MAX_COMMITTED, MAX_LOGS, Fetching, Lags, Log, Position
 from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Carried, ClientCells, TopicCells, Topics
-from kproxy.metrics.published import CLIENT, COMMITTED, FETCHING, LOG, NAMES, PROCESS, SLOW, TOPIC, Change
+from kproxy.metrics.published import CLIENT, COMMITTED, FETCHING, LOG, NAMES, PROCESS, PUSHED, SLOW, TOPIC, Change
 from kproxy.metrics.slow import merged as merged_slow
+from kproxy.metrics.telemetry import Pushes
 from kproxy.metrics.units import API, BROKER, CLUSTER, METRICS, UPSTREAM, Place, add, units
 from kproxy.metrics.upstream import UpstreamCells
 
@@ -62,7 +63,7 @@ class Shared:
                 value = _closed(value)
             elif kind == PROCESS:
                 path, value = (PROCESS, worker), value[0]
-            elif kind not in _SUMS and kind != TOPIC:
+            elif kind not in _SUMS and kind != TOPIC and not (kind == PUSHED and path[2] is None):
                 continue
             self._gone[path] = add(self._gone[path], value) if path in self._gone else value
         self._forget_removed()
@@ -126,6 +127,8 @@ class Shared:
         for name, cells in merged.clusters.items():
             of_cluster = [_of(source, CLIENT, name) for source in living.values()]
             cells.clients.top = _Fixed(_clients(of_cluster))  # type: ignore[assignment]
+            if cells.telemetry is not None:
+                cells.pushes = _pushes([_of(source, PUSHED, name) for source in (gone, *living.values())])
             topics = [_of(source, TOPIC, name) for source in living.values()]
             kept = _of(gone, TOPIC, name)
             if any(topics) or kept:
@@ -286,6 +289,18 @@ def _clients(of_workers: list[dict[Any, tuple[int, int]]]) -> list[tuple[Any, Cl
         other = other or ClientCells()
     shown: list[tuple[Any, ClientCells]] = [*largest[:MAX_CLIENTS]]
     return [*shown, (None, other)] if other is not None else shown
+
+
+def _pushes(of_workers: list[dict[Any, Any]]) -> Pushes:
+    """What clients have pushed to all workers: of each the latest, wherever that went."""
+    pushes = Pushes()
+    for clients in of_workers:
+        for instance, pushed in clients.items():
+            if instance is None:
+                pushes.other = add(pushes.other, pushed)
+            elif instance not in pushes.clients or pushes.clients[instance].pushed_ns < pushed.pushed_ns:
+                pushes.clients[instance] = pushed
+    return pushes
 
 
 # --- consumers -------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ _NOT_SUMS: dict[type, set[str]] = {
         "slow",
         "zookeeper",
     },
-    ClusterCells: {"cluster", "brokers", "topics", "lags", "clients", "upstream"},
+    ClusterCells: {"cluster", "brokers", "topics", "lags", "clients", "upstream", "pushes"},
     BrokerCells: {"cluster", "broker", "live", "apis", "by_plan"},
 }
 PLAIN = (int, float, str, tuple, list, dict)

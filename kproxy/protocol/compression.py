@@ -15,7 +15,7 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
-from kproxy.errors import Malformed, Unsupported
+from kproxy.errors import Malformed, TooLarge, Unsupported
 from kproxy.protocol.primitives import Buffer, read_uvarint
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
@@ -34,7 +34,7 @@ def codec_name(codec: int) -> str:
 
 
 def decompress(codec: int, data: Buffer, *, magic: int = 2, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
-    """The decompressed bytes of `data`. Raises Malformed or Unsupported.
+    """The decompressed bytes of `data`. Raises Malformed (TooLarge beyond the limit) or Unsupported.
 
     `magic` is that of the batch: LZ4 in message sets v0 has a wrong header checksum (KAFKA-3160).
     """
@@ -53,7 +53,7 @@ def decompress(codec: int, data: Buffer, *, magic: int = 2, limit_bytes: int = M
         nonlocal produced
         produced += len(piece)
         if produced > limit_bytes:
-            raise Malformed(f"{len(data)} bytes of {CODECS[codec]} become more than the {limit_bytes} bytes allowed")
+            raise TooLarge(f"{len(data)} bytes of {CODECS[codec]} become more than the {limit_bytes} bytes allowed")
         out.append(piece)
         return limit_bytes - produced
 
@@ -155,7 +155,7 @@ def _snappy_block(block: bytes, left: int) -> bytes:
     if claimed * 3 > len(block) * 64:
         raise Malformed(f"{len(block)} bytes of snappy cannot become the {claimed} bytes that they claim")
     if claimed > left:
-        raise Malformed(f"{len(block)} bytes of snappy become {claimed} bytes where {left} are allowed")
+        raise TooLarge(f"{len(block)} bytes of snappy become {claimed} bytes where {left} are allowed")
     try:
         plain: bytes = snappy.uncompress(block)
     except snappy.UncompressError:

@@ -10,6 +10,8 @@ Refuses to know what decides: rules, identities, bodies.
 
 from typing import Any, Final, NamedTuple, Protocol
 
+from kproxy.protocol import codec
+from kproxy.wire import frames
 from kproxy.wire.events import Exchange
 
 MAX_HELD_REQUEST = 16 * 1024 * 1024  # brokers take records of 1 MiB by default, and producers send that much at once
@@ -40,13 +42,22 @@ class Hold:
 
 HOLD: Final = Hold()
 
+
+def answered(exchange: Exchange, body: codec.Body) -> Answer:
+    """The answer to a request with this body, whose top-level error is `errorCode`."""
+    plan = exchange.plan
+    frame = codec.encode_response(plan.api_key, plan.api_version, {"correlationId": exchange.correlation_id}, body)
+    code = body.get("errorCode", 0)
+    return Answer(frames.SIZE.pack(len(frame)) + frame, (code,) if code else ())
+
+
 Decision = Answer | Replace | Close | None  # None: the request is forwarded as it came
 
 
 class Authorizer(Protocol):
     """Decides about the requests of one connection, in order. Only `edit` raises."""
 
-    def at_header(self, exchange: Exchange) -> Hold | Close | None:
+    def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
         """Decide a request of which only the header is certainly here; HOLD: decide it when it is whole."""
         ...
 

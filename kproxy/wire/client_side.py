@@ -224,7 +224,7 @@ class ClientSide(RawSaslSides):
         decision = authorizer.at_header(exchange)
         if decision is None:
             return None
-        if isinstance(decision, Close):
+        if not isinstance(decision, Hold):
             return self._obey(exchange, decision, now)
         self._client_held = bytearray()
         self._client_exchange = exchange

@@ -8,11 +8,12 @@ import pytest
 from kproxy.proxy.config.load import load
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("admin", "flight", "gateway", "limits", "logs", "sasl", "telemetry", "tls", "zookeeper")
 EXAMPLES = [
     pytest.param(text, id=f"{page}-{number}")
-    for page in ("admin.md", "flight.md", "gateway.md", "limits.md", "logs.md", "sasl.md", "tls.md", "zookeeper.md")
+    for page in PAGES
     for number, text in enumerate(
-        re.findall(r"^```toml\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+        re.findall(r"^```toml\n(.*?)^```", (DOCS / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
     )
 ]
 

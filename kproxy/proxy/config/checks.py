@@ -67,6 +67,11 @@ def _transparent_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
     for name in ("authentication", "policy", "policy_default", "read_only"):
         if getattr(cluster, name):
             yield name, "route transparent passes what it cannot read, TLS too: it could keep nobody from anything"
+    if cluster.telemetry is not None:
+        yield (
+            "telemetry",
+            "route transparent changes no answer, so clients would not learn of it; leave it out",
+        )
     for name in ("accept_proxy_protocol", "proxy_protocol", "tls"):
         if getattr(cluster, name):
             yield name, "with route transparent clients and brokers speak to each other, byte for byte; leave it out"

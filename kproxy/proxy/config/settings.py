@@ -19,6 +19,7 @@ from kproxy.proxy.config.limits import Limits, Networks
 from kproxy.proxy.config.login import Login
 from kproxy.proxy.config.model import Frozen, model_in
 from kproxy.proxy.config.policy import Rule
+from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.config.tls import ClientTls, UpstreamTls
 from kproxy.proxy.config.zookeeper import ZooKeeper
 
@@ -146,6 +147,7 @@ class Cluster(Frozen):
     filter_lists: bool = True  # lists of topics and groups leave out what a client may not see
     tls: ClientTls | None = None
     upstream_tls: UpstreamTls | None = None
+    telemetry: Telemetry | None = None
 
     @property
     def advertised(self) -> str:

@@ -98,7 +98,11 @@ class ClusterProxy:
         if self._logins.of_clients is not None:
             bare = Door(worker.dialler, _door_steps(cluster, self._tls, None))
             self._authentication = Authentication(
-                self._logins.of_clients, BrokerVersions(bare), self._connector.upstreams, self._connector.admits
+                self._logins.of_clients,
+                BrokerVersions(bare),
+                self._connector.upstreams,
+                self._connector.admits,
+                takes_telemetry=cluster.telemetry is not None,
             )
         self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
         self._leaking: set[str] = set()  # APIs, as their labels, whose leak is in the log

@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 from kproxy.errors import Malformed
 from kproxy.metrics.cells import ConnectionMetrics
+from kproxy.proxy.access.telemetry import TELEMETRY_APIS, AnswerTelemetry
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.upstream.rewrite import API_VERSIONS, cap_versions, rewrite_addresses
+from kproxy.proxy.upstream.rewrite import API_VERSIONS, add_offers, cap_versions, rewrite_addresses
 from kproxy.wire.events import Exchange
 from kproxy.wire.interest import ApiPlan
 
@@ -23,20 +24,35 @@ NO_CAPS: Mapping[int, int] = MappingProxyType({})
 class Rewriter:
     """Rewrites held answers; counts what it rewrote on the connection's metrics, once those are there."""
 
-    __slots__ = ("_advertise", "_caps", "_find_leak", "counting")
+    __slots__ = ("_advertise", "_caps", "_find_leak", "_telemetry", "counting")
 
-    def __init__(self, advertise: Advertise, find_leak: FindLeak, caps: Mapping[int, int] = NO_CAPS) -> None:
-        """caps: the highest version to offer, by API key, of those that the policy must be able to read."""
+    def __init__(
+        self,
+        advertise: Advertise,
+        find_leak: FindLeak,
+        caps: Mapping[int, int] = NO_CAPS,
+        telemetry: AnswerTelemetry | None = None,
+    ) -> None:
+        """caps: the highest version to offer, by API key, of those that the policy must be able to read.
+
+        telemetry: what answers clients that push their metrics; they are told that they can.
+        """
         self._advertise = advertise
         self._find_leak = find_leak
         self._caps = caps
+        self._telemetry = telemetry
         self.counting: ConnectionMetrics | None = None
 
     def __call__(self, exchange: Exchange, frame: memoryview) -> bytes | None:
         """The answer with our addresses, or the versions that we can read; None: as it came. Raises Malformed."""
         plan = exchange.plan
         if plan.api_key == API_VERSIONS:
-            return cap_versions(plan.api_version, frame, self._caps)
+            capped = cap_versions(plan.api_version, frame, self._caps)
+            if self._telemetry is None:
+                return capped
+            of_broker = frame if capped is None else memoryview(capped)
+            offered, self._telemetry.broker_answers = add_offers(plan.api_version, of_broker, TELEMETRY_APIS)
+            return capped if offered is None else offered
         if not plan.known:
             self._look(plan, frame)
             return None

@@ -29,6 +29,7 @@ class Incoming:
     principal: str = ANONYMOUS
     server_name: str | None = None  # SNI, as the client wrote it
     session: Session | None = None  # of a client whose login kproxy has checked
+    broker_takes_telemetry: bool = False  # as its broker said before the client's login
     login: LoggedIn | None = None  # of kproxy at the broker for this client, where it has to be renewed
     number: int = 0  # of the connection, where another process has given it one
     destination: Address | None = None  # numeric, what it dialled before the kernel redirected it; None: our port

@@ -8,13 +8,13 @@ addresses mean, and requests.
 A frame here begins with its 4-byte size; the correlation id follows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from struct import Struct
 from types import MappingProxyType
 
 from kproxy.errors import Malformed
-from kproxy.protocol.codec import TAG_SIZE, Span, locate
+from kproxy.protocol.codec import TAG_SIZE, Span, encode_response, locate
 from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
 from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, schema
 from kproxy.wire.frames import Edit, patched
@@ -104,8 +104,35 @@ def cap_versions(version: int, frame: memoryview, further: Mapping[int, int] = M
     if removed:
         count_end = read_uvarint(frame, count_at)[1] if compact else count_at + 4
         left = len(offers) - removed
-        edits.append((count_at, count_end, write_uvarint(left + 1) if compact else _INT32.pack(left)))
+        edits.append((count_at, count_end, _count(left, compact)))
     return patched(frame, edits) if edits else None
+
+
+def add_offers(version: int, frame: memoryview, apis: Iterable[int]) -> tuple[bytes | None, bool]:
+    """An ApiVersions answer that offers these APIs too, as the schema has them; None if nothing is to be added.
+
+    With it, whether the broker itself offers all of them. An answer with an error stays as it is.
+    """
+    if any(frame[_BODY : _BODY + 2]):
+        return None, False
+    offered: list[int] = []
+    count_at, end = _BODY, 0
+    for index, start, stop in _offers(version)(frame, _BODY, len(frame)):
+        if index == 0:
+            offered.append(*_INT16.unpack_from(frame, start))
+        elif index == 3:
+            end = stop
+        elif index == 4:
+            count_at = start
+    missing = sorted(set(apis).difference(offered))
+    if not missing:
+        return None, True
+    compact = version in schema().apis[API_VERSIONS].response.flexible_versions
+    count_end = read_uvarint(frame, count_at)[1] if compact else count_at + 4
+    count = _count(len(offered) + len(missing), compact)
+    entries = b"".join(_offer(version, api_key) for api_key in missing)
+    at = end or count_end
+    return patched(frame, [(count_at, count_end, count), (at, at, entries)]), False
 
 
 def version_caps(offers: Mapping[int, tuple[int, int]]) -> dict[int, int]:
@@ -138,6 +165,18 @@ def _offers(version: int) -> Locate:
 
 
 @cache
+def _offer(version: int, api_key: int) -> bytes:
+    """An entry of an ApiVersions answer: that API in the versions of the schema."""
+    versions = schema().apis[api_key].request.versions
+    offer = {"apiKey": api_key, "minVersion": versions[0], "maxVersion": versions[-1]}
+    frame = bytes(4) + encode_response(
+        API_VERSIONS, version, {"correlationId": 0}, {"errorCode": 0, "apiKeys": [offer]}
+    )
+    ((start, end),) = [span[1:] for span in _offers(version)(frame, _BODY, len(frame)) if span[0] == 3]
+    return frame[start:end]
+
+
+@cache
 def _highest_readable() -> dict[int, int]:
     """The highest version that we can rewrite, of each API that we must."""
     return {key: schema().apis[key].response.versions[-1] for key in (*ADDRESS_CARRIERS, API_VERSIONS)}
@@ -146,6 +185,11 @@ def _highest_readable() -> dict[int, int]:
 def _read_string(frame: memoryview, start: int, end: int, compact: bool) -> str:
     start = read_uvarint(frame, start)[1] if compact else start + 2
     return str(frame[start:end], "utf-8", "replace")
+
+
+def _count(count: int, compact: bool) -> bytes:
+    """The number of an array's elements, as it stands before them."""
+    return write_uvarint(count + 1) if compact else _INT32.pack(count)
 
 
 def _string(text: str, compact: bool) -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kproxy.errors import Malformed
 from kproxy.protocol import codec
 from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, schema
-from kproxy.proxy.upstream.rewrite import cap_versions, rewrite_addresses
+from kproxy.proxy.upstream.rewrite import add_offers, cap_versions, rewrite_addresses
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors-dev.jsonl.gz"
 API_VERSIONS = 18
@@ -275,3 +275,35 @@ def test_the_answer_to_an_unsupported_version_is_version_0():
     frame = codec.encode_response(API_VERSIONS, 0, {"correlationId": 3}, body)
     changed = cap_versions(4, sized(frame))
     assert codec.decode_response(unsized(changed), API_VERSIONS, 0)[1]["apiKeys"][0]["maxVersion"] == 5
+
+
+@pytest.mark.parametrize(("api_key", "version", "frame"), responses({API_VERSIONS}))
+def test_apis_that_kproxy_answers_are_offered_and_all_else_stays(api_key, version, frame):
+    before = codec.decode_response(frame, api_key, version)
+    offered, of_broker = add_offers(version, sized(frame), (72, 71))
+    own = [{"apiKey": key, "minVersion": 0, "maxVersion": 0} for key in (71, 72)]
+    if before[1]["errorCode"]:
+        assert offered is None and not of_broker
+        return
+    keys = {offer["apiKey"] for offer in before[1]["apiKeys"]}
+    assert of_broker == (keys >= {71, 72}) == (offered is None)
+    if offered is None:
+        return
+    header, after = codec.decode_response(unsized(offered), api_key, version)
+    added = [offer for offer in after["apiKeys"] if offer not in before[1]["apiKeys"]]
+    assert [{name: offer[name] for name in own[0]} for offer in added] == [o for o in own if o["apiKey"] not in keys]
+    after["apiKeys"] = after["apiKeys"][: -len(added)]
+    assert (header, after) == before
+    again, of_broker = add_offers(version, memoryview(offered), (71, 72))
+    assert again is None and of_broker
+
+
+@pytest.mark.parametrize("version", schema().apis[API_VERSIONS].response.versions)
+def test_apis_are_offered_beside_many_and_beside_none(version):
+    for count in (0, 70, 126, 127, 300):
+        offers = [{"apiKey": 1000 + number, "minVersion": 0, "maxVersion": 1} for number in range(count)]
+        frame = codec.encode_response(API_VERSIONS, version, {"correlationId": 3}, {"errorCode": 0, "apiKeys": offers})
+        offered, _ = add_offers(version, sized(frame), (71, 72))
+        after = codec.decode_response(unsized(offered), API_VERSIONS, version)[1]
+        assert [offer["apiKey"] for offer in after["apiKeys"]] == [*(1000 + n for n in range(count)), 71, 72]
+        assert not after.get("_trailing")

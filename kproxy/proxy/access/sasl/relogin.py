@@ -8,7 +8,6 @@ a request. Refuses to know sockets and time.
 """
 
 from collections.abc import Callable
-from struct import Struct
 from typing import Any
 
 from kproxy.errors import ProtocolError
@@ -24,12 +23,10 @@ from kproxy.proxy.access.sasl.clients import (
     UNSUPPORTED_SASL_MECHANISM,
     Session,
 )
-from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold
+from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, answered
 from kproxy.wire.events import Exchange
 
 LOGIN_APIS = (SASL_HANDSHAKE, SASL_AUTHENTICATE)
-
-_SIZE = Struct(">i")
 
 
 def wants(api_key: int, version: int) -> bool:
@@ -44,7 +41,7 @@ class AnswerLogins:
         self._met = met
         self._behind = behind
 
-    def at_header(self, exchange: Exchange) -> Hold | Close | None:
+    def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
         if exchange.plan.api_key in LOGIN_APIS:
             return _too_large(exchange) or HOLD
         return self._behind.at_header(exchange) if self._behind is not None else None
@@ -66,7 +63,7 @@ class AnswerLogins:
         if unknown is not None:
             return unknown
         self._met()
-        return _answer(exchange, {"errorCode": ILLEGAL_SASL_STATE})
+        return answered(exchange, {"errorCode": ILLEGAL_SASL_STATE})
 
 
 class RenewLogins(AnswerLogins):
@@ -94,7 +91,7 @@ class RenewLogins(AnswerLogins):
         self._fault = ""  # what the next token is answered with
         self._is_over = False  # a login was refused: no other is checked until the connection is closed
 
-    def at_header(self, exchange: Exchange) -> Hold | Close | None:
+    def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
         return self._without_session(exchange) or super().at_header(exchange)
 
     def decide(self, exchange: Exchange, frame: Any) -> Decision:
@@ -132,11 +129,11 @@ class RenewLogins(AnswerLogins):
         self._check, self._fault = None, ""
         offered = list(self._checks.mechanisms)
         if exchange.api_version == 0 or self._is_over:  # tokens of version 0 would have no headers
-            return _answer(exchange, {"errorCode": ILLEGAL_SASL_STATE, "mechanisms": offered})
+            return answered(exchange, {"errorCode": ILLEGAL_SASL_STATE, "mechanisms": offered})
         if wanted not in offered:
             self._is_over = True
             self.done("mechanism", 0)
-            return _answer(exchange, {"errorCode": UNSUPPORTED_SASL_MECHANISM, "mechanisms": offered})
+            return answered(exchange, {"errorCode": UNSUPPORTED_SASL_MECHANISM, "mechanisms": offered})
         if wanted != had:
             self._fault = (
                 f"SASL mechanism '{wanted}' requested by client is not supported for re-authentication of mechanism "
@@ -144,7 +141,7 @@ class RenewLogins(AnswerLogins):
             )
         else:
             self._check = self._checks.of(wanted)
-        return _answer(exchange, {"mechanisms": offered})
+        return answered(exchange, {"mechanisms": offered})
 
     def _token(self, exchange: Exchange, token: bytes) -> Decision:
         try:
@@ -152,7 +149,7 @@ class RenewLogins(AnswerLogins):
                 raise LoginRefusedError(self._fault)
             if self._check is None:
                 text = "SaslAuthenticate request received after successful authentication"
-                return _answer(exchange, {"errorCode": ILLEGAL_SASL_STATE, "errorMessage": text})
+                return answered(exchange, {"errorCode": ILLEGAL_SASL_STATE, "errorMessage": text})
             answer, known = self._check.receive(token)
             if known is not None and known.name != self._session.known.name:
                 raise LoginRefusedError(
@@ -162,13 +159,13 @@ class RenewLogins(AnswerLogins):
         except LoginRefusedError as fault:
             self._check, self._fault, self._is_over = None, "", True
             self.done("failed", 0)
-            return _answer(exchange, {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)})
+            return answered(exchange, {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)})
         if known is None:
-            return _answer(exchange, {"authBytes": answer})
+            return answered(exchange, {"authBytes": answer})
         self._check = None
         lifetime_ms = self._lifetime_ms(known)
         self.done("renewed", lifetime_ms)
-        return _answer(exchange, {"authBytes": answer, "sessionLifetimeMs": lifetime_ms})
+        return answered(exchange, {"authBytes": answer, "sessionLifetimeMs": lifetime_ms})
 
 
 def _unknown(exchange: Exchange) -> Close | None:
@@ -181,11 +178,3 @@ def _too_large(exchange: Exchange) -> Close | None:
     if exchange.request_bytes <= MAX_FRAME:
         return None
     return Close(f"{exchange.plan.title} of {exchange.request_bytes} bytes: a login has {MAX_FRAME} at most")
-
-
-def _answer(exchange: Exchange, body: Body) -> Answer:
-    plan = exchange.plan
-    answered = {"correlationId": exchange.correlation_id}
-    frame = codec.encode_response(plan.api_key, plan.api_version, answered, body)
-    code = body.get("errorCode", 0)
-    return Answer(_SIZE.pack(len(frame)) + frame, (code,) if code else ())

@@ -23,12 +23,13 @@ from kproxy.proxy.access.sasl.clients import (
     SASL_HANDSHAKE,
     Authenticator,
 )
+from kproxy.proxy.access.telemetry import TELEMETRY_APIS
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.relay.streams import receive_exactly, send_all
 from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.request import ask
-from kproxy.proxy.upstream.rewrite import cap_versions
+from kproxy.proxy.upstream.rewrite import add_offers, cap_versions
 from kproxy.wire import frames
 from kproxy.wire.interest import UNSUPPORTED_VERSION, HeldBudget
 from kproxy.wire.state import unsupported_version
@@ -44,7 +45,10 @@ log = logging.getLogger("kproxy.logins")
 
 
 class Authentication:
-    """upstreams(client): the addresses of the broker that it comes for. admits(first bytes): it is nobody's loop."""
+    """upstreams(client): the addresses of the broker that it comes for. admits(first bytes): it is nobody's loop.
+
+    takes_telemetry: clients are told that they can push their metrics.
+    """
 
     def __init__(
         self,
@@ -52,11 +56,14 @@ class Authentication:
         versions: "BrokerVersions",
         upstreams: Callable[[Incoming], list[Address]],
         admits: Callable[[bytes], bool],
+        *,
+        takes_telemetry: bool = False,
     ) -> None:
         self._authenticator = authenticator
         self._versions = versions
         self._upstreams = upstreams
         self._admits = admits
+        self.takes_telemetry = takes_telemetry
         self._held = HeldBudget(MAX_HELD_TOGETHER)
 
     async def __call__(self, client: Incoming) -> None:
@@ -114,7 +121,11 @@ class _Conversation:
             version = 0  # in which brokers say so (KIP-511), whatever was asked
         frame = codec.encode_response(API_VERSIONS, version, {"correlationId": correlation_id}, body)
         sized = _SIZE.pack(len(frame)) + frame
-        return (cap_versions(version, memoryview(sized)) or sized)[4:]
+        sized = cap_versions(version, memoryview(sized)) or sized
+        if self._owner.takes_telemetry:
+            offered, self._client.broker_takes_telemetry = add_offers(version, memoryview(sized), TELEMETRY_APIS)
+            sized = offered or sized
+        return sized[4:]
 
 
 class BrokerVersions:

@@ -12,17 +12,21 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic_ns
 
-from kproxy.errors import RefusedClient, UpstreamError
+from kproxy.errors import ConfigError, RefusedClient, UpstreamError, of_extras
 from kproxy.insight.knowledge import APIS, ONLY_FAILED
 from kproxy.metrics.upstream import UpstreamCells
+from kproxy.protocol.schema import schema
 from kproxy.proxy.access.policy import Policy
 from kproxy.proxy.access.policy_authorizer import Peer, PolicyAuthorizer
+from kproxy.proxy.access.sasl.relogin import wants as wants_login
+from kproxy.proxy.access.telemetry import ERRORS_OF, TELEMETRY_APIS, AnswerTelemetry, Receiver
+from kproxy.proxy.access.telemetry import wants as wants_telemetry
 from kproxy.proxy.access.topic_names import TopicNames
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control import transparent
 from kproxy.proxy.control.clients.entrance import Entrance, Ticket, Welcome
-from kproxy.proxy.control.clients.logins import Logins, and_logins
+from kproxy.proxy.control.clients.logins import Logins
 from kproxy.proxy.control.operators.operating import END_LINE, end_fields
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transform import Advertise, FindLeak, Rewriter
@@ -71,6 +75,14 @@ def listener_name(node_id: int | None, route: str = "ports") -> str:
     return BOOTSTRAP if node_id is None else f"broker-{node_id}"
 
 
+Wants = Callable[[int, int], bool]  # (api key, version)
+
+
+def _either(one: Wants, other: Wants | None) -> Wants:
+    """What an Interest has authorized for two authorizers."""
+    return one if other is None else lambda key, version: one(key, version) or other(key, version)
+
+
 class Connector:
     """Connects the clients of one cluster.
 
@@ -116,6 +128,8 @@ class Connector:
         self._caps = policy.caps()
         if policy.is_active:
             worker.metrics.cluster(cluster.name).has_policy(policy.reasons)
+        self._tasks = Tasks(f"cluster={cluster.name}")
+        self._telemetry = self._telemetry_receiver()
         self._kept: Kept | None = None
         if cluster.detail != "headers":
             unheard = worker.metrics.cluster(cluster.name).follow()
@@ -131,11 +145,14 @@ class Connector:
             kept=self._kept,
             logs=None if self._kept is None else Logs(),
         )
-        authorizes = None if self._policy is None else self._policy.authorizes
-        self._interest = interest(authorizes=authorizes if self._logins is None else and_logins(authorizes))
+        authorizes: Wants | None = None if self._policy is None else self._policy.authorizes
+        if self._telemetry is not None:
+            authorizes = _either(wants_telemetry, authorizes)
+        if self._logins is not None:
+            authorizes = _either(wants_login, authorizes)
+        self._interest = interest(authorizes=authorizes)
         self._interest_expired = interest(authorizes=lambda api_key, version: True)
         self._to: dict[Address, int] = {}  # upstream -> open connections
-        self._tasks = Tasks(f"cluster={cluster.name}")
         self._limiter = LogLimiter(log)
         self._logs_ends = worker.config.log_connections
         self._source = f"live:{cluster.name}"
@@ -244,11 +261,18 @@ class Connector:
 
     def _relay(self, client: Incoming, broker: socket.socket, info: ConnectionInfo, listener: str) -> None:
         worker = self._worker
-        rewriter = None if self._redirected is not None else Rewriter(self._advertise, self._find_leak, self._caps)
         of_policy = self._authorizer(client)
         authorizer: Authorizer | None = of_policy
+        telemetry: AnswerTelemetry | None = None
+        if self._telemetry is not None:
+            software = client.session.software if client.session is not None else None
+            authorizer = telemetry = AnswerTelemetry(self._telemetry, str(client.peer), software, of_policy)
+            telemetry.broker_answers = client.broker_takes_telemetry
+        rewriter = None
+        if self._redirected is None:
+            rewriter = Rewriter(self._advertise, self._find_leak, self._caps, telemetry)
         if self._logins is not None:
-            authorizer = self._logins.authorizer(client, of_policy)
+            authorizer = self._logins.authorizer(client, authorizer)
         session = Session(
             self._interest,
             transform=rewriter,
@@ -315,6 +339,20 @@ class Connector:
         peer = Peer(name, str(client.peer), client.peer.host, client.principal)
         refused = worker.metrics.cluster(name).refused
         return PolicyAuthorizer(self._policy, peer, self._interest, self._names, refused, worker.audit)
+
+    def _telemetry_receiver(self) -> Receiver | None:
+        """What takes the metrics that clients push; None: they go to brokers, if to anybody."""
+        settings, name = self._cluster.telemetry, self._cluster.name
+        if settings is None:
+            return None
+        with of_extras(lambda missing: ConfigError([(f"{name}: telemetry", f"it {missing}")])):
+            import opentelemetry.proto.metrics.v1.metrics_pb2  # noqa: F401 - so that one that is missing is told at the start
+        if settings.answer == "always":  # brokers may offer versions that only they know
+            versions = schema().apis
+            self._caps = {**self._caps, **{key: versions[key].request.versions[-1] for key in TELEMETRY_APIS}}
+        worker = self._worker
+        cells, pushes = worker.metrics.cluster(name).takes_pushes(ERRORS_OF)
+        return Receiver(name, settings, cells, pushes, self._tasks.spawn, worker.now_ns)
 
     def _closed(self, own: Address, ticket: Ticket, relay: Relay, cause: str) -> None:
         """A relay ended, whose connection to its broker had the own end `own`."""

@@ -11,7 +11,7 @@ from functools import partial
 
 from kproxy.errors import LOGIN_CAUSES, ConfigError, UpstreamError, of_extras
 from kproxy.metrics.cells import ClusterCells
-from kproxy.proxy.access.sasl import relogin, tokens
+from kproxy.proxy.access.sasl import tokens
 from kproxy.proxy.access.sasl.checks import Checks
 from kproxy.proxy.access.sasl.clients import Authenticator
 from kproxy.proxy.access.sasl.identities import Identities
@@ -258,12 +258,3 @@ def _told(task: "asyncio.Task[None]") -> None:
     """A defect that ended a renewal must not be silent."""
     if not task.cancelled() and task.exception() is not None:
         log.error("a defect of kproxy ended the renewal of a login", exc_info=task.exception())
-
-
-def and_logins(authorizes: Callable[[int, int], bool] | None) -> Callable[[int, int], bool]:
-    """What an Interest has authorized: logins, and what it has authorized besides."""
-    return (
-        relogin.wants
-        if authorizes is None
-        else lambda key, version: relogin.wants(key, version) or authorizes(key, version)
-    )

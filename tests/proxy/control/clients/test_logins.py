@@ -1,6 +1,7 @@
 """Sessions of clients that kproxy authenticated, and logins that it answers, on live connections."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from kproxy.proxy.control.server import Server
 from kproxy.proxy.upstream.loops import LoopGuard
 from tests.proxy.live import HOST, Broker, Live, Wire, free_ports, live, request, response
 
-HANDSHAKE, API_VERSIONS, AUTHENTICATE, METADATA = 17, 18, 36, 3
+HANDSHAKE, API_VERSIONS, AUTHENTICATE, METADATA, SUBSCRIPTIONS = 17, 18, 36, 3, 71
 OFFERS = [{"apiKey": key, "minVersion": 0, "maxVersion": newest} for key, newest in ((3, 12), (17, 1), (36, 2))]
 
 
@@ -245,6 +246,38 @@ def test_what_a_broker_says_of_versions_is_said_before_the_login_and_asked_once(
             assert (await newer.read(10))[8:10] == b"\0\x23"  # UNSUPPORTED_VERSION, in version 0
             for client in clients:
                 client.close()
+
+    live(test())
+
+
+@pytest.mark.parametrize("broker_takes_pushes", [False, True])
+def test_pushes_of_metrics_are_offered_before_the_login_and_taken_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker_takes_pushes: bool
+) -> None:
+    """As librdkafka asks: for versions once, before its login. A broker that takes pushes itself gets them."""
+    if broker_takes_pushes:
+        own = [{"apiKey": key, "minVersion": 0, "maxVersion": 0} for key in (SUBSCRIPTIONS, 72)]
+        monkeypatch.setattr(sys.modules[__name__], "OFFERS", [*OFFERS, *own])
+
+    async def test() -> None:
+        async with served(tmp_path, AUTHENTICATION + "[cluster.telemetry]\n") as here:
+            await ready(here)
+            client = await Wire.dial(here.port)
+            asking = asyncio.ensure_future(answers(here.broker))
+            named = {"clientSoftwareName": "librdkafka", "clientSoftwareVersion": "2.6"}
+            offers = (await asked(client, API_VERSIONS, 3, named))["apiKeys"]
+            assert {SUBSCRIPTIONS, 72} <= {offer["apiKey"] for offer in offers}
+            await asking
+            assert (await logged_in(client))["errorCode"] == 0
+            broker = await here.broker.accept()
+            if broker_takes_pushes:
+                await client.send(request(SUBSCRIPTIONS, 0, 7, {}))
+                assert codec.decode_request((await broker.frame())[4:])[0]["requestApiKey"] == SUBSCRIPTIONS
+            else:
+                instance = (await asked(client, SUBSCRIPTIONS, 0, {}, 7))["clientInstanceId"]
+                (cells,) = here.server.metrics.clusters.values()
+                assert cells.pushes is not None
+                assert cells.pushes.clients[instance].software == ("librdkafka", "2.6")
 
     live(test())
 

@@ -1,0 +1,243 @@
+"""What clients push of their own metrics (KIP-714), as cells: series by client, bounded, gone with their client.
+
+Duty: read the data points of a push (OTLP) and keep the latest of each. Names become Prometheus names: what is not a
+letter or a digit becomes `_`, and `org.apache.kafka.` goes. A client is one instance of a client library, by the id
+that it pushes under. It gets its own series while there is room; the counters of all others add up in `other`, their
+gauges are left out. Its series end LIFE_INTERVALS push intervals after its last push.
+
+Bounded, per cluster, by the limits of the settings: so many clients, so many series of each; MAX_LABELS labels of a
+point, MAX_NAME characters of names and MAX_LABEL of values; MAX_OTHER series of `other`; MAX_ITEMS of one push. What is
+left out is counted. A push is read in slices of PER_SLICE, so that the caller's loop has its turn between two.
+
+Refuses to know requests, answers and Prometheus' families (`telemetry_families.py`).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from sys import intern
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from kproxy.errors import Malformed
+from kproxy.metrics.named import MAX_LABEL
+
+COUNTER: Final = "counter"
+GAUGE: Final = "gauge"
+LIFE_INTERVALS = 3  # a client jitters its interval by a half
+MAX_LABELS = 8
+MAX_NAME = 160  # characters
+MAX_OTHER = 2000
+MAX_ITEMS = 20_000  # metrics and points of one push that are looked at
+PER_SLICE = 64
+
+# Why data points have no series: their client has none of its own, and gauges of several clients have no sum; the
+# client has as many as it may; they are no counters or gauges, or one name stands for both.
+LEFT_OUT = ("clients", "series", "kind")
+
+# Labels of every series, which a client's own do not replace.
+OWN_LABELS = ("cluster", "client_id", "client_instance_id", "software_name", "software_version")
+
+Labels = tuple[tuple[str, str], ...]
+_KAFKA = "org.apache.kafka."
+_NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
+
+
+class Series(NamedTuple):
+    """One series of a client, without what is the client's own."""
+
+    name: str  # of its family, without the prefix that all have and without `_total`
+    kind: str  # COUNTER or GAUGE
+    labels: Labels
+
+
+class Answers:
+    """What became of requests, and of data points, in one cluster."""
+
+    def __init__(self, errors: Mapping[str, tuple[str, ...]]) -> None:
+        """errors: by API, the errors that its answers can have."""
+        self.answers = {(api, error): 0 for api, names in errors.items() for error in names}
+        self.left_out = dict.fromkeys(LEFT_OUT, 0)
+
+
+class PushingClient:
+    """What one client has pushed."""
+
+    def __init__(self, client_id: str, software: tuple[str, str], ends_ns: int) -> None:
+        self.client_id = client_id[:MAX_LABEL]
+        self.software = software[0][:MAX_LABEL], software[1][:MAX_LABEL]
+        self.ends_ns = ends_ns  # by the clock of the events
+        self.pushed_ns = 0  # 0: not yet
+        self.values: dict[Series, float] = {}
+        self.sums: dict[Series, float] = {}  # counters that it pushes as differences
+
+
+class Pushes:
+    """The clients of one cluster that push to this process."""
+
+    def __init__(self) -> None:
+        self.clients: dict[UUID, PushingClient] = {}
+        self.other: dict[Series, float] = {}
+        self._max_clients = self._max_series = 0
+        self._kinds: dict[str, tuple[str, int]] = {}  # of names in use: the kind, and how many clients use it
+
+    def limit(self, max_clients: int, max_series: int) -> None:
+        """How many clients have series of their own, and how many series each."""
+        self._max_clients, self._max_series = max_clients, max_series
+
+    def admit(self, instance: UUID, client_id: str, software: tuple[str, str], now_ns: int, life_ns: int) -> bool:
+        """Whether this client has series of its own: from now on, if there is room."""
+        client = self.clients.get(instance)
+        if client is None:
+            if len(self.clients) >= self._max_clients:
+                self._sweep(now_ns)
+                if len(self.clients) >= self._max_clients:
+                    return False
+            client = self.clients[instance] = PushingClient(client_id, software, now_ns + life_ns)
+        client.ends_ns = max(client.ends_ns, now_ns + life_ns)
+        return True
+
+    def take(self, instance: UUID, pushed: Any, now_ns: int, left_out: dict[str, int]) -> Iterator[None]:
+        """Keep what a client has pushed, as `parse` returned it; with each step so much that a loop can bear it."""
+        client = self.clients.get(instance)
+        values: dict[Series, float] = {}
+        sums = dict(client.sums) if client is not None else self.other
+        limit = self._max_series if client is not None else MAX_OTHER
+        for item, (metric, point) in enumerate(_points(pushed)):
+            if item % PER_SLICE == PER_SLICE - 1:
+                yield
+            if item >= MAX_ITEMS:
+                left_out["series"] += 1
+                break
+            if point is None:
+                continue
+            if metric.kind is None or self._kinds.get(metric.name, (metric.kind,))[0] != metric.kind:
+                left_out["kind"] += 1
+                continue
+            if client is None and not metric.is_delta:
+                left_out["clients"] += 1
+                continue
+            series = Series(metric.name, metric.kind, _labels(point.attributes))
+            into = sums if metric.is_delta else values
+            if series not in into and len(values) + len(sums) >= limit:
+                left_out["series"] += 1
+                continue
+            value = point.as_double if point.WhichOneof("value") == "as_double" else float(point.as_int)
+            into[series] = into.get(series, 0.0) + value if metric.is_delta else value
+        if client is not None and self.clients.get(instance) is client:
+            self._release(client)
+            client.values, client.sums, client.pushed_ns = values, sums, now_ns
+            for name, kind in _names(client).items():
+                self._kinds[name] = (kind, self._kinds.get(name, (kind, 0))[1] + 1)
+
+    def shown(self, now_ns: int) -> Iterator[tuple[UUID | None, PushingClient]]:
+        """The clients that have pushed and are not gone; None: all without series of their own."""
+        for instance, client in list(self.clients.items()):
+            if client.pushed_ns and client.ends_ns > now_ns:
+                yield instance, client
+        if self.other:
+            yield None, of_others(self.other.copy())
+
+    def _sweep(self, now_ns: int) -> None:
+        for instance in [instance for instance, client in self.clients.items() if client.ends_ns <= now_ns]:
+            self._release(self.clients.pop(instance))
+
+    def _release(self, client: PushingClient) -> None:
+        for name in _names(client):
+            kind, users = self._kinds[name]
+            if users > 1:
+                self._kinds[name] = kind, users - 1
+            else:
+                del self._kinds[name]
+
+
+def of_others(sums: dict[Series, float]) -> PushingClient:
+    """All clients without series of their own, as one."""
+    client = PushingClient("", ("", ""), 0)
+    client.sums = sums
+    return client
+
+
+def parse(data: bytes) -> Any:
+    """The MetricsData of OTLP in `data`, in protobuf. Raises Malformed; ImportError without the extra `telemetry`."""
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
+
+    try:
+        return MetricsData.FromString(data)
+    except (DecodeError, RecursionError) as fault:
+        raise Malformed(f"the {len(data)} bytes pushed are no metrics of OTLP: {fault}") from None
+
+
+_DELTA = 1  # AGGREGATION_TEMPORALITY_DELTA of opentelemetry/proto/metrics/v1/metrics.proto
+
+
+class _Metric(NamedTuple):
+    name: str
+    kind: str | None  # None: neither a counter nor a gauge
+    is_delta: bool
+
+
+def _points(pushed: Any) -> Iterator[tuple[_Metric, Any]]:
+    """Each data point with its metric; None stands for what has none, so that it counts as looked at too."""
+    nothing = _Metric("", None, False)
+    for resource in pushed.resource_metrics:
+        yield nothing, None
+        for scope in resource.scope_metrics:
+            yield nothing, None
+            for metric in scope.metrics:
+                kind = metric.WhichOneof("data")
+                if kind is None:
+                    yield nothing, None
+                    continue
+                data = getattr(metric, kind)
+                if kind == "gauge" or (kind == "sum" and not data.is_monotonic):
+                    found = _Metric(_name(metric.name[:MAX_LABEL], False), GAUGE, False)
+                elif kind == "sum":
+                    name = _name(metric.name[:MAX_LABEL], True)
+                    found = _Metric(name, COUNTER, data.aggregation_temporality == _DELTA)
+                else:
+                    found = nothing
+                yield found, None
+                for point in data.data_points:
+                    yield found, point
+
+
+def _names(client: PushingClient) -> dict[str, str]:
+    """The names that a client uses, with their kinds."""
+    return {series.name: series.kind for series in (*client.values, *client.sums)}
+
+
+@lru_cache(4096)
+def _name(name: str, is_counter: bool) -> str:
+    """The name of a family: Prometheus and OpenMetrics add `_total` to that of a counter, which no gauge may have."""
+    text = _NOT_A_NAME.sub("_", name.removeprefix(_KAFKA))[:MAX_NAME].strip("_") or "unnamed"
+    if is_counter:
+        return intern(f"_{text}".removesuffix("_total").strip("_") or "unnamed")
+    return intern(f"{text}_value" if text.endswith(("_total", "_created")) else text)
+
+
+def _labels(attributes: Any) -> Labels:
+    """The labels of a data point, in the order of their names."""
+    found: dict[str, str] = {}
+    for attribute in attributes[:MAX_LABELS]:
+        found.setdefault(_label(attribute.key[:MAX_NAME]), _text(attribute.value))
+    return tuple(sorted(found.items()))
+
+
+@lru_cache(1024)
+def _label(key: str) -> str:
+    text = _NOT_A_NAME.sub("_", key)
+    if not text or text[0].isdigit() or text.startswith("__"):
+        text = f"label_{text.strip('_')}"
+    return intern(f"pushed_{text}" if text in OWN_LABELS else text)
+
+
+def _text(value: Any) -> str:
+    kind = value.WhichOneof("value")
+    if kind == "string_value":
+        text: str = value.string_value
+        return intern(text[:MAX_LABEL])
+    if kind in ("int_value", "bool_value", "double_value"):
+        return str(getattr(value, kind))
+    return ""

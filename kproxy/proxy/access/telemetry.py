@@ -1,0 +1,306 @@
+"""Clients' pushes of their own metrics (KIP-714), answered in the broker's place, as Kafka's ClientMetricsManager does.
+
+A client asks GetTelemetrySubscriptions which metrics are wanted and how often, and then sends PushTelemetry with these,
+in OTLP. The id of a subscription follows from the settings and the client's own id alone: any process of kproxy knows
+it, also one that has just started. Clients with series of their own are asked for values since their start, which a
+lost push does not change; the others for differences, which can be added up.
+
+Bounds, per cluster and process: MAX_INSTANCES clients are remembered for the pace of their pushes; of a connection the
+first client can have series of its own; `max_push_bytes` of a push, before and after its decompression; BYTES_PER_S of
+all pushes, MAX_BURST_BYTES at once, and MAX_WAITING_BYTES that wait to be read: what is more is answered with
+THROTTLING_QUOTA_EXCEEDED, after which clients wait for their next interval. Raises nothing on a client's bytes. Refuses
+to know sockets, and what metrics mean (`kproxy.metrics.telemetry`).
+"""
+
+import asyncio
+import logging
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from kproxy.errors import Malformed, ProtocolError, TooLarge
+from kproxy.metrics.telemetry import LIFE_INTERVALS, Answers, Pushes, parse
+from kproxy.protocol import codec
+from kproxy.protocol.codec import Body
+from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, decompress
+from kproxy.protocol.render import uuid_text
+from kproxy.protocol.schema import schema
+from kproxy.proxy.config.telemetry import Telemetry
+from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, answered
+from kproxy.wire.events import Exchange
+
+API_VERSIONS: Final = 18
+GET_TELEMETRY_SUBSCRIPTIONS: Final = 71
+PUSH_TELEMETRY: Final = 72
+TELEMETRY_APIS = (GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY)
+
+MAX_INSTANCES = 4096
+BYTES_PER_S = 1024 * 1024  # of metrics as they are parsed: 5 % of a core, 1500 clients a minute
+MAX_BURST_BYTES = 4 * BYTES_PER_S
+MAX_WAITING_BYTES = 2 * 1024 * 1024
+MAX_HEADER_BYTES = 64 * 1024  # around the metrics of a push; a client id has 32 KiB at most
+_S = 10**9
+
+# Kafka's error codes, by the names that its own answers have.
+CODES = {
+    "NONE": 0,
+    "INVALID_REQUEST": 42,
+    "UNSUPPORTED_COMPRESSION_TYPE": 76,
+    "INVALID_RECORD": 87,
+    "THROTTLING_QUOTA_EXCEEDED": 89,
+    "UNKNOWN_SUBSCRIPTION_ID": 117,
+    "TELEMETRY_TOO_LARGE": 118,
+}
+ERRORS_OF = {
+    "GetTelemetrySubscriptions": ("NONE", "THROTTLING_QUOTA_EXCEEDED"),
+    "PushTelemetry": tuple(CODES),
+}
+_ASK_AGAIN = ("UNKNOWN_SUBSCRIPTION_ID", "UNSUPPORTED_COMPRESSION_TYPE")  # a client asks anew at once after these
+_COMPRESSIONS = (ZSTD, LZ4, GZIP, SNAPPY)  # in the order in which brokers offer them; a push may always have none
+_RESERVED = (UUID(int=0), UUID(int=1))  # ids of Kafka's own
+
+Software = tuple[str, str]  # name and version
+
+log = logging.getLogger("kproxy.telemetry")
+
+
+class _Instance:
+    """What is remembered of one client."""
+
+    __slots__ = ("error", "got_ns", "may_push", "pushed_ns", "terminating")
+
+    def __init__(self) -> None:
+        self.got_ns = self.pushed_ns = 0
+        self.may_push = True  # at once: it has subscribed since its last push, or is not known
+        self.terminating = False
+        self.error = "NONE"  # of the last answer
+
+
+class Receiver:
+    """Answers the clients of one cluster. spawn: runs what reads their pushes; now_ns: the clock of the events."""
+
+    def __init__(
+        self,
+        cluster: str,
+        settings: Telemetry,
+        cells: Answers,
+        pushes: Pushes,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.settings = settings
+        self.cells = cells
+        self._cluster = cluster
+        self._pushes = pushes
+        pushes.limit(settings.max_clients, settings.max_series_per_client)
+        self._spawn = spawn
+        self._now_ns = now_ns
+        self._interval_ns = round(settings.push_interval_s * _S)
+        self._instances: OrderedDict[UUID, _Instance] = OrderedDict()
+        self._waiting: deque[tuple[UUID, Any, int]] = deque()
+        self._waiting_bytes = 0
+        self._is_reading = False
+        self._credit_bytes = MAX_BURST_BYTES
+        self._credited_ns = now_ns()
+        self._limiter = LogLimiter(log)
+
+    def subscribe(self, instance: UUID, client_id: str, software: Software, *, may_own: bool) -> Body:
+        """The answer to GetTelemetrySubscriptions. may_own: the client may have series of its own."""
+        now_ns = self._now_ns()
+        known = self._instance(instance)
+        early = max(known.got_ns, known.pushed_ns) + self._interval_ns > now_ns
+        if early and known.got_ns and known.error not in _ASK_AGAIN:
+            return self._refused("GetTelemetrySubscriptions", known, "THROTTLING_QUOTA_EXCEEDED")
+        known.got_ns, known.may_push, known.error = now_ns, True, "NONE"
+        owns = may_own and self._pushes.admit(instance, client_id, software, now_ns, LIFE_INTERVALS * self._interval_ns)
+        self.cells.answers["GetTelemetrySubscriptions", "NONE"] += 1
+        return {
+            "clientInstanceId": instance,
+            "subscriptionId": self._subscription(instance, owns),
+            "acceptedCompressionTypes": list(_COMPRESSIONS),
+            "pushIntervalMs": self._interval_ns // 10**6,
+            "telemetryMaxBytes": self.settings.max_push_bytes,
+            "deltaTemporality": not owns,
+            "requestedMetrics": list(self.settings.metrics),
+        }
+
+    def push(self, body: Body, client_id: str, software: Software, client: str, *, may_own: bool) -> Body:
+        """The answer to PushTelemetry; what it carries is kept, within bounds."""
+        instance: UUID = body["clientInstanceId"]
+        known = self._instance(instance)
+        error, text = self._push(known, body, client_id, software, may_own)
+        known.terminating |= bool(body["terminating"])
+        if text:
+            line = "cluster=%s client=%s client_id=%s: the metrics that it pushed are refused: %s"
+            self._limiter.log(logging.WARNING, error, line, self._cluster, client, client_id[:64], text)
+        if error:
+            return self._refused("PushTelemetry", known, error)
+        known.error = "NONE"
+        self.cells.answers["PushTelemetry", "NONE"] += 1
+        return {}
+
+    def too_large(self, exchange: Exchange) -> Answer:
+        """The answer to a push of which nothing was read."""
+        self.cells.answers["PushTelemetry", "TELEMETRY_TOO_LARGE"] += 1
+        return answered(exchange, {"errorCode": CODES["TELEMETRY_TOO_LARGE"]})
+
+    def _push(self, known: _Instance, body: Body, client_id: str, software: Software, may_own: bool) -> tuple[str, str]:
+        """(the error, what to log of it); both may be empty. In the order in which brokers check."""
+        instance, metrics, compression = body["clientInstanceId"], body["metrics"], body["compressionType"]
+        now_ns = self._now_ns()
+        if instance in _RESERVED or known.terminating:
+            return "INVALID_REQUEST", ""
+        early = known.pushed_ns + self._interval_ns > now_ns
+        if early and not known.may_push and not body["terminating"]:  # the first may: clients jitter their intervals
+            return "THROTTLING_QUOTA_EXCEEDED", ""
+        known.pushed_ns, known.may_push = now_ns, False
+        owns = may_own and self._pushes.admit(instance, client_id, software, now_ns, LIFE_INTERVALS * self._interval_ns)
+        if body["subscriptionId"] != self._subscription(instance, owns):
+            return "UNKNOWN_SUBSCRIPTION_ID", ""
+        if compression not in (NONE, *_COMPRESSIONS):
+            return "UNSUPPORTED_COMPRESSION_TYPE", f"compression type {compression} is none that Kafka has"
+        limit = self.settings.max_push_bytes
+        if len(metrics) > limit:
+            return "TELEMETRY_TOO_LARGE", f"{len(metrics)} bytes, where max_push_bytes is {limit}"
+        if not metrics:
+            return "", ""
+        if self._waiting_bytes + len(metrics) > MAX_WAITING_BYTES or not self._has_credit(now_ns):
+            return "THROTTLING_QUOTA_EXCEEDED", "all clients together push more than kproxy reads at a time"
+        try:
+            plain = decompress(compression, metrics, limit_bytes=limit)
+            self._credit_bytes -= len(plain)
+            parsed = parse(plain)
+        except TooLarge as fault:
+            self._credit_bytes -= limit
+            return "TELEMETRY_TOO_LARGE", f"{fault} (max_push_bytes)"
+        except Malformed as fault:
+            return "INVALID_RECORD", str(fault)
+        self._waiting_bytes += len(plain)
+        self._waiting.append((instance, parsed, len(plain)))
+        if not self._is_reading:
+            self._is_reading = True
+            self._spawn(self._read())
+        return "", ""
+
+    async def _read(self) -> None:
+        """Read what was pushed, in slices between which the loop has its turn."""
+        try:
+            while self._waiting:
+                instance, parsed, size = self._waiting.popleft()
+                for _ in self._pushes.take(instance, parsed, self._now_ns(), self.cells.left_out):
+                    await asyncio.sleep(0)
+                self._waiting_bytes -= size
+                await asyncio.sleep(0)
+        finally:
+            self._is_reading = False
+
+    def _has_credit(self, now_ns: int) -> bool:
+        earned = (now_ns - self._credited_ns) * BYTES_PER_S // _S
+        self._credit_bytes = min(MAX_BURST_BYTES, self._credit_bytes + earned)
+        self._credited_ns = now_ns
+        return self._credit_bytes > 0
+
+    def _instance(self, instance: UUID) -> _Instance:
+        known = self._instances.get(instance)
+        if known is None:
+            if len(self._instances) >= MAX_INSTANCES:
+                self._instances.popitem(last=False)
+            known = self._instances[instance] = _Instance()
+        self._instances.move_to_end(instance)
+        return known
+
+    def _subscription(self, instance: UUID, owns: bool) -> int:
+        settings = self.settings
+        wanted = f"{settings.metrics} {self._interval_ns} {settings.max_push_bytes} {owns}"
+        return zlib.crc32(wanted.encode() + instance.bytes) & 0x7FFFFFFF
+
+    def _refused(self, api: str, known: _Instance, error: str) -> Body:
+        known.error = error
+        self.cells.answers[api, error] += 1
+        return {"errorCode": CODES[error]}
+
+
+class AnswerTelemetry:
+    """The authorizer of one connection: answers such requests, and leaves the others to `behind`.
+
+    software: of a client that has named it before its login. `broker_answers`: its broker offers these APIs itself.
+    """
+
+    def __init__(
+        self, receiver: Receiver, client: str, software: Software | None, behind: Authorizer | None = None
+    ) -> None:
+        self.broker_answers = False
+        self._receiver = receiver
+        self._client = client
+        self._software = software or ("", "")
+        self._behind = behind
+        self._first: UUID | None = None  # the first client of the connection; others come from a hostile one
+
+    def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
+        decision = self._behind.at_header(exchange) if self._behind is not None else None
+        if decision is not None or not wants(exchange.plan.api_key, exchange.api_version):
+            return decision
+        if exchange.plan.api_key == API_VERSIONS or self._forwards:
+            return HOLD
+        bound = self._receiver.settings.max_push_bytes + MAX_HEADER_BYTES
+        return HOLD if exchange.request_bytes <= bound else self._receiver.too_large(exchange)
+
+    def decide(self, exchange: Exchange, frame: Any) -> Decision:
+        decision = self._behind.decide(exchange, frame) if self._behind is not None else None
+        key = exchange.plan.api_key
+        if decision is not None or not wants(key, exchange.api_version):
+            return decision
+        if key != API_VERSIONS and self._forwards:
+            return None
+        try:
+            header, body = codec.decode_request(bytes(frame[4:]))
+        except ProtocolError as fault:
+            return None if key == API_VERSIONS else Close(f"{exchange.plan.title} does not decode: {fault}")
+        if key == API_VERSIONS:
+            if "clientSoftwareName" in body:
+                self._software = body["clientSoftwareName"], body["clientSoftwareVersion"]
+            return None
+        return self._answer(exchange, header["clientId"] or "", body)
+
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
+        return self._behind.edit(exchange, frame) if self._behind is not None else None
+
+    def too_large(self, exchange: Exchange) -> None:
+        if self._behind is not None and exchange.plan.api_key not in TELEMETRY_APIS:
+            self._behind.too_large(exchange)
+
+    @property
+    def _forwards(self) -> bool:
+        return self.broker_answers and self._receiver.settings.answer == "missing"
+
+    def _answer(self, exchange: Exchange, client_id: str, body: Body) -> Answer:
+        instance = body["clientInstanceId"]
+        if exchange.plan.api_key == PUSH_TELEMETRY:
+            owns = self._may_own(instance)
+            return answered(exchange, self._receiver.push(body, client_id, self._software, self._client, may_own=owns))
+        if instance.int == 0:
+            instance = new_instance()
+        owns = self._may_own(instance)
+        return answered(exchange, self._receiver.subscribe(instance, client_id, self._software, may_own=owns))
+
+    def _may_own(self, instance: UUID) -> bool:
+        if self._first is None:
+            self._first = instance
+        return instance == self._first
+
+
+def new_instance() -> UUID:
+    """A client's id as brokers make it: random, and without a dash at the beginning of its text."""
+    while uuid_text(instance := uuid4()).startswith("-"):
+        pass
+    return instance
+
+
+def wants(api_key: int, version: int) -> bool:
+    """What an Interest has authorized for this."""
+    if api_key not in (API_VERSIONS, *TELEMETRY_APIS):
+        return False
+    return version in schema().apis[api_key].request.versions

@@ -1,0 +1,89 @@
+"""Real clients push their metrics (KIP-714) to kproxy, before brokers that have no receiver for them."""
+
+import uuid
+from pathlib import Path
+
+from confluent_kafka import Consumer, Producer
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.broker.cluster import Cluster, wait_for
+from tests.broker.kproxy import Kproxy
+from tests.broker.tools import CONSUMER, VERIFIABLE_PRODUCER, Running, create_topic
+
+PREFIX = "kproxy_client_telemetry_"
+# The least that a producer and a consumer push, by KIP-714, as both kinds of clients name it.
+OF_A_PRODUCER = {"producer_connection_creation_total", "producer_node_request_latency_avg"}
+OF_A_CONSUMER = {"consumer_connection_creation_total", "consumer_coordinator_assigned_partitions"}
+
+
+def pushed(kproxy: Kproxy) -> dict[tuple[str, str], set[str]]:
+    """The names of what each client has pushed, by its software and client id; of counters those above 0."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for family in text_string_to_metric_families(kproxy.get("/metrics")):
+        for sample in family.samples:
+            if sample.name.startswith(PREFIX):
+                assert sample.labels["cluster"] == "default" and sample.labels["client_instance_id"]
+                assert family.type == ("counter" if sample.name.endswith("_total") else "gauge")
+                names = found.setdefault((sample.labels["software_name"], sample.labels["client_id"]), set())
+                if family.type == "gauge" or sample.value > 0:
+                    names.add(sample.name.removeprefix(PREFIX))
+    return found
+
+
+def push(kproxy: Kproxy, topic: str, folder: Path, wanted: dict[tuple[str, str], set[str]]) -> None:
+    """A producer and a consumer of each kind work until they have pushed what is wanted of them, and end."""
+    config = folder / "client.properties"
+    config.write_text("client.id=shop\ncompression.type=zstd\n")
+    to = ("--bootstrap-server", kproxy.bootstrap, "--topic", topic)
+    as_shop = ("--throughput", "20", "--producer.config", str(config))
+    as_billing = ("--group", uuid.uuid4().hex, "--consumer-property", "client.id=billing")
+    shared = {"bootstrap.servers": kproxy.bootstrap, "enable.metrics.push": True}
+    producer = Producer({**shared, "client.id": "shop"})
+    consumer = Consumer({**shared, "client.id": "billing", "group.id": uuid.uuid4().hex})
+    consumer.subscribe([topic])
+
+    def all_arrived() -> bool:
+        producer.produce(topic, b"x")
+        producer.poll(0)
+        consumer.poll(0.05)
+        found = pushed(kproxy)
+        return all(names <= found.get(client, set()) for client, names in wanted.items())
+
+    with (
+        Running(folder / "produced", VERIFIABLE_PRODUCER, *to, *as_shop),
+        Running(folder / "consumed", CONSUMER, *to, *as_billing),
+    ):
+        try:
+            wait_for("their metrics", all_arrived, 60)
+        except AssertionError:
+            raise AssertionError(f"{pushed(kproxy)}\n{kproxy.log_tail()}") from None
+        assert len(pushed(kproxy)["apache-kafka-java", "shop"]) > 50
+        assert kproxy.metric("kproxy_telemetry_clients") == 4
+    producer.flush(10)
+    consumer.close()
+
+
+def test_librdkafka_and_java_push_to_kproxy(cluster: Cluster, tmp_path: Path) -> None:
+    settings = tmp_path / "kproxy.toml"
+    settings.write_text("[[cluster]]\n[cluster.telemetry]\npush_interval_s = 0.5\n")
+    wanted = {
+        (software, client_id): names
+        for software in ("apache-kafka-java", "confluent-kafka-python")
+        for client_id, names in (("shop", OF_A_PRODUCER), ("billing", OF_A_CONSUMER))
+    }
+    with Kproxy(cluster.bootstrap, tmp_path, "--config", str(settings), "--workers", "2") as kproxy:
+        push(kproxy, create_topic(cluster.bootstrap), tmp_path, wanted)
+        for error in ("INVALID_RECORD", "INVALID_REQUEST", "TELEMETRY_TOO_LARGE", "UNSUPPORTED_COMPRESSION_TYPE"):
+            assert kproxy.metric("kproxy_telemetry_answers_total", error=error) == 0, error
+        wait_for("the end of their series", lambda: not pushed(kproxy), 30)
+        assert kproxy.metric("kproxy_protocol_faults_total") == 0
+        assert "Traceback" not in kproxy.log.read_text()
+
+
+def test_without_the_option_nothing_is_different(cluster: Cluster, kproxy: Kproxy) -> None:
+    asked = kproxy.metric("kproxy_requests_total", api="ApiVersions")
+    producer = Producer({"bootstrap.servers": kproxy.bootstrap})
+    producer.list_topics(timeout=10)
+    assert kproxy.metric("kproxy_requests_total", api="ApiVersions") > asked
+    assert kproxy.metric("kproxy_requests_total", api="GetTelemetrySubscriptions") == 0
+    assert "telemetry" not in kproxy.get("/metrics")
