@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import Any
+from typing import Any, Protocol
 
 from kproxy.capture import content
 from kproxy.capture.quality import Quality
@@ -26,6 +26,12 @@ Listener = Callable[[list[Event]], None]
 ZooKeeperListener = Callable[[list[zookeeper.Event]], None]
 
 
+class Behind(Protocol):
+    """What of a window in hand a session has not got yet (columns/later.py)."""
+
+    def then(self, action: Callable[[], None]) -> None: ...
+
+
 class Flow:
     """One connection as the capture shows it; what the `connections` table says about it is here."""
 
@@ -35,9 +41,11 @@ class Flow:
         "decrypted",
         "ends",
         "first_ns",
+        "heard_ns",
         "info",
         "keys",
         "last_ns",
+        "later",
         "payload_bytes",
         "plain",
         "reset_by",
@@ -66,6 +74,8 @@ class Flow:
         self.payload_bytes = [0, 0]
         self.info: ConnectionInfo | None = None
         self.session: CapturedSession | None = None
+        self.heard_ns = time_ns  # what time it is for the listener of its events
+        self.later: Behind | None = None
         self.talk = Conversation(DEAF, budget)
 
     def total(self, counter: str) -> int:
@@ -78,7 +88,7 @@ class Flow:
         if not times:
             return 0
         start = exchange.request_start if exchange.request_start != NONE else exchange.response_start
-        end = exchange.response_end if exchange.response_end != NONE else self.last_ns
+        end = exchange.response_end if exchange.response_end != NONE else self.heard_ns
         return bisect_right(times, end) - bisect_left(times, start)
 
     def columns(self) -> dict[str, Any]:
@@ -121,12 +131,13 @@ DEAF = Deaf()
 class Kafka:
     """Takes the bytes of a Kafka connection to its session, and the session's events to whoever listens."""
 
-    __slots__ = ("_listener", "_quality", "flip", "openings", "session")
+    __slots__ = ("_flow", "_listener", "_quality", "flip", "openings", "session")
 
-    def __init__(self, session: CapturedSession, flip: int, listener: Listener, quality: Quality) -> None:
+    def __init__(self, flow: Flow, session: CapturedSession, listener: Listener, quality: Quality) -> None:
         self.session = session
-        self.flip = flip  # 1 where side 0 of the conversation is the broker
+        self.flip = flow.client  # 1 where side 0 of the conversation is the broker
         self.openings: dict[int, Usual] = {}  # how its requests began, by key and version
+        self._flow = flow
         self._listener = listener
         self._quality = quality
 
@@ -137,17 +148,18 @@ class Kafka:
         if usual[4].known:
             self.openings[usual[2]] = usual
         if session.events:
-            self._emit()
+            self._emit(now_ns)
 
     def gap(self, side: int, count: int, now_ns: int) -> None:
         self.session.gap(side ^ self.flip, count, now_ns)
-        self._emit()
+        self._emit(now_ns)
 
     def close(self, side: int, now_ns: int) -> None:
         self.session.close(side ^ self.flip, now_ns)
-        self._emit()
+        self._emit(now_ns)
 
-    def _emit(self) -> None:
+    def _emit(self, now_ns: int) -> None:
+        self._flow.heard_ns = now_ns
         events = self.session.events
         for event in events:
             if type(event) is Gap and event.resync:

@@ -20,8 +20,8 @@ from zlib import crc32
 import numpy as np
 
 from kproxy.capture import content
-from kproxy.capture.columns import inorder, pairs
-from kproxy.capture.columns.lanes import Part, Segments
+from kproxy.capture.columns import inorder
+from kproxy.capture.columns.later import Deferred, Later
 from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.copies import SAME_PACKET_NS, Recent, times_of
 from kproxy.capture.flow import DEAF, Deaf, Flow, Kafka, Listener, Undecided, ZooKeeper, ZooKeeperListener, spelled
@@ -48,7 +48,9 @@ ZOOKEEPER_BYTES = 8 << 20  # per shard, of large frames and requests without an 
 
 _EMPTY = memoryview(b"")
 
-_FOREIGN, _OTHER = -2, -1  # whose lane is no stretch's
+CALM = 8  # packets of a connection that are taken one by one after disorder, before columns are tried again
+MOST_CALM = 64  # where that was in vain
+LEAST = 16  # packets of a connection that are worth it
 
 Packet = tuple[int, int, Segment]  # its index in the window, its time
 
@@ -109,6 +111,7 @@ class Flows:
             }
         self._last_ns = -1  # the latest time so far
         self._recent = Recent()
+        self._deferred = Deferred(detail, self._logs)
 
     def window(self, window: Window) -> None:
         """Take the packets of a window."""
@@ -119,34 +122,47 @@ class Flows:
         flow: Flow | None
         self._recent.add(window)
         self._count(records)
-        for index, time_ns, segment in self._in_order(window) or self._one_by_one(window):
-            held, key, seq, ack, flags, size, start, end, length = segment
-            way = ways.get(key)
-            if way is None:
-                if key in foreign or (flow := self._meet(segment, time_ns)) is None:
-                    continue
-                side = 0
-            else:
-                flow, side = way
-                if flags & (SYN | RST) or not flow.plain:
-                    flow = self._turn(flow, side, segment, time_ns, index)
-                    if flow is None:
+        self._deferred.begin(whole)
+        odd: dict[Flow, None] = {}  # of which packets were taken by themselves
+        try:
+            for index, time_ns, segment in self._in_order(window) or self._one_by_one(window):
+                held, key, seq, ack, flags, size, start, end, length = segment
+                way = ways.get(key)
+                if way is None:
+                    if key in foreign or (flow := self._meet(segment, time_ns)) is None:
                         continue
-                    side = ways[key][1]
-            if flags & SYN:
-                seq += 1
-            flow.last_ns = time_ns
-            if length:
-                flow.payload_bytes[side] += length
-                view = whole[start:end] if held is data else memoryview(held)[start:end]
-            else:
-                view = _EMPTY
-            talk = flow.talk
-            if talk.segment(side, seq, ack, flags, size, view, length, time_ns) and self._recent.has(index, segment):
-                talk.same_packet(side)
-                flow.payload_bytes[side] -= length
-            if not talk.open_sides:
-                self._end(flow, "fin")
+                    side = 0
+                else:
+                    flow, side = way
+                    if flags & (SYN | RST) or not flow.plain:
+                        flow = self._turn(flow, side, segment, time_ns, index)
+                        if flow is None:
+                            continue
+                        side = ways[key][1]
+                odd[flow] = None
+                if flags & SYN:
+                    seq += 1
+                flow.last_ns = time_ns
+                if length:
+                    flow.payload_bytes[side] += length
+                    view = whole[start:end] if held is data else memoryview(held)[start:end]
+                else:
+                    view = _EMPTY
+                talk = flow.talk
+                if talk.segment(side, seq, ack, flags, size, view, length, time_ns) and self._recent.has(
+                    index, segment
+                ):
+                    talk.same_packet(side)
+                    flow.payload_bytes[side] -= length
+                if not talk.open_sides:
+                    self._end(flow, "fin")
+            for flows, bulk in self._deferred.play(whole):
+                if self._handlers.many is not None:
+                    self._handlers.many(flows, bulk)
+        finally:
+            self._deferred.drop()
+            for flow in odd:
+                flow.talk.keep()
         self._recent.let_go()
 
     def _count(self, records: Sequence[Record]) -> None:
@@ -176,10 +192,22 @@ class Flows:
         heads = inorder.heads(records.link, records.start, records.end, records.head)
         if heads is None or len(heads.index) < inorder.FEWEST:
             return None
-        flows: list[Flow] = []  # established: both sides seen, nothing waits
-        numbers: dict[Flow, int] = {}
-        lanes = [self._lane(key, flows, numbers) for key in heads.keys]
-        strangers = sum(number == _OTHER for number, _ in lanes)
+        numbers: dict[bytes, int] = {}  # of connections, by both of their keys
+        lanes = []  # what is to be put in order: (connection, side) of each key
+        firsts: list[bytes] = []  # the key that came first, of each connection
+        strangers = 0
+        for key in heads.keys:
+            is_foreign = key not in self._ways and key in self._foreign
+            strangers += not is_foreign and not self._is_calm(key)
+            number = numbers.get(key)
+            if is_foreign:
+                lanes.append((-1, 0))
+            elif number is not None:
+                lanes.append((number, 1))
+            else:
+                lanes.append((len(firsts), 0))
+                numbers[key] = numbers[_back(key)] = len(firsts)
+                firsts.append(key)
 
         others = np.ones(len(records), bool)
         others[heads.index] = False
@@ -190,74 +218,100 @@ class Flows:
             time_ns, link, start, end, _ = records[index]
             segment = known[index] = dissect(link, data, start, end, time_ns)
             if segment is not None:
-                number, _ = self._lane(segment[1], flows, numbers)
-                strangers += number == _OTHER
-                if number >= 0:
-                    odd[index] = number
+                key = segment[1]
+                strangers += not self._is_calm(key) and (key in self._ways or key not in self._foreign)
+                if key in numbers:
+                    odd[index] = numbers[key]
 
+        taken = np.zeros(len(records), bool)
         if strangers + max(len(shard.open) for shard in self._shards.values()) > MAX_FLOWS:
             # one may be put away, and which is idle longest depends on the order of all packets
-            return self._rest(window, np.zeros(len(records), bool), known)
-        positions = [(flow.talk.halves[0].position, flow.talk.halves[1].position) for flow in flows]
-        found, segments, taken = inorder.stretches(heads, lanes, positions, odd, records.time_ns)
-        ours = np.array([number >= 0 for number, _ in lanes])[heads.lane]
-        if not taken[heads.index[ours]].all():  # it may be for packets that were captured twice
-            copies = inorder.copies(heads, records.head, records.time_ns, SAME_PACKET_NS)
-            if copies is not None:
-                found, segments, taken = inorder.stretches(heads, lanes, positions, odd, records.time_ns, copies)
-        self._take([(flows[stretch.flow], stretch) for stretch in found], segments, memoryview(data))
+            return self._rest(window, taken, known)
         if self._foreign:
-            taken[heads.index[np.array([number == _FOREIGN for number, _ in lanes])[heads.lane]]] = True
-        return self._rest(window, taken, known)
+            taken[heads.index[np.array([number < 0 for number, _ in lanes])[heads.lane]]] = True
+        if not firsts:
+            return self._rest(window, taken, known)
+        order = inorder.Order(heads, lanes, odd, records.time_ns)
+        positions = {number: self._stands(key) for number, key in enumerate(firsts) if self._is_calm(key)}
+        found = order.stretches(positions)
+        if sum(stretch.places.stop - stretch.places.start for stretch in found) < len(order.index):
+            copies = inorder.copies(heads, records.head, records.time_ns, SAME_PACKET_NS)  # the reason, maybe
+            if copies is not None:
+                order.drop(copies)
+                found = order.stretches(positions)
+        whole = memoryview(data)
+        for stretch in found:
+            self._take(firsts[stretch.pair], stretch, whole)
+            taken[order.index[stretch.places]] = True
+        return self._rest(window, taken, known, order, firsts)
 
-    def _lane(self, key: bytes, flows: list[Flow], numbers: dict[Flow, int]) -> tuple[int, int]:
-        """(its flow's number, its side) of a key; the flow is new among `flows`, or is not established."""
+    def _is_calm(self, key: bytes) -> bool:
+        """Whether a key's connection is established, and nothing waits in it."""
         way = self._ways.get(key)
-        if way is None or not _is_calm(way[0]):
-            return (_FOREIGN if way is None and key in self._foreign else _OTHER), 0
-        number = numbers.setdefault(way[0], len(flows))
-        if number == len(flows):
-            flows.append(way[0])
-        return number, way[1]
+        if way is None:
+            return False
+        flow = way[0]
+        return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, Kafka | Later | ZooKeeper | Deaf)
 
-    def _take(self, found: Sequence[tuple[Flow, inorder.Stretch]], segments: Segments, whole: memoryview) -> None:
-        """As `Conversation.segment` would, of all segments of stretches."""
-        at_once: list[tuple[Flow, Part]] = []
-        for flow, stretch in found:
-            talk = flow.talk
-            for side, half in enumerate(talk.halves):
-                flow.payload_bytes[side] += stretch.positions[side] - half.position
-                half.position = stretch.positions[side]
-                half.duplicates += stretch.copies[side]
-            low, high = stretch.low, stretch.high
-            receiver = talk.receiver
-            # A row counts segments sent again up to its emission: later ones must not be in it.
-            is_late = max(talk.retransmitted_ns, default=0) > stretch.first_ns
-            if isinstance(receiver, Kafka) and not is_late and self._reads_columns:
-                at_once.append((flow, Part(receiver, low, high, talk.clock_ns)))
-            elif receiver is DEAF:
-                talk.clock_ns = max(talk.clock_ns, int(segments.time_ns[low:high].max(initial=0)))
-            else:
-                for side, start, end, time_ns in segments.rows(low, high):
-                    flow.last_ns = time_ns
-                    talk.clock_ns = max(talk.clock_ns, time_ns)
-                    receiver.receive(side, whole[start:end], talk.clock_ns)
-            flow.last_ns = stretch.last_ns
-        flows = [flow for flow, _ in at_once]
-        for bulk in pairs.read(whole, segments, [part for _, part in at_once], self._detail, self._logs):
-            if self._handlers.many is not None:
-                self._handlers.many(flows, bulk)
-        for flow, part in at_once:
-            flow.talk.clock_ns = part.clock_ns
+    def _stands(self, key: bytes) -> tuple[int, int]:
+        """Where both sides of a key's connection stand, the key's own first."""
+        flow, side = self._ways[key]
+        return flow.talk.halves[side].position, flow.talk.halves[1 - side].position
 
-    def _rest(self, window: Window, taken: np.ndarray, known: dict[int, Segment | None]) -> Iterator[Packet]:
-        """The segments of a window that no stretch took."""
+    def _take(self, key: bytes, stretch: inorder.Stretch, whole: memoryview) -> None:
+        """As `Conversation.segment` would, of all segments of a stretch; the key is that of its side 0."""
+        flow, flip = self._ways[key]
+        talk = flow.talk
+        for number, (position, copies) in enumerate(zip(stretch.positions, stretch.copies, strict=True)):
+            half = talk.halves[number ^ flip]
+            flow.payload_bytes[number ^ flip] += position - half.position
+            half.position = position
+            half.duplicates += copies
+        receiver, segments, some = talk.receiver, stretch.segments, stretch.carrying
+        if isinstance(receiver, Later):
+            receiver.taken(segments, some, flip)
+        elif receiver is not DEAF:
+            for side, start, end, time_ns in segments.rows(some.start, some.stop):
+                talk.clock_ns = max(talk.clock_ns, time_ns)
+                receiver.receive(side ^ flip, whole[start:end], talk.clock_ns)
+        talk.clock_ns = max(talk.clock_ns, int(segments.time_ns[some].max(initial=0)))
+        flow.last_ns = stretch.last_ns
+
+    def _rest(
+        self,
+        window: Window,
+        taken: np.ndarray,
+        known: dict[int, Segment | None],
+        order: inorder.Order | None = None,
+        keys: Sequence[bytes] = (),
+    ) -> Iterator[Packet]:
+        """The segments of a window that no stretch took; stretches are looked for while they are."""
         dissect, data, records = self._dissector.segment, window.data, window.records
+        left = [CALM] * len(keys)  # packets of each connection until one is looked for
+        pauses = list(left)
         for index in np.flatnonzero(~taken).tolist():
+            if taken[index]:
+                continue
             time_ns, link, start, end, _ = records[index]
             segment = known[index] if index in known else dissect(link, data, start, end, time_ns)
-            if segment is not None:
-                yield index, time_ns, segment
+            if segment is None:
+                continue
+            yield index, time_ns, segment
+            if order is None or (place := int(order.rank[index])) < 0:
+                continue
+            pair = int(order.pair[place])
+            left[pair] -= 1
+            if left[pair]:
+                continue
+            key = keys[pair]
+            if order.first[pair + 1] - place > LEAST and self._is_calm(key):
+                stretch = order.stretch(pair, place + 1, self._stands(key))
+                is_worth_it = stretch is not None and stretch.places.stop - stretch.places.start >= LEAST
+                pauses[pair] = CALM if is_worth_it else min(2 * pauses[pair], MOST_CALM)
+                if stretch is not None:
+                    taken[order.index[stretch.places]] = True
+                    self._take(key, stretch, memoryview(data))
+            left[pair] = pauses[pair]
 
     def finish(self) -> None:
         """The capture is over: every flow ends, in the order of their beginning. What comes next is another one."""
@@ -333,8 +387,7 @@ class Flows:
         return self._open(shard, key, time_ns, flags, segment[2], segment[3])
 
     def _open(self, shard: "_Shard", key: bytes, time_ns: int, flags: int, seq: int, ack: int) -> Flow:
-        half = len(key) // 2 - 2
-        back = key[half : 2 * half] + key[:half] + key[-2:] + key[-4:-2]
+        back = _back(key)
         flow = Flow((key, back), time_ns, shard.budget)
         trusted, side = self._trusted(key)
         if flags & SYN:
@@ -430,6 +483,8 @@ class Flows:
             quality.note("strays", first, count=flow.talk.strays, last_ns=last)
         if self.keep_encrypted and flow.speaks == content.TLS:
             self.encrypted.append(flow)
+        elif flow.later is not None:
+            flow.later.then(lambda: self._report_end(flow))
         else:
             self._report_end(flow)
         shard.ended.append(flow)
@@ -461,7 +516,7 @@ class Flows:
         quality.note(flow.speaks or "no_data", first, size=sum(flow.payload_bytes), last_ns=last)
         if flow.info is not None and flow.speaks != content.ZOOKEEPER:
             self._handlers.ended(flow)
-        flow.session = None
+        flow.session = flow.later = None
         flow.talk.receiver = DEAF
 
     def decide(self, flow: Flow, speaks: str) -> Receiver:
@@ -494,7 +549,11 @@ class Flows:
             self._handlers.decided(flow)
             return DEAF
         flow.session = CapturedSession(self._shards[shard_of(flow.keys[0])].interest, midstream=not flow.start_seen)
-        return Kafka(flow.session, flow.client, self._handlers.decided(flow), self.quality)
+        receiver = Kafka(flow, flow.session, self._handlers.decided(flow), self.quality)
+        if not self._reads_columns:
+            return receiver
+        flow.later = Later(flow, receiver, self._deferred)
+        return flow.later
 
     def _note(self, kind: str, time_ns: int, *, count: int = 1, size: int = 0, last_ns: int = -1) -> None:
         if self._first:
@@ -521,9 +580,10 @@ _COUNTED = {
 }
 
 
-def _is_calm(flow: Flow) -> bool:
-    """Whether a connection is established and nothing waits in it."""
-    return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, Kafka | ZooKeeper | Deaf)
+def _back(key: bytes) -> bytes:
+    """The key of the other direction."""
+    half = len(key) // 2 - 2
+    return key[half : 2 * half] + key[:half] + key[-2:] + key[-4:-2]
 
 
 def shard_of(key: bytes) -> int:

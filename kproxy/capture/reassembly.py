@@ -15,7 +15,8 @@ dropped, and what never comes is a hole. The first bytes captured of a position 
   behind it count as sent again for BEHIND bytes at most.
 
 Memory: MAX_QUEUED bytes per half-stream, in at most MAX_PIECES pieces, and the last KEPT_STRAYS strays that follow one
-another; no more in all that share a Budget than it has. Refuses to know packets, flows and Kafka.
+another; no more in all that share a Budget than it has. KEPT_TIMES numbers, and one for each segment sent again since
+`keep`. Refuses to know packets, flows and Kafka.
 """
 
 from bisect import bisect_left
@@ -32,12 +33,14 @@ PATIENCE = 64
 OVERTAKEN_NS = 3_000_000
 FURTHEST = 1 << 30  # the largest window that TCP can have (RFC 7323)
 BEHIND = 16 << 20  # nothing that is so far behind is sent again; hosts have smaller buffers
+KEPT_TIMES = 256  # of segments that were sent again
 KEPT_STRAYS = 16  # also how many show a hole if the peer was not captured
 
 CAPTURED, MISSING, END = 0, 1, 2
 
 # (start, stop, kind, bytes, time_ns, the peer's position that its sender had reached)
-Piece = tuple[int, int, int, bytes, int, int]
+Piece = tuple[int, int, int, memoryview, int, int]
+_EMPTY = memoryview(b"")
 
 
 class Receiver(Protocol):
@@ -101,8 +104,11 @@ class HalfStream:
         self.zero_window = False  # now
         self.zero_windows = 0
 
-    def queue(self, start: int, stop: int, kind: int, data: bytes | memoryview, time_ns: int, after: int) -> bool:
-        """Queue what no earlier segment brought of [start, stop); whether there was anything."""
+    def queue(self, start: int, stop: int, kind: int, data: memoryview, time_ns: int, after: int) -> bool:
+        """Queue what no earlier segment brought of [start, stop); whether there was anything.
+
+        The bytes stay where they are, until `keep`.
+        """
         pieces = self.pieces
         start = max(start, self.position)
         base = stop - len(data)  # of data[0]
@@ -113,7 +119,7 @@ class HalfStream:
         while start < stop:
             upto = stop if index == len(pieces) else min(stop, pieces[index][0])
             if start < upto:
-                part = bytes(data[start - base : upto - base]) if kind == CAPTURED else b""
+                part = data[start - base : upto - base] if kind == CAPTURED else _EMPTY
                 pieces.insert(index, (start, upto, kind, part, time_ns, after))
                 self.queued_bytes += len(part)
                 fresh = True
@@ -123,6 +129,18 @@ class HalfStream:
             start = pieces[index][1]
             index += 1
         return fresh
+
+    def keep(self) -> None:
+        """What is queued outlasts the buffers that it came in."""
+        self.pieces = [
+            (start, stop, kind, _lasting(data), time_ns, after)
+            for start, stop, kind, data, time_ns, after in self.pieces
+        ]
+
+
+def _lasting(data: memoryview) -> memoryview:
+    whole = data.obj
+    return data if isinstance(whole, bytes) and len(whole) == len(data) else memoryview(bytes(data))
 
 
 class Astray:
@@ -178,7 +196,9 @@ class Conversation:
         self.clock_ns = 0
         self.strays = 0  # segments whose sequence number belongs to no window
         self._patience = -1  # segments that may still go by before a hole is declared; -1: nothing waits
-        self.retransmitted_ns: list[int] = []  # when segments were sent again, the last 256
+        # When segments were sent again, in order, each later than anything that was delivered before it: so which ones
+        # lie between the ends of an exchange does not depend on when that is asked.
+        self.retransmitted_ns: list[int] = []
 
     def open(self, side: int, seq: int) -> None:
         """A SYN of `side`: its stream begins after it."""
@@ -254,6 +274,14 @@ class Conversation:
         self._disorder(side, half, peer, seq, flags, view, length, time_ns, after)
         return half.retransmissions > again
 
+    def keep(self) -> None:
+        """What waits outlasts the buffers that it came in; of when segments were sent again the last ones are kept."""
+        for half in self.halves:
+            if half.pieces:
+                half.keep()
+        if len(self.retransmitted_ns) > KEPT_TIMES:
+            del self.retransmitted_ns[:-KEPT_TIMES]
+
     def same_packet(self, side: int) -> None:
         """The segment just taken was not sent again, but captured twice."""
         self.halves[side].retransmissions -= 1
@@ -315,10 +343,12 @@ class Conversation:
             self.strays -= 1
             stop = half.position + length
             if data:
-                self._take(side, half, (half.position, half.position + len(data), CAPTURED, data, time_ns, -1))
+                self._take(
+                    side, half, (half.position, half.position + len(data), CAPTURED, memoryview(data), time_ns, -1)
+                )
             if half.position < stop:
                 half.truncated += 1
-                self._take(side, half, (half.position, stop, MISSING, b"", time_ns, -1))
+                self._take(side, half, (half.position, stop, MISSING, _EMPTY, time_ns, -1))
         half.queued_bytes = 0
         self._budget.left += queued
 
@@ -361,7 +391,7 @@ class Conversation:
                 fresh = half.queue(start, captured, CAPTURED, view, time_ns, after) if len(view) else False
                 if captured < stop:
                     half.truncated += 1
-                    fresh |= half.queue(captured, stop, MISSING, b"", time_ns, after)
+                    fresh |= half.queue(captured, stop, MISSING, _EMPTY, time_ns, after)
                 if not fresh:
                     self._again(half, time_ns)
                 elif not in_order and half.pieces[-1][0] > start:
@@ -374,7 +404,7 @@ class Conversation:
             self._declare(1 - side, peer.acked)  # a capture of one direction: nothing to wait for
         if flags & FIN and not half.ended and stop >= half.position:
             half.fin = stop
-            half.queue(stop, stop + 1, END, b"", time_ns, after)
+            half.queue(stop, stop + 1, END, _EMPTY, time_ns, after)
         while self._deliver():
             pass
         self._budget.left += queued - half.queued_bytes - peer.queued_bytes
@@ -382,9 +412,8 @@ class Conversation:
 
     def _again(self, half: HalfStream, time_ns: int) -> None:
         half.retransmissions += 1
-        if len(self.retransmitted_ns) == 256:
-            del self.retransmitted_ns[:128]
-        self.retransmitted_ns.append(time_ns)
+        times = self.retransmitted_ns
+        times.append(max(time_ns, self.clock_ns + 1, times[-1] if times else 0))
 
     def _wait(self, half: HalfStream, peer: HalfStream) -> None:
         """While something waits, count the segments that go by; give up in time."""
@@ -435,7 +464,7 @@ class Conversation:
         half.position = stop
         half.queued_bytes -= len(data)
         if kind == CAPTURED:
-            self.receiver.receive(side, memoryview(data), self.clock_ns)
+            self.receiver.receive(side, data, self.clock_ns)
         elif kind == MISSING:
             half.truncated_bytes += stop - start
             self.receiver.gap(side, stop - start, self.clock_ns)

@@ -32,7 +32,7 @@ def test_a_dirty_capture_lacks_something_and_goes_by_column(tmp_path):
     seen = Seen(path, detail=BATCHES)
     assert seen.quality.count("packets") == packets
     assert {"gap", "duplicate_packets", "out_of_order"} <= set(seen.kinds())
-    assert len(seen.exchanges) > 3900 and seen.at_once > 2000
+    assert len(seen.exchanges) > 3900 and seen.at_once > 0.95 * len(seen.exchanges)
 
 
 def test_both_programs_are_measured_and_the_verdict_is_the_status():

@@ -3,8 +3,9 @@
 Duty: of most packets there is nothing to decide: plain headers, the next sequence number of an established
 connection, nothing acknowledged that was not delivered. That is `Conversation.segment`'s common case, and here it is
 asked of all packets of a window in one go, by column. What a connection has in a window before the first packet that is
-anything else is its stretch; that packet and all behind it are left to be taken one by one. A packet that is there
-twice, as on a bridge and its member, is no reason to end a stretch: `copies` finds the second ones.
+anything else is its first stretch. That packet and those behind it are left to be taken one by one, until the
+connection is calm again: then `Order.stretch` finds the next one. A packet that is there twice, as on a bridge and its
+member, is no reason to end a stretch: `copies` finds the second ones.
 
 Memory: some columns of the window's packets. Refuses to know sessions, and what becomes of what is left.
 """
@@ -75,15 +76,15 @@ class Heads:
 
 @dataclass(slots=True)
 class Stretch:
-    """What a connection has in a window before anything but the common case."""
+    """What a connection has in a window between two packets that are anything but the common case."""
 
-    flow: int
+    pair: int
+    places: slice  # of its packets in the order
     positions: tuple[int, int]  # where both sides stand after it
-    first_ns: int  # nothing in it is earlier
     last_ns: int  # of its last packet
-    low: int  # its segments with payload: from this one
-    high: int  # to this one
-    copies: tuple[int, int] = (0, 0)  # with payload, of each side
+    segments: Segments  # among these
+    carrying: slice  # are those with payload
+    copies: tuple[int, int]  # packets with payload that are there twice, of each side
 
 
 def heads(link: int, start: np.ndarray, end: np.ndarray, head: np.ndarray) -> Heads | None:
@@ -174,97 +175,157 @@ def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray, within_ns: int) 
     return found
 
 
-def stretches(
-    heads: Heads,
-    lanes: Sequence[tuple[int, int]],
-    positions: Sequence[tuple[int, int]],
-    odd: Mapping[int, int],
-    time_ns: np.ndarray,
-    copies: np.ndarray | None = None,
-) -> tuple[list[Stretch], Segments, np.ndarray]:
-    """What the connections have before anything but the common case, its segments, and whether a packet is in that.
+class Order:
+    """The packets of a window by connection: those of each together, in the order of the capture.
 
-    lanes: (connection, side) of each key; -1: none that is established. positions: where both sides of each
-    connection stand. odd: the connection of packets whose headers are not plain, by their index. copies: which packets
-    are to be dropped, since they are there twice.
+    A connection is a pair of keys, one for each direction; side 0 is that of the key which came first. Its packets are
+    one behind the other from `first[pair]` to `first[pair + 1]`.
     """
-    taken = np.zeros(len(time_ns), bool)
-    flows, sides = np.array(lanes, np.int64).reshape(-1, 2).T
-    flow = flows[heads.lane]
-    member = np.flatnonzero(flow >= 0)
-    if not len(member):
-        return [], Segments(*np.zeros((4, 0), np.int64)), taken
-    index, flow, side = heads.index[member], flow[member], sides[heads.lane[member]]
-    length, seq, ack = heads.length[member], heads.seq[member], heads.ack[member]
-    start, calm = heads.start[member], heads.calm[member]
-    again = np.zeros(len(member), bool) if copies is None else copies[member]
-    carried = length
-    length = np.where(again, 0, length)
-    if odd:
-        index = np.concatenate((index, np.fromiter(odd.keys(), np.int64)))
-        flow = np.concatenate((flow, np.fromiter(odd.values(), np.int64)))
-        side, length, carried, seq, ack, start = (
-            np.concatenate((column, np.zeros(len(odd), np.int64)))
-            for column in (side, length, carried, seq, ack, start)
+
+    def __init__(self, heads: Heads, lanes: Sequence[tuple[int, int]], odd: Mapping[int, int], time_ns: np.ndarray):
+        """lanes: (pair, side) of each key of `heads`; -1: of none that is wanted. odd: the pair of each packet whose
+        headers are not plain, by its index. time_ns: of all packets of the window."""
+        pairs, sides = np.array(lanes, np.int64).reshape(-1, 2).T
+        pair = pairs[heads.lane]
+        member = np.flatnonzero(pair >= 0)
+        columns = [
+            heads.index[member],
+            pair[member],
+            sides[heads.lane[member]],
+            *(column[member] for column in (heads.length, heads.seq, heads.ack, heads.start)),
+        ]
+        calm = heads.calm[member]
+        if odd:
+            more = (np.fromiter(odd.keys(), np.int64), np.fromiter(odd.values(), np.int64))
+            nothing = np.zeros(len(odd), np.int64)
+            columns = [
+                np.concatenate((column, more[number] if number < len(more) else nothing))
+                for number, column in enumerate(columns)
+            ]
+            calm = np.concatenate((calm, np.zeros(len(odd), bool)))
+            order = np.lexsort((columns[0], columns[1]))
+        else:
+            order = np.argsort(columns[1].astype(np.uint16) if len(lanes) < 1 << 16 else columns[1], kind="stable")
+        self._member, self._order = member, order
+        self.index, self.pair, self._side, self._carried, self._seq, self._ack, self._start = (
+            column[order] for column in columns
         )
-        calm, again = (np.concatenate((column, np.zeros(len(odd), bool))) for column in (calm, again))
-        order = np.lexsort((index, flow))
-    else:
-        order = np.argsort(flow.astype(np.uint16), kind="stable")
-    index, flow, side, length = index[order], flow[order], side[order], length[order]
+        self._calm = calm[order]
+        self._time_ns = time_ns[self.index]
+        self.first = np.searchsorted(self.pair, np.arange(int(pairs.max(initial=-1)) + 2))
+        self.rank = np.full(len(time_ns), -1)  # the place here of each packet of the window
+        self.rank[self.index] = np.arange(len(self.index))
+        self._again = np.zeros(len(order), bool)
+        self._count()
 
-    # where both sides stand when a packet comes, if all before it were in order
-    group = np.flatnonzero(np.diff(flow, prepend=-1))  # where each connection's packets begin
-    counts = np.diff(group, append=len(flow))
-    from_client = np.where(side == 0, length, 0)
-    stands = []
-    for number, sent in enumerate((from_client, length - from_client)):
-        summed = np.cumsum(sent) - sent
-        base = np.array([positions[each][number] for each in flow[group].tolist()], np.int64) - summed[group]
-        stands.append(summed + np.repeat(base, counts))
-    first, second = stands
-    own, peer = np.where(side == 0, first, second), np.where(side == 0, second, first)
-    ahead = (ack[order] - peer) & MASK
-    again, carried = again[order], carried[order]
-    calm = calm[order] & (((seq[order] - own) & MASK) == 0) & ((ahead == 0) | (ahead >= HALF)) | again
+    def drop(self, copies: np.ndarray) -> None:
+        """Some plain packets are there twice: they bring nothing."""
+        again = np.zeros(len(self._order), bool)
+        again[: len(self._member)] = copies[self._member]
+        self._again = again[self._order]
+        self._count()
 
-    # as of segments that were sent again, one byte before the next is a keep-alive probe
-    dropped = again & (carried > 0) & ((carried > 1) | (((own - seq[order]) & MASK) != carried))
-    places = np.arange(len(flow))
-    stop = np.minimum(np.minimum.reduceat(np.where(calm, len(flow), places), group), group + counts)
-    inside = places < np.repeat(stop, counts)
-    taken[index[inside]] = True
-    carrying = np.flatnonzero(inside & (length > 0))
-    times, begins = time_ns[index], start[order][carrying]
-    segments = Segments(side[carrying], begins, begins + length[carrying], times[carrying])
-    some = stop > group
-    last = stop[some] - 1
-    rows = zip(
-        flow[group[some]].tolist(),
-        (first + from_client)[last].tolist(),
-        (second + length - from_client)[last].tolist(),
-        np.minimum.reduceat(times, group)[some].tolist(),
-        times[last].tolist(),
-        np.searchsorted(carrying, group[some]).tolist(),
-        np.searchsorted(carrying, stop[some]).tolist(),
-        zip(
-            *(_sums(dropped & (side == number), group[some], stop[some]) for number in (0, 1)),
+    def _count(self) -> None:
+        """What each packet says of where both sides stand, if all before it were in order."""
+        side = self._side
+        self._length = np.where(self._again, 0, self._carried)
+        from_first = np.where(side == 0, self._length, 0)
+        sent = (np.cumsum(from_first), np.cumsum(self._length - from_first))
+        self._sent = (np.concatenate(([0], sent[0])), np.concatenate(([0], sent[1])))  # before each packet
+        first, second = self._sent[0][:-1], self._sent[1][:-1]
+        self._own = self._seq - np.where(side == 0, first, second)
+        self._peer = self._ack - np.where(side == 0, second, first)
+
+    def _fits(self, low: int, high: int, first: np.ndarray | int, second: np.ndarray | int) -> np.ndarray:
+        """Whether packets are the common case, if it began where both sides had sent so much less than they stand."""
+        of_first = self._side[low:high] == 0
+        own, peer = np.where(of_first, first, second), np.where(of_first, second, first)
+        ahead = (self._peer[low:high] - peer) & MASK
+        again = self._again[low:high]
+        next_one = (self._own[low:high] - own) & MASK == 0
+        fits: np.ndarray = self._calm[low:high] & next_one & ((ahead == 0) | (ahead >= HALF)) | again
+        return fits
+
+    def stretches(self, positions: Mapping[int, tuple[int, int]]) -> list[Stretch]:
+        """The first of each connection that is established; positions: where both sides of those stand."""
+        pairs = np.array(sorted(positions), np.int64)
+        starts, stops = self.first[pairs], self.first[pairs + 1]
+        bases = [
+            np.array([positions[pair][side] for pair in pairs.tolist()], np.int64) - self._sent[side][starts]
+            for side in (0, 1)
+        ]
+        whole = np.zeros((2, len(self.pair)), np.int64)
+        unknown = np.ones(len(self.pair), bool)
+        counts = stops - starts
+        places = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
+        for side in (0, 1):
+            whole[side][places] = np.repeat(bases[side], counts)
+        unknown[places] = False
+        odd = np.flatnonzero(~self._fits(0, len(self.pair), whole[0], whole[1]) | unknown)
+        ends = np.minimum(np.append(odd, len(self.pair))[np.searchsorted(odd, starts)], stops)
+        inside = np.zeros(len(self.pair) + 1, np.int64)
+        np.add.at(inside, starts, 1)
+        np.subtract.at(inside, ends, 1)
+        carrying = np.flatnonzero((np.cumsum(inside[:-1]) > 0) & (self._length > 0))
+        segments = self._segments(carrying)
+        has_copies = bool(self._again.any())
+        rows = zip(
+            pairs.tolist(),
+            starts.tolist(),
+            ends.tolist(),
+            *(
+                (base + self._sent[side][ends]).tolist()  # where each side stands behind it
+                for side, base in enumerate(bases)
+            ),
+            np.searchsorted(carrying, starts).tolist(),
+            np.searchsorted(carrying, ends).tolist(),
+            self._time_ns[ends - 1].tolist(),
             strict=True,
-        ),
-        strict=True,
-    )
-    return (
-        [
-            Stretch(flow_, (client, broker), first_ns, last_ns, low, high, dropped)
-            for flow_, client, broker, first_ns, last_ns, low, high, dropped in rows
-        ],
-        segments,
-        taken,
-    )
+        )
+        return [
+            Stretch(
+                pair,
+                slice(low, high),
+                (first, second),
+                last_ns,
+                segments,
+                slice(begin, end),
+                self._dropped(low, high, positions[pair]) if has_copies else (0, 0),
+            )
+            for pair, low, high, first, second, begin, end, last_ns in rows
+            if high > low
+        ]
 
+    def stretch(self, pair: int, low: int, positions: tuple[int, int]) -> Stretch | None:
+        """That of a connection which begins at a place, where its sides stand at `positions`."""
+        high = int(self.first[pair + 1])
+        first, second = (positions[side] - int(self._sent[side][low]) for side in (0, 1))
+        fits = self._fits(low, high, first, second)
+        stop = high if fits.all() else low + int(fits.argmin())
+        if stop == low:
+            return None
+        carrying = low + np.flatnonzero(self._length[low:stop])
+        return Stretch(
+            pair,
+            slice(low, stop),
+            (first + int(self._sent[0][stop]), second + int(self._sent[1][stop])),
+            int(self._time_ns[stop - 1]),
+            self._segments(carrying),
+            slice(0, len(carrying)),
+            self._dropped(low, stop, positions),
+        )
 
-def _sums(flags: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> list[int]:
-    """How many flags are set between places."""
-    summed = np.concatenate(([0], np.cumsum(flags)))
-    found: list[int] = (summed[stops] - summed[starts]).tolist()
-    return found
+    def _segments(self, places: np.ndarray) -> Segments:
+        begin = self._start[places]
+        return Segments(self._side[places], begin, begin + self._length[places], self._time_ns[places])
+
+    def _dropped(self, low: int, high: int, positions: tuple[int, int]) -> tuple[int, int]:
+        """Copies with payload, by side: as of segments that were sent again, one byte before the next is a probe."""
+        again = self._again[low:high]
+        if not again.any():
+            return 0, 0
+        carried, side = self._carried[low:high], self._side[low:high]
+        bases = [positions[number] - int(self._sent[number][low]) for number in (0, 1)]
+        behind = (np.where(side == 0, *bases) - self._own[low:high]) & MASK
+        dropped = again & (carried > 0) & ((carried > 1) | (behind != carried))
+        return int((dropped & (side == 0)).sum()), int((dropped & (side == 1)).sum())

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.offline import KINDS as BENCH
+from bench.offline import generate
 from kproxy.capture import flows, pcap, pcapng
 from kproxy.capture.columns import inorder, mapped, pairs
 from kproxy.capture.packets import ACK, FIN, RST, SYN
@@ -300,6 +302,53 @@ def test_captures_of_usual_dialogues_give_the_same_rows(tmp_path):
     assert float(total) > 0.3, total
 
 
+def dirtied(packets, dice, harm):
+    """Packets that are lost, that come late, and that are there twice, as often each."""
+    found = []
+    for place, (time_ns, data) in enumerate(packets):
+        what = dice.random() / harm
+        if what < 1:
+            continue
+        if what < 2:
+            time_ns = packets[min(place + dice.randrange(1, 9), len(packets) - 1)][0] + 1
+        elif what < 3:
+            found.append((time_ns + dice.choice((0, 1000, 900_000)), data))
+        found.append((time_ns, data))
+    return sorted(found, key=lambda packet: packet[0])
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """The packets of captures that lack nothing, by name: long connections, and some of real clients."""
+    path = tmp_path_factory.mktemp("clean") / "generated.pcap"
+    with path.open("wb") as file:
+        generate(BENCH[0], file, 1500)
+    paths = [path, captures.capture("k0102_java_cluster"), captures.capture("k41_kip848_share")]
+    return {path.stem: [each[:2] for each in packet.records(path.read_bytes())] for path in paths}
+
+
+@pytest.mark.parametrize(("harm", "least"), [(0.001, 0.9), (0.01, 0.6)])
+def test_dirty_captures_give_the_same_rows_and_go_by_column(tmp_path, monkeypatch, clean, harm, least):
+    """Losses, late packets and copies of them; in windows as they are. A hole costs the exchanges around it."""
+    monkeypatch.setattr(mapped, "RECORDS", 1 << 15)
+    total = Share()
+
+    @settings(max_examples=3)
+    @given(st.sampled_from(sorted(clean)), st.integers(0, 1 << 32))
+    def holds(name, seed):
+        path = tmp_path / "dirty.pcap"
+        path.write_bytes(packet.pcap(dirtied(clean[name], random.Random(seed), harm)))
+        by_column, all_ = same(path)
+        if name == "generated":
+            total.add(by_column, all_)
+
+    holds()
+    path = tmp_path / "once.pcap"
+    path.write_bytes(packet.pcap(dirtied(clean["generated"], random.Random(1), harm)))
+    total.add(*same(path))
+    assert float(total) > least, total
+
+
 def heartbeats(wire, count):
     for number in range(count):
         header = {"requestApiKey": 12, "requestApiVersion": 4, "correlationId": number, "clientId": "me"}
@@ -322,6 +371,26 @@ def test_an_odd_exchange_is_read_for_itself_and_the_rest_by_column(tmp_path, mon
     assert taken > 9 * 60
     monkeypatch.setattr(pairs, "ROUNDS", 1)
     assert same(path)[0] < taken - 60
+
+
+def test_a_segment_that_comes_late_and_one_that_is_there_twice_cost_no_column(tmp_path, monkeypatch):
+    """In one window: what TCP puts in order is read as if it had come so."""
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 4096)
+    wire = heartbeats(Wire().shake(), 400)
+    packets = [(number * 1000, data) for number, data in enumerate(wire.packets)]
+    for place in range(100, 700, 100):
+        packets[place], packets[place + 1] = (
+            (packets[place][0], packets[place + 1][1]),
+            (
+                packets[place + 1][0],
+                packets[place][1],
+            ),
+        )
+        packets.insert(place + 50, (packets[place + 50][0], packets[place + 50][1]))
+    path = tmp_path / "late.pcap"
+    path.write_bytes(packet.pcap(packets))
+    taken, all_ = same(path)
+    assert all_ == 400 and taken >= 390
 
 
 def test_a_packet_that_is_not_plain_ends_a_stretch(tmp_path):

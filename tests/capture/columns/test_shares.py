@@ -1,9 +1,8 @@
 """How many exchanges of which captures go by column, in windows as they are: each is a line of `shares.csv`.
 
-The captures of tests/data are short: most of their connections begin and end within a window, and what begins in a
-window is taken packet by packet in it. Smaller windows raise the shares and cost more CPU (at 512 packets 0.24 becomes
-0.34 of k41_java_cluster, in 1.5 times the time). `generated` has long connections, as captures of a cluster at work
-have. What a capture has in disorder ends the stretches that columns need.
+The captures of tests/data are short, and most of what they hold is of kinds that sessions read: exchanges of groups, of
+brokers, the first of each kind. `generated` has long connections, as captures of a cluster at work have. Disorder costs
+no column; a hole costs the exchanges around it.
 """
 
 import csv
