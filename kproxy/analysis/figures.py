@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kproxy.analysis import findings, sections
+from kproxy.analysis.beside import COMPARED, Beside, beside
 from kproxy.analysis.engine import Frame, first_rows, rows
 from kproxy.analysis.jobs import JOBS
 from kproxy.analysis.pieces import FEW
@@ -37,6 +38,7 @@ SLOWEST = 10
 SECTIONS = dict.fromkeys(("brokers", "clients", "topics", "groups"), LISTED)
 SECTIONS |= {"span": 1, "apis": 20, "coordinators": 5, "leaders": 5, "zookeeper": 10}
 MANY = 400  # rebalances in a plot
+TABLES = tuple(dict.fromkeys((*sections.TABLES, *findings.TABLES)))  # of which sections, findings and pairs are
 
 _STEPS_MS = (
     *(10**power * step for power in range(4) for step in (1, 2, 5)),
@@ -75,6 +77,8 @@ class Figures:
     every: str
     by_name: dict[str, Figure] = field(default_factory=dict)
     sections: dict[str, tuple[Frame, int]] = field(default_factory=dict)
+    beside: Mapping[str, Beside] = field(default_factory=dict)  # where there is another dataset
+    other_findings: "Sequence[findings.Finding]" = ()
     findings: "Sequence[findings.Finding]" = ()
 
     def __getitem__(self, name: str) -> "pa.Table":
@@ -95,28 +99,32 @@ def answered(
     tables: Mapping[str, Frame],
     since: str | None = None,
     until: str | None = None,
-    other: Frame | None = None,
+    other: Mapping[str, Frame] | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Figures | None:
     """All figures of tables between two moments, which are as `question.moment` reads them.
 
-    None where there is no exchange. other: the exchanges of another dataset, to compare. progress gets the name of what
-    is asked next.
+    None where there is no exchange. other: TABLES of another dataset, to compare. progress gets the name of what is
+    asked next.
     """
-    wanted = dict.fromkeys((*sections.TABLES, *findings.TABLES))
-    chosen = {name: chosen_by_time(name, tables, since, until) for name in wanted}
+    chosen = {name: chosen_by_time(name, tables, since, until) for name in TABLES}
     ((first_us, last_us, *_),) = rows(sections.span(chosen))
     if first_us is None:
         return None
     found = Figures(first_us, last_us, step_of(first_us, last_us))
     for name, question, limit, of_other in _questions(found, since, until, other is not None):
         progress(name)
-        frame = question.answer(tables, other if of_other else None)
+        frame = question.answer(tables, other["exchanges"] if of_other and other is not None else None)
         found.by_name[name] = Figure(name, question, first_rows(frame, limit).arrow(), limit)
     progress("overview")
     found.sections = sections.overview(chosen, chosen=SECTIONS)
     progress("findings")
     found.findings = findings.findings(chosen)
+    if other is not None:
+        theirs = {name: chosen_by_time(name, other, since, until) for name in TABLES}
+        progress("both")
+        found.beside = {name: beside(name, chosen, theirs) for name in COMPARED}
+        found.other_findings = findings.findings(theirs)
     return found
 
 

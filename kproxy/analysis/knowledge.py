@@ -120,10 +120,10 @@ def assignments(assignments: Frame) -> Frame:
             select cluster, group_id, generation, topic, `partition`, count(distinct member_id) as owners
             from assignments group by all""",
         answer=f"""
-            select {_AT.format("min(a.time_ns)")} as `time`, a.cluster, a.group_id, a.generation, a.member_id,
-                a.client_id, a.topic, count(distinct a.`partition`) as partitions, min(a.`partition`) as lowest,
+            select {_AT.format("min(a.time_ns)")} as `time`, a.cluster, a.group_id, a.generation, a.client_id,
+                a.topic, count(distinct a.`partition`) as partitions, min(a.`partition`) as lowest,
                 max(a.`partition`) as highest, count(distinct case when b.owners > 1 then a.`partition` end) as shared,
-                min(a.agrees) as agrees, max(a.strategy) as strategy
+                min(a.agrees) as agrees, a.member_id, max(a.strategy) as strategy
             from assignments a left join owners b
                 on {_SAME_GROUP} and a.generation = b.generation and a.topic = b.topic and a.`partition` = b.`partition`
             group by a.cluster, a.group_id, a.generation, a.member_id, a.client_id, a.topic

@@ -59,7 +59,9 @@ def _report(
             Tables(folder, [other_folder] if other_folder else []) as tables,
             progress.waiting("report", quiet) as said,
         ):
-            compared = None if other_folder is None else tables.beside(other_folder, "exchanges")
+            compared = (
+                None if other_folder is None else {name: tables.beside(other_folder, name) for name in figures.TABLES}
+            )
             found = figures.answered(tables, since, until, compared, lambda name: said(f"asking: {name}"))
             if found is None:
                 raise KproxyError(f"{places[0]}: there is no exchange to report on. {_why(tables, how)}")

@@ -1,8 +1,8 @@
 """How answers of jobs are shown: as a table in the terminal, as json or csv for other programs, or as Parquet.
 
-Duty: a table has durations and sizes with units, and fits: where a terminal is narrow its headers are broken, what is
-the same in all rows is said once beneath, sentences go beneath their rows, and columns on the right are left out and
-named. json and csv keep every column and the numbers.
+Duty: a table has durations and sizes with units, and fits: where a terminal is narrow its headers are broken, a date
+that all times share and what is the same in all rows are said once beneath, sentences go beneath their rows, long texts
+lose their middle, and columns on the right are left out and named. json and csv keep every column and the numbers.
 Text from the wire is data: in a table it cannot move the cursor.
 
 Answers are small, so they come to the driver, row by row; a table holds TABLE_ROWS of them unless more are asked for.
@@ -29,6 +29,8 @@ from kproxy.views import progress, units
 _WAITING = "computing the answer"
 TABLE_ROWS = 50
 WIDEST_WORD = 28  # of a text among others, where the terminal is narrow
+WIDEST_ID = 14  # of what a client library made up, mostly a UUID behind a client id
+_IDS = ("member_id", "cause_member", "last_to_join", "topic_id")
 SENTENCES = ("explanation", "sentence", "reason")
 # Numbers that name something: they stand as other programs and options take them, without separators.
 _KEY = ("connection", "number")  # of an exchange
@@ -188,6 +190,7 @@ def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
     left_out: list[str] = []
     kept, alike = list(columns), []
     broken = not fits(kept, False)
+    date = "" if fits(kept, broken) else _without_date(kept)
     if not fits(kept, broken) and len(columns[0].cells) > 1:
         alike = [column for column in kept if len(set(column.cells)) == 1]
         kept = [column for column in kept if len(set(column.cells)) > 1] or kept[:1]
@@ -198,7 +201,9 @@ def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
     if not fits(kept, broken):
         for column in kept:
             if column.left:
-                column.cells = [_cropped(cell) for cell in column.cells]
+                widest = WIDEST_ID if column.title in _IDS else WIDEST_WORD
+                column.cells = [_cropped(cell, widest) for cell in column.cells]
+        broken = not fits(kept, False)
     while len(kept) > 1 and not fits(kept, broken):
         left_out.insert(0, kept.pop().title)
     keys = [column for column in columns if column.title in _KEY and column.title in left_out]
@@ -219,7 +224,7 @@ def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
             yield from (f"    {line.plain.rstrip()}" for line in wrapped)
         if keys:
             yield f"    {', '.join(f'{column.title} {column.cells[index]}' for column in keys)}"
-    said = []
+    said = [f"All times are of {date}."] if date and any(c.title.endswith("_UTC") for c in (*kept, *alike)) else []
     if same := ", ".join(f"{column.title} {column.cells[0]}" for column in alike if column.cells[0]):
         said.append(f"In all rows: {same}.")
     if empty := ", ".join(column.title for column in alike if not column.cells[0]):
@@ -238,8 +243,23 @@ def _line(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[str
     return _GAP.join(padded).rstrip()
 
 
-def _cropped(cell: str) -> str:
-    return cell if cell_len(cell) <= WIDEST_WORD else set_cell_size(cell, WIDEST_WORD - 1) + "…"
+def _without_date(columns: Sequence[_Column]) -> str:
+    """The one date of all times, which is taken out of them; "" where there are several, or none."""
+    times = [column for column in columns if column.title.endswith("_UTC")]
+    dates = {cell[:10] for column in times for cell in column.cells if cell}
+    if len(dates) != 1:
+        return ""
+    for column in times:
+        column.cells = [cell[11:] for cell in column.cells]
+    return dates.pop()
+
+
+def _cropped(cell: str, widest: int) -> str:
+    """A text without its middle: names differ at their ends as often as at their beginnings."""
+    if cell_len(cell) <= widest:
+        return cell
+    end = widest // 3
+    return f"{set_cell_size(cell, widest - end - 1)}…{set_cell_size(cell[::-1], end)[::-1]}"
 
 
 def text(name: str, value: Any) -> str:

@@ -343,6 +343,24 @@ def round_trips(data: Any) -> alt.LayerChart:
     ).properties(width=WIDTH, height=_height(len(bars)))
 
 
+def closed_windows(data: Any) -> alt.Chart:
+    """How often receivers closed their windows, as `connections` gives it by broker or host."""
+    bars: list[Row] = []
+    for row in sorted(rows_of(data), key=lambda row: -(row["zero_windows"] or 0))[:BARS]:
+        if row["zero_windows"]:
+            name = short(" ".join(str(row[each]) for each in ("host", "broker") if each in row), 28)
+            label = f"{name}: closed {row['zero_windows']:,} times, {row['connections']:,} connections"
+            bars.append({"broker": name, "times": row["zero_windows"], "label": label})
+    y = alt.Y("broker:N", sort=None, axis=alt.Axis(title=None, labelLimit=170))
+    x = alt.X("times:Q", axis=alt.Axis(title="times that a receiver closed its window", format="~s", tickCount=4))
+    return (
+        _chart(bars)
+        .mark_bar(color=COLOURS[1], height=11)
+        .encode(x=x, y=y, **_told())
+        .properties(width=WIDTH, height=_height(len(bars)))
+    )
+
+
 def compared(data: Any, names: tuple[str, str] = ("this", "the other")) -> alt.LayerChart:
     """The 99th percentile of each API in two captures, as `compare` gives it: from this one to the other."""
     rows = [row for row in rows_of(data) if row["p99_ns"] and row["b_p99_ns"]]

@@ -32,7 +32,8 @@ _PARTS = {
     "network_ns": ("network", plots.COLOURS[5]),
     "broker_ns": ("broker", plots.COLOURS[0]),
 }
-_SENTENCES = ("explanation", "sentence", "reason", "software")
+_SENTENCES = ("explanation", "sentence", "reason", "software", "this", "the_other")
+_BESIDE = "Beside the other"
 _NUMBERS = (int, float)
 
 
@@ -125,7 +126,31 @@ def _findings(report: Report) -> str:
             f"<p>{escape(_cut(findings.sentence(one), LONGEST_TEXT))}.</p>"
             f"<dl>{lines}</dl>{f'<pre>{escape(job)}</pre>' if job else ''}</figure>"
         )
-    return f'<div class="figures">{"".join(cards)}</div>' if cards else f"<p>{findings.NOTHING}</p>"
+    found = f'<div class="figures">{"".join(cards)}</div>' if cards else f"<p>{findings.NOTHING}</p>"
+    return found + _findings_of_both(report)
+
+
+def _findings_of_both(report: Report) -> str:
+    """Beside those of another dataset: what is only here, only there, or in both."""
+    if report.other is None:
+        return ""
+    sides = [
+        {(one.kind, one.where): one for one in side}
+        for side in (report.figures.findings, report.figures.other_findings)
+    ]
+    lines = []
+    for key in dict.fromkeys([*sides[0], *sides[1]]):
+        ours, theirs = (side.get(key) for side in sides)
+        one = ours or theirs
+        assert one is not None
+        said = "in both" if ours and theirs else "only here" if ours else "only in the other"
+        lines.append({"finding": one.title, "where": findings.where(one), "found": said})
+        lines[-1] |= {
+            "this": findings.sentence(ours) if ours else "",
+            "the_other": findings.sentence(theirs) if theirs else "",
+        }
+    shown = ("found", "finding", "where", "this", "the_other")
+    return f"<h3>{_BESIDE}</h3>{_table(lines, shown) if lines else f'<p>{findings.NOTHING}</p>'}"
 
 
 def _latency(report: Report) -> str:
@@ -215,9 +240,9 @@ def _load(report: Report) -> str:
     if figures["batch_sizes"].num_rows:
         drawn.append(_drawn(report, "batch_sizes", "Records in a batch of a producer", plots.batch_sizes, timed=False))
     columns = ("client", "topic", "codec", "batches", "records", "bytes_per_record", "ratio", "single_share")
-    return _grid(drawn) + _list(
-        report, "batching", (*columns, "records_p50", "bytes_p50"), "Batches of producers, by client and topic"
-    )
+    head = "Batches of producers, by client and topic"
+    lists = _list(report, "batching", (*columns, "records_p50", "bytes_p50"), head)
+    return _grid(drawn) + lists + _beside(report, "batching", head)
 
 
 def _errors(report: Report) -> str:
@@ -230,7 +255,8 @@ def _errors(report: Report) -> str:
     columns = ("client", "exchanges", "throttled", "share", "throttle_ms", "max_throttle_ms")
     errors = ("api", "error", "exchanges", "codes", "clients", "brokers", "first", "last", "last_client")
     lists = _list(report, "errors", errors) + _list(report, "throttle", columns, "Throttled clients")
-    return _grid(drawn) + (lists or "<p>No errors, and nobody was throttled.</p>")
+    both = _beside(report, "errors", "Errors") + _beside(report, "throttle", "Throttled clients")
+    return _grid(drawn) + (lists or "<p>No errors, and nobody was throttled.</p>") + both
 
 
 def _topics(report: Report) -> str:
@@ -242,7 +268,7 @@ def _topics(report: Report) -> str:
         drawn.append(_drawn(report, "behind_over_time", "Lag by fetches", plots.lag))
     lag = ("group_id", "topic", "partition", "committed_offset", "end_offset", "lag_records", "commits", "last_commit")
     lists = _section(report, "topics", "Topics") + _list(report, "group_lag", lag, "Lag of groups, by their commits")
-    return _grid(drawn) + lists
+    return _grid(drawn) + lists + _beside(report, "topics", "Topics") + _beside(report, "group_lag", "Lag of groups")
 
 
 def _groups(report: Report) -> str:
@@ -258,7 +284,8 @@ def _groups(report: Report) -> str:
         "leaders": "Leaders and replicas that changed",
         "zookeeper": "ZooKeeper",
     }
-    return _grid(drawn) + "".join(_section(report, name, head) for name, head in heads.items())
+    lists = "".join(_section(report, name, head) for name, head in heads.items())
+    return _grid(drawn) + lists + _beside(report, "groups", "Groups") + _beside(report, "leaders", heads["leaders"])
 
 
 def _network(report: Report) -> str:
@@ -269,10 +296,12 @@ def _network(report: Report) -> str:
         drawn.append(_drawn(report, "retransmissions", "Retransmissions", plots.retransmissions))
     if any(row["round_trip_p50_ns"] is not None for row in rows):
         drawn.append(_drawn(report, "connections", "Round trips of handshakes", plots.round_trips, timed=False))
+    if any(row["zero_windows"] for row in rows):
+        drawn.append(_drawn(report, "connections", "Closed windows", plots.closed_windows, timed=False))
     columns = ("broker", "connections", "per_minute", "round_trip_p50_ns", "round_trip_p99_ns", "retransmissions")
-    return _grid(drawn) + _list(
-        report, "connections", (*columns, "out_of_order", "zero_windows", "resets", "unused", "gap_bytes")
-    )
+    more = ("out_of_order", "zero_windows", "resets", "unused", "gap_bytes")
+    lists = _list(report, "connections", (*columns, *more))
+    return _grid(drawn) + lists + _beside(report, "connections", "Connections, by broker")
 
 
 def _who(report: Report) -> str:
@@ -280,19 +309,23 @@ def _who(report: Report) -> str:
         _section(report, "brokers", "Brokers")
         + _section(report, "clients", "Clients")
         + _section(report, "apis", "Requests")
+        + _beside(report, "brokers", "Brokers")
+        + _beside(report, "clients", "Clients")
     )
 
 
 def _quality(report: Report) -> str:
     rows = report.figures["quality"].to_pylist()
-    return _table(rows, ("source", "count", "bytes", "sentence"))
+    return _table(rows, ("source", "count", "bytes", "sentence")) + _beside(report, "quality", "All captures")
 
 
 def _compared(report: Report) -> str:
     if "compare" not in report.figures.by_name:
         return ""
     what = (
-        f"<p>This: {_name(', '.join(report.places))}. The other: {_name(report.other)}. In columns of the other: b.</p>"
+        f"<p>This: {_name(', '.join(report.places))}. The other: {_name(report.other)}. In columns of the other: b. "
+        "The other sections end with what both have, the other below in grey; single exchanges and plots over time "
+        "have no counterpart.</p>"
     )
     rows = report.figures["compare"].to_pylist()
     drawn = []
@@ -340,6 +373,28 @@ def _list(report: Report, name: str, columns: Sequence[str], head: str = "") -> 
     if not rows:
         return ""
     return f"{f'<h3>{escape(head)}</h3>' if head else ''}{_table(rows, columns)}{_again(report, name)}"
+
+
+def _beside(report: Report, name: str, head: str) -> str:
+    """Rows of this dataset and of another: the numbers of the other stand below, in grey; "-": it has no such row."""
+    both = report.figures.beside.get(name)
+    if both is None or not both.pairs:
+        return ""
+    numbers = [
+        each for each in both.numbers if any(row and row[each] is not None for pair in both.pairs for row in pair)
+    ]
+    titles = [*(("", each) for each in both.keys), *(("n", each) for each in numbers)]
+    head_row = "".join(f'<th class="{kind}">{escape(_heading(each))}</th>' for kind, each in titles)
+    lines = []
+    for ours, theirs in both.pairs:
+        one = ours or theirs or {}
+        cells = [_cell(each, one[each], "") for each in both.keys]
+        for each in numbers:
+            this, that = ("-" if row is None else answers.text(each, row[each]) for row in (ours, theirs))
+            cells.append(f'<td class="n">{escape(this)}<br><span class="faint">{escape(that)}</span></td>')
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    table = f"<table><thead><tr>{head_row}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<h3>{_BESIDE}: {escape(head)}</h3><div class="wide">{table}</div>'
 
 
 def _section(report: Report, name: str, head: str = "") -> str:

@@ -69,6 +69,7 @@ code,pre{font:12.5px/1.45 ui-monospace,monospace;white-space:pre-wrap;overflow-w
 pre{margin:4px 0;background:var(--page);border:1px solid var(--line);border-radius:6px;padding:6px 8px}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 12px;margin:6px 0;font-size:13px}
 dt{color:var(--faint)}dd{margin:0;min-width:0}
+.card.note{color:var(--text);font-size:inherit}
 .level{font-weight:600;text-transform:uppercase;font-size:12px;margin-right:4px}
 .critical .level{color:var(--bad)}
 .warning .level{color:var(--warn)}

@@ -83,7 +83,7 @@ def test_a_narrow_one_breaks_its_headers_then_sentences_then_leaves_columns_out(
     below = plain(75)
     assert "    waited for data, of which there was none" in below and not any("Left out" in line for line in below)
     cropped = plain(60)
-    assert "x" * 27 + "…" in cropped[-2] + cropped[-3]
+    assert f"{'x' * 18}…{'x' * 9} " in cropped[-2] + cropped[-3]  # 28 of 40: without its middle
     narrow = plain(30)
     words = "Left out, since the terminal is narrow: first_lag_records, connection. `| less -S` shows all."
     assert " ".join(narrow[-4:]) == words
@@ -113,3 +113,31 @@ def test_what_is_the_same_in_all_rows_gives_way_first():
     assert narrow[0].split() == ["group_id", "worst_cause"]
     assert narrow[3:] == ["In all rows: cluster default.", "Empty: strategy."]
     assert "cluster" in shown(40, 1)[0] + shown(40, 1)[1]
+
+
+def test_a_date_that_all_share_and_the_middle_of_ids_give_way():
+    """Assignments at 80 columns: who has what stays, and what libraries made up is short."""
+
+    def column(title, left, *cells):
+        return answers._Column(title, left, list(cells), False)
+
+    def shown(width, *dates):
+        made = [
+            column("time_UTC", True, *(f"{date} 01:45:5{n}.624" for n, date in enumerate(dates))),
+            column("cluster", True, "default", "default"),
+            column("group_id", True, "billing", "orders"),
+            column("error", True, "UNKNOWN_TOPIC_OR_PARTITION", "NONE"),
+            column("partitions", False, "7", "4"),
+            column("member_id", True, *(f"c{n}-c687c374-4844-42d4-bd5f-43de711a3fe{n}" for n in (1, 2))),
+        ]
+        return [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in answers.lines(made, width)]
+
+    lines = shown(80, "2026-11-22", "2026-11-22")
+    assert lines[0].split() == ["time_UTC", "group_id", "error", "partitions", "member_id"]
+    words = ["01:45:50.624", "billing", "UNKNOWN_TOPIC_OR_PARTITION", "7", "c1-c687c3…3fe1"]
+    assert lines[1].split() == words
+    assert lines[3:] == ["All times are of 2026-11-22.", "In all rows: cluster default."]
+    several = shown(80, "2026-11-22", "2026-11-23")
+    assert any(line.startswith("2026-11-22 01:45:50.624") for line in several)
+    assert not any("All times" in line for line in several)
+    assert "All times" not in "".join(shown(160, "2026-11-22", "2026-11-22"))

@@ -78,6 +78,16 @@ def test_each_exchange_is_in_one_cell_of_the_heat_map(folder):
     assert used & set(plots.HEAT) and "NaN" not in svg
 
 
+def test_closed_windows_are_bars_the_longest_first():
+    """Brokers that closed none, or of which nothing is known, have no bar."""
+    counts = {"10.0.0.1:9092": 3, "10.0.0.2:9092": 40, "10.0.0.3:9092": 0, "10.0.0.4:9092": None}
+    rows = [{"broker": name, "zero_windows": count, "connections": 2} for name, count in counts.items()]
+    svg = drawing.svg(plots.closed_windows(rows), "windows")
+    said = ["10.0.0.2:9092: closed 40 times, 2 connections", "10.0.0.1:9092: closed 3 times, 2 connections"]
+    assert re.findall(r'aria-label="([^"]*: closed [^"]*)"', svg) == said
+    assert "times that a receiver closed its window" in svg
+
+
 @pytest.mark.parametrize("name", ["\x1b[2J\u202eevil", "a" * 10_000, "</svg><script>", "שלום", "", None])
 def test_names_are_printable_and_fit(name):
     short = plots.short(name)

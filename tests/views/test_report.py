@@ -149,6 +149,47 @@ def told(value):
     return round(value, 9) if isinstance(value, float) else value
 
 
+def test_both_stand_beside_each_other_in_each_section(made):
+    """This above, the other below: what each says by itself, in the sections that have something to compare."""
+    place, page = made
+    text = page.read_text()
+    sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', text))
+    heads = {name: re.findall(r"<h3>Beside the other:? ?([^<]*)</h3>", body) for name, body in sections.items()}
+    assert {name: len(found) for name, found in heads.items() if found} == {
+        "findings": 1,
+        "load": 1,
+        "errors": 2,
+        "topics": 2,
+        "groups": 2,
+        "network": 1,
+        "who": 2,
+        "quality": 1,
+    }
+    _, _, network = sections["network"].partition("<h3>Beside")
+    rows = re.findall(r"<tr><td.*?</tr>", network)
+    answers = [
+        {row["broker"]: row for row in map(json.loads, asked("connections", tables, "--by", "broker"))}
+        for tables in (place, place.parent / "other")
+    ]
+    assert len(rows) == len(answers[0].keys() | answers[1].keys())
+    for row in rows:
+        broker, *cells = re.findall(r"<td[^>]*>(.*?)</td>", row)
+        broker = re.sub("<[^>]*>", "", broker)
+        both = [re.split("<[^>]*>+", cell.replace("<br>", "")) for cell in cells]
+        for side, answer in enumerate(answers):
+            count = f"{answer[broker]['connections']:,}" if broker in answer else "-"
+            again = f"{answer[broker]['retransmissions']:,}" if broker in answer else "-"
+            assert (both[0][side], both[3][side]) == (count, again)
+    _, _, found = sections["findings"].partition("<h3>Beside")
+    assert "only here" in found and "15 of 102 answers throttled" in found
+
+
+def asked(job, *arguments):
+    done = CliRunner().invoke(cli, ["analyze", job, *map(str, arguments), "--format", "json", "-q"])
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()
+
+
 def test_marks_are_those_of_the_figures(made):
     """As many cells, bars and points as rows, and each says its number."""
     _, page = made

@@ -1,13 +1,7 @@
 """What stands out in a capture, in tables or in a running kproxy: ranked, with evidence, why, and what to change.
 
     from kproxy.analysis.duck import Tables
-    from kproxy.analysis.findings.balance import PROBES as BALANCE
-from kproxy.analysis.findings.clients import PROBES as CLIENTS
-from kproxy.analysis.findings.consuming import PROBES as CONSUMING
-from kproxy.analysis.findings.groups import PROBES as GROUPS
-from kproxy.analysis.findings.network import PROBES as NETWORK
-from kproxy.analysis.findings.producing import PROBES as PRODUCING
-from kproxy.analysis.findings.transactions import PROBES as TRANSACTIONS
+    from kproxy.analysis.findings import findings
     with Tables("tables") as tables:
         for found in findings(tables):
             print(found.severity, found.kind, found.where, dict(found.evidence))

@@ -1,0 +1,102 @@
+"""Two datasets side by side: answers whose rows have keys that both may have, for a report that compares.
+
+Duty: which answers are compared, by which keys, and which of their numbers; pair the rows. How latencies changed is a
+job of its own (`compare`); single exchanges and moments have no counterpart. Refuses to know how pairs look.
+
+Bounds: ROWS rows of each answer are asked for; SHOWN of each dataset are paired with those of the other.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kproxy.analysis import sections
+from kproxy.analysis.engine import Frame, ask, first_rows
+from kproxy.analysis.jobs import JOBS
+
+ROWS = 2000
+SHOWN = 12
+
+Row = dict[str, Any]
+Tables = Mapping[str, Frame]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An answer whose rows are compared: what asks for it, what a row is of, and its numbers."""
+
+    ask: Callable[[Tables], Frame]
+    keys: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Pairs of rows with the same keys, of this dataset and of the other; one that has no such row gives None.
+
+    First what is among the first SHOWN of this dataset, in its order, then what is among those of the other.
+    """
+
+    keys: tuple[str, ...]
+    numbers: tuple[str, ...]
+    pairs: list[tuple[Row | None, Row | None]]
+
+
+def _job(name: str, **options: Any) -> Callable[[Tables], Frame]:
+    job = JOBS[name]
+    return lambda tables: job.run(*(tables[table] for table in job.tables), **options)
+
+
+def _kinds(tables: Tables) -> Frame:
+    """What the captures of a dataset could not show, all of them together."""
+    return ask(
+        {"quality": tables["quality"]},
+        answer="""
+            select kind, cast(sum(`count`) as bigint) as `count`, cast(sum(bytes) as bigint) as bytes from quality
+            group by kind order by kind""",
+    )
+
+
+COMPARED = {
+    "batching": Compared(
+        _job("batching"),
+        ("client", "topic", "codec"),
+        ("batches", "records", "bytes_per_record", "ratio", "single_share", "records_p50"),
+    ),
+    "errors": Compared(_job("errors"), ("api", "error"), ("exchanges", "codes", "clients")),
+    "throttle": Compared(_job("throttle", by=["client"]), ("client",), ("throttled", "share", "throttle_ms")),
+    "topics": Compared(
+        sections.topics, ("topic",), ("partitions", "written_bytes", "written_records", "read_bytes", "read_records")
+    ),
+    "group_lag": Compared(_job("group-lag"), ("group_id", "topic", "partition"), ("lag_records", "commits")),
+    "groups": Compared(
+        sections.groups,
+        ("group_id",),
+        ("members", "rebalances", "rebalancing_ns", "longest_ns", "expired", "commits_failed"),
+    ),
+    "leaders": Compared(sections.leaders, ("topic",), ("elections", "shrunk", "grown", "moved", "offline")),
+    "connections": Compared(
+        _job("connections", by=["broker"]),
+        ("broker",),
+        ("connections", "round_trip_p50_ns", "round_trip_p99_ns", "retransmissions", "zero_windows", "resets"),
+    ),
+    "brokers": Compared(sections.brokers, ("broker",), ("exchanges", "request_bytes", "response_bytes", "p99_ns")),
+    "clients": Compared(sections.clients, ("client", "software"), ("hosts", "exchanges", "bytes")),
+    "quality": Compared(_kinds, ("kind",), ("count", "bytes")),
+}
+
+
+def beside(name: str, ours: Tables, theirs: Tables) -> Beside:
+    """The rows of one answer of COMPARED, of both datasets."""
+    compared = COMPARED[name]
+    found = [first_rows(compared.ask(tables), ROWS).arrow().to_pylist() for tables in (ours, theirs)]
+    # Names of clusters are the captors' own: they are part of the key only where a dataset has several.
+    has_clusters = any(len({row.get("cluster") for row in rows}) > 1 for rows in found)
+    keys = ("cluster", *compared.keys) if has_clusters else compared.keys
+    mine, other = ({_key(row, keys): row for row in rows} for rows in found)
+    shown = dict.fromkeys(_key(row, keys) for rows in found for row in rows[:SHOWN])
+    return Beside(keys, compared.numbers, [(mine.get(key), other.get(key)) for key in shown])
+
+
+def _key(row: Row, keys: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in keys)

@@ -1,0 +1,51 @@
+"""Rows of two captures side by side: each number is that of its own capture, and nothing is paired that differs."""
+
+import pytest
+
+from kproxy.analysis.beside import COMPARED, SHOWN, beside
+from kproxy.analysis.duck import Tables
+from kproxy.convert.processes import convert
+from tests.analysis.findings.made import Made
+from tests.captures import capture
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    place = tmp_path_factory.mktemp("beside")
+    convert([capture("k41_quota"), capture("k41_java_cluster")], place / "ours")
+    convert([capture("k111_java_cluster"), capture("k41_gaps")], place / "theirs")
+    with Tables(place / "ours") as ours, Tables(place / "theirs") as theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_each_row_is_beside_the_one_of_the_same_keys(both, name):
+    compared = COMPARED[name]
+    found = beside(name, *both)
+    answers = [compared.ask(tables).arrow().to_pylist() for tables in both]
+    assert set(found.keys) | set(found.numbers) <= set(answers[0][0])
+
+    def key(row):
+        return tuple(row[each] for each in found.keys)
+
+    for side, rows in enumerate(answers):
+        by_key = {key(row): row for row in rows}
+        assert len(by_key) == len(rows), "keys that do not tell rows apart"
+        for pair in found.pairs:
+            assert pair[side] == by_key.get(key(pair[0] or pair[1]))
+    wanted = [key(row) for rows in answers for row in rows[:SHOWN]]
+    assert [key(ours or theirs) for ours, theirs in found.pairs] == list(dict.fromkeys(wanted))
+    if name in ("brokers", "quality", "topics", "connections"):
+        assert any(ours and theirs for ours, theirs in found.pairs)
+
+
+def test_clusters_are_told_apart_where_there_are_several(tmp_path):
+    made = Made()
+    for cluster in ("one", "two"):
+        for number in range(3):
+            made.exchange("app", "Produce", number, cluster=cluster)
+    place = made.write(tmp_path / "tables")
+    with Tables(place) as tables:
+        found = beside("brokers", tables, tables)
+        assert found.keys == ("cluster", "broker") and [ours["cluster"] for ours, _ in found.pairs] == ["one", "two"]
+        assert all(ours == theirs for ours, theirs in found.pairs)
