@@ -197,6 +197,16 @@ class Broker:
             self._process.wait()
         self._process = None
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing of it runs meanwhile, as in a long garbage collection."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def log_tail(self, lines: int = 40) -> str:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return f"--- broker {self.node_id}\n" + "\n".join(text.splitlines()[-lines:])

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.broker.apart import Apart
+from tests.broker.apart import apart as made_apart
 from tests.broker.cluster import Cluster
 from tests.broker.kproxy import Kproxy
 from tests.broker.secured import SecuredBroker
@@ -14,7 +16,7 @@ from tests.broker.secured import SecuredBroker
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        for name in ("cluster", "secured", "kproxy"):
+        for name in ("cluster", "secured", "apart", "kproxy"):
             if name in getattr(item, "funcargs", {}):
                 report.sections.append((f"log of {name}", item.funcargs[name].log_tail()))  # type: ignore[attr-defined]
     return report
@@ -40,6 +42,13 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]
         yield broker
     finally:
         broker.stop(kill=True)
+
+
+@pytest.fixture(scope="session")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+    """A broker alone, in network namespaces: see apart.py."""
+    with made_apart(tmp_path_factory.mktemp("apart")) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ class Kproxy:
         return True
 
     def post(self, path: str) -> str:
-        request = urllib.request.Request(f"http://{self.admin}{path}", method="POST")
+        request = urllib.request.Request(f"http://{self.admin}{path}", method="POST", headers={"X-Kproxy": "1"})
         with urllib.request.urlopen(request, timeout=5) as answer:
             text: str = answer.read().decode()
         return text
