@@ -11,7 +11,7 @@ Of few connections the spread is short, so that a small kproxy stops soon. Refus
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -56,9 +56,8 @@ async def drain(relays: Collection[Relay], timeout_s: float, at_once: asyncio.Ev
 
     try:
         await until(start + LAST_SHARE * timeout_s)
-        for relay in relays:
-            if not relay.closed:
-                relay.drain()
+        async for relay in _open(relays):
+            relay.drain()
         await until(start + timeout_s)
     finally:
         asks.cancel()
@@ -66,9 +65,20 @@ async def drain(relays: Collection[Relay], timeout_s: float, at_once: asyncio.Ev
     if unfinished:
         text = "%s: %d connections did not finish in time and are closed: drain_timeout_s=%g"
         log.warning(text, cause, len(unfinished), timeout_s)
-    for relay in unfinished:
+    closed = 0
+    async for relay in _open(unfinished):
         relay.close("drain_timeout")
-    return Drained(len(relays) - len(unfinished), len(unfinished))
+        closed += 1
+    return Drained(len(relays) - closed, closed)
+
+
+async def _open(relays: Collection[Relay]) -> AsyncIterator[Relay]:
+    """Those that are open still when it is their turn: _TURN in one of the loop, which others wait for."""
+    for number, relay in enumerate(relays, 1):
+        if not relay.closed:
+            yield relay
+        if number % _TURN == 0:
+            await asyncio.sleep(0)
 
 
 async def _finish_each(relays: Collection[Relay], over_s: float, jitter: Callable[[], float]) -> None:

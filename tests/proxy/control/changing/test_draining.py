@@ -2,10 +2,11 @@
 
 import asyncio
 import time
+from typing import ClassVar
 
 import pytest
 
-from kproxy.proxy.control.changing.draining import drain, spread_s
+from kproxy.proxy.control.changing.draining import _TURN, drain, spread_s
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live, request, response
 
 HEARTBEAT = 12
@@ -79,6 +80,52 @@ def test_clients_that_ask_all_the_time_get_all_their_answers():
             assert min(answered) >= 3
             assert here.counted.disconnects == {"drained": 12} and not here.counted.unanswered
             serving.cancel()
+
+    live(test())
+
+
+class Stuck:
+    """What a drain asks of a relay; its requests are never answered. Counts what is asked of all in each turn."""
+
+    turn = 0
+    asked: ClassVar[dict[int, int]] = {}
+
+    def __init__(self):
+        self.closed = False
+        self.causes = []
+
+    def _ask(self, cause):
+        self.causes.append(cause)
+        self.asked[Stuck.turn] = self.asked.get(Stuck.turn, 0) + 1
+
+    def finish(self):
+        self._ask("finish")
+
+    def drain(self):
+        self._ask("drain")
+
+    def close(self, cause):
+        self.closed = True
+        self._ask(cause)
+
+
+def test_connections_that_do_not_finish_are_ended_some_in_each_turn():
+    """Others wait meanwhile: those of other clusters, or of other brokers."""
+
+    async def test():
+        loop = asyncio.get_running_loop()
+
+        def tick():
+            Stuck.turn += 1
+            loop.call_soon(tick)
+
+        tick()
+        relays = [Stuck() for _ in range(1000)]
+        relays[500].closed = True
+        left = relays[:500] + relays[501:]
+        assert await drain(relays, 0.2, asyncio.Event(), "test") == (0, 999)
+        assert all(relay.causes[-2:] == ["drain", "drain_timeout"] for relay in left) and not relays[500].causes
+        assert sum(Stuck.asked.values()) >= 2 * 999 and max(Stuck.asked.values()) <= 2 * _TURN
 
     live(test())
 
