@@ -62,6 +62,8 @@ def test_every_job_answers_with_all_of_them_at_once(tables, tmp_path, name):
     asked = [tables, *own, *everything, "--quiet", "--limit", 3]
     some = [json.loads(line) for line in ask("analyze", name, *asked, "--format", "json").splitlines()]
     assert some == plain[:3], name
+    quiet = CliRunner().invoke(cli, ["analyze", name, str(tables), *map(str, own), "--quiet"])
+    assert (quiet.exit_code, quiet.stderr) == (0, "")  # of a table of 50 rows and more, too
     if not plain:  # the captures have nothing of it
         return
     of_csv = list(csv.DictReader(io.StringIO(ask("analyze", name, *asked, "--format", "csv"))))
