@@ -11,6 +11,7 @@ Answers are small, so they come to the driver, row by row; a table holds TABLE_R
 import csv
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -160,7 +161,20 @@ def lines_of(answer: Any, rows: Sequence[dict[str, Any]], file: TextIO) -> Itera
         )
         for column in found
     ]
-    return lines(columns, Console().width if file is sys.stdout and sys.stdout.isatty() else None)
+    return lines(columns, _width(file))
+
+
+def wrapped(line: str, file: TextIO, indent: int = 0) -> list[str]:
+    """A line as lines that fit into the terminal, all but the first indented; where there is none, as it is."""
+    width = _width(file)
+    if width is None:
+        return [line]
+    return textwrap.wrap(line, max(width, 20), subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def _width(file: TextIO) -> int | None:
+    """Of the terminal that an answer is printed to."""
+    return Console().width if file is sys.stdout and sys.stdout.isatty() else None
 
 
 def _cell(column: engine.Column, value: Any) -> str:

@@ -53,12 +53,14 @@ def show(
     if not span["exchanges"]:
         click.echo("No exchanges.", file=file)
     else:
-        click.echo(_span(span), file=file)
+        for line in answers.wrapped(_span(span), file):
+            click.echo(line, file=file)
     if findings:
         click.echo(f"\n{click.style('What stands out', bold=True)}", file=file)
         for one in findings:
             more = f", and {one.more:,} more" if one.more else ""
-            click.echo(f"{one.severity:8}  {one.title}: {printable(one.where)}{more}", file=file)
+            for line in answers.wrapped(f"{one.severity:8}  {one.title}: {printable(one.where)}{more}", file, 10):
+                click.echo(line, file=file)
     for name, heading in _HEADINGS.items():
         frame, most = frames[name], found[name][1]
         if not rows[name]:

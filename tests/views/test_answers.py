@@ -1,5 +1,7 @@
 """Tables in the terminal: units by a column's name, any width, and text from the wire that stays text."""
 
+import sys
+
 import pytest
 
 from kproxy.analysis import engine
@@ -141,3 +143,12 @@ def test_a_date_that_all_share_and_the_middle_of_ids_give_way():
     assert any(line.startswith("2026-11-22 01:45:50.624") for line in several)
     assert not any("All times" in line for line in several)
     assert "All times" not in "".join(shown(160, "2026-11-22", "2026-11-22"))
+
+
+def test_lines_fit_into_a_terminal_and_stay_whole_elsewhere(monkeypatch, tmp_path):
+    line = "warning   Protocol versions that a newer Kafka drops: client console-consumer-90373"
+    with (tmp_path / "out").open("w") as file:
+        assert answers.wrapped(line, file, 10) == [line]
+    monkeypatch.setattr(answers, "_width", lambda file: 80)
+    first = "warning   Protocol versions that a newer Kafka drops: client"
+    assert answers.wrapped(line, sys.stdout, 10) == [first, f"{' ' * 10}console-consumer-90373"]
