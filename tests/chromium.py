@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,35 @@ def trusting(home: Path, authority: Path) -> Path:
     return home
 
 
+# Texts of drawings, of which axe cannot tell what is behind them, and lines and keys of charts: WCAG 2.1's contrast, of
+# at least 4.5 for texts and 3 for what is drawn.
+_FAINT = """
+const parts = (colour) => (colour.match(/[\\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
+const light = (colour) => {
+  const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const [r, g, b] = parts(colour).slice(0, 3).map((v) => linear(v / 255));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const behind = (element) => {
+  for (let each = element; each; each = each.parentElement) {
+    const colour = getComputedStyle(each).backgroundColor;
+    if ((parts(colour)[3] ?? 1) > 0) return colour;
+  }
+  return "rgb(255, 255, 255)";
+};
+const found = [];
+const check = (elements, colour, least) => elements.forEach((each) => {
+  const [one, other] = [light(colour(each)), light(behind(each.parentElement))].sort((a, b) => b - a);
+  if ((one + 0.05) / (other + 0.05) < least)
+    found.push(`contrast ${((one + 0.05) / (other + 0.05)).toFixed(2)}: ${each.outerHTML.slice(0, 200)}`);
+});
+check(document.querySelectorAll("svg text"), (each) => getComputedStyle(each).fill, 4.5);
+check(document.querySelectorAll("svg path.line"), (each) => getComputedStyle(each).stroke, 3);
+check(document.querySelectorAll("ul.legend i"), (each) => getComputedStyle(each).backgroundColor, 3);
+return found;
+"""
+
+
 class Browser:
     """What a test asks of a browser; `chrome`: selenium's own."""
 
@@ -72,6 +102,25 @@ class Browser:
     def asked(self, script: str, *arguments: Any) -> Any:
         """What a script returns."""
         return self.chrome.execute_script(script, *arguments)
+
+    def barriers(self, *rules: str) -> list[str]:
+        """What axe finds that keeps people out: contrast, labels, roles, order of headings; a line for each element.
+
+        rules: some of axe's alone.
+        """
+        if not self.asked("return !!window.axe"):
+            self.asked(resources.files("axe_core_python").joinpath("axe.min.js").read_text())
+        script = "axe.run(arguments[0], arguments[1]).then(arguments[2], (fault) => arguments[2](String(fault)))"
+        tags = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice")
+        options = {"runOnly": rules or tags, "resultTypes": ["violations"], "elementRef": False}
+        # Of thousands of marks of a drawing the first ones: they are all made alike.
+        found = self.chrome.execute_async_script(script, {"exclude": [["svg [role=img] ~ [role=img]"]]}, options)
+        assert isinstance(found, dict), found
+        return self.asked(_FAINT) + [
+            f"{rule['id']}: {node['html'][:200]}: {node['failureSummary']}"
+            for rule in found["violations"]
+            for node in rule["nodes"]
+        ]
 
     def width(self, pixels: int) -> None:
         """Be as wide as a telephone, say."""

@@ -19,6 +19,8 @@ _DROPPED = re.compile(
     r'| opacity="1"| class="[^"]*"'
 )
 _HIDDEN = re.compile(r'<path[^<>"]*(?:"[^"]*"[^<>"]*)*(?:display="none"|d="M0,0h0v0h0Z"|d="")[^<>]*/>')
+_PART_LABEL = re.compile(r'<(g) aria-label="[^"]*"')  # of axes and legends, whose texts say it
+_MARK_LABEL = re.compile(r"<([a-z]+) aria-label")
 _SIZE = re.compile(r'^<svg[^>]* viewBox="([\d. -]+)"[^>]*>')
 _CONFIG = {
     "background": None,
@@ -60,7 +62,9 @@ def svg(chart: Any, title: str) -> str:
     text = vl_convert.vegalite_to_svg(spec, vl_version=".".join(spec["$schema"].split("/v")[-1].split(".")[:2]))
     text = _TAG.sub(lambda tag: _DROPPED.sub("", tag[0]), text)
     text = _HIDDEN.sub("", text)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title)}" viewBox="'
+    text = _PART_LABEL.sub(r"<\1", text)
+    text = _MARK_LABEL.sub(r'<\1 role="img" aria-label', text)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" role="group" aria-label="{escape(title)}" viewBox="'
     text, found = _SIZE.subn(lambda tag: f'{head}{tag[1]}">', text)
     if not found:
         raise ValueError("vl-convert gave no drawing")

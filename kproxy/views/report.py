@@ -206,7 +206,7 @@ def _card(report: Report, row: dict[str, Any]) -> str:
         if share > 0:
             label = escape(f"{text}: {units.duration(row[name])}, {share:.0%}")
             place = f'x="{at * 1000:.1f}" width="{share * 1000:.1f}" height="12"'
-            bars.append(f'<rect {place} fill="{colour}" aria-label="{label}"/>')
+            bars.append(f'<rect role="img" {place} fill="{colour}" aria-label="{label}"/>')
         at += share
     parts = ", ".join(f"{text} {units.duration(row[name])}" for name, (text, _) in _PARTS.items() if row[name])
     before = report.before.get((row["connection"], row["number"]), [])
@@ -219,7 +219,8 @@ def _card(report: Report, row: dict[str, Any]) -> str:
     return (
         f'<figure class="card"><div><b>{units.duration(row["total_ns"])} {escape(str(row["api"]))}</b> of '
         f"{_name(row['client'])} at {_name(row['broker'])}, {_when(row['time'])}</div>"
-        f'<svg class="parts" viewBox="0 0 1000 12" preserveAspectRatio="none" role="img" aria-label="{escape(parts)}">'
+        f'<svg class="parts" viewBox="0 0 1000 12" preserveAspectRatio="none" role="group"'
+        f' aria-label="{escape(parts)}">'
         f"{''.join(bars)}</svg><p>{escape(_cut(row['explanation'], LONGEST_TEXT))}</p>"
         f'<p class="note">{escape(parts)}</p>{stood}{show}</figure>'
     )

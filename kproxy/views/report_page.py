@@ -107,6 +107,11 @@ _SCRIPT = """
     const y = below ? event.clientY + 16 : event.clientY - tip.offsetHeight - 10;
     tip.style.left = Math.max(x, 4) + "px"; tip.style.top = Math.max(y, 4) + "px";
   };
+  const reach = () => document.querySelectorAll(".wide").forEach((box) => {
+    box.tabIndex = box.scrollWidth > box.clientWidth ? 0 : -1;  // what scrolls is reached by the keyboard too
+  });
+  addEventListener("resize", reach);
+  reach();
   document.addEventListener("pointermove", show);
   document.addEventListener("pointerdown", show);
   document.addEventListener("scroll", hide, true);

@@ -85,7 +85,9 @@ def test_a_browser_shows_it_and_asks_nobody_for_anything(made):
         ground = "return getComputedStyle(document.body).backgroundColor"
         line = "return getComputedStyle(document.querySelector('svg [fill=\"#0072b2\"]')).fill"
         light = browser.asked(ground), browser.asked(line)
+        assert browser.barriers() == []
         browser.prefers("dark")
+        assert browser.barriers("color-contrast") == []
         dark = browser.asked(ground), browser.asked(line)
         assert light[0] != dark[0] and light[1] != dark[1]
         browser.asked("document.getElementById('theme').click()")

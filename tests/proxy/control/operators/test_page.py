@@ -88,6 +88,12 @@ def test_the_page_shows_what_passes_moves_filters_and_survives_a_restart(tmp_pat
             wait_for("connections", lambda: len(rows(browser, "connections")) >= 5, 60)
             assert len(rows(browser, "topics")) <= 10  # of hundreds; the rest is a click away
 
+            # Everybody can read and use it, also in the dark.
+            browser.asked("document.documentElement.dataset.theme = 'dark'")
+            assert browser.barriers("color-contrast") == []
+            browser.asked("document.documentElement.dataset.theme = 'light'")
+            assert browser.barriers() == []
+
             # It moves: figures follow the counters, which are those of /metrics.
             seen = browser.asked("return document.querySelector('#apis').textContent")
             wait_for(
@@ -150,6 +156,7 @@ def test_a_token_is_asked_for_once_and_sent_with_every_question(tmp_path: Path) 
                 lambda: "not its token" in browser.asked("return document.querySelector('#login-fault').textContent"),
                 30,
             )
+            assert browser.barriers() == []
             field.send_keys("s3cret-word\n")
             wait_for("figures", lambda: tile(browser, "requests/s") not in ("None", "0", "–"), 60)
             assert not browser.asked(is_open)
