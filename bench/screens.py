@@ -48,20 +48,20 @@ def produce(topic: int, client: str) -> bytes:
     return frame(PRODUCE, {"transactionalId": None, "acks": -1, "timeoutMs": 1000, "topicData": [data]}, client)
 
 
-def greetings(number: int, topics: int, clients: int, groups: int) -> list[bytes]:
+def greeting(number: int, clients: int) -> bytes:
     """What the connection of this number says first."""
-    client = f"client-{number % clients:05}"
-    software = {"clientSoftwareName": f"software-{number % 7}", "clientSoftwareVersion": f"{number % clients % 50}.0"}
-    said = [frame(API_VERSIONS, software, client)]
-    said.append(produce(number % topics, client))
-    if number < groups:
-        group, member = f"group-{number:05}", f"member-{number:05}"
-        joins = {"groupId": group, "sessionTimeoutMs": 45_000, "rebalanceTimeoutMs": 60_000, "memberId": member}
-        joins |= {"groupInstanceId": None, "protocolType": "consumer"}
-        said.append(frame(JOIN_GROUP, joins | {"protocols": [{"name": "range", "metadata": b""}]}, client))
-        syncs = {"groupId": group, "generationId": 1, "memberId": member, "groupInstanceId": None}
-        said.append(frame(SYNC_GROUP, syncs | {"assignments": []}, client))
-    return said
+    client = number % clients
+    software = {"clientSoftwareName": f"software-{client % 7}", "clientSoftwareVersion": f"{client % 50}.0"}
+    return frame(API_VERSIONS, software, f"client-{client:05}")
+
+
+def joins(number: int, client: str) -> list[bytes]:
+    """A group's one member begins."""
+    group, member = f"group-{number:05}", f"member-{number:05}"
+    join = {"groupId": group, "sessionTimeoutMs": 45_000, "rebalanceTimeoutMs": 60_000, "memberId": member}
+    join |= {"groupInstanceId": None, "protocolType": "consumer", "protocols": [{"name": "range", "metadata": b""}]}
+    sync = {"groupId": group, "generationId": 1, "memberId": member, "groupInstanceId": None, "assignments": []}
+    return [frame(JOIN_GROUP, join, client), frame(SYNC_GROUP, sync, client)]
 
 
 # --- the broker ------------------------------------------------------------------------------------------------------
@@ -140,21 +140,27 @@ def read_frames(sock: socket.socket, count: int) -> None:
 
 
 def connect(proxy: Proxy, connections: int, topics: int, clients: int, groups: int) -> list[socket.socket]:
-    """All of them, each with its first requests answered; what is above the connections goes over them in turn."""
+    """All of them, with all that was said first answered; topics and groups go over the connections in turn."""
     opened: list[socket.socket] = []
     while len(opened) < connections:
         numbers = range(len(opened), min(len(opened) + _AT_ONCE, connections))
         more = [socket.create_connection(proxy.address, timeout=30) for _ in numbers]
-        said = [greetings(number, topics, clients, groups) for number in numbers]
-        for sock, frames in zip(more, said, strict=True):
-            sock.sendall(b"".join(frames))
-        for sock, frames in zip(more, said, strict=True):
-            read_frames(sock, len(frames))
+        for sock, number in zip(more, numbers, strict=True):
+            sock.sendall(greeting(number, clients))
+        for sock in more:
+            read_frames(sock, 1)
         opened += more
-    for number in range(connections, topics):
-        sock = opened[number % connections]
-        sock.sendall(produce(number, f"client-{number % connections % clients:05}"))
-        read_frames(sock, 1)
+    for start in range(0, max(topics, groups), _AT_ONCE):
+        asked: dict[socket.socket, int] = {}
+        for number in range(start, start + _AT_ONCE):
+            sock, client = opened[number % connections], f"client-{number % connections % clients:05}"
+            said = [produce(number, client)] if number < topics else []
+            said += joins(number, client) if number < groups else []
+            if said:
+                sock.sendall(b"".join(said))
+                asked[sock] = asked.get(sock, 0) + len(said)
+        for sock, count in asked.items():
+            read_frames(sock, count)
     return opened
 
 
@@ -174,9 +180,9 @@ def keep_moving(opened: list[socket.socket], topics: int, clients: int, over: Ev
 # --- what it takes ---------------------------------------------------------------------------------------------------
 
 
-def cpu_share(proxy: Proxy, seconds: float = SECONDS) -> float:
+def cpu_share(proxy: Proxy) -> float:
     before, begun = proxy.process.cpu_s(), time.monotonic()
-    time.sleep(seconds)
+    time.sleep(SECONDS)
     return (proxy.process.cpu_s() - before) / (time.monotonic() - begun)
 
 
@@ -296,7 +302,7 @@ def run(
 @click.option("--connections", type=click.IntRange(1, 50_000), default=9_000, show_default=True)
 @click.option("--topics", type=click.IntRange(1, 100_000), default=10_000, show_default=True)
 @click.option("--clients", type=click.IntRange(1, 50_000), default=3_000, show_default=True)
-@click.option("--groups", type=click.IntRange(0, 9_000), default=3_000, show_default=True)
+@click.option("--groups", type=click.IntRange(0, 50_000), default=3_000, show_default=True)
 @click.option("--no-browser", is_flag=True, help="Leave Chromium out.")
 @click.option("--picture", type=click.Path(path_type=Path), help="A screenshot of the page.")
 @click.option("--broker", "is_broker", is_flag=True, hidden=True)

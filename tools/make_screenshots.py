@@ -23,7 +23,7 @@ from kproxy.views.top.source import Source  # noqa: E402
 from tests.chromium import Browser, opened  # noqa: E402
 
 FOLDER = ROOT / "docs/pictures"
-MINUTES = 3.0
+MINUTES = 2.5
 MAX_BYTES = 300_000
 KPROXY = (sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from kproxy.cli import main; main()")
 ENDS_S = 60
@@ -53,17 +53,17 @@ def show(browser: Browser, height: int) -> None:
 
 
 def page(url: str, theme: str, name: str) -> None:
-    with opened(f"{url}/?range=300&theme={theme}", 1280) as browser:
+    with opened(f"{url}/?range=300&theme={theme}", 1440) as browser:
         time.sleep(6)  # rates are of the last seconds
         show(browser, 1000)
         browser.chrome.save_screenshot(str(FOLDER / name))
 
 
 def report(tables: Path, name: str, folder: Path) -> None:
-    file = folder / "report.html"
-    subprocess.run([*KPROXY, "report", str(tables), "--out", str(file)], check=True, stdout=subprocess.DEVNULL)
-    with opened(file, 1280) as browser:
-        show(browser, 1100)
+    file = folder / "report.html"  # it names the tables as they are named here
+    subprocess.run([*KPROXY, "report", tables.name, "--out", str(file)], cwd=folder, check=True)
+    with opened(file, 1200) as browser:
+        show(browser, 760)
         browser.chrome.save_screenshot(str(FOLDER / name))
 
 
@@ -86,7 +86,7 @@ def main() -> None:
         folder = Path(place)
         with demo(folder / "tables") as url:
             time.sleep(60 * MINUTES)
-            asyncio.run(top(url, "top.svg", 110, 26))
+            asyncio.run(top(url, "top.svg", 112, 16))
             page(url, "light", "page-light.png")
             page(url, "dark", "page-dark.png")
         report(folder / "tables", "report.png", folder)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kproxy.analysis.findings.following import Following
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
@@ -72,6 +73,7 @@ async def _play(
     admin = Address(_HOST, port + _PORTS - 1)
     settings = {"cluster": (cluster,), "admin": admin, "max_connections": 256, "drain_timeout_s": 1.0, "record": record}
     server = Server(Config.model_validate(settings))
+    server.questions["findings"] = Following(server.counted)
     watch = asyncio.create_task(world.watch(over))
     try:
         await server.start()

@@ -63,6 +63,7 @@ class Reader(HTMLParser):
         self.code |= tag == "code"
         if tag in ("script", "img", "iframe", "source") and "src" in said:
             self.loads.append(said["src"])
+        assert tag != "img" or said.get("alt"), said
         if tag == "link":
             self.loads.append(said["href"])
         if tag == "a" and "href" in said:
@@ -113,6 +114,14 @@ def test_pictures_are_whole_and_have_a_text(pages: dict[str, Reader]) -> None:
         root = ElementTree.fromstring(path.read_text())
         assert root.get("role") == "img" and root.get("aria-label"), path
         assert path.read_text().count("http") == 1, f"{path} names something beside its namespace"
+        assert any(load.endswith(path.name) for page in pages.values() for load in page.loads), f"no page shows {path}"
+
+
+def test_screenshots_are_small_and_shown(pages: dict[str, Reader]) -> None:
+    pictures = sorted((ROOT / "docs/pictures").iterdir())
+    assert {path.suffix for path in pictures} == {".png", ".svg"}
+    for path in pictures:
+        assert path.stat().st_size < 300_000, path
         assert any(load.endswith(path.name) for page in pages.values() for load in page.loads), f"no page shows {path}"
 
 

@@ -27,7 +27,13 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def commands(page: str) -> list[list[str]]:
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    return commands_of((ROOT / "docs/start" / f"{page}.md").read_text())
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The commands of a page, as words; comments left out, lines that go on joined."""
+    found = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in found for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True) for line in lines]
 
 

@@ -364,6 +364,9 @@ class Top(App[None]):
             text.append(f" {nothing}", _QUIET)
         elif found > len(self._shown):
             text.append(f" {len(self._shown)} of {found} rows: filter with /", _QUIET)
+        if self._rows and not self._source.figures.is_empty:
+            left = tables.left_out(table.name, self._rows, self._source.figures.state.get("connections", 0))
+            text.append(f" {left}" if left else "", _QUIET)
         return text
 
 

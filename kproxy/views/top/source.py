@@ -1,7 +1,8 @@
 """Asks the admin port for what `kproxy top` shows: /api/live always, the rest only while it is on the screen.
 
 Duty: one call per refresh, in the thread of the caller. Bounded: MAX_CONNECTIONS rows, PAGES pages of groups, findings
-asked every FINDINGS_S. Refuses to know how rows look. Faults are KproxyError.
+asked every FINDINGS_S, more than MANY connections every CONNECTIONS_S. Refuses to know how rows look. Faults are
+KproxyError.
 """
 
 from time import monotonic
@@ -12,6 +13,8 @@ from kproxy.proxy.control.operators.asking import AdminPort
 from kproxy.views.top.figures import Figures, Row
 
 MAX_CONNECTIONS = 2000
+MANY = 200  # connections; to list so many takes a kproxy 1 ms
+CONNECTIONS_S = 5.0
 FINDINGS_S = 10.0
 _GROUPS_PAGE = 1000
 _PAGES = 20
@@ -25,6 +28,8 @@ class Source:
         self.figures = Figures()
         self.restarts = 0
         self._known = {"after": 0, "series": 0, "groups": 0}  # of the history, which is the page's
+        self._connections: list[Row] = []
+        self._connections_at = -CONNECTIONS_S
         self._findings: list[Row] = []
         self._findings_at = -FINDINGS_S
 
@@ -39,6 +44,7 @@ class Source:
             self._remember(answer)
             if self.figures.add(answer):
                 self.restarts += 1
+                self._connections = []
                 self._findings_at = -FINDINGS_S
             return float(answer["interval_s"])
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -53,8 +59,12 @@ class Source:
             self._known["groups"] = answer["first_group"] + len(answer["group_names"])
 
     def connections(self, client_id: str | None = None) -> list[Row]:
-        """The oldest MAX_CONNECTIONS, or those of them with this client id."""
-        rows = self._rows("/api/connections", limit=MAX_CONNECTIONS)
+        """The oldest MAX_CONNECTIONS, or those of them with this client id; many are asked for less often."""
+        is_old = monotonic() - self._connections_at >= CONNECTIONS_S
+        if is_old or len(self._connections) <= MANY:
+            self._connections = self._rows("/api/connections", limit=MAX_CONNECTIONS)
+            self._connections_at = monotonic()
+        rows = self._connections
         now_ns = self.figures.state["now_ms"] * 1_000_000
         for row in rows:
             row["age_s"] = max(0.0, (now_ns - int(row["opened_ns"])) / 1e9) if "opened_ns" in row else None

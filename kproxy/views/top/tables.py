@@ -19,6 +19,7 @@ from kproxy.views.top.source import Source
 
 TEXT = 300
 ROWS = 500  # on a screen; filter for the others
+LARGEST = 100  # rows of a list of /api/live at most
 GAP = 2
 WRAP = 56  # characters of a line of details, which fits 80 columns
 MOST = 4000  # of a value there
@@ -362,6 +363,15 @@ _HIDDEN = 9  # the rank of a column that only sorts
 def rows_of(source: Source, place: Place) -> list[Row]:
     """The rows of a place, in no order. KproxyError: the kproxy cannot say."""
     return TABLES[place.table].rows(source, *place.of)
+
+
+def left_out(name: str, rows: Sequence[Row], connections: int) -> str:
+    """What of a table a kproxy did not send, in words; nothing: it is whole. connections: that are open."""
+    if name in ("topics", "clients", "groups", "errors") and len(rows) >= LARGEST:
+        return f"the {LARGEST} largest"
+    if name == "connections" and len(rows) < connections:
+        return f"the oldest {len(rows):,} of {connections:,}"
+    return ""
 
 
 def matching(table: Table, rows: Sequence[Row], wanted: str) -> list[Row]:

@@ -3,7 +3,9 @@
 import pytest
 from rich.cells import cell_len
 
-from kproxy.views.top.tables import TABLES, as_text, fitting, matching, ordered, plain
+from kproxy.proxy.control.operators.live import MAX_ROWS
+from kproxy.proxy.control.operators.page import load_page
+from kproxy.views.top.tables import LARGEST, TABLES, as_text, fitting, left_out, matching, ordered, plain
 
 HOSTILE = [
     "[red]x[/red]",
@@ -45,3 +47,12 @@ def test_what_has_no_value_comes_last_and_equals_keep_still():
     assert [row["api"] for row in ordered(rows, "p", True)] == ["c", "a", "d", "b"]
     assert [row["api"] for row in ordered(rows, "p", False)] == ["a", "d", "c", "b"]
     assert [row["api"] for row in matching(TABLES["apis"], rows, "C")] == ["c"]
+
+
+def test_what_a_kproxy_did_not_send_is_said():
+    rows = [{}] * LARGEST
+    assert left_out("topics", rows, 0) == "the 100 largest" and not left_out("topics", rows[1:], 0)
+    assert left_out("connections", rows, 9000) == "the oldest 100 of 9,000" and not left_out("connections", rows, 100)
+    assert not left_out("slow", rows, 9000)
+    page = load_page()
+    assert LARGEST == MAX_ROWS and page is not None and f"MOST = {MAX_ROWS}," in page["page.js"].body.decode()

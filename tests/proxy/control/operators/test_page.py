@@ -108,6 +108,10 @@ def test_the_page_shows_what_passes_moves_filters_and_survives_a_restart(tmp_pat
             assert browser.asked("return document.title") == "kproxy"
             assert browser.asked("return document.querySelectorAll('img, main script').length") == 0
             assert "find=onerror" in browser.chrome.current_url
+            find.send_keys("-in-no-name")  # what is not there may be among those that were left out
+            said = "return document.querySelector('#topics').textContent"
+            wait_for("the hint", lambda: browser.asked(said) == "none of the 100 largest has this in its name", 60)
+            assert "the 100 largest" in browser.asked("return document.querySelector('#topics').parentNode.textContent")
             find.clear()
             find.send_keys("\ue003")  # an event for the field that is empty now
 

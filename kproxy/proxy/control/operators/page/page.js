@@ -4,7 +4,7 @@
 "use strict";
 
 (() => {
-  const ROWS = 10, WINDOW_MS = 10000, COLOURS = 8, CONNECTIONS_MS = 3000, FINDINGS_MS = 10000;
+  const ROWS = 10, MOST = 100, WINDOW_MS = 10000, COLOURS = 8, CONNECTIONS_MS = 3000, FINDINGS_MS = 10000;
   // What waits on purpose has no place in latencies, unless it is asked for by name.
   const WAITING = new Set(["Fetch", "ShareFetch", "JoinGroup", "SyncGroup", "ConsumerGroupHeartbeat"]);
   const DEFAULTS = { cluster: "", broker: "", api: "", find: "", range: "900", theme: "" };
@@ -415,15 +415,33 @@
     return svg;
   }
 
+  // A number by its name, whose end says the unit.
+  function said(name, value) {
+    const bare = name.replace(/_(ns|us|ms)$/, "").replaceAll("_", " ");
+    if (typeof value !== "number") return `${bare} ${value}`;
+    const unit = { ns: 1e-9, us: 1e-6, ms: 1e-3 }[name.split("_").pop()];
+    if (unit) return `${bare} ${duration(value * unit)}`;
+    if (name.split("_").includes("bytes")) return `${bare} ${bytes(value)}${name.endsWith("_per_s") ? "/s" : ""}`;
+    return name.endsWith("share") ? `${bare} ${Math.round(value * 100)} %` : `${bare} ${number(value)}`;
+  }
+  // Of what names peers there are, the answer has the largest: who looks for another name must know that.
+  const among = (rows, filtered, empty) => (rows.length < MOST ? empty : chosen.find && !filtered ? `none of the ${MOST} largest has this in its name` : empty);
+  function cut(id, rows) {
+    const title = $(id).parentNode.querySelector("h2");
+    let note = title.querySelector(".cut");
+    if (!note) title.append(" ", (note = node("small", { class: "cut" })));
+    note.textContent = rows.length < MOST ? "" : `the ${MOST} largest`;
+  }
+
   function drawFindings() {
     const rows = Array.isArray(findings?.rows) ? findings.rows : findings?.rows?.findings ?? [];
     $("findings").parentNode.hidden = !findings;
     if (!findings) return;
     if (!rows.length) return $("findings").replaceChildren(node("p", { class: "none" }, "nothing stands out"));
     $("findings").replaceChildren(...rows.slice(0, 30).map((each) => {
-      const evidence = Object.entries(each.evidence ?? {}).map(([name, value]) => `${name} ${typeof value === "number" ? number(value) : value}`).join(", ");
+      const evidence = Object.entries(each.evidence ?? {}).map(([name, value]) => said(name, value)).join(", ");
       return node("div", { class: "finding " + (each.severity === "critical" ? "high" : "") },
-        node("b", {}, `${each.kind}: ${each.where ?? ""}`), ...[evidence, each.why, each.change].filter(Boolean).map((text) => node("p", {}, text)));
+        node("b", {}, `${each.title ?? each.kind}: ${each.where ?? ""}`), ...[evidence, each.why, each.change].filter(Boolean).map((text) => node("p", {}, text)));
     }));
   }
 
@@ -488,32 +506,38 @@
     const errorsBefore = new Map(earlier.errors.map((row) => [row.slice(0, 4).join("\0"), row[4]]));
     table("errors", [
       column("error", (row) => row[3]), column("API", (row) => row[2]), column("broker", (row) => row[1]),
-      figure("a second", (row) => (row[4] - (errorsBefore.get(row.slice(0, 4).join("\0")) ?? row[4])) / seconds), figure("so far", (row) => row[4], count),
+      figure("per s", (row) => (row[4] - (errorsBefore.get(row.slice(0, 4).join("\0")) ?? row[4])) / seconds), figure("so far", (row) => row[4], count),
     ], last.errors.filter((row) => matches(row[0], row[1], row[2])), { empty: "none", order: { name: "so far", down: true } });
 
+    const inCluster = (row) => matches(row[0], chosen.broker, chosen.api);
+    const topics = last.topics.filter((row) => inCluster(row) && found(row[1]));
+    const groups = last.groups.filter((row) => inCluster(row) && found(row[1]));
+    const behind = lags.filter((row) => inCluster(row) && found(row[2], row[3]));
+    const clients = last.clients.filter((row) => inCluster(row) && found(row[1], row[2]));
+    for (const [id, rows] of Object.entries({ errors: last.errors, topics: last.topics, groups: last.groups, lags, clients: last.clients })) cut(id, rows);
     const hint = Object.values(of.detail).every((detail) => detail === "headers") ? 'known with detail = "topics"' : "nothing yet";
     const topicsBefore = new Map(earlier.topics.map((row) => [row[0] + "\0" + row[1], row]));
     const rate = (row, index) => (row[index] - (topicsBefore.get(row[0] + "\0" + row[1])?.[index] ?? row[index])) / seconds;
     table("topics", [
       column("topic", (row) => row[1]), figure("produced/s", (row) => rate(row, 2), bytes), figure("records/s", (row) => rate(row, 3)),
       figure("fetched/s", (row) => rate(row, 4), bytes), figure("records/s ", (row) => rate(row, 5)),
-    ], last.topics.filter((row) => matches(row[0], chosen.broker, chosen.api) && found(row[1])), { empty: hint, order: { name: "produced/s", down: true } });
+    ], topics, { empty: among(last.topics, topics.length, hint), order: { name: "produced/s", down: true } });
 
     table("groups", [
       column("group", (row) => row[1]), column("state", (row) => row[2], { kind: (row) => (["Stable", "Empty", "Dead"].includes(row[2]) ? "" : "warn") }),
       figure("members", (row) => row[3], count), figure("rebalances", (row) => row[5], count), figure("time in them", (row) => row[6], duration),
       figure("refused", (row) => row[7], count, { kind: (row) => (row[7] ? "warn" : "") }),
       column("over time", (row) => row[5], { show: (row) => strip(row[0], row[1]) }),
-    ], last.groups.filter((row) => matches(row[0], chosen.broker, chosen.api) && found(row[1])), { empty: hint, order: { name: "rebalances", down: true } });
+    ], groups, { empty: among(last.groups, groups.length, hint), order: { name: "rebalances", down: true } });
 
     table("lags", [
       column("consumer", (row) => row[2]), column("is a", (row) => (row[1] === "group" ? "group" : "client")), column("topic", (row) => row[3]),
       figure("records", (row) => row[4], count), figure("time", (row) => row[5], duration),
-    ], lags.filter((row) => matches(row[0], chosen.broker, chosen.api) && found(row[2], row[3])), { empty: hint, order: { name: "records", down: true } });
+    ], behind, { empty: among(lags, behind.length, hint), order: { name: "records", down: true } });
 
     table("clients", [
       column("client id", (row) => row[1]), column("software", (row) => row[2]), column("version", (row) => row[3]), figure("connections", (row) => row[4], count),
-    ], last.clients.filter((row) => matches(row[0], chosen.broker, chosen.api) && found(row[1], row[2])), { empty: "none has named its software", order: { name: "connections", down: true } });
+    ], clients, { empty: among(last.clients, clients.length, "none has named its software"), order: { name: "connections", down: true } });
 
     $("connections-of").textContent = connections.length >= 200 ? `the first ${connections.length} of ${count(of.connections)}` : "";
     table("connections", [
