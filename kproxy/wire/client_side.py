@@ -177,7 +177,10 @@ class ClientSide(RawSaslSides):
                     break
                 continue
             exchange.request_end = now
-            if plan.reads_request:
+            if plan.keeps_small and length + 4 <= MAX_SMALL:
+                exchange.request_frame = bytes(view[pos:end])
+                exchange.response_frame = None
+            elif plan.reads_request:
                 last -= self._read_request(exchange, view, pos, end, now)
             completed[0] += 1
             pos = end
