@@ -22,6 +22,7 @@ from kproxy.metrics.groups import InsightCells
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.knowledge import feed_process
 from kproxy.proxy.control.operators import parameters
+from kproxy.proxy.control.operators.parameters import NotNow
 from kproxy.proxy.control.workers.channel import Channel, Gone, pair
 
 MAX_GROUPS = 1000  # of /api/groups in one answer
@@ -102,8 +103,11 @@ class FeedLink:
     def api_groups(self, query: Mapping[str, str]) -> AsyncIterator[list[dict[str, Any]]]:
         """Groups as last heard of, by cluster and group: at most `limit`, of those behind `after` (CLUSTER/GROUP).
 
-        In slices, of which none keeps the loop. Raises ValueError, later too.
+        In slices, of which none keeps the loop. None where no cluster is followed. Raises ValueError, and NotNow while
+        the process that knows them begins, later too.
         """
+        if self._cells and self._channel is None:
+            raise NotNow("the process that follows groups is being started: ask again")
         limit = parameters.number(query, "limit", DEFAULT_GROUPS, MAX_GROUPS)
         cluster, _, group = query.get("after", "").partition("/")
         return self._group_slices((cluster, group), limit)
@@ -114,7 +118,7 @@ class FeedLink:
             try:
                 found: list[dict[str, Any]] = await self._channel.ask("groups", after, wanted, timeout_s=ASK_S)
             except Gone:
-                raise ValueError("the process that follows groups does not answer now: ask again") from None
+                raise NotNow("the process that follows groups does not answer now: ask again") from None
             yield found
             if len(found) < wanted:
                 return

@@ -32,6 +32,7 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.control.operators.admin_guard import Guard
 from kproxy.proxy.control.operators.live import Encoded
 from kproxy.proxy.control.operators.page import PAGE_HEADERS, Asset
+from kproxy.proxy.control.operators.parameters import NotNow
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.relay.contexts import CHECK_S, Reloading
 from kproxy.proxy.relay.listeners import Gate, Listener, resolve
@@ -46,6 +47,7 @@ FULL_S = 1.0  # for an answer to be taken while all connections are in use
 MAX_CONNECTIONS = 32
 _THREAD_BYTES = 4096  # answers from this size on are compressed on a thread
 MAX_BODY = 64 * 1024  # of a request
+RETRY_AFTER_S = "1"  # of what cannot be said yet
 _BACKLOG = 128
 _SHUTDOWN_S = 1.0  # answers under way when the process ends
 _COMMON_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -81,7 +83,7 @@ class Admin:
     not_ready() -> why traffic should not be sent here yet; nothing: ready.
     api: name -> callable that gets the query's parameters and returns what is sent as JSON from /api/<name>: a value,
     one to be awaited, or slices of a list, between which the loop has its turn. Called on the loop, so quick.
-    ValueError: a bad query.
+    ValueError: a bad query; NotNow: what is asked for cannot be said yet.
     actions: name -> what POST /api/<name> does, with the query's parameters and those of a JSON object in the body; the
     only requests that change something. ValueError: bad parameters.
     streams: the same, for what is sent as JSON lines until it ends or nobody reads it.
@@ -230,6 +232,9 @@ class Admin:
             if asyncio.iscoroutine(value):
                 value = await value
             text = await _text_of(value)
+        except NotNow as fault:
+            headers = {"Retry-After": RETRY_AFTER_S}
+            raise web.HTTPServiceUnavailable(text=f"{fault}\n", headers=headers) from None
         except ValueError as fault:
             raise web.HTTPBadRequest(text=f"{fault}\n") from None
         headers = {"Content-Type": "application/json; charset=utf-8"}

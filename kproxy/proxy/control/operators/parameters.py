@@ -2,7 +2,13 @@
 
 from collections.abc import Mapping
 
+from kproxy.errors import KproxyError
+
 HIGHEST = 1 << 62
+
+
+class NotNow(KproxyError):
+    """What is asked for cannot be said yet: answered with 503 and Retry-After."""
 
 
 def number(query: Mapping[str, str], name: str, default: int, highest: int) -> int:
