@@ -24,6 +24,7 @@ from kproxy.watch.processes import End, Process, look
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import CLIENT, SIDES, Closed, Event, Exchange, Unanswered
+from kproxy.wire.interest import FETCH
 from kproxy.wire.kept import Kept
 
 if TYPE_CHECKING:
@@ -221,9 +222,13 @@ class Connections:
         """Keep what insight wants until `hand_on`: it needs the order of time, and flows are read one by one."""
         for event in events:
             exchange = event.exchange if event.__class__ is Unanswered else event
-            if exchange.__class__ is not Exchange or exchange.plan.kept is None:
+            if exchange.__class__ is not Exchange:
                 continue
-            if exchange.request_frame is not None:
+            if exchange.plan.kept is None:
+                body = exchange.response_body if exchange.plan.api_key == FETCH else None
+                if body is not None and body.logged:
+                    self._heard.append((exchange.response_start, len(self._heard), feed, event))
+            elif exchange.request_frame is not None:
                 at_ns = exchange.response_start if exchange.response_frame is not None else exchange.request_end
                 self._heard.append((at_ns, len(self._heard), feed, event))
 

@@ -44,7 +44,7 @@ from kproxy.watch.interfaces import ANY, Asked, refused
 from kproxy.watch.ring import BLOCK_BYTES, Ring
 from kproxy.watch.settings import Settings
 from kproxy.watch.zookeeper import ZooKeeperConnections
-from kproxy.wire.bodies import BATCHES, DETAILS, ERRORS
+from kproxy.wire.bodies import BATCHES, DETAILS, ERRORS, Logs
 
 if TYPE_CHECKING:
     from kproxy.proxy.control.operators.admin import Admin
@@ -235,6 +235,7 @@ class Watcher:
             zookeeper_ports=settings.zookeeper_ports,
             detail=detail,
             kept=None if kept is None else lambda: kept,
+            logs=None if kept is None else Logs(),
         )
         self._passive.findings = self._findings
 

@@ -412,6 +412,31 @@ def test_ports_used_again_after_a_reset_are_another_connection(tmp_path):
     assert len(seen.exchanges) == 3
 
 
+def test_connections_that_are_silent_for_long_end_and_one_that_goes_on_is_another(tmp_path, monkeypatch):
+    """As `kproxy watch` has them end, every now and then: between two windows."""
+    after = []  # each time: (flows that ended, that are open)
+    take = Flows.window
+
+    def window(self, found):
+        take(self, found)
+        after.append((self.expire(0), len(self.open)))
+        after.append((self.expire(1 << 62), len(self.open)))
+        after.append((self.expire(1 << 62), len(self.open)))
+
+    monkeypatch.setattr(Flows, "window", window)
+    wire = Wire().shake().ask(1)
+    paths = [tmp_path / "1.pcap", tmp_path / "2.pcap"]
+    paths[0].write_bytes(packet.pcap([(n * 1_000_000, data) for n, data in enumerate(wire.packets)]))
+    wire.packets.clear()
+    wire.ask(2, 3)
+    paths[1].write_bytes(packet.pcap([(10**12 + n * 1_000_000, data) for n, data in enumerate(wire.packets)]))
+    seen = Seen(*paths, ports=(packet.BROKER[1],))
+    assert set(zip(after[::3], after[1::3], after[2::3], strict=True)) == {((0, 1), (1, 0), (0, 0))}
+    assert seen.quality.count("idle") == len(seen.flows) == len(after) // 3 > 1
+    asked = [each.correlation_id for _, each in seen.exchanges if each.outcome is not REQUEST_NOT_SEEN]
+    assert asked == [1, 2, 3]
+
+
 def test_a_connection_put_away_as_idle_loses_nothing_when_it_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(flows, "MAX_FLOWS", 8)
     clients = [(packet.CLIENT[0], port) for port in range(40_000, 41_000)]

@@ -18,7 +18,7 @@ from kproxy.watch import watcher  # noqa: F401 - in a process of its own
 from tests import captures
 from tests.insight import truth
 from tests.knowledge import recorded
-from tests.watch.live import BROKER_PORT, CLIENT, KPROXY, Kproxy, machine, start_cluster, until, why_not
+from tests.watch.live import BROKER_PORT, CLIENT, CLUSTER, KPROXY, Kproxy, machine, start_cluster, until, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -296,6 +296,22 @@ def test_brokers_at_other_ports_are_found_by_what_answers_name(tmp_path):
         assert set(watch.total("kproxy_requests_total", "broker", api="Fetch")) == {("1",), ("2",), ("3",)}
         assert "brokers have other ports too: ports=9092,9193,9194,9195" in watch.end()
         run.end()
+
+
+# Three brokers that call themselves by a name; the addresses are all the same, so that ports tell them apart.
+NAMED = CLUSTER.replace("sys.argv[1].format(node_id), int(sys.argv[2])", "sys.argv[1], int(sys.argv[2]) + node_id")
+
+
+def test_brokers_that_call_themselves_by_a_name_are_told_apart(tmp_path):
+    with machine("named") as here:
+        process = here.start(sys.executable, "-c", NAMED, "localhost", "9092", stdout=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        ports = tuple(text for number in (1, 2, 3) for text in ("--port", str(9092 + number)))
+        watch = Kproxy(here, tmp_path, 9464, "watch", "--interface", "lo", *ports)
+        for _ in range(2):  # of connections that are open while a name is looked up the broker is not known
+            here.run(sys.executable, "-c", CLIENT, "127.0.0.1:9093", "5000")
+        assert set(watch.total("kproxy_requests_total", "broker", api="Fetch")) >= {("1",), ("2",), ("3",)}
+        watch.end()
 
 
 def test_a_second_kproxy_needs_another_admin_port(tmp_path):
