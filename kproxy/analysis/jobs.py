@@ -153,7 +153,7 @@ JOBS = {
         ),
         Job(
             group_lag,
-            ("partitions", "exchanges"),
+            ("partitions", "exchanges", "committed_offsets"),
             " --where \"group_id = 'billing'\"",
             (*_OF_EXCHANGE, ("group_id", "of_group"), ("topic", "of_topic")),
             no_replicas=_COMMITS,

@@ -7,9 +7,11 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.pieces import GROUPS, TOPIC, literal
 
 APART_NS = 30_000_000_000  # troubles of a group's coordinator that are further apart are two
+SOON_NS = 10_000_000_000  # a rebalance that begins so soon after one follows from it
 FOR_EVER = "9223372036854775807"
 LOADING = "COORDINATOR_LOAD_IN_PROGRESS"
 TROUBLES = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", LOADING)  # the first two are older names' as well
+_TROUBLES = ", ".join(map(literal, (*TROUBLES, "NOT_COORDINATOR_FOR_GROUP", "GROUP_COORDINATOR_NOT_AVAILABLE")))
 _SAME_GROUP = "a.cluster is not distinct from b.cluster and a.group_id = b.group_id"
 _AT = "timestamp_micros(cast(floor({} / 1e3) as bigint))"
 
@@ -71,6 +73,8 @@ def rebalances(rebalances: Frame, group_events: Frame, exchanges: Frame) -> Fram
     partitions. `waited_ns`: how long all others waited for `last_to_join`. `rejoined`: members that had to join again.
     `longest_pause_ns`: the longest time that one of its consumers did not fetch, from the last answer to a Fetch before
     it got its partitions to the first Fetch behind; consumers that share a client id and a host count as one.
+    `coordinator_lost`: since the generation before its coordinator had refused members, or was another broker: see
+    `coordinators`.
     """
     return ask(
         {"rebalances": rebalances, "group_events": group_events, "exchanges": exchanges},
@@ -92,6 +96,16 @@ def rebalances(rebalances: Frame, group_events: Frame, exchanges: Frame) -> Fram
                 min(asked_ns) over (partition by source, cluster, client_id, client_address order by at_ns
                     rows between current row and unbounded following) as behind_ns
             from moments""",
+        troubles=f"""
+            select distinct cluster, group_id, time_ns from group_events
+            where error in ({_TROUBLES}) or event = 'coordinator_moved'""",
+        in_turn="""
+            select *, lag(joined_ns) over (partition by cluster, group_id, protocol order by joined_ns) as before_ns
+            from rebalances""",
+        after_loss=f"""
+            select distinct a.cluster, a.group_id, a.generation, a.joined_ns from in_turn a join troubles b
+                on {_SAME_GROUP} and b.time_ns between a.before_ns and coalesce(a.ended_ns, a.joined_ns)
+                and b.time_ns >= a.started_ns - {SOON_NS}""",
         pauses="""
             select source, cluster, group_id, generation, max(behind_ns - before_ns) as longest_pause_ns
             from around where group_id is not null and behind_ns >= before_ns group by all""",
@@ -100,9 +114,11 @@ def rebalances(rebalances: Frame, group_events: Frame, exchanges: Frame) -> Fram
                 coalesce(a.ended_ns, a.joined_ns) - a.started_ns as took_ns, b.longest_pause_ns, a.members_before,
                 a.members_after, a.rejoined, a.reason, a.cause_member, a.joined_ns - a.started_ns as forming_ns,
                 a.ended_ns - a.joined_ns as assigning_ns, a.waited_ns, a.last_to_join, a.protocol, a.strategy,
-                a.coordinator_id
+                a.coordinator_id, l.joined_ns is not null as coordinator_lost
             from rebalances a left join pauses b
                 on {_SAME_GROUP} and a.generation = b.generation and a.source is not distinct from b.source
+            left join after_loss l on a.cluster is not distinct from l.cluster and a.group_id = l.group_id
+                and a.generation = l.generation and a.joined_ns = l.joined_ns
             order by `time`, a.cluster nulls first, a.group_id, a.generation""",
     )
 
@@ -112,23 +128,25 @@ def assignments(assignments: Frame) -> Frame:
 
     `agrees` is of range and round robin, computed again, and of sticky strategies, of which each partition must be at
     one subscriber; null where neither can be said. `shared`: partitions that another member of the same generation was
-    given too.
+    given too. Generations of groups in ZooKeeper are counted anew in each source; those are told apart.
     """
     return ask(
         {"assignments": assignments},
+        placed="select *, case when group_type = 'zookeeper' then source end as of_source from assignments",
         owners="""
-            select cluster, group_id, generation, topic, `partition`, count(distinct member_id) as owners
-            from assignments group by all""",
+            select cluster, group_id, of_source, generation, topic, `partition`, count(distinct member_id) as owners
+            from placed group by all""",
         answer=f"""
             select {_AT.format("min(a.time_ns)")} as `time`, a.cluster, a.group_id, a.generation, a.client_id,
                 a.topic, count(distinct a.`partition`) as partitions, min(a.`partition`) as lowest,
                 max(a.`partition`) as highest, count(distinct case when b.owners > 1 then a.`partition` end) as shared,
                 min(a.agrees) as agrees, a.member_id, max(a.strategy) as strategy
-            from assignments a left join owners b
+            from placed a left join owners b
                 on {_SAME_GROUP} and a.generation = b.generation and a.topic = b.topic and a.`partition` = b.`partition`
-            group by a.cluster, a.group_id, a.generation, a.member_id, a.client_id, a.topic
-            order by a.cluster nulls first, a.group_id, a.generation desc, a.client_id nulls first, a.member_id,
-                a.topic""",
+                and a.of_source is not distinct from b.of_source
+            group by a.cluster, a.group_id, a.of_source, a.generation, a.member_id, a.client_id, a.topic
+            order by a.cluster nulls first, a.group_id, a.of_source nulls first, a.generation desc,
+                a.client_id nulls first, a.member_id, a.topic""",
     )
 
 
@@ -225,13 +243,12 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
     join; `outage_ns`: from the last good answer of all to the next. Null: no such phase was seen. Refusals further
     apart than 30 seconds are two losses.
     """
-    troubles = ", ".join(map(literal, (*TROUBLES, "NOT_COORDINATOR_FOR_GROUP", "GROUP_COORDINATOR_NOT_AVAILABLE")))
     spoken = "('Heartbeat', 'OffsetCommit', 'SyncGroup', 'ConsumerGroupHeartbeat', 'ShareGroupHeartbeat')"
     return ask(
         {"group_events": group_events, "rebalances": rebalances, "exchanges": exchanges},
         troubles=f"""
             select *, time_ns - lag(time_ns) over (partition by cluster, group_id order by time_ns) as since_ns
-            from group_events where error in ({troubles}) or event = 'coordinator_moved'""",
+            from group_events where error in ({_TROUBLES}) or event = 'coordinator_moved'""",
         counted=f"""
             select *, sum(case when since_ns <= {APART_NS} then 0 else 1 end)
                 over (partition by cluster, group_id order by time_ns) as loss

@@ -66,7 +66,8 @@ def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partit
     the claims that met an owner node of another member. `stood_still_ns` is from the first partition let go to the last
     claimed. `stale_fetches` are those of a partition's former owner after another member had claimed it, as of a
     consumer that was paused past its session: two owners at once, up to `stale_ns` after the claim. A member is known
-    by the client that fetched most of what it owned.
+    by the client that fetched most of what it owned, from the host that the member is at. `host` is that of
+    `cause_member`.
     """
     return ask(
         {
@@ -90,6 +91,10 @@ def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partit
             from assignments a join rounds r
                 on a.cluster = r.cluster and a.group_id = r.group_id and a.generation = r.generation
             window w as (partition by a.cluster, a.group_id, a.topic, a.`partition` order by a.time_ns)""",
+        hosts="""
+            select cluster, group_id, member_id, max_by(client_address, time_ns) as host from group_events
+            where protocol = 'zookeeper' and event in ('join', 'assigned') and client_address is not null
+            group by cluster, group_id, member_id""",
         fetched="""
             select c.cluster, c.group_id, c.generation, c.member_id, c.former, c.time_ns, e.request_start_ns as at_ns,
                 concat(coalesce(e.client_id, ''), ' ', e.client_address) as client
@@ -97,7 +102,10 @@ def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partit
                 on p.source = e.source and p.connection = e.connection and p.`number` = e.`number`
             join claims c on c.cluster = p.cluster and c.topic = p.topic and c.`partition` = p.`partition`
                 and e.request_start_ns > c.time_ns and e.request_start_ns < c.until_ns
-            where p.api = 'Fetch' and p.direction = 'request' and coalesce(e.replica_id, -1) < 0""",
+            left join hosts h on h.cluster = c.cluster and h.group_id = c.group_id and h.member_id = c.member_id
+            left join hosts f on f.cluster = c.cluster and f.group_id = c.group_id and f.member_id = c.former
+            where p.api = 'Fetch' and p.direction = 'request' and coalesce(e.replica_id, -1) < 0
+                and coalesce(e.client_address in (h.host, f.host), true)""",
         clients="""
             select cluster, group_id, member_id, client,
                 row_number() over (partition by cluster, group_id, member_id order by count(*) desc, client) as place
@@ -114,8 +122,9 @@ def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partit
                 r.members_after, coalesce(c.woken, 0) as woken, r.rejoined, coalesce(c.claimed, 0) as claimed,
                 coalesce(c.races_lost, 0) as races_lost, r.ended_ns - r.started_ns as rebalance_ns,
                 case when c.assigned_ns > c.revoked_ns then c.assigned_ns - c.revoked_ns end as stood_still_ns,
-                coalesce(s.stale_fetches, 0) as stale_fetches, s.stale_ns
+                coalesce(s.stale_fetches, 0) as stale_fetches, s.stale_ns, h.host
             from rounds r
+            left join hosts h on r.cluster = h.cluster and r.group_id = h.group_id and r.cause_member = h.member_id
             left join counted c on r.cluster = c.cluster and r.group_id = c.group_id and r.generation = c.generation
             left join stale s on r.cluster = s.cluster and r.group_id = s.group_id and r.generation = s.generation
             order by r.started_ns, r.cluster, r.group_id""",

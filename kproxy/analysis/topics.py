@@ -8,12 +8,14 @@ from collections.abc import Sequence
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.pieces import (
+    EXCHANGE_NAMES,
     FETCHED,
     RATE,
     TOPIC,
     at_last,
     bucket,
     groups,
+    name,
     ns,
     of_clients,
     of_exchanges,
@@ -215,17 +217,32 @@ def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where
     )
 
 
-def group_lag(partitions: Frame, exchanges: Frame, every: str | None = None, where: str | None = None) -> Frame:
+def group_lag(
+    partitions: Frame,
+    exchanges: Frame,
+    committed_offsets: Frame,
+    every: str | None = None,
+    where: str | None = None,
+) -> Frame:
     """How far groups are behind: what they committed, or were told that they had, against the end of the log.
 
-    The end of a log is the highest that any answer told: the high watermark of a Fetch, what ListOffsets found, or one
-    more than the first offset that a Produce wrote. Null where none did. Refused commits do not count. Over time a
-    step has what was committed last in it, against the end as it was known by then.
+    Where somebody fetched `__consumer_offsets`, what coordinators wrote there counts too, and offsets that are removed
+    do not. The end of a log is the highest that any answer told: the high watermark of a Fetch, what ListOffsets found,
+    or one more than the first offset that a Produce wrote. Null where none did. Refused commits do not count. Over time
+    a step has what was committed last in it, against the end as it was known by then.
     """
     step, of_step = ("`time`, ", f"{bucket(every)} as `time`, ") if every else ("", "")
     keys = " and ".join(f"o.{key} = r.{key}" for key in ("source", "connection", "number"))
+    from kproxy.tables.schema import PARTITIONS  # heavy, and no help text needs it
+
+    # What a condition may name, of a commit in a log.
+    written = dict.fromkeys((*PARTITIONS.schema.names, *EXCHANGE_NAMES, "of_topic", "of_group"), "null")
+    written |= {
+        each: name(each) for each in ("source", "cluster", "connection", "number", "time", "topic", "partition")
+    }
+    written |= {"offset": "coalesce(`offset`, -1)", "of_topic": "topic", "of_group": "group_id", "direction": "'log'"}
     return ask(
-        {"partitions": partitions, "exchanges": exchanges},
+        {"partitions": partitions, "exchanges": exchanges, "committed_offsets": committed_offsets},
         told=f"""
             select *, {TOPIC} as of_topic from partitions
             where ({_COMMITS} and direction = 'request') or (api = 'OffsetFetch' and direction = 'response')""",
@@ -234,9 +251,14 @@ def group_lag(partitions: Frame, exchanges: Frame, every: str | None = None, whe
             select distinct source, connection, `number`, {TOPIC} as of_topic, `partition`, 1 as is_refused
             from partitions where {_COMMITS} and direction = 'response' and error_code != 0""",
         places=f"""
-            select o.*, coalesce(o.group_id, o.asked_group) as of_group from ours o left join refusals r
+            select {", ".join(f"o.{name(each)}" for each in written if each != "of_group")},
+                coalesce(o.group_id, o.asked_group) as of_group
+            from ours o left join refusals r
                 on {keys} and o.of_topic = r.of_topic and o.`partition` = r.`partition`
-            where r.is_refused is null and o.`offset` >= 0""",
+            where r.is_refused is null and o.`offset` >= 0
+            union all
+            select {", ".join(f"{text} as {name(each)}" for each, text in written.items())} from committed_offsets
+            where `change` in ('committed', 'removed')""",
         ends=f"""
             select {of_step}cluster, {TOPIC} as topic, `partition`,
                 max(case when api = 'Produce' then `offset` + 1 when api = 'ListOffsets' then `offset`
@@ -248,8 +270,10 @@ def group_lag(partitions: Frame, exchanges: Frame, every: str | None = None, whe
             group by all""",
         committed=f"""
             select {of_step}cluster, of_group as group_id, of_topic as topic, `partition`,
-                {at_last("`offset`")} as committed_offset, count_if(direction = 'request') as commits,
-                max(case when direction = 'request' then `time` end) as last_commit
+                {at_last("`offset`")} as committed_offset,
+                greatest(count_if(direction = 'request'), count_if(direction = 'log' and `offset` >= 0)) as commits,
+                max(case when direction = 'request' or direction = 'log' and `offset` >= 0 then `time` end)
+                    as last_commit
             from places where of_group is not null and {where or "true"} group by all""",
         placed=f"""
             select {step}cluster, topic, `partition`, group_id, committed_offset, commits, last_commit,
@@ -264,6 +288,6 @@ def group_lag(partitions: Frame, exchanges: Frame, every: str | None = None, whe
             select {step}cluster, group_id, topic, `partition`, committed_offset, end_offset,
                 case when end_offset is not null then greatest(end_offset - committed_offset, 0) end as lag_records,
                 commits, last_commit, end_seen
-            from known where committed_offset is not null
+            from known where committed_offset >= 0
             order by {step}end_offset is null, lag_records desc, cluster, group_id, topic, `partition`""",
     )

@@ -222,7 +222,7 @@ class _Group:
         for partition, claim in sorted(done.claims.items()):
             agrees = None if computed_ is None else partition in computed_.get(claim.thread, ())
             who = self._group_id, done.number, claim.member, None
-            yield Assignment(claim.time_ns, self._cluster, *who, *partition, STRATEGY, agrees)
+            yield Assignment(claim.time_ns, self._cluster, *who, *partition, STRATEGY, agrees, PROTOCOL)
         wanted = done.owned if computed_ is None else frozenset[Partition]().union(*computed_.values())
         last = max(done.claims.values(), key=lambda claim: claim.time_ns, default=None)
         is_whole = last is not None and wanted <= self._owners.keys()
@@ -243,6 +243,7 @@ class _Group:
             len(done.woken & done.before & self._members.keys()),
             None if last is None else last.member,
             None,
+            group_type=PROTOCOL,
         )
 
     def _computed(self, counts: Counts) -> Owned | None:
@@ -272,6 +273,7 @@ class _Group:
             reason=reason,
             connection=row.connection,
             number=row.number,
+            group_type=PROTOCOL,
         )
 
 

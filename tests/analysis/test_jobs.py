@@ -9,7 +9,7 @@ import pytest
 from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables, quoted, type_text
 from kproxy.analysis.pieces import duration_of
-from kproxy.tables.schema import BATCHES, CONNECTIONS, EXCHANGES, PARTITIONS, QUALITY, TOPOLOGY
+from kproxy.tables.schema import BATCHES, COMMITTED_OFFSETS, CONNECTIONS, EXCHANGES, PARTITIONS, QUALITY, TOPOLOGY
 from kproxy.views import units
 
 REPLICA = re.compile("(broker-.*-fetcher|ReplicaFetcherThread)-")  # as brokers call their clients
@@ -381,11 +381,37 @@ def test_group_lag(frame):
     )
     talk = frame(EXCHANGES, [exchange(n, api="OffsetCommit", group_id="g") for n in (1, 2, 3, 8)])
     names = ("cluster", "group_id", "partition", "committed_offset", "end_offset", "lag_records", "commits")
-    assert rows(jobs.group_lag(table, talk), *names) == [
+
+    def written(number, group, offset, change="committed"):
+        at = {"number": number, "time": START + timedelta(seconds=number), "group_id": group, "change": change}
+        return keys | at | {"offset": offset}
+
+    assert rows(jobs.group_lag(table, talk, frame(COMMITTED_OFFSETS, [written(9, "g", 99, "pending")])), *names) == [
         ("east", "g", 0, 20, 100, 80, 2),
         ("west", "g", 0, 30, 50, 20, 1),
         ("east", "h", 1, 7, None, None, 0),
     ]
+
+    log = frame(  # what coordinators wrote, as somebody fetched it
+        COMMITTED_OFFSETS,
+        [
+            written(1, "g", 10),
+            written(9, "g", 25),
+            written(9, "g", 99, "pending"),
+            written(9, "g", 99, "aborted"),
+            written(2, "unseen", 40),
+            written(1, "gone", 7),
+            written(3, "gone", None, "removed"),
+        ],
+    )
+    assert rows(jobs.group_lag(table, talk, log), *names) == [
+        ("east", "g", 0, 25, 100, 75, 2),
+        ("east", "unseen", 0, 40, 100, 60, 1),
+        ("west", "g", 0, 30, 50, 20, 1),
+        ("east", "h", 1, 7, None, None, 0),
+    ]
+    only = rows(jobs.group_lag(table, talk, log, every="5 seconds", where="of_group = 'unseen'"), *names)
+    assert only == [("east", "unseen", 0, 40, None, None, 1)]
 
 
 def test_clients_and_who_breaks(frame):

@@ -80,6 +80,18 @@ def test_a_coordinator_that_was_killed_is_followed_through_its_phases(answer):
         assert row["silent_ns"] > 0 and row["joining_ns"] > 0
 
 
+def test_rebalances_that_follow_a_lost_coordinator_are_marked(answer):
+    """The coordinator's log says that members joined: it is another broker, which has lost none."""
+    killed = happened("broker_kill")["time"]
+    marked = {
+        (row["group_id"], row["cause"]): row["time"] / 1e6 - killed
+        for row in answer("rebalances")
+        if row["coordinator_lost"]
+    }
+    assert marked.keys() >= {("coop-g", "member_joined"), ("rr-g", "member_joined")}
+    assert all(0 < after_s < 15 for after_s in marked.values()), marked
+
+
 def test_an_overview_says_what_happened_to_groups_and_leaders_and_what_to_ask(tables):
     found = {
         name: [dict(zip(frame.columns, row, strict=True)) for row in engine.rows(frame)]
@@ -128,6 +140,21 @@ def test_assignments_agree_and_nobody_shares(answer):
     assert not any(row["shared"] for row in found)
     of_range = Counter(row["generation"] for row in found if row["group_id"] == "range-g")
     assert of_range[9] == 2  # a member, two topics
+
+
+def test_generations_of_groups_in_zookeeper_are_those_of_one_source(tables):
+    """They are counted anew in each; those of groups that brokers coordinate are one, whoever was told of them."""
+    given = "select * replace ('{}' as source, '{}' as group_type, 'm{}' as member_id) from assignments"
+    given += " where `partition` = 0"
+    for kind, shared in (("zookeeper", {0}), ("consumer", {1})):
+        both = " union all ".join(given.format(f"{number}.pcap", kind, number) for number in (1, 2))
+        twice = engine.ask({"assignments": tables["assignments"]}, both=both)
+        assert {row["shared"] for row in asked_of(jobs.assignments(twice))} == shared
+
+
+def asked_of(frame):
+    names = [column.name for column in engine.columns(frame)]
+    return [dict(zip(names, row, strict=True)) for row in engine.rows(frame)]
 
 
 def test_lag_of_groups_is_what_the_official_tool_said(answer):
