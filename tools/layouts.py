@@ -124,7 +124,7 @@ def _api(key: int, dumps: dict[str, Json], newest: str, oldest: str) -> Json:
     throttled = _merged(new, old, "throttled_after_answer")
     out["throttledAfterAnswer"] = _range(version for version, after in throttled.items() if after)
     for side in ("request", "response"):
-        out[side] = _message(_merged(new, old, side), f"{api['name']} {side}")
+        out[side] = joined(_merged(new, old, side), f"{api['name']} {side}")
     return out
 
 
@@ -142,7 +142,7 @@ def _data(new: Json, old: Json) -> list[Json]:
             older = None  # in 3.x the version of a key's class was the record type
         layout = {"name": RENAMED.get(message["class"], message["class"]), "section": _section(message)}
         layout |= {name: message[name] for name in ("log", "role", "record_type") if name in message}
-        out.append(layout | _message(_merged(message, older, "versions"), layout["name"]))
+        out.append(layout | joined(_merged(message, older, "versions"), layout["name"]))
     return out
 
 
@@ -160,7 +160,8 @@ def _place(message: Json) -> tuple[int, int, str]:
 Key = tuple[str, str]  # name and type: what makes a field the same field in two versions
 
 
-def _message(versions: Versions, where: str) -> Json:
+def joined(versions: Versions, where: str) -> Json:
+    """A message from the struct of each of its versions."""
     out: Json = {
         "validVersions": _range(versions),
         "flexibleVersions": _range(version for version, struct in versions.items() if struct["flexible"]),
@@ -178,7 +179,7 @@ def _fields(versions: Versions, flexible: set[int], where: str) -> list[Json]:
     for version, struct in versions.items():
         for field in struct["fields"]:
             same = entries.setdefault((field["name"], field["type"]), {})
-            _need(version not in same, f"{where}: {field['name']} twice in version {version}")
+            need(version not in same, f"{where}: {field['name']} twice in version {version}")
             same[version] = field
     return [_field(entries[key], flexible, f"{where}.{key[0]}") for key in _in_order(versions, where)]
 
@@ -191,10 +192,10 @@ def _field(versions: Versions, flexible: set[int], where: str) -> Json:
         out["nullableVersions"] = _range(nullable)
     tags = {version: field["tag"] for version, field in versions.items() if "tag" in field}
     if tags:
-        _need(len(set(tags.values())) == 1, f"{where}: two tags")
+        need(len(set(tags.values())) == 1, f"{where}: two tags")
         out["tag"] = tags[max(tags)]
         out["taggedVersions"] = _range(tags)
-    _need(
+    need(
         len({json.dumps(field.get("default", ...), default=repr) for field in versions.values()}) == 1,
         f"{where}: two defaults",
     )
@@ -204,7 +205,7 @@ def _field(versions: Versions, flexible: set[int], where: str) -> Json:
         expected = {version for version in versions if version in flexible}
         compact = {version for version, field in versions.items() if field["compact"]}
         if compact != expected:
-            _need(not compact, f"{where}: compact in some flexible versions only")
+            need(not compact, f"{where}: compact in some flexible versions only")
             out["flexibleVersions"] = "none"
     if "fields" in first:
         out["fields"] = _fields(versions, flexible, where)
@@ -231,7 +232,7 @@ def _in_order(versions: Versions, where: str) -> list[Key]:
     left = set(after)
     while left:
         ready = left - {key for other in left for key in after[other]}
-        _need(bool(ready), f"{where}: fields that changed places")
+        need(bool(ready), f"{where}: fields that changed places")
         follows = after[order[-1]] if order else set()
         order.append(min(ready, key=lambda key: (came_up[key][0], key not in follows, *came_up[key][1:])))
         left.remove(order[-1])
@@ -242,7 +243,7 @@ def _range(versions: Iterable[int]) -> str:
     ordered = sorted(versions)
     if not ordered:
         return "none"
-    _need(ordered == list(range(ordered[0], ordered[-1] + 1)), f"a gap in versions {ordered}")
+    need(ordered == list(range(ordered[0], ordered[-1] + 1)), f"a gap in versions {ordered}")
     return f"{ordered[0]}" if len(ordered) == 1 else f"{ordered[0]}-{ordered[-1]}"
 
 
@@ -256,7 +257,7 @@ def _runs(values: dict[int, int]) -> Iterator[tuple[str, int]]:
         versions = versions[len(run) :]
 
 
-def _need(condition: bool, otherwise: str) -> None:
+def need(condition: bool, otherwise: str) -> None:
     if not condition:
         raise SystemExit(f"layouts: {otherwise}: this form cannot say that; look at what the release changed")
 
@@ -282,7 +283,7 @@ def prove(made: dict[str, Json], dumps: dict[str, Json]) -> int:
             and _section(message) == layout["section"]
         ]
         compared += _compare(layout, dumped[:1] if layout.get("role") == "key" else dumped, layout["name"])
-    _need(len(data) == len(dumps[newest]["data"]), "a message is missing")
+    need(len(data) == len(dumps[newest]["data"]), "a message is missing")
     return compared
 
 
@@ -291,14 +292,14 @@ def _compare(layout: Json, dumped: list[Json], where: str) -> int:
     for versions in dumped:  # the newest first
         for number, struct in versions.items():
             wanted.setdefault(int(number), struct)
-    _need(_versions(layout["validVersions"]) == set(wanted), f"{where}: other versions")
+    need(_versions(layout["validVersions"]) == set(wanted), f"{where}: other versions")
     headers = {v: header for versions, header in layout.get("headerVersions", {}).items() for v in _versions(versions)}
     for version, struct in wanted.items():
         flexible = version in _versions(layout["flexibleVersions"])
         found = {"flexible": flexible, "fields": _expanded(layout["fields"], version, flexible)}
         if headers:
             found["header_version"] = headers[version]
-        _need(found == struct, f"{where} version {version} expands to something else")
+        need(found == struct, f"{where} version {version} expands to something else")
     return len(wanted)
 
 

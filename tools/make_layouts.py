@@ -14,6 +14,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -87,16 +88,22 @@ def fetch(release: str) -> None:
 
 def compile_for(release: str) -> None:
     source, classes = home(release) / "source", home(release) / "classes"
-    for folder in (source, classes):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    has = {package for package in MOVED if package_exists(release, package)}
-    for path in sorted((TOOLS / "java").rglob("*.java")):
-        text = path.read_text()
-        for package in MOVED.keys() - has:
-            text = text.replace(package, MOVED[package])
-        (source / path.name).write_text(text)
+    shutil.rmtree(classes, ignore_errors=True)
+    classes.mkdir(parents=True)
+    adapted(TOOLS / "java", source, [package for package in MOVED if not package_exists(release, package)])
     run("javac", "-nowarn", "-Xlint:none", "-cp", home(release) / "libs" / "*", "-d", classes, *source.glob("*.java"))
+
+
+def adapted(sources: Path, target: Path, packages: Iterable[str]) -> Path:
+    """The sources in one folder, `target`, with these of MOVED where they were before."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for path in sorted(sources.rglob("*.java")):
+        text = path.read_text()
+        for package in packages:
+            text = text.replace(package, MOVED[package])
+        (target / path.name).write_text(text)
+    return target
 
 
 def package_exists(release: str, package: str) -> bool:

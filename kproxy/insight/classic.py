@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kproxy.insight.assignors import Member, checked
-from kproxy.insight.embedded import NOTHING, Owned, assigned, listed
+from kproxy.insight.embedded import CONNECT, NOTHING, Given, Owned, given, group_type, listed
 from kproxy.insight.group import HEAVY_BYTES, MAX_MEMBERS, Cause, Group, GroupRow
 from kproxy.insight.joined import MS, Asked, Forming, Joined, subscribe
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
@@ -21,7 +21,6 @@ from kproxy.insight.spoken import Body, Spoken
 
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 11, 12, 13, 14
 REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 27, 79
-CONSUMER = "consumer"  # the type of protocol whose members carry subscriptions; Connect's, for example, do not
 
 Counts = Mapping[str, int]  # partitions by topic
 Known = tuple[Counts, Counts]  # now, and before topics grew
@@ -121,7 +120,7 @@ class ClassicGroup(Group):
             return
         member = self._member(spoken, member_id, answer.get("protocolName"))
         number = answer["generationId"]
-        answered = self.event(spoken, "join_answered", member_id=member_id, generation=number)
+        answered = self.event(spoken, "join_answered", member_id=member_id, generation=number, reason=member.words)
         if number == self.generation and self._forming is None and self.state not in ("Empty", "Dead"):
             # No rebalance: a follower rejoins a stable group with the same subscription and is told the generation
             # that there is, or a static member comes back under a new id (KIP-345).
@@ -181,8 +180,9 @@ class ClassicGroup(Group):
         member.session_ns = request["sessionTimeoutMs"] * MS
         protocols = {each["name"]: each["metadata"] for each in request["protocols"]}
         metadata = protocols.get(strategy) if strategy is not None else None
-        if metadata is not None and request["protocolType"] == CONSUMER:
-            subscribe(member, metadata)
+        self.group_type = group_type(request["protocolType"], strategy) or self.group_type
+        if metadata is not None:
+            subscribe(member, self.group_type, metadata)
             self._held_bytes += len(metadata)
         return member
 
@@ -194,11 +194,13 @@ class ClassicGroup(Group):
             known = forming.joined.get(each["memberId"])
             if known is None:
                 known = Joined(each["memberId"], each.get("groupInstanceId"))
-                subscribe(known, each["metadata"])
+                subscribe(known, self.group_type, each["metadata"])
                 self._held_bytes += len(each["metadata"])
             former = self._before.get(known.id)
             if former is not None:
-                known.owned, known.client_id = former.owned, known.client_id or former.client_id
+                known.client_id = known.client_id or former.client_id
+                if self.group_type != CONNECT:  # whose workers say what they own as they join
+                    known.owned = former.owned
             self.members[known.id] = known
 
     def _note_cause(self, member: Joined, spoken: Spoken, reason: str | None) -> None:
@@ -275,33 +277,39 @@ class ClassicGroup(Group):
     def _given(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
         """What a member has got that it had not, and what it had and has no longer."""
         member = self.members.get(spoken.request["memberId"])
-        owned = assigned(answer["assignment"])
-        if owned is None:
-            if answer["assignment"]:
-                yield self.event(spoken, "assigned", reason=f"{len(answer['assignment'])} bytes of {self.strategy}")
+        told = given(self.group_type, answer["assignment"])
+        if told is None:
+            yield self.event(spoken, "assigned", reason=f"{len(answer['assignment'])} bytes of {self.strategy}")
             return
         before = NOTHING
         if member is not None:
             before = member.owned if member.owned is not None else member.said_owned or NOTHING
-            member.owned = owned
+            member.owned = told.after(before)
             member.size_bytes += len(answer["assignment"])
             self._held_bytes += len(answer["assignment"])
+        owned = told.after(before)
         if before - owned:
             yield self.event(spoken, "revoked", reason=listed(before - owned))
         if owned - before:
             yield self.event(spoken, "assigned", reason=listed(owned - before))
+        if told.words:
+            yield self.event(spoken, "tasks_assigned", reason=told.words)
 
     def _assigned(self, spoken: Spoken, partitions: Counts, before: Counts) -> Iterator[GroupRow]:
-        """What the leader assigned, if they are consumers, and whether it is right.
+        """What the leader assigned, if they are known, and of consumers whether it is right.
 
         A leader learns that a topic grew up to `metadata.max.age.ms` later than others, and joins again then.
         """
-        owned: dict[str, Owned] = {}
+        told: dict[str, Given] = {}
         for each in spoken.request["assignments"][:MAX_MEMBERS]:
-            parts = assigned(each["assignment"])
+            parts = given(self.group_type, each["assignment"])
             if parts is None:
                 return
-            owned[each["memberId"]] = parts
+            told[each["memberId"]] = parts
+        owned: dict[str, Owned] = {}
+        for member_id, what in told.items():
+            known = self.members.get(member_id)
+            owned[member_id] = what.after(known.said_owned if known is not None else None)
         members = [
             Member(each.id, each.instance_id, each.topics or (), each.rack, each.said_owned)
             for each in self.members.values()
@@ -313,9 +321,9 @@ class ClassicGroup(Group):
         self._counted = {topic: partitions.get(topic, 0) for member in members for topic in member.topics}
         if verdict.reason:
             yield self.event(spoken, "assignment_differs", reason=verdict.reason)
-        for member_id, parts in owned.items():
+        for member_id, owns in owned.items():
             known = self.members.get(member_id)
-            for topic, index in sorted(parts):
+            for topic, index in sorted(owns):
                 yield Assignment(
                     spoken.response_start,
                     self.cluster,
@@ -327,6 +335,7 @@ class ClassicGroup(Group):
                     index,
                     self.strategy,
                     verdict.agrees(member_id),
+                    self.group_type,
                 )
 
     # --- leaving -----------------------------------------------------------------------------------------------------
@@ -401,12 +410,13 @@ class ClassicGroup(Group):
     def _adopt(self, told: Body) -> None:
         """The members of a group of which nothing else was seen."""
         self.strategy = told["protocolData"] or None
+        self.group_type = group_type(told["protocolType"], self.strategy)
         for each in told["members"][:MAX_MEMBERS]:
             member = Joined(each["memberId"], each.get("groupInstanceId"), each["clientId"], each["clientHost"])
-            if told["protocolType"] == CONSUMER:
-                subscribe(member, each["memberMetadata"])
-                self._held_bytes += len(each["memberMetadata"]) + len(each["memberAssignment"])
-                member.owned = assigned(each["memberAssignment"])
+            subscribe(member, self.group_type, each["memberMetadata"])
+            self._held_bytes += len(each["memberMetadata"]) + len(each["memberAssignment"])
+            has = given(self.group_type, each["memberAssignment"])
+            member.owned = None if has is None else has.after(member.said_owned)
             self.members[member.id] = member
 
     def deleted(self) -> None:
@@ -450,7 +460,7 @@ class ClassicGroup(Group):
             causes = cause.cause, cause.member_id, cause.reason
             times = min(at, cause.at), at, at
             whose = self.cluster, self.group_id, self.protocol, strategy, generation
-            yield Rebalance(*whose, *causes, *times, *counts, None, self.coordinator_id)
+            yield Rebalance(*whose, *causes, *times, *counts, None, self.coordinator_id, None, self.group_type)
         for member in before.values():
             if not members and member.heard_ns and not member.is_gone:
                 yield self._expiry(member, at, generation, "the coordinator wrote that the group has no members")
@@ -474,7 +484,7 @@ class ClassicGroup(Group):
     def _stored_assignment(self, member: Joined, at: int) -> Iterator[Assignment]:
         for topic, index in sorted(member.owned or ()):
             whose = at, self.cluster, self.group_id, self.generation, member.id, member.client_id
-            yield Assignment(*whose, topic, index, self.strategy, None)
+            yield Assignment(*whose, topic, index, self.strategy, None, self.group_type)
 
     # --- what a generation was ---------------------------------------------------------------------------------------
 
@@ -509,6 +519,7 @@ class ClassicGroup(Group):
             forming.last_to_join,
             self.coordinator_id,
             waited,
+            self.group_type,
         )
 
     def _cause(self, forming: Forming, before: Mapping[str, Joined], after: Mapping[str, Joined]) -> Cause:

@@ -56,6 +56,7 @@ class EpochGroup(Group):
 
     def __init__(self, cluster: str, group_id: str, protocol: str) -> None:
         super().__init__(cluster, group_id, protocol)
+        self.group_type = protocol
         self.epoch = 0  # the highest that a member was told
         self.strategy: str | None = None  # the assignor that a member asked for, or that a describe named
         self.members: dict[str, _Member] = {}
@@ -265,6 +266,7 @@ class EpochGroup(Group):
             len(others),
             member.id,
             self.coordinator_id,
+            group_type=self.group_type,
         )
 
     def _silent(self, at: int) -> _Member | None:
@@ -305,6 +307,7 @@ class EpochGroup(Group):
                 index,
                 self.strategy,
                 None,
+                self.group_type,
             )
 
     # --- what the coordinator's log says ---------------------------------------------------------------------------
@@ -339,6 +342,7 @@ class EpochGroup(Group):
             max(0, again),
             None,
             self.coordinator_id,
+            group_type=self.group_type,
         )
 
     def stored_member(
@@ -383,7 +387,7 @@ class EpochGroup(Group):
         self._held_bytes += PARTITION_BYTES * len(owned)
         for topic, index in sorted(owned):
             whose = at, self.cluster, self.group_id, epoch, member.id, member.client_id
-            yield Assignment(*whose, topic, index, self.strategy, None)
+            yield Assignment(*whose, topic, index, self.strategy, None, self.group_type)
         forming = self._forming
         if forming is not None and epoch >= forming.generation:
             self._told.add(member_id)

@@ -47,6 +47,7 @@ class Group:
         self.group_id = group_id
         self.protocol = protocol
         self.coordinator_id: int | None = None
+        self.group_type: str | None = None  # consumer, connect, streams, share, or what else members call themselves
         self._causes: list[Cause] = []  # since the last generation
         self._moved: Cause | None = None
         self._held_bytes = 0  # about, of subscriptions and assignments
@@ -86,6 +87,7 @@ class Group:
             generation,
             self.coordinator_id,
             reason=reason,
+            group_type=self.group_type,
         )
 
     def event(
@@ -118,6 +120,7 @@ class Group:
             reason=None if reason is None else _short(reason),
             connection=spoken.connection,
             number=spoken.number,
+            group_type=self.group_type,
             **fields | known,
         )
 

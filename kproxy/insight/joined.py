@@ -7,7 +7,7 @@ is said when.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kproxy.insight.embedded import Owned, assigned, subscription
+from kproxy.insight.embedded import Owned, given, said
 from kproxy.insight.rows import GroupEvent
 
 MS = 1_000_000
@@ -30,6 +30,7 @@ class Joined:
     owned: Owned | None = None  # what it was last given; None: not known
     size_bytes: int = 0  # of its subscription and assignment
     is_gone: bool = False  # it left, or was said to be expired
+    words: str | None = None  # what a worker of Connect, or a member of Streams, says of itself
 
 
 @dataclass(slots=True)
@@ -63,21 +64,23 @@ def joined_as_stored(
     client_id: str,
     client_address: str,
     session_ms: int,
-    metadata: bytes | None,
+    kind: str | None,
+    metadata: bytes,
     assignment: bytes,
 ) -> Joined:
-    """A member as the coordinator's log has it. metadata: None, if it is no consumer's."""
+    """A member as the coordinator's log has it. kind: the type of its group."""
     member = Joined(member_id, instance_id, client_id, client_address, session_ns=session_ms * MS)
-    if metadata is not None:
-        subscribe(member, metadata)
-        member.owned = assigned(assignment)
-    member.size_bytes = len(metadata or b"") + len(assignment)
+    subscribe(member, kind, metadata)
+    has = given(kind, assignment)
+    if has is not None and (member.topics is not None or member.words is not None):
+        member.owned = has.after(member.said_owned)
+    member.size_bytes = len(metadata) + len(assignment)
     return member
 
 
-def subscribe(member: Joined, metadata: bytes) -> None:
-    """Learn what it subscribes to."""
-    told = subscription(metadata)
+def subscribe(member: Joined, kind: str | None, metadata: bytes) -> None:
+    """Learn what a member of a group of this type says as it joins."""
+    told = said(kind, metadata)
     member.size_bytes = len(metadata)
     if told is not None:
-        member.topics, member.said_owned, member.rack = told
+        member.topics, member.said_owned, member.rack, member.words = told.topics, told.owned, told.rack, told.words

@@ -10,7 +10,8 @@ class GroupEvent(NamedTuple):
     """One thing that happened in a group, at the end of the message that says so.
 
     coordinator_found, coordinator_not_found, coordinator_moved; join, join_answered, sync, sync_answered; assigned,
-    revoked (partitions, by their names in `reason`); assignment_differs; heartbeat_failed, commit_failed,
+    revoked (partitions, by their names in `reason`), tasks_assigned (of Streams, and what Connect adds);
+    assignment_differs; heartbeat_failed, commit_failed,
     offset_fetch_failed; offsets_committed, offsets_aborted (of a transaction that ended); leave; member_replaced;
     described, deleted; of the coordinator's log, where it is fetched: stored, removed (by its clock); and what is only
     inferred: expired, never_joined.
@@ -31,6 +32,7 @@ class GroupEvent(NamedTuple):
     reason: str | None = None
     connection: int | None = None
     number: int | None = None
+    group_type: str | None = None  # consumer, connect, streams, share, or what else members call themselves
 
 
 class Rebalance(NamedTuple):
@@ -53,10 +55,11 @@ class Rebalance(NamedTuple):
     last_to_join: str | None
     coordinator_id: int | None
     waited_ns: int | None = None  # that all others waited for the last one to join
+    group_type: str | None = None
 
 
 class Assignment(NamedTuple):
-    """A partition that a member was given."""
+    """A partition that a member was given; of Connect a task, or (-1) the connector itself, as its topic."""
 
     time_ns: int
     cluster: str
@@ -70,6 +73,7 @@ class Assignment(NamedTuple):
     # With what the strategy computes; of sticky ones, that they hold: each partition once, at one who wants it. None:
     # it cannot be computed.
     agrees: bool | None
+    group_type: str | None = None
 
 
 class CommittedOffset(NamedTuple):

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
-from kproxy.insight.classic import CONSUMER, ClassicGroup
+from kproxy.insight.classic import ClassicGroup
 from kproxy.insight.coordinator_logs import Entry
-from kproxy.insight.embedded import MAX_OWNED, Owned
+from kproxy.insight.embedded import CONSUMER, MAX_OWNED, Owned, group_type
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.group import MAX_MEMBERS, Group, GroupRow
 from kproxy.insight.joined import Joined, joined_as_stored
@@ -65,6 +65,8 @@ def _classic(group: ClassicGroup, entry: Entry) -> Iterator[GroupRow]:
             group.members.clear()
         return
     told = value["members"]
+    kind = group_type(value["protocolType"], value["protocol"])
+    group.group_type = kind or group.group_type
     words = f"{'Stable' if told else 'Empty'}, {len(told)} members"
     words += f", {value['protocol']}" if value["protocol"] else ""
     words += f", protocol type {value['protocolType']}" if value["protocolType"] not in ("", CONSUMER) else ""
@@ -73,19 +75,19 @@ def _classic(group: ClassicGroup, entry: Entry) -> Iterator[GroupRow]:
     if entry.is_history and group.generation != -1:
         return
     at = value.get("currentStateTimestamp", -1)
-    is_consumer = value["protocolType"] == CONSUMER
-    members = {each["memberId"]: _joined(each, is_consumer) for each in told[:MAX_MEMBERS]}
+    members = {each["memberId"]: _joined(each, kind) for each in told[:MAX_MEMBERS]}
     yield from group.stored(value["generation"], value["protocol"], members, at * MS if at > 0 else entry.time_ns)
 
 
-def _joined(told: Body, is_consumer: bool) -> Joined:
+def _joined(told: Body, kind: str | None) -> Joined:
     return joined_as_stored(
         told["memberId"],
         told.get("groupInstanceId"),
         told["clientId"],
         _address(told["clientHost"]),
         told["sessionTimeout"],
-        bytes(told["subscription"]) if is_consumer else None,
+        kind,
+        bytes(told["subscription"]),
         bytes(told["assignment"]),
     )
 
@@ -158,6 +160,7 @@ def _event(group: Group, entry: Entry, event: str, **known: Any) -> GroupEvent:
         coordinator_id=node,
         connection=logged.connection,
         number=logged.number,
+        group_type=group.group_type,
         **known,
     )
 

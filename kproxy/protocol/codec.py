@@ -62,15 +62,16 @@ def decode_response(frame: Buffer, api_key: int, api_version: int) -> tuple[Head
 def decode_data(name: str, frame: Buffer) -> tuple[Header, Body]:
     """Decode a message that is neither request nor response; returns (header, body).
 
-    The leading int16 is its version, or the record type where the message is the key of a log record. Raises Malformed
-    or Unsupported.
+    The leading int16 is its version (of Streams' an int32), or the record type where the message is the key of a log
+    record. Raises Malformed or Unsupported.
     """
-    if len(frame) < 2:
-        raise Malformed(f"{name}: {len(frame)} bytes, too short for a version")
     message = _message(name)
-    prefix = int.from_bytes(frame[0:2], "big", signed=True)
+    size = message.version_bytes
+    if len(frame) < size:
+        raise Malformed(f"{name}: {len(frame)} bytes, too short for a version")
+    prefix = int.from_bytes(frame[0:size], "big", signed=True)
     if message.role != "key":
-        return {"version": prefix}, _body(_reader(name, prefix), frame, 2)
+        return {"version": prefix}, _body(_reader(name, prefix), frame, size)
     if prefix != message.record_type:
         raise Unsupported(f"{name} is record type {message.record_type}, not {prefix}")
     return {"recordType": prefix}, _body(_reader(name, message.versions[-1]), frame, 2)
@@ -105,7 +106,7 @@ def encode_data(name: str, version: int, body: Body) -> bytes:
     """Encode a message that is neither request nor response; the inverse of `decode_data`."""
     message = _message(name)
     prefix = version if message.role != "key" or message.record_type is None else message.record_type
-    return prefix.to_bytes(2, "big", signed=True) + _writer(name, version)(body)
+    return prefix.to_bytes(message.version_bytes, "big", signed=True) + _writer(name, version)(body)
 
 
 @cache

@@ -9,7 +9,7 @@ know bytes.
 import json
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
+from importlib.resources import files as resources
 from typing import Any
 from uuid import UUID
 
@@ -68,6 +68,7 @@ class Message:
     log: str | None = None  # of a coordinator's or the metadata log's record
     role: str | None = None  # "key" or "value" in that log
     record_type: int | None = None
+    version_bytes: int = 2  # of what is neither request nor response: its version comes first, in so many
 
     def header_version(self, version: int) -> int:
         for versions, header in self.header_versions:
@@ -103,8 +104,11 @@ class Schema:
 
     @cached_property
     def data(self) -> dict[str, Message]:
-        """The messages outside requests and answers: headers, consumer protocol, records of the brokers' own logs."""
-        layouts = _load("schema.json")["data"] + _load("schema-internal.json")["data"]
+        """The messages outside requests and answers: headers, what members of groups send each other (the consumer
+        protocol, Connect's, Streams'), records of the brokers' own logs.
+        """
+        files = ("schema.json", "schema-internal.json", "embedded.json")
+        layouts = [layout for name in files for layout in _load(name)["data"]]
         return {layout["name"]: _message(layout["name"], layout) for layout in layouts}
 
 
@@ -163,7 +167,7 @@ def parse_range(text: str) -> range:
 
 @cache
 def _load(name: str) -> Any:
-    return json.loads(files("kproxy.protocol").joinpath("layouts", name).read_bytes())
+    return json.loads(resources("kproxy.protocol").joinpath("layouts", name).read_bytes())
 
 
 def _message(name: str, layout: dict[str, Any]) -> Message:
@@ -176,6 +180,7 @@ def _message(name: str, layout: dict[str, Any]) -> Message:
         layout.get("log"),
         layout.get("role"),
         layout.get("record_type"),
+        layout.get("versionBytes", 2),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-VERSION = 4
+VERSION = 5
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
@@ -267,6 +267,7 @@ GROUP_EVENTS = Table(
             ("reason", TEXT),
             ("connection", I64),
             ("number", I64),
+            ("group_type", TEXT),
         ]
     ),
     ("time",),
@@ -293,6 +294,7 @@ REBALANCES = Table(
             ("last_to_join", TEXT),
             ("coordinator_id", I32),
             ("waited_ns", I64),
+            ("group_type", TEXT),
         ]
     ),
     ("time", "group_id", "generation"),
@@ -312,6 +314,7 @@ ASSIGNMENTS = Table(
             ("partition", I32),
             ("strategy", TEXT),
             ("agrees", FLAG),
+            ("group_type", TEXT),
         ]
     ),
     ("time", "group_id", "generation", "member_id", "topic", "partition"),

@@ -37,16 +37,23 @@ _LINE_CHARS = 110  # longer values are wrapped
 _VALUE_CHARS = 160  # longer values are truncated, with a mark
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Bytes that are messages of the consumer protocol: in groups of type "consumer", which older versions do not say.
-_CONSUMER_PROTOCOL = {
-    "JoinGroupRequest.protocols.metadata": "ConsumerProtocolSubscription",
-    "JoinGroupResponse.members.metadata": "ConsumerProtocolSubscription",
-    "SyncGroupRequest.assignments.assignment": "ConsumerProtocolAssignment",
-    "SyncGroupResponse.assignment": "ConsumerProtocolAssignment",
-    "DescribeGroupsResponse.groups.members.memberMetadata": "ConsumerProtocolSubscription",
-    "DescribeGroupsResponse.groups.members.memberAssignment": "ConsumerProtocolAssignment",
-    "GroupMetadataValue.members.subscription": "ConsumerProtocolSubscription",
-    "GroupMetadataValue.members.assignment": "ConsumerProtocolAssignment",
+_SUBSCRIPTION = {"consumer": "ConsumerProtocolSubscription", "connect": "ConnectWorkerState"}
+_ASSIGNMENT = {"consumer": "ConsumerProtocolAssignment", "connect": "ConnectAssignment"}
+
+# Bytes that are messages, by the type of the group, which older versions do not say: then what they decode as.
+_EMBEDDED = {
+    "JoinGroupRequest.protocols.metadata": _SUBSCRIPTION,
+    "JoinGroupResponse.members.metadata": _SUBSCRIPTION,
+    "SyncGroupRequest.assignments.assignment": _ASSIGNMENT,
+    "SyncGroupResponse.assignment": _ASSIGNMENT,
+    "DescribeGroupsResponse.groups.members.memberMetadata": _SUBSCRIPTION,
+    "DescribeGroupsResponse.groups.members.memberAssignment": _ASSIGNMENT,
+    "GroupMetadataValue.members.subscription": _SUBSCRIPTION,
+    "GroupMetadataValue.members.assignment": _ASSIGNMENT,
+    "ConnectWorkerState.allocation": {"connect": "ConnectAssignment"},
+    # Members of Streams are consumers.
+    "ConsumerProtocolSubscription.userData": {"consumer": "StreamsSubscriptionInfo"},
+    "ConsumerProtocolAssignment.userData": {"consumer": "StreamsAssignmentInfo"},
 }
 
 
@@ -72,7 +79,7 @@ def show(
     title.append(f"  {count_bytes(decoded.size_bytes)}", _QUIET)
     _print(console, title)
     body = decoded.body if show_secrets else redact(decoded.message.name, decoded.body, _Masked)
-    human = _Human(records, body.get("protocolType", "consumer") in ("consumer", None), topics)
+    human = _Human(records, body.get("protocolType"), topics)
     for line in _unknown(header):
         _print(console, line)
     for line in human.struct(decoded.message.fields, body, decoded.message.name):
@@ -86,7 +93,7 @@ def show_records(fragment: Buffer, *, records: int) -> None:
     except ProtocolError as fault:
         raise type(fault)(f"as records: {fault}") from None
     console = Console()
-    for line in _Human(records, consumer=False).batches(fragment):
+    for line in _Human(records).batches(fragment):
         _print(console, line)
 
 
@@ -99,7 +106,7 @@ class _Human:
     """Lines of styled text for decoded values."""
 
     records: int  # shown of each batch
-    consumer: bool
+    group_type: str | None = None  # where it is said
     topics: Mapping[UUID, str] = dataclass_field(default_factory=dict)
     topic: str | None = None  # that records are of
 
@@ -112,7 +119,7 @@ class _Human:
 
     def field(self, field: Field, value: Any, path: str) -> Iterator[Text]:
         label = Text(field.name, _NAME) + Text(": ")
-        if isinstance(value, bytes) and (message := self.consumer_protocol(path, value)) is not None:
+        if isinstance(value, bytes) and (message := self.embedded(path, value)) is not None:
             yield label + Text(message.title, _QUIET)
             yield from _indented(self.struct(message.message.fields, message.body, message.message.name))
         elif field.type == "records" and value is not None:
@@ -150,7 +157,7 @@ class _Human:
         parts, length = [], 0
         for name, value in body.items():
             is_long = isinstance(value, list) and len(value) > _LINE_CHARS // 3
-            has_lines = types.get(name) == "records" or f"{path}.{name}" in _CONSUMER_PROTOCOL
+            has_lines = types.get(name) == "records" or f"{path}.{name}" in _EMBEDDED
             if is_long or _nested(value) or (has_lines and value) or name not in types:
                 return None
             part = Text(f"{name} ", _NAME) + (_list(name, value) if isinstance(value, list) else _scalar(name, value))
@@ -168,16 +175,16 @@ class _Human:
         for value in values:
             yield from _item(iter((_scalar(name, value),)))
 
-    def consumer_protocol(self, path: str, value: bytes) -> Decoded | None:
-        name = _CONSUMER_PROTOCOL.get(path)
-        if not self.consumer or name is None:
-            return None
-        try:
-            found = data(value, name)
-        except ProtocolError:
-            return None
-        version = found.header["version"]
-        return None if TRAILING in found.body else Decoded(f"{name} v{version}", found.message, None, {}, found.body, 0)
+    def embedded(self, path: str, value: bytes) -> Decoded | None:
+        """What a member of a group says in bytes; None: nothing that is known."""
+        for group_type, name in _EMBEDDED.get(path, {}).items() if value else ():
+            if self.group_type in (None, group_type):
+                with suppress(ProtocolError):
+                    found = data(value, name)
+                    if TRAILING not in found.body:
+                        title = f"{name} v{found.header['version']}"
+                        return Decoded(title, found.message, None, {}, found.body, 0)
+        return None
 
     def batches(self, fragment: Buffer) -> Iterator[Text]:
         view, end = memoryview(fragment), 0
@@ -251,8 +258,7 @@ class _Human:
         title = _place(record).append(f"  {found.value_message.name.removesuffix('Value')}", _TITLE)
         if self.topic is None:
             title.append(f" (as in {found.key_message.log})", _QUIET)
-        consumer = (found.value or {}).get("protocolType", "consumer") == "consumer"
-        return replace(self, consumer=consumer).log_lines(title, found)
+        return replace(self, group_type=(found.value or {}).get("protocolType")).log_lines(title, found)
 
     def log_lines(self, title: Text, found: LogRecord) -> Iterator[Text]:
         key = self.one_line(found.key_message.fields, found.key, found.key_message.name)

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import urllib.request
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -30,6 +32,16 @@ class Kproxy:
             *arguments,
         ]
         self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def beside(cls, ports: Iterable[int], folder: Path, *arguments: str) -> Self:
+        """`kproxy watch` of ports on loopback, which needs root; it has no bootstrap."""
+        made = cls("", folder)
+        made.log = folder / "watch.log"
+        made.command = [str(KPROXY), "watch", "--interface", "lo", "--admin", made.admin, *arguments]
+        for port in ports:
+            made.command += ["--port", str(port)]
+        return made
 
     def start(self, *, waits_until_ready: bool = True) -> None:
         with self.log.open("ab") as log:
@@ -101,6 +113,15 @@ class Kproxy:
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         )
+
+    def totals(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
+        """A metric's values, added up by some of its labels, without those of 0."""
+        found: Counter[tuple[str, ...]] = Counter()
+        for family in text_string_to_metric_families(self.get("/metrics")):
+            for sample in family.samples:
+                if sample.name == name:
+                    found[tuple(sample.labels[label] for label in by)] += sample.value
+        return {key: value for key, value in found.items() if value}
 
     def sources(self) -> Counter[tuple[str, tuple[str, int]]]:
         """Every connection that kproxy made to a broker so far, by its own log: (to whom, from where)."""

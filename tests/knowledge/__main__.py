@@ -1,6 +1,8 @@
 """./dev knowledge: what kproxy says of groups, leaders and the registry, beside what real clusters log at the time."""
 
 import argparse
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,8 +26,21 @@ def played(name: str, folder: Path) -> Iterable[Difference]:
     return judge.differences(Run(folder))
 
 
+def by_pytest(*tests: str) -> int:
+    """Tests that are too long for every day; how many failed, or 1."""
+    command = [sys.executable, "-m", "pytest", "-n0", "-q", *tests]
+    return subprocess.run(command, env={**os.environ, "KNOWLEDGE_LONG": "1"}, check=False).returncode
+
+
+# The same traffic by all routes; a flood that reaches the caps as they are.
+LONG = {
+    "routes": ("tests/broker/test_tables.py",),
+    "flood": ("tests/proxy/control/knowledge/test_feed_link.py", "-k", "invents"),
+}
+
+
 def main() -> int:
-    every = (*playbooks.PLAYBOOKS, *old.VERSIONS)
+    every = (*playbooks.PLAYBOOKS, *old.VERSIONS, *LONG)
     parser = argparse.ArgumentParser(prog="./dev knowledge", description=__doc__)
     parser.add_argument("playbooks", nargs="*", help=f"default: all of {', '.join(every)}")
     parser.add_argument("--folder", type=Path, help="keep captures and logs here")
@@ -38,6 +53,11 @@ def main() -> int:
         for name in chosen.playbooks or every:
             folder = (chosen.folder or Path(temporary)) / name
             start = time.monotonic()
+            if name in LONG:
+                failed = by_pytest(*LONG[name])
+                print(f"{name}: {failed} faults, {time.monotonic() - start:.0f} s", flush=True)
+                faults += failed
+                continue
             found = played(name, folder)
             explained = judge.EXPLAINED | judge.SOMETIMES | registry.EXPLAINED
             wrong = [each for each in found if each.kind not in explained]

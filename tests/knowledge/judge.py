@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from kproxy.insight.classic import ClassicGroup
+from kproxy.insight.embedded import CONNECT
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row
@@ -176,12 +177,18 @@ def _membership(run: Run, rows: list[Row]) -> Iterator[Difference]:
     logged |= {
         (match[1], match[2]) for _, match in run.matched(r"\[GroupId (\S+)\] Static member (\S+) .*temporarily left")
     }
+    logged |= {
+        (match[1], match[2]) for _, match in run.matched(r"\[GroupId (\S+?)\]\[MemberId (\S+)\] Member \S+ left the")
+    }
     for each in logged ^ left:
         yield Difference("a leave of one side only", each, each in logged, each in left)
     joined = {(row.group_id, row.member_id) for row in events if row.event == "join" and row.protocol != "classic"}
     logged = {(match[1], match[2]) for _, match in run.matched(r"\[GroupId (\S+)\] Member (\S+) joins the")}
     logged |= {
         (match[1], match[2]) for _, match in run.matched(r"\[GroupId (\S+)\] Static member (\S+) with .* joins the")
+    }
+    logged |= {
+        (match[1], match[2]) for _, match in run.matched(r"\[GroupId (\S+?)\]\[MemberId (\S+)\] Member joins the")
     }
     for each in logged ^ joined:
         yield Difference("a join of one side only", each, each in logged, each in joined)
@@ -230,14 +237,30 @@ def _view(knowledge: Knowledge, rows: list[Row]) -> View:
     states: dict[str, Any] = {}
     owned: dict[str, Any] = {}
     epochs: dict[str, Any] = {}
+    workers: list[dict[str, Any]] = []
     for group in knowledge.groups:
         states[group.group_id] = group.state, len(group.members), group.coordinator_id
         if isinstance(group, ClassicGroup):
             owned[group.group_id] = {member.id: member.owned or frozenset() for member in group.members.values()}
+            if group.group_type == CONNECT and group.members:
+                workers.append({_address(each.words): each.owned or frozenset() for each in group.members.values()})
         elif isinstance(group, EpochGroup):
             owned[group.group_id] = {member.id: member.owned for member in group.members.values()}
             epochs[group.group_id] = {member.id: member.epoch for member in group.members.values()}
-    return {"states": states, "owned": owned, "epochs": epochs, "partitions": partitions, "controller": controller}
+    return {
+        "states": states,
+        "owned": owned,
+        "epochs": epochs,
+        "partitions": partitions,
+        "controller": controller,
+        "workers": workers,
+    }
+
+
+def _address(words: str | None) -> str:
+    """HOST:PORT of "worker http://HOST:PORT/, ..."."""
+    found = re.match(r"worker http://([^/]+)/", words or "")
+    return found[1] if found else ""
 
 
 def _described(told: Described, before: View, after: View) -> Iterator[Difference]:
@@ -253,6 +276,8 @@ def _described(told: Described, before: View, after: View) -> Iterator[Differenc
                 yield Difference("what a newer member owns follows its next heartbeat", group)
             else:
                 yield Difference("other owners", group, owned, views)
+    if told.workers is not None and not any(told.workers in view["workers"] for view in (before, after)):
+        yield Difference("other tasks of Connect", told.from_ns, told.workers, after["workers"])
     controllers = [view["controller"] for view in (before, after)]
     if told.controller not in controllers:
         yield Difference("another controller", told.from_ns, told.controller, controllers)

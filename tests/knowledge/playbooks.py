@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from tests.broker.cluster import wait_for
-from tests.knowledge.rig import ELECTION, REASSIGN, TOPICS, Rig
+from tests.knowledge.rig import ELECTION, FEATURES, REASSIGN, STREAMS_GROUPS, TOPICS, Rig
 
 RD, PY = "confluent-kafka", "kafka-python"
 RANGE = "org.apache.kafka.clients.consumer.RangeAssignor"
@@ -235,4 +235,66 @@ def short(rig: Rig) -> None:
     rig.describe()
 
 
-PLAYBOOKS: dict[str, Callable[[Rig], None]] = {each.__name__: each for each in (short, members, epochs, brokers)}
+def foreign(rig: Rig) -> None:
+    """Workers of Kafka Connect, and Kafka Streams by the classic protocol and by its own (KIP-1071)."""
+    rig.topics(orders=4, clicks=2)
+    rig.loaded("orders", "clicks")
+    rig.operate("feature", FEATURES, "upgrade", "--feature", "streams.version=1")
+    state = {"commit_interval_ms": 2000, "state_dir": str(rig.folder / "streams-1"), "num_standby_replicas": 1}
+    rig.java("streams-1", "streams-g", ["orders"], kind="streams", **state)
+    rig.settled("streams-g", 1)
+    beat = {"state_dir": str(rig.folder / "new-1"), "group_protocol": "streams", "commit_interval_ms": 2000}
+    rig.java("tasks-1", "tasks-g", ["orders"], kind="streams", **beat)
+    rig.settled("tasks-g", 1, kind="streams")
+    state |= {"state_dir": str(rig.folder / "streams-2")}
+    rig.java("streams-2", "streams-g", ["orders"], kind="streams", **state)
+    rig.java(
+        "tasks-2", "tasks-g", ["orders"], kind="streams", jvm="killed", **beat | {"state_dir": f"{rig.folder}/new-2"}
+    )
+    rig.worker("worker-1", "connect-g")
+    rig.connect("worker-1", "/connectors/numbers/config", {"connector.class": "Numbers", "tasks.max": 4})
+    workers(rig, 1, "connect-g", "worker-1")
+    rig.worker("worker-2", "connect-g")
+    workers(rig, 2, "connect-g", "worker-1")
+    rig.settled("streams-g", 2)
+    rig.settled("tasks-g", 2, kind="streams")
+    time.sleep(2)
+    describe_foreign(rig, "worker-1")
+    rig.kill("worker-2")
+    rig.kill("tasks-2")
+    workers(rig, 1, "connect-g", "worker-1")
+    rig.settled("tasks-g", 1, kind="streams")
+    time.sleep(2)
+    describe_foreign(rig, "worker-1")
+    rig.worker("worker-0", "eager-g", "eager")
+    rig.connect("worker-0", "/connectors/numbers/config", {"connector.class": "Numbers", "tasks.max": 2})
+    workers(rig, 1, "eager-g", "worker-0", tasks=2)
+    describe_foreign(rig, "worker-0")
+    rig.close_members("streams-1", "streams-2", "tasks-1")
+
+
+def workers(rig: Rig, count: int, group: str, one: str, tasks: int = 4) -> None:
+    """Waits until so many workers run the connector and all of its tasks."""
+    rig.settled(group, count, kind="classic")
+
+    def shared() -> bool:
+        found = rig.running(one, "numbers")
+        return len(found) == count and sum(map(len, found.values())) == tasks + 1
+
+    wait_for(f"{count} workers to run all tasks", shared, 60, pause_s=0.3)
+
+
+def describe_foreign(rig: Rig, worker: str) -> None:
+    """Beside what `describe` asks: who runs which task, by Connect itself, and the groups of Streams' own protocol."""
+    rig.describe()
+    for how in ("--state", "--members"):
+        rig.ask(f"streams{how}", STREAMS_GROUPS, "--describe", "--group", "tasks-g", how, "--verbose")
+    begin = time.time_ns()
+    running = rig.running(worker, "numbers")
+    line = {"from_ns": begin, "to_ns": time.time_ns(), "what": "connect", "text": json.dumps(running)}
+    rig.write("asked", line)
+
+
+PLAYBOOKS: dict[str, Callable[[Rig], None]] = {
+    each.__name__: each for each in (short, members, epochs, brokers, foreign)
+}

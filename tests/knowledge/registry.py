@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,6 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kproxy.analysis import jobs
+from kproxy.analysis.duck import Tables
+from kproxy.convert.processes import convert
 from kproxy.insight.registry import Ends, rows
 from kproxy.insight.registry_groups import ConsumerGroups
 from kproxy.insight.rows import GroupEvent, Rebalance, RegistryRow
@@ -55,11 +59,14 @@ class OldRun:
         return [json.loads(line) for line in self._text("events.jsonl").splitlines()]
 
     @cached_property
+    def capture(self) -> Path:
+        packed = self.folder / "traffic.pcap.zst"
+        return packed if packed.exists() else self.folder / "traffic.pcap"
+
+    @cached_property
     def connections(self) -> list[Stream]:
         """Those to ZooKeeper."""
-        packed = self.folder / "traffic.pcap.zst"
-        path = packed if packed.exists() else self.folder / "traffic.pcap"
-        return streams(path, self.ports["zookeeper"].__eq__)
+        return streams(self.capture, self.ports["zookeeper"].__eq__)
 
     @cached_property
     def transactions(self) -> list[tuple[str, str, int]]:
@@ -105,6 +112,7 @@ def differences(run: OldRun) -> Iterator[Difference]:
     yield from _changes(run)
     yield from _rebalances(run)
     yield from _races(run)
+    yield from _two_owners(run)
 
 
 def _changes(run: OldRun) -> Iterator[Difference]:
@@ -161,6 +169,29 @@ def _races(run: OldRun) -> Iterator[Difference]:
     claims = Counter((each.member_id, str(each.reason).rpartition("-")[2]) for each in run.happened("assigned"))
     if owned != claims:
         yield Difference("other owners", GROUP, owned - claims, claims - owned)
+
+
+def _two_owners(run: OldRun) -> Iterator[Difference]:
+    """Who was frozen past its session went on with partitions that others had claimed; nobody else did."""
+    frozen = {f"{GROUP}_c{deed['consumer']}" for deed in run.deeds if deed["what"] == "freeze"}
+    with tempfile.TemporaryDirectory() as place:
+        convert([run.capture], Path(place) / "tables")
+        with Tables(Path(place) / "tables") as tables:
+            rounds, split = (_asked(tables, name) for name in ("consumers", "split-brain"))
+    stale = {row["cause_member"] for row in rounds if row["stale_fetches"]}
+    if stale != frozen or any(row["cause"] != "session_expired" for row in rounds if row["stale_fetches"]):
+        yield Difference("other consumers that went on after their session", GROUP, frozen, stale)
+    for row in split:
+        if not {f"{GROUP}_{row['one']}", f"{GROUP}_{row['other']}"} & frozen:
+            yield Difference("two owners where nobody was frozen", GROUP, frozen, row)
+    if not split:
+        yield Difference("two owners that were not found", GROUP, frozen)
+
+
+def _asked(tables: Tables, name: str) -> list[dict[str, Any]]:
+    job = jobs.JOBS[name]
+    found: list[dict[str, Any]] = job.run(*(tables[table] for table in job.tables)).arrow().to_pylist()
+    return found
 
 
 def _time_ns(text: str) -> int:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.broker.cluster import JARS, SMALL_JVM, Cluster, wait_for
 from tests.broker.kproxy import Kproxy
 from tests.knowledge import traffic
 from tests.matrix import setup
+from tests.ports import free_ports
 
 HERE = Path(__file__).parent
 GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
@@ -32,7 +34,27 @@ SHARE_GROUPS = "org.apache.kafka.tools.consumer.group.ShareGroupCommand"
 TOPICS = "org.apache.kafka.tools.TopicCommand"
 QUORUM = "org.apache.kafka.tools.MetadataQuorumCommand"
 ELECTION = "org.apache.kafka.tools.LeaderElectionCommand"
+STREAMS_GROUPS = "org.apache.kafka.tools.streams.StreamsGroupCommand"
+FEATURES = "org.apache.kafka.tools.FeatureCommand"
 REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+
+WORKER = """\
+bootstrap.servers={bootstrap}
+group.id={group}
+client.id={name}
+listeners=http://127.0.0.1:{port}
+key.converter=org.apache.kafka.connect.json.JsonConverter
+value.converter=org.apache.kafka.connect.json.JsonConverter
+offset.storage.topic={group}-offsets
+offset.storage.partitions=1
+config.storage.topic={group}-configs
+status.storage.topic={group}-status
+status.storage.partitions=1
+session.timeout.ms=6000
+heartbeat.interval.ms=1000
+scheduled.rebalance.max.delay.ms=1500
+connect.protocol={protocol}
+"""
 
 LISTENERS = {"CLIENT": "PLAINTEXT", "TRUTH": "PLAINTEXT"}
 SETTINGS = {
@@ -51,6 +73,7 @@ SETTINGS = {
         )
     },
     "unstable.feature.versions.enable": "true",
+    "unstable.api.versions.enable": "true",  # KIP-1071, which 4.1 has for those who want to try it
     "group.coordinator.rebalance.protocols": "classic,consumer,share,streams",
     # Leaders stay where a scenario has put them.
     "auto.leader.rebalance.enable": "false",
@@ -150,6 +173,7 @@ class Rig:
         self.members: dict[str, tuple[Process, bool]] = {}  # with whether others are in that process
         self.seen: dict[str, list[dict[str, Any]]] = {}
         self._jvms: dict[str, Process] = {}
+        self._workers: dict[str, int] = {}  # ports
         self._last_words: dict[str, str] = {}
 
     @property
@@ -269,17 +293,20 @@ class Rig:
         """The broker that coordinates a group, by its number."""
         return int(self._state(group)[2])
 
-    def _state(self, group: str) -> list[str]:
-        return self.asking.ask("State", "--bootstrap-server", self.truth, group)[3].split()
+    def _state(self, group: str, kind: str = "consumer") -> list[str]:
+        return self.asking.ask("State", "--bootstrap-server", self.truth, group, kind)[3].split()
 
-    def settled(self, group: str, members: int, timeout_s: float = 45) -> None:
-        """Waits until the coordinator says that a group is stable, or empty, with so many members."""
+    def settled(self, group: str, members: int, timeout_s: float = 45, *, kind: str = "consumer") -> None:
+        """Waits until the coordinator says that a group is stable, or empty, with so many members.
+
+        kind: consumer; classic, of members of any kind; streams.
+        """
         wanted = ["Stable" if members else "Empty", str(members)]
 
         def is_so() -> bool:
             for process in [process for process, _ in self.members.values()]:
                 process.check()
-            return self._state(group)[:2] == wanted
+            return self._state(group, kind)[:2] == wanted
 
         wait_for(f"{group} to be {wanted}", is_so, timeout_s, pause_s=0.3)
         self.note("settled", group=group, members=members)
@@ -364,6 +391,47 @@ class Rig:
         start = {"do": "start", "name": name, "kind": kind, "topics": topics, "settings": wanted}
         self._jvms[jvm].tell(json.dumps(start))
         self.members[name] = self._jvms[jvm], True
+
+    def worker(self, name: str, group: str, protocol: str = "sessioned") -> None:
+        """A worker of Kafka Connect, in a JVM of its own; this waits until it answers."""
+        port = self._workers[name] = free_ports(1, "127.0.0.1")
+        settings = {"bootstrap": self.bootstrap, "group": group, "name": name, "port": port, "protocol": protocol}
+        config = self.folder / f"{name}.properties"
+        config.write_text(WORKER.format(**settings))
+        self.note("start", member=name, group=group, library="connect", kind="worker", settings={"port": port})
+        # The classes have a connector.
+        main = "org.apache.kafka.connect.cli.ConnectDistributed"
+        command = ["java", *SMALL_JVM, "-Xmx256m", "-cp", f"{self.classes}:{JARS}/*", main, str(config)]
+        self.members[name] = Process(command, self.folder / f"{name}.err", lambda line: None), False
+
+        def answers() -> bool:
+            self.members[name][0].check()
+            with suppress(OSError):
+                return bool(self.connect(name, "/"))
+            return False
+
+        wait_for(f"{name} to answer", answers, 90, pause_s=0.3)
+
+    def connect(self, name: str, path: str, body: Any = None) -> Any:
+        """What a worker answers; body: what is put there."""
+        data = None if body is None else json.dumps(body).encode()
+        method = "GET" if data is None else "PUT"
+        url = f"http://127.0.0.1:{self._workers[name]}{path}"
+        asked = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return json.load(answer)
+
+    def running(self, name: str, connector: str) -> dict[str, list[str]]:
+        """Which workers (HOST:PORT) run a connector and its tasks, by what they run, as one of them says."""
+        try:
+            status = self.connect(name, f"/connectors/{connector}/status")
+        except OSError:
+            return {}
+        found: dict[str, list[str]] = {}
+        for each, what in [(status["connector"], connector), *((t, f"{connector}-{t['id']}") for t in status["tasks"])]:
+            if each["state"] == "RUNNING":
+                found.setdefault(each["worker_id"], []).append(what)
+        return found
 
     def tell(self, name: str, do: str, **more: Any) -> None:
         """slow (ms), topics (topics) or close."""

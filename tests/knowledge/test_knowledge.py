@@ -3,6 +3,7 @@
 Recorded runs are compared exactly. `./dev knowledge` plays all of them anew; here one short playbook is.
 """
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kproxy.insight.rows import Assignment
+from kproxy.insight.rows import Assignment, GroupEvent
 from tests.knowledge import judge, playbooks, recorded, registry, rig, routes
 from tests.knowledge.exchanges import Told
 from tests.knowledge.truth import Run
@@ -21,7 +22,9 @@ RECORDED = {
     "members": {"an expiry is seen when the others rejoin": 2, "a leader with other topics": 1},
     "epochs": {"an epoch nobody was told": 1},
     "brokers": {"a controller that did not become active": 1},
+    "foreign": {"an expiry is seen when the others rejoin": 1},
 }
+TASKS = {"worker-1": "numbers", "streams-1": "active 0_", "tasks-1": "0-"}  # what members of other kinds are assigned
 OLD = {"0.8.2.2": {"an expiry that ended a session": 2}}
 
 
@@ -43,6 +46,34 @@ def test_leaders_that_assign_wrongly_are_found_and_all_others_agree() -> None:
     assert {group for group, agrees in found if not agrees} == judge.WRONG
     assert {group for group, agrees in found if agrees} >= {"range-g", "rr-g", "static-g"}
     assert min(found["moved-g", False], found["twice-g", False]) >= 9
+
+
+def test_workers_of_connect_and_members_of_streams_are_known_by_their_tasks() -> None:
+    rows = Told(Run(recorded.DATA / "foreign")).finish()
+    events = [row for row in rows if isinstance(row, GroupEvent) and row.client_id and not row.error]
+    kinds = {
+        (row.group_id, row.protocol, row.group_type)
+        for row in events
+        if row.event == "sync_answered" or row.protocol == "streams"
+    }
+    assert kinds >= {
+        ("connect-g", "classic", "connect"),
+        ("eager-g", "classic", "connect"),
+        ("streams-g", "classic", "streams"),
+        ("tasks-g", "streams", "streams"),
+    }
+    for member, beginning in TASKS.items():
+        said = [str(row.reason) for row in events if str(row.client_id).startswith(member) and "assigned" in row.event]
+        assert any(words.startswith(beginning) for words in said), member
+    standby = [row for row in events if row.event == "tasks_assigned" and "standby 0_" in str(row.reason)]
+    assert standby
+    workers = [row for row in events if row.event == "join_answered" and row.group_type == "connect"]
+    assert (
+        all(re.match(r"worker http://127.0.0.1:\d+/, config offset -?\d+", str(row.reason)) for row in workers)
+        and workers
+    )
+    owned = {(row.topic, row.partition) for row in rows if isinstance(row, Assignment) and row.group_type == "connect"}
+    assert owned == {("numbers", task) for task in (-1, 0, 1, 2, 3)}
 
 
 @pytest.mark.parametrize("name", OLD)

@@ -18,12 +18,20 @@ _PREPARED = re.compile(
 )
 _STABILISED = re.compile(r"Stabilized group (\S+) generation (\d+) with (\d+) members")
 _ASSIGNED = re.compile(r"Assignment received from leader (\S+) for group (\S+) for generation (\d+)")
-_EPOCH = re.compile(r"\[GroupId (\S+)\].* Bumped group epoch to (\d+) with")
+# Of a streams group that a session expired in, only the second is logged.
+_EPOCH = re.compile(
+    r"\[GroupId (\S+)\].* (?:Bumped (?:streams )?group epoch to|Computed a new target assignment for epoch) (\d+) with"
+)
 # What sets an epoch off, each with the member that did.
 _CAUSES = (
     (re.compile(r"\[GroupId (\S+)\] (?:Static )?[Mm]ember (\S+) .*?\bjoins the"), "member_joined"),
+    (re.compile(r"\[GroupId (\S+?)\]\[MemberId (\S+)\] Member joins the"), "member_joined"),
     (re.compile(r"\[GroupId (\S+)\] (?:Static )?[Mm]ember (\S+) .*?left the"), "member_left"),
-    (re.compile(r"\[GroupId (\S+)\] Member (\S+) fenced from the group because the member session"), "session_expired"),
+    (re.compile(r"\[GroupId (\S+?)\]\[MemberId (\S+)\] Member \S+ left the"), "member_left"),
+    (
+        re.compile(r"\[GroupId (\S+)\] (?:Streams m|M)ember (\S+) fenced from the group because the member session"),
+        "session_expired",
+    ),
     (re.compile(r"\[GroupId (\S+)\] Member (\S+) updated its subscribed topics"), "subscription_changed"),
 )
 _LED = re.compile(r"\] Leader (\S+)-(\d+) with topic id .* starts at leader epoch (\d+) ")
@@ -68,6 +76,7 @@ class Described:
     lags: dict[tuple[str, str], int] = field(
         default_factory=dict
     )  # that kproxy_consumer_lag_records said: group, topic
+    workers: dict[str, frozenset[tuple[str, int]]] | None = None  # of Connect, by address: connectors (-1) and tasks
     live: dict[str, dict[str, Any]] = field(default_factory=dict)  # what a kproxy between said in /api/groups, by group
 
 
@@ -154,7 +163,8 @@ class Run:
             for pattern, cause in _CAUSES:
                 if match := pattern.search(text):
                     since.setdefault(match[1], set()).add((cause, match[2]))
-            if match := _EPOCH.search(text):
+            match = _EPOCH.search(text)
+            if match and (match[1], int(match[2])) not in found:
                 found[match[1], int(match[2])] = since.pop(match[1], set()) or {("metadata_changed", None)}
         return found
 
@@ -215,6 +225,33 @@ def _members(described: Described, text: str) -> None:
             described.epochs.setdefault(row["GROUP"], {})[row["CONSUMER-ID"]] = int(row["CURRENT-EPOCH"])
 
 
+def _streams_states(described: Described, text: str) -> None:
+    """GROUP, COORDINATOR (ID), STATE, GROUP-EPOCH, TARGET-ASSIGNMENT-EPOCH, #MEMBERS"""
+    for line in text.splitlines():
+        match = re.match(r"(\S+)\s+\S+\s+\((\d+)\)\s+(\w+)\s+\d+\s+\d+\s+(\d+)\s*$", line)
+        if match:
+            described.states[match[1]] = match[3], int(match[4]), int(match[2]), ""
+
+
+def _streams_members(described: Described, text: str) -> None:
+    """... MEMBER, MEMBER-PROTOCOL, MEMBER-EPOCH, ..., ASSIGNMENTS ("ACTIVE: 0:[2,3]; TARGET-ACTIVE: ...")"""
+    for line in text.splitlines():
+        cells = line.split(None, 8)
+        if len(cells) > 7 and cells[0] != "GROUP":
+            active = re.search(r"(?:^| )ACTIVE: (.*?);", line)
+            tasks = re.findall(r"(\w+):\[([\d,]+)\]", active[1]) if active else ()
+            owned = frozenset((name, int(index)) for name, indexes in tasks for index in indexes.split(","))
+            described.owned.setdefault(cells[0], {})[cells[3]] = owned
+            described.epochs.setdefault(cells[0], {})[cells[3]] = int(cells[5])
+
+
+def _workers(described: Described, text: str) -> None:
+    described.workers = {}
+    for worker, running in json.loads(text).items():
+        parts = (each.partition("-") for each in running)
+        described.workers[worker] = frozenset((name, int(task) if dash else -1) for name, dash, task in parts)
+
+
 def _parts(text: str) -> frozenset[tuple[str, int]]:
     """orders:0,1;clicks:2"""
     if text == "-":
@@ -265,4 +302,7 @@ _READERS = {
     "quorum": _quorum,
     "kproxy": _live,
     "lag": _lags,
+    "streams--state": _streams_states,
+    "streams--members": _streams_members,
+    "connect": _workers,
 }

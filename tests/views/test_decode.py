@@ -17,6 +17,8 @@ from kproxy.views import decode as decode_view
 
 with gzip.open(Path(__file__).parents[1] / "data" / "vectors-dev.jsonl.gz", "rt", encoding="utf-8") as lines:
     VECTORS = [json.loads(line) for line in lines]
+with gzip.open(Path(__file__).parents[1] / "data" / "embedded.jsonl.gz", "rt", encoding="utf-8") as lines:
+    EMBEDDED = [json.loads(line) for line in lines]
 
 NOT_TEXT = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 HEADER = {"correlationId": 7, "clientId": "shop"}
@@ -121,6 +123,28 @@ def test_secrets_are_masked_until_asked_for(key, version, body):
     masked, plain = shown_request(key, version, body), shown_request(key, version, body, "--show-secrets")
     assert "hunter2" not in masked and "masked, 7 bytes" in masked
     assert "hunter2" in plain and "masked" not in plain
+
+
+def test_what_workers_of_connect_and_members_of_streams_say_to_each_other():
+    """As the official classes wrote it; in versions that do not say of what type the group is, too."""
+    given = {(each["name"], each["version"]): bytes.fromhex(each["hex"]) for each in EMBEDDED}
+    protocols = [{"name": "sessioned", "metadata": given["ConnectWorkerState", 2]}]
+    output = shown_request(11, 5, {"protocolType": "connect", "protocols": protocols})
+    assert "metadata: ConnectWorkerState v2\n" in output and 'url: "http://two:8083/"' in output
+    assert "allocation: ConnectAssignment v2\n" in output and 'connector "orders-sink", tasks [-1, 0, 1]' in output
+    output = shown_response(14, 3, {"assignment": given["ConnectAssignment", 1]})
+    assert "assignment: ConnectAssignment v1\n" in output and 'leaderUrl: "http://one:8083/"' in output
+    for field, name in (("topics", "SubscriptionInfo"), ("assignedPartitions", "AssignmentInfo")):
+        kind = "Subscription" if field == "topics" else "Assignment"
+        told = encode_data(f"ConsumerProtocol{kind}", 1, {field: [], "userData": given[f"Streams{name}", 11]})
+        if kind == "Subscription":
+            output = shown_request(
+                11, 5, {"protocolType": "consumer", "protocols": [{"name": "stream", "metadata": told}]}
+            )
+        else:
+            output = shown_response(14, 3, {"assignment": told})
+        assert f"userData: Streams{name} v11\n" in output
+        assert "processId: " in output or ("standbyPartitionsByHost: 3" in output and "topicGroupId 1001" in output)
 
 
 def test_the_consumer_protocol_inside_group_messages():

@@ -1,7 +1,7 @@
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ExecutionException;
 import org.apache.kafka.clients.admin.Admin;
-import org.apache.kafka.clients.admin.ConsumerGroupDescription;
 
 /** The state of a group, how many members it has and its coordinator, by an admin client that stays: see Asking. */
 public class State {
@@ -12,10 +12,24 @@ public class State {
             admin = Admin.create(Map.of("bootstrap.servers", arguments[1], "default.api.timeout.ms", "5000", "request.timeout.ms", "4000"));
         }
         String group = arguments[2];
+        List<String> one = List.of(group);
+        String kind = arguments.length > 3 ? arguments[3] : "consumer";
         try {
-            ConsumerGroupDescription found = admin.describeConsumerGroups(List.of(group)).all().get().get(group);
-            System.out.print(found.groupState() + " " + found.members().size() + " " + found.coordinator().id());
-        } catch (java.util.concurrent.ExecutionException fault) {
+            System.out.print(switch (kind) {
+                case "classic" -> { // of any kind of members
+                    var found = admin.describeClassicGroups(one).all().get().get(group);
+                    yield found.state() + " " + found.members().size() + " " + found.coordinator().id();
+                }
+                case "streams" -> {
+                    var found = admin.describeStreamsGroups(one).all().get().get(group);
+                    yield found.groupState() + " " + found.members().size() + " " + found.coordinator().id();
+                }
+                default -> {
+                    var found = admin.describeConsumerGroups(one).all().get().get(group);
+                    yield found.groupState() + " " + found.members().size() + " " + found.coordinator().id();
+                }
+            });
+        } catch (ExecutionException fault) {
             System.out.print("UNKNOWN 0 -1");
         }
     }

@@ -200,6 +200,7 @@ class KnownCluster:
             "cluster": self.name,
             "group": group.group_id,
             "protocol": protocol,
+            "type": group.group_type,
             "state": group.state,
             "generation": _generation(group),
             "strategy": group.strategy if isinstance(group, ClassicGroup) else None,

@@ -92,7 +92,7 @@ public final class Dump {
         return versions;
     }
 
-    private static void struct(ObjectNode node, Layout layout) throws ReflectiveOperationException {
+    static void struct(ObjectNode node, Layout layout) throws ReflectiveOperationException {
         node.put("flexible", layout.flexible);
         ArrayNode fields = node.putArray("fields");
         Object defaults = layout.type.getConstructor().newInstance();

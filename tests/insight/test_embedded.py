@@ -1,0 +1,92 @@
+"""What members of groups say in bytes: every version that the official classes of Connect and Streams wrote is read."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kproxy.insight import embedded
+from kproxy.insight.embedded import CONNECT, CONNECTOR, STREAMS
+from kproxy.protocol import codec
+from kproxy.protocol.schema import schema
+
+DATA = Path(__file__).parents[1] / "data"
+VECTORS = [json.loads(line) for line in gzip.decompress((DATA / "embedded.jsonl.gz").read_bytes()).splitlines()]
+NAMES = ("ConnectWorkerState", "ConnectAssignment", "StreamsSubscriptionInfo", "StreamsAssignmentInfo")
+
+
+def vectors(name):
+    return [(each["version"], bytes.fromhex(each["hex"]), each) for each in VECTORS if each["name"] == name]
+
+
+def owned(names):
+    """["a", "a-0"] as connectors and tasks."""
+    return {(name.rpartition("-")[0], int(name[-1])) if name[-1].isdigit() else (name, CONNECTOR) for name in names}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_version_is_read_to_its_last_byte_and_written_again(name):
+    found = vectors(name)
+    assert [version for version, _, _ in found] == list(schema().data[name].versions)
+    for version, data, _ in found:
+        header, body = codec.decode_data(name, data)
+        assert header == {"version": version}
+        assert codec.encode_data(name, version, body) == data
+
+
+def test_a_worker_says_where_it_is_and_what_it_runs():
+    of_allocation = {version: owned(each["owned"]) for version, _, each in vectors("ConnectAssignment")}
+    for version, data, each in vectors("ConnectWorkerState"):
+        said = embedded.said(CONNECT, data)
+        assert said.words == f"worker {each['url']}, config offset {each['offset']}"
+        assert said.owned == (of_allocation[version] if version else None)
+
+
+def test_what_a_worker_gets_and_gives_up():
+    for version, data, each in vectors("ConnectAssignment"):
+        told = embedded.given(CONNECT, data)
+        before = frozenset({("old-sink", 2), ("old-sink", 3)})
+        kept = {("old-sink", 3)} if version else set()  # eager ones are told all that they have
+        assert told.after(before) == owned(each["owned"]) | kept
+        assert (told.words or "") == ("what is left waits for 300 s" if version else "")
+    assert embedded.listed(told.owned) == "clicks-source, orders-sink, orders-sink-0, orders-sink-1"
+
+
+def consumer(name, field, user_data):
+    fields = {"topics": ["in"]} if field == "topics" else {"assignedPartitions": []}
+    return codec.encode_data(name, 0, fields | {"userData": user_data})
+
+
+def test_members_of_streams_are_consumers_that_say_their_tasks():
+    for version, data, each in vectors("StreamsSubscriptionInfo"):
+        said = embedded.said(STREAMS, consumer("ConsumerProtocolSubscription", "topics", data))
+        assert said.topics == ("in",)
+        assert said.words.startswith(f"process {each['processId']}")
+        assert ("endpoint host-1:7070" in said.words) == (version > 1)
+        assert ("state of 0_1" if version > 6 else "had 0_1") in said.words
+    for version, data, _ in vectors("StreamsAssignmentInfo"):
+        told = embedded.given(STREAMS, consumer("ConsumerProtocolAssignment", "assignedPartitions", data))
+        tasks = "active 1001_2001, 1002_2002, 1003_2003; standby 4001_5001, 4002_5002, 4003_5003"
+        assert told.words == tasks + ("; error 9001 of Streams" if version > 3 else "")
+
+
+def test_what_other_kinds_of_members_say_is_bytes():
+    assert embedded.group_type("sr", "v0") == "sr"
+    assert embedded.said("sr", b"{}") is None and embedded.given("sr", b"{}") is None
+    assert embedded.given("sr", b"").owned == frozenset()
+    assert len(embedded.group_type("x" * 30_000, None)) == embedded.MAX_TYPE
+
+
+@given(st.sampled_from([(each["name"], bytes.fromhex(each["hex"])) for each in VECTORS]), st.data())
+def test_damaged_bytes_are_read_or_are_nothing(vector, data):
+    _, good = vector
+    at = data.draw(st.integers(0, len(good)))
+    bad = good[:at] + data.draw(st.binary(max_size=8)) + good[at + data.draw(st.integers(0, 8)) :]
+    wrapped = consumer("ConsumerProtocolSubscription", "topics", bad)
+    for kind, read in ((CONNECT, bad), (STREAMS, wrapped), (STREAMS, bad)):
+        embedded.said(kind, read)
+        embedded.given(kind, read)
+    embedded.given(STREAMS, consumer("ConsumerProtocolAssignment", "assignedPartitions", bad))
