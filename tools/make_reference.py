@@ -83,6 +83,7 @@ KINDS: dict[Any, str] = {
 MORE = {  # the page that teaches a table of settings
     "admin_tls": "admin.md",
     "flight": "flight.md",
+    "otlp": "otlp.md",
     "cluster.login": "sasl.md",
     "cluster.login.by_principal": "sasl.md",
     "cluster.authentication": "sasl.md",

@@ -74,6 +74,12 @@ if TYPE_CHECKING:
     "when something goes wrong (docs/flight.md).",
 )
 @click.option(
+    "--otlp",
+    metavar="URL",
+    help="Push the metrics of /metrics to a collector of OpenTelemetry each minute, by OTLP over HTTP, like "
+    "http://collector:4318 (docs/otlp.md).",
+)
+@click.option(
     "--max-connections",
     metavar="N",
     help="Maximum open connections; further clients wait in the listen backlog. "

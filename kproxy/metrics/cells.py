@@ -41,9 +41,11 @@ from kproxy.metrics.known import (
     HIDING_APIS,
     LIMITS,
     MAX_BORN,
+    OTHER_ERROR,
     OWN_APIS,
     UNANSWERED_CAUSES,
     UNHEARD,
+    UNKNOWN_OTHER_ERROR,
 )
 from kproxy.metrics.lag import Fetching, Lags
 from kproxy.metrics.named import ClientCells, Clients, Topics
@@ -53,7 +55,7 @@ from kproxy.metrics.slow import Slow
 from kproxy.metrics.telemetry import Answers, Pushes
 from kproxy.metrics.tls import TlsSide
 from kproxy.metrics.upstream import ClusterState, UpstreamCells
-from kproxy.protocol.error_codes import ERRORS, error_name
+from kproxy.protocol.error_codes import ERRORS
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
     ANSWERED,
@@ -79,9 +81,6 @@ MAX_ERRORS = 512  # pairs of an API and an error code
 UNKNOWN_ERRORS = 16
 MAX_LEAKING_APIS = 32
 OTHER_API = "other"
-# Outside int16: the cells of the error codes beyond the caps, known and unknown.
-OTHER_ERROR = 0x10000
-UNKNOWN_OTHER_ERROR = 0x10001
 
 Label = TypeVar("Label")
 
@@ -550,6 +549,8 @@ class Metrics:
         self.predecessor_connections = 0  # that the process before this one still has
         self.flight_dumps: dict[str, dict[str, int]] = {}  # by cause and outcome; empty: no flight recorder
         self.flight_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)  # that it holds: of frames, of headers
+        self.otlp_pushes: dict[str, int] = {}  # by outcome; empty: none are made
+        self.otlp_pushed_ns = 0  # when the last was taken, since the epoch
         self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
         self.passive: PassiveCells | None = None  # of `kproxy watch`
         self.zookeeper: dict[str, ZooKeeperCells] = {}  # by listener
@@ -590,13 +591,6 @@ class Metrics:
         cells.open[listener] += 1
         cells.accepted[listener] += 1
         return connection
-
-
-def error_label(code: int) -> str:
-    """What the cell of an error code stands for."""
-    if code == OTHER_ERROR:
-        return "other"
-    return "unknown_other" if code == UNKNOWN_OTHER_ERROR else error_name(code)
 
 
 def _add(counts: dict[Label, int], key: Label, count: int) -> None:

@@ -20,12 +20,13 @@ from prometheus_client.registry import Collector
 
 from kproxy import __version__
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
-from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics, error_label
+from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics
 from kproxy.metrics.collector_groups import of_groups
 from kproxy.metrics.exemplars import exemplars
 from kproxy.metrics.families import Exemplars
 from kproxy.metrics.families import Histogram as _Histogram
 from kproxy.metrics.families import Sum as _Sum
+from kproxy.metrics.known import error_label
 from kproxy.metrics.named import OTHER, shown
 from kproxy.metrics.passive_families import OF_A_PROXY, passive_families
 from kproxy.metrics.telemetry_families import telemetry_families
@@ -371,6 +372,22 @@ def _flight(metrics: Metrics) -> Iterator[Metric]:
     yield held
 
 
+def _otlp(metrics: Metrics) -> Iterator[Metric]:
+    if not metrics.otlp_pushes:
+        return
+    pushes = CounterMetricFamily(
+        "kproxy_otlp_pushes", "Pushes of metrics to a collector of OpenTelemetry.", labels=("outcome",)
+    )
+    for outcome, count in metrics.otlp_pushes.copy().items():
+        pushes.add_metric((outcome,), count)
+    yield pushes
+    yield GaugeMetricFamily(
+        "kproxy_otlp_last_success_timestamp_seconds",
+        "When a collector of OpenTelemetry last took a push, in seconds since the epoch; 0: never.",
+        value=metrics.otlp_pushed_ns / 1e9,
+    )
+
+
 def _topics(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
     sums = {
         name: _Sum(f"kproxy_topic_{name}", text, ("cluster", "topic", "direction", *more))
@@ -454,6 +471,7 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     yield CounterMetricFamily("kproxy_audit_lines", "Lines written to the audit.", value=written)
     yield CounterMetricFamily("kproxy_audit_lines_dropped", "Lines of the audit that could not be written.", value=lost)
     yield from _flight(metrics)
+    yield from _otlp(metrics)
     unread = metrics.log_lines_dropped()
     yield CounterMetricFamily("kproxy_log_lines_dropped", "Log lines left out since nobody read the log.", value=unread)
     yield GaugeMetricFamily("kproxy_workers", "Processes that relay; 1: a single process.", value=metrics.workers)

@@ -7,6 +7,7 @@ since each value is a line of every scrape.
 Refuses to know events and cells.
 """
 
+from kproxy.protocol.error_codes import error_name
 from kproxy.wire.events import SIDES
 
 MAX_BORN = 256  # brokers with series before their first connection: an answer can name thousands
@@ -111,3 +112,14 @@ EVERYDAY_APIS = frozenset(
         *("ShareFetch", "ShareGroupHeartbeat", "StreamsGroupHeartbeat", "SyncGroup", "TxnOffsetCommit"),
     )
 )
+
+# Outside int16: the cells of the error codes beyond the caps, known and unknown.
+OTHER_ERROR = 0x10000
+UNKNOWN_OTHER_ERROR = 0x10001
+
+
+def error_label(code: int) -> str:
+    """What the cell of an error code stands for."""
+    if code == OTHER_ERROR:
+        return "other"
+    return "unknown_other" if code == UNKNOWN_OTHER_ERROR else error_name(code)

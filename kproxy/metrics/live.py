@@ -15,7 +15,8 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, quantile
-from kproxy.metrics.cells import ApiCells, Metrics, error_label
+from kproxy.metrics.cells import ApiCells, Metrics
+from kproxy.metrics.known import error_label
 
 STEP_S = 10.0
 SAMPLES = 360

@@ -107,6 +107,7 @@ class Shared:
         merged.worker_usage = _usage(living, gone)
         merged.worker_restarts = self.restarts
         merged.reloads = own.reloads
+        merged.otlp_pushes, merged.otlp_pushed_ns = own.otlp_pushes, own.otlp_pushed_ns
         merged.slow = merged_slow(units_of.get((SLOW,), ()) for units_of in living.values())
         merged.zookeeper = own.zookeeper  # the parent serves it
         sums: dict[Place, Any] = {}

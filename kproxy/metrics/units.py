@@ -28,6 +28,8 @@ _NOT_SUMS: dict[type, set[str]] = {
         "passive",
         "slow",
         "zookeeper",
+        "otlp_pushes",
+        "otlp_pushed_ns",
     },
     ClusterCells: {"cluster", "brokers", "topics", "lags", "clients", "upstream", "pushes"},
     BrokerCells: {"cluster", "broker", "live", "apis", "by_plan"},

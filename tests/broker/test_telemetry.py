@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.broker.cluster import Cluster, wait_for
 from tests.broker.kproxy import Kproxy
 from tests.broker.tools import CONSUMER, VERIFIABLE_PRODUCER, Running, create_topic
+from tests.otlp import collector, exposed
 
 PREFIX = "kproxy_client_telemetry_"
 # The least that a producer and a consumer push, by KIP-714, as both kinds of clients name it.
@@ -71,13 +72,25 @@ def test_librdkafka_and_java_push_to_kproxy(cluster: Cluster, tmp_path: Path) ->
         for software in ("apache-kafka-java", "confluent-kafka-python")
         for client_id, names in (("shop", OF_A_PRODUCER), ("billing", OF_A_CONSUMER))
     }
-    with Kproxy(cluster.bootstrap, tmp_path, "--config", str(settings), "--workers", "2") as kproxy:
+    with (
+        collector() as pushed_to,
+        Kproxy(
+            *(cluster.bootstrap, tmp_path, "--config", str(settings), "--workers", "2"),
+            *("--otlp", f"http://127.0.0.1:{pushed_to.port}"),
+        ) as kproxy,
+    ):
         push(kproxy, create_topic(cluster.bootstrap), tmp_path, wanted)
         for error in ("INVALID_RECORD", "INVALID_REQUEST", "TELEMETRY_TOO_LARGE", "UNSUPPORTED_COMPRESSION_TYPE"):
             assert kproxy.metric("kproxy_telemetry_answers_total", error=error) == 0, error
         wait_for("the end of their series", lambda: not pushed(kproxy), 30)
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
+        scraped = exposed(kproxy.get("/metrics"))
+        kproxy.stop()
         assert "Traceback" not in kproxy.log.read_text()
+        last = pushed_to.series()  # what both workers have counted
+    assert last.keys() == scraped.keys() and len(scraped) > 300
+    assert all(last[key][0] == scraped[key][0] for key in scraped)
+    assert all(last[key][1] >= scraped[key][1] for key in scraped if scraped[key][0] == "counter")
 
 
 def test_without_the_option_nothing_is_different(cluster: Cluster, kproxy: Kproxy) -> None:

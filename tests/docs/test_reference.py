@@ -29,7 +29,9 @@ def test_settings_have_what_a_reader_needs() -> None:
     rows = dict(re.findall(r"^\| (`\w+`) \| (.*) \|$", PAGES["settings.md"], re.MULTILINE))
     assert {f"`{name}`" for name in (*CLUSTER_SETTINGS, *UpstreamTls.model_fields)} <= set(rows)
     assert {
-        f"`{name}`" for name in Config.model_fields if name not in ("clusters", "admin_tls", "flight", "zookeeper")
+        f"`{name}`"
+        for name in Config.model_fields
+        if name not in ("clusters", "admin_tls", "flight", "otlp", "zookeeper")
     } <= set(rows)
     assert rows["`accept_backlog`"].startswith("whole number, from 1 to 65,535 | `1024` | Clients that wait")
     assert rows["`route`"].startswith("`ports`, `sidecar`, `sni`, `transparent` | `ports` | One port per broker")

@@ -326,13 +326,15 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     document = tomllib.loads(whole)
     assert len(load(written(tmp_path, whole)).clusters) == len(document["cluster"])
     left_out = {"clusters", "record", "max_connections", "upstream_mark", "audit", "admin_token_file", "admin_tls"}
-    left_out |= {"record_keep_h", "record_keep_bytes", "flight"}
+    left_out |= {"record_keep_h", "record_keep_bytes", "flight", "otlp"}
     assert document.keys() - {"cluster"} == Config.model_fields.keys() - left_out
     assert "\n# upstream_mark = " in file.read_text()
     assert {"name", "listen", "servers"} == set(document["zookeeper"][0])
     assert "\n# audit = " in file.read_text()
     assert "\n# admin_token_file = " in file.read_text()
-    assert all(f"\n# {name} = " in file.read_text() for name in ("record_keep_h", "record_keep_bytes", "flight"))
+    assert all(
+        f"\n# {name} = " in file.read_text() for name in ("record_keep_h", "record_keep_bytes", "flight", "otlp")
+    )
     assert "\n# record = " in file.read_text()  # it fills a disk: nobody should copy it unawares
     assert f"\n# max_connections = {DEFAULT_CONNECTIONS} " in file.read_text()  # less where open files are few
     assert set().union(*document["cluster"]) == set(Cluster.model_fields)

@@ -8,7 +8,7 @@ import pytest
 from kproxy.proxy.config.load import load
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("admin", "flight", "gateway", "limits", "logs", "sasl", "telemetry", "tls", "zookeeper")
+PAGES = ("admin", "flight", "gateway", "limits", "logs", "otlp", "sasl", "telemetry", "tls", "zookeeper")
 EXAMPLES = [
     pytest.param(text, id=f"{page}-{number}")
     for page in PAGES

@@ -18,6 +18,7 @@ from kproxy.proxy.config.flight import Flight, of_folder
 from kproxy.proxy.config.limits import Limits, Networks
 from kproxy.proxy.config.login import Login
 from kproxy.proxy.config.model import Frozen, model_in
+from kproxy.proxy.config.otlp import Otlp, of_endpoint
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.config.tls import ClientTls, UpstreamTls
@@ -184,6 +185,7 @@ class Config(Frozen):
     record_keep_h: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # older recorded files are removed
     record_keep_bytes: Annotated[int, Field(ge=1 << 20)] | None = None  # of all of them; the oldest are removed
     flight: Annotated[Flight, BeforeValidator(of_folder)] | None = None  # a table, or its folder alone
+    otlp: Annotated[Otlp, BeforeValidator(of_endpoint)] | None = None  # a table, or the collector's URL alone
     audit: str | None = None  # "stderr", or a file
     watch_config: bool = False  # reload when the file changes, as by SIGHUP
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -208,5 +210,5 @@ CLUSTER_SETTINGS = (
 
 # What can be a flag: plain values, and tables for which one stands.
 PROCESS_SETTINGS = tuple(
-    name for name, field in Config.model_fields.items() if model_in(field.annotation) in (None, Flight)
+    name for name, field in Config.model_fields.items() if model_in(field.annotation) in (None, Flight, Otlp)
 )

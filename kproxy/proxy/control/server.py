@@ -44,6 +44,7 @@ from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
     from kproxy.proxy.control.operators.admin import Admin, Query
+    from kproxy.proxy.control.otlp import OtlpPush
     from kproxy.proxy.control.zookeeper import ZooKeeperProxy
     from kproxy.proxy.relay.contexts import Reloading
     from kproxy.tables.recorder import Recorder
@@ -90,6 +91,7 @@ class Server:
         self._at_once = asyncio.Event()  # nothing is waited for any more
         self._recorder: Recorder | None = None
         self._flight: FlightRecorder | None = None
+        self._otlp: OtlpPush | None = None
         self._draining = False
         self._sampling: asyncio.Task[None] | None = None  # for the page of the admin port
         self._tasks = Tasks("server")
@@ -109,6 +111,7 @@ class Server:
         if self.config.upstream_mark is not None and not can_mark(self.config.upstream_mark):
             raise ConfigError([("upstream_mark", "kproxy may not mark its sockets: give it CAP_NET_ADMIN")])
         shares = self._shares()
+        self._otlp = self._otlp_push()
         self._start_recorder()
         self._start_flight()
         self._start_worker(shares)
@@ -122,6 +125,15 @@ class Server:
         await self._start_admin(self.config.admin, shares)
         for question in self.questions.values():
             self._tasks.spawn(question.follow())
+        if self._otlp is not None:
+            self._otlp.start()
+
+    def _otlp_push(self) -> "OtlpPush | None":
+        if self.config.otlp is None:
+            return None
+        from kproxy.proxy.control.otlp import OtlpPush  # few push
+
+        return OtlpPush(self.config.otlp, self.metrics, self.counted, self.config.clusters[0].listen.port)
 
     def _serve_zookeeper(self) -> None:
         if not self.config.zookeeper:
@@ -155,6 +167,10 @@ class Server:
                 Token(token)
             if tls is not None:
                 _admin_tls(tls)
+        except ConfigError as fault:
+            faults += fault.faults
+        try:
+            self._otlp_push()
         except ConfigError as fault:
             faults += fault.faults
         for cluster in self.config.clusters:
@@ -480,6 +496,8 @@ class Server:
             await self._link.close()
         if self._flight is not None:
             await self._flight.stop()
+        if self._otlp is not None:
+            await self._otlp.stop()
         await self._tasks.cancel()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)

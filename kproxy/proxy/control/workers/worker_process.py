@@ -255,6 +255,9 @@ class WorkerServer(Server):
     def _follow_groups(self) -> None:
         """The parent's: all workers feed one process."""
 
+    def _otlp_push(self) -> None:
+        """The parent's: it knows what all workers have counted."""
+
     def _serve_zookeeper(self) -> None:
         """The parent's: its clients are few, and who coordinates through it is seen by one process."""
 

@@ -1,0 +1,53 @@
+"""Settings of the push of kproxy's metrics to a collector of OpenTelemetry: `[otlp]`, or its URL alone.
+
+Files are named here and opened elsewhere (`control/otlp.py`). Refuses to know metrics.
+"""
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field
+
+from kproxy.proxy.config.model import Frozen
+from kproxy.proxy.config.tls import File
+
+PATH = "/v1/metrics"  # where collectors take metrics
+LIKE = "write it like http://collector:4318"
+
+
+def _endpoint(value: Any) -> str:
+    """A URL; the path is that of collectors where there is none. A secret in it could end in a log."""
+    text = str(value).strip()
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        raise ValueError(f"it is no URL: {LIKE}") from None
+    if url.username is not None or url.password is not None or url.query or url.fragment:
+        raise ValueError("a secret in a URL ends in logs: put it into headers_file, and give the URL without it")
+    if url.scheme not in ("http", "https") or not url.hostname or port == 0 or any(map(str.isspace, text)):
+        raise ValueError(f"{text!r} is no URL of a collector: {LIKE}")
+    return text if url.path.strip("/") else f"{text.rstrip('/')}{PATH}"
+
+
+class Otlp(Frozen):
+    """`[otlp]`: the metrics of /metrics are pushed to a collector of OpenTelemetry, by OTLP over HTTP."""
+
+    endpoint: Annotated[str, BeforeValidator(_endpoint)]  # URL of the collector; without a path, /v1/metrics of it
+    interval_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 60.0  # between two pushes
+    timeout_s: Annotated[float, Field(gt=0, le=300, allow_inf_nan=False)] = 10.0  # of a push, with all its attempts
+    # file with a header for each line, like Authorization: Bearer ...; default: OTEL_EXPORTER_OTLP_HEADERS, as
+    # OpenTelemetry defines it
+    headers_file: File | None = None
+    ca: File | None = None  # file of the CAs that vouch for the collector; default: those that Python's requests has
+    certificate: File | None = None  # file of the certificate that kproxy shows to the collector
+    key: File | None = None  # file of its private key; default: the file of the certificate
+    compression: Literal["gzip", "none"] = "gzip"  # of what is sent
+    service_name: Annotated[str, Field(min_length=1)] = "kproxy"  # what is pushed has it as service.name
+    # what is pushed has it as service.instance.id; default: the host's name and the port of the first cluster
+    instance: Annotated[str, Field(min_length=1)] | None = None
+
+
+def of_endpoint(value: Any) -> Any:
+    """A URL alone stands for a table of defaults."""
+    return {"endpoint": value} if isinstance(value, str) else value

@@ -1,0 +1,44 @@
+"""Settings of `[otlp]`, or a URL alone."""
+
+from pathlib import Path
+
+import pytest
+
+from kproxy.errors import ConfigError
+from kproxy.proxy.config.load import load
+from kproxy.proxy.config.otlp import Otlp
+
+CLUSTER = {"listen": "127.0.0.1:9092", "bootstrap": "kafka-1:9092"}
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("http://collector:4318", "http://collector:4318/v1/metrics"),
+        ("https://collector/", "https://collector/v1/metrics"),
+        ("https://[::1]:4318/otlp/metrics", "https://[::1]:4318/otlp/metrics"),
+    ],
+)
+def test_a_url_alone_stands_for_the_table(url: str, endpoint: str) -> None:
+    for settings in (load(flags={**CLUSTER, "otlp": url}), load(environment={"KPROXY_OTLP": url}, flags=CLUSTER)):
+        assert settings.otlp == Otlp(endpoint=endpoint) and settings.otlp.interval_s == 60
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["collector:4318", "ftp://collector", "http://", "http://collector:99999", "http://collector:0", "http://a b", "7"],
+)
+def test_what_is_no_url_is_told(url: str) -> None:
+    with pytest.raises(ConfigError, match="write it like http://collector:4318"):
+        load(flags={**CLUSTER, "otlp": url})
+
+
+@pytest.mark.parametrize(
+    "url", ["https://me:hunter2@collector", "https://collector/?key=hunter2", "https://c/#hunter2"]
+)
+def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "kproxy.toml"
+    file.write_text(f'[[cluster]]\nlisten = ":9092"\nbootstrap = "kafka-1:9092"\n[otlp]\nendpoint = "{url}"\n')
+    with pytest.raises(ConfigError, match="headers_file") as refused:
+        load(file)
+    assert "hunter2" not in str(refused.value)

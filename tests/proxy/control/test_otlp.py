@@ -1,0 +1,166 @@
+"""What kproxy pushes to a collector over HTTP, while it runs and at its end; failures, secrets, TLS."""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kproxy.errors import ConfigError
+from kproxy.metrics import Metrics
+from kproxy.proxy.config.otlp import Otlp
+from kproxy.proxy.control import otlp
+from kproxy.proxy.control.otlp import OtlpPush
+from tests.certificates import Authority
+from tests.otlp import Collector, collector
+from tests.ports import free_ports
+
+SECRET = "Bearer hunter2"
+
+
+def pushing(endpoint: str, **settings: Any) -> tuple[OtlpPush, Metrics]:
+    metrics = Metrics()
+    metrics.cluster("default").rewritten["Metadata"] = 3
+
+    async def gather() -> Metrics:
+        return metrics
+
+    return OtlpPush(Otlp(endpoint=endpoint, **{"timeout_s": 1.0, **settings}), metrics, gather, 9092), metrics
+
+
+def once(push: OtlpPush, times: int = 1) -> None:
+    async def run() -> None:
+        for _ in range(times):
+            await push._push()
+
+    asyncio.run(run())
+
+
+def test_a_running_kproxy_pushes_at_its_interval_and_once_more_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(here: Collector) -> None:
+        push, metrics = pushing(f"http://127.0.0.1:{here.port}", interval_s=1)
+        push.start()
+        while len(here.pushes) < 2:  # noqa: ASYNC110 - a thread makes them
+            await asyncio.sleep(0.02)
+        metrics.cluster("default").rewritten["Metadata"] = 7
+        await push.stop()
+        assert metrics.otlp_pushes == {"success": len(here.pushes), "failed": 0} and metrics.otlp_pushed_ns
+
+    with collector() as here:
+        asyncio.run(asyncio.wait_for(run(here), 60))
+        key = "kproxy_rewritten_addresses_total", frozenset({("cluster", "default"), ("api", "Metadata")})
+        assert here.series()[key] == ("counter", 7.0)
+        assert here.resource["service.name"] == "kproxy" and here.resource["service.instance.id"].endswith(":9092")
+        assert {path for path, _ in here.requests} == {"/v1/metrics"}
+        assert here.requests[0][1]["content-encoding"] == "gzip"
+
+
+def test_headers_come_from_their_file_each_time_and_are_in_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    file = tmp_path / "headers"
+    file.write_text(f"# of the collector\n\nAuthorization: {SECRET}\nx-scope: one\n")
+    with collector() as here:
+        push, metrics = pushing(f"http://127.0.0.1:{here.port}/otlp", headers_file=file, service_name="gateway")
+        once(push)
+        file.write_text("Authorization: Bearer second\n")
+        once(push)
+        here.status, here.body = 401, b"no: " + SECRET.encode()
+        once(push, 3)
+    assert [headers["authorization"] for _, headers in here.requests[:3]] == [SECRET, *["Bearer second"] * 2]
+    assert here.requests[0][1]["x-scope"] == "one" and here.requests[0][0] == "/otlp"
+    assert here.resource["service.name"] == "gateway"
+    assert metrics.otlp_pushes == {"success": 2, "failed": 3}
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(lines) == 1 and "401" in lines[0] and f"{here.port}/otlp" in lines[0]
+    assert "hunter2" not in caplog.text and "second" not in caplog.text
+
+
+def test_a_failure_is_logged_once_until_a_push_succeeds_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    push, metrics = pushing(f"http://127.0.0.1:{free_ports(1)}")
+    once(push, 2)
+    assert metrics.otlp_pushes == {"success": 0, "failed": 2}
+    with collector() as here:
+        push._settings = push._exporter._settings = Otlp(endpoint=f"http://127.0.0.1:{here.port}", timeout_s=1)
+        push._exporter.hurry()
+        once(push, 2)
+        here.status = 503
+        once(push)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO", "ERROR"]
+    assert "Connection refused" in caplog.messages[0] and "again" in caplog.messages[1]
+
+
+def test_nobody_is_sent_on_to_another_place_with_the_headers(tmp_path: Path) -> None:
+    (tmp_path / "headers").write_text(f"api-key: {SECRET}\n")
+    with collector() as here:
+        push, metrics = pushing(f"http://127.0.0.1:{here.port}", headers_file=tmp_path / "headers")
+        for here.status in (302, 307):
+            once(push)
+    assert {path for path, _ in here.requests} == {"/v1/metrics"} and metrics.otlp_pushes["failed"] == 2
+
+
+def test_a_collector_that_hangs_holds_up_neither_the_loop_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "LAST_S", 0.2)
+
+    async def run() -> int:
+        server = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+        push, metrics = pushing(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout_s=30, interval_s=1)
+        push.start()
+        turns = 0
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+            turns += 1
+        await push.stop()
+        assert metrics.otlp_pushes == {"success": 0, "failed": 0}
+        server.close()
+        return turns
+
+    assert asyncio.run(run()) == 100
+
+
+def test_tls_with_a_ca_and_a_certificate_of_its_own(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls")
+    server, client = authority.server().settings(), authority.client("kproxy").settings()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.bundle)
+    context.load_cert_chain(server["certificate"], server["key"])
+    context.verify_mode = ssl.CERT_REQUIRED
+    with collector(context) as here:
+        url = f"https://localhost:{here.port}"
+        own = {"certificate": client["certificate"], "key": client["key"]}
+        for settings, outcome in (
+            ({}, "failed"),
+            ({"ca": authority.bundle}, "failed"),
+            ({"ca": authority.bundle, **own}, "success"),
+        ):
+            push, metrics = pushing(url, **settings)
+            once(push)
+            assert metrics.otlp_pushes[outcome] == 1, settings
+    assert len(here.pushes) == 1
+
+
+@pytest.mark.parametrize("name", ["headers_file", "ca", "certificate", "key"])
+def test_files_that_are_not_there_are_told_at_the_start(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"otlp: {name}: .*absent cannot be read: No such file"):
+        pushing("http://localhost:4318", **{name: tmp_path / "absent"})
+
+
+def test_headers_that_are_none_are_told_by_their_line(tmp_path: Path) -> None:
+    file = tmp_path / "headers"
+    file.write_text("a: b\nhunter2\n")
+    with pytest.raises(ConfigError, match="line 2 is no header") as refused:
+        pushing("http://localhost:4318", headers_file=file)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_headers_that_would_be_readable_on_the_network_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "headers").write_text("a: b\n")
+    for url, warned in (("http://127.0.0.1:1", 0), ("https://collector", 0), ("http://collector", 1)):
+        caplog.clear()
+        pushing(url, headers_file=tmp_path / "headers")
+        assert len(caplog.records) == warned
