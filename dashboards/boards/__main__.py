@@ -5,13 +5,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dashboards.boards import brokers, groups, itself, overview, topics
+from dashboards.boards import brokers, clients, groups, itself, overview, topics, zookeeper
 
 BOARDS = {
     "overview.json": overview,
     "brokers.json": brokers,
     "topics.json": topics,
     "groups.json": groups,
+    "clients.json": clients,
+    "zookeeper.json": zookeeper,
     "itself.json": itself,
 }
 

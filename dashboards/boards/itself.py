@@ -19,6 +19,7 @@ from dashboards.boards.model import (
 
 RED_FROM_1 = ((None, "green"), (1, "red"))
 ORANGE_FROM_1 = ((None, "green"), (1, "orange"))
+WATCH = "kproxy watches an interface"
 OURS = "and on (job, instance) kproxy_build_info"
 
 PARTS = (
@@ -287,10 +288,79 @@ PARTS = (
             (f"time() - {of('kproxy_config_last_reload_success_timestamp_seconds', *PROCESS)}", "{{instance}}"),
         ),
         series(
+            "Pushes to OpenTelemetry",
+            "Pushes of metrics to a collector, by outcome; the log says why they fail.",
+            "none",
+            (grown("kproxy_otlp_pushes_total", *PROCESS, by="instance, outcome"), "{{instance}} {{outcome}}"),
+            only="kproxy pushes to a collector",
+        ),
+        series(
+            "Age of the last push",
+            "Since a collector last took one.",
+            "s",
+            (f"time() - {of('kproxy_otlp_last_success_timestamp_seconds', *PROCESS)}", "{{instance}}"),
+            only="kproxy pushes to a collector",
+        ),
+        series(
             "Upgrades that failed",
             "Upgrades in place that left the former process serving.",
             "none",
             (grown("kproxy_failed_upgrades_total", *PROCESS, by="instance"), "{{instance}}"),
+        ),
+        collapsed=True,
+    ),
+)
+
+PARTS += (
+    row(
+        "From packets: kproxy watch",
+        series(
+            "Packets",
+            "Packets a second of the watched ports, by interface.",
+            "pps",
+            (rate("kproxy_watch_packets_total", *PROCESS, by="instance, interface"), "{{instance}} {{interface}}"),
+            only=WATCH,
+        ),
+        series(
+            "Packets dropped",
+            "Packets that the kernel dropped since kproxy had not read those before them: they are in no other number. "
+            "A larger --buffer-mib, fewer ports.",
+            "pps",
+            (
+                rate("kproxy_watch_dropped_packets_total", *PROCESS, by="instance, interface"),
+                "{{instance}} {{interface}}",
+            ),
+            only=WATCH,
+        ),
+        series(
+            "Behind",
+            "How long the packets read last had waited: near a second and growing, packets are about to be dropped.",
+            "s",
+            (of("kproxy_watch_delay_seconds", *PROCESS), "{{instance}}"),
+            threshold=1,
+            only=WATCH,
+        ),
+        timeline(
+            "Interfaces",
+            "Whether each interface is there and up.",
+            (of("kproxy_watch_interface_up", *PROCESS), "{{instance}} {{interface}}"),
+            width=8,
+            only=WATCH,
+        ),
+        series(
+            "What packets do not show",
+            "Gaps, segments sent again, other protocols, by kind; docs/tables.md has a sentence for each.",
+            "cps",
+            (rate("kproxy_watch_findings_total", *PROCESS, by="kind"), "{{kind}}"),
+            only=WATCH,
+        ),
+        series(
+            "Seen twice",
+            "Packets that another interface had shown already; connections that are another one behind a NAT.",
+            "cps",
+            (rate("kproxy_watch_duplicate_packets_total", *PROCESS, by="instance"), "{{instance}} packets"),
+            (rate("kproxy_watch_copied_connections_total", *CLUSTER, by="cluster"), "{{cluster}} connections"),
+            only=WATCH,
         ),
         collapsed=True,
     ),

@@ -32,6 +32,7 @@ _VARIABLES = {
     "api": ("API", "kproxy_requests_total", CLUSTER),
     "topic": ("Topic", "kproxy_topic_bytes_total", CLUSTER),
     "group": ("Group", "kproxy_group_members", CLUSTER),
+    "client_id": ("Client", "kproxy_client_info", CLUSTER),
 }
 
 
@@ -231,8 +232,13 @@ def row(title: str, *panels: Panel, collapsed: bool = False) -> Panel:
 # --- boards ----------------------------------------------------------------------------------------------------------
 
 
-def board(uid: str, title: str, description: str, variables: Sequence[str], parts: Sequence[Panel]) -> Panel:
-    """A board: panels and rows from left to right, top to bottom. variables: beside those of the process."""
+def board(
+    uid: str, title: str, description: str, variables: Sequence[str], parts: Sequence[Panel], *, clusters: str = ""
+) -> Panel:
+    """A board: panels and rows from left to right, top to bottom.
+
+    variables: beside those of the process. clusters: the metric that has those which can be chosen, if not all can.
+    """
     return {
         "uid": uid,
         "title": title,
@@ -245,7 +251,7 @@ def board(uid: str, title: str, description: str, variables: Sequence[str], part
         "graphTooltip": 1,
         "refresh": "30s",
         "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [_datasource(), *map(_variable, (*CLUSTER, *variables))]},
+        "templating": {"list": [_datasource(), *(_variable(name, clusters) for name in (*CLUSTER, *variables))]},
         "annotations": {"list": _annotations()},
         "links": _links(),
         "panels": _placed(parts),
@@ -256,8 +262,10 @@ def _datasource() -> Panel:
     return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": {}}
 
 
-def _variable(name: str) -> Panel:
+def _variable(name: str, clusters: str) -> Panel:
     label, metric, scope = _VARIABLES[name]
+    if name == "cluster" and clusters:
+        metric = clusters
     query = f"label_values({of(metric, *scope) if scope else metric}, {name})"
     return {
         "name": name,

@@ -16,18 +16,37 @@ import uvloop
 
 from kproxy.demo import traffic
 from kproxy.demo.cluster import Cluster
+from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
+from kproxy.metrics.passive import PassiveCells
+from kproxy.metrics.zookeeper import ZooKeeperCells
+from kproxy.protocol import codec
 from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.otlp import Otlp
 from kproxy.proxy.config.settings import Cluster as ClusterConfig
 from kproxy.proxy.config.settings import Config
+from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.config.tls import ClientTls
 from kproxy.proxy.control.server import Server
+from kproxy.zookeeper.session import ANSWERED, Operation
 from tests.certificates import Authority
 from tests.proxy.live import HOST, Broker, TlsWire, Wire, free_ports, request, response
+from tests.pushed import counter, gauge, pushed
 
 TIMEOUT_S = 60
+SUBSCRIPTIONS, PUSH = 71, 72
+PUSHED_GAUGES = [
+    f"org.apache.kafka.{name}"
+    for name in (
+        *("producer.record.queue.time.avg", "producer.node.request.latency.avg", "producer.produce.throttle.time.avg"),
+        *("consumer.poll.idle.ratio.avg", "consumer.fetch.manager.fetch.latency.avg"),
+        *("consumer.coordinator.commit.latency.avg", "consumer.coordinator.rebalance.latency.avg"),
+        "consumer.coordinator.assigned.partitions",
+    )
+]
+PUSHED_COUNTERS = [f"org.apache.kafka.{kind}.connection.creation.total" for kind in ("producer", "consumer")]
 PRODUCE, FETCH, OFFSET_COMMIT, JOIN_GROUP, SYNC_GROUP, API_VERSIONS = 0, 1, 8, 11, 14, 18
 
 
@@ -43,7 +62,9 @@ async def _played(complete: Callable[[str], bool]) -> str:
     first, second = free_ports(6), free_ports(6)
     brokers = tuple(Address(*address) for address in demo.bootstrap)
     clusters = (
-        ClusterConfig(name="demo", listen=Address(HOST, first), bootstrap=brokers, detail="topics"),
+        ClusterConfig(
+            name="demo", listen=Address(HOST, first), bootstrap=brokers, detail="topics", telemetry=Telemetry()
+        ),
         ClusterConfig(
             name="scripted",
             listen=Address(HOST, second),
@@ -63,7 +84,9 @@ async def _played(complete: Callable[[str], bool]) -> str:
             tls=ClientTls(**authority.server().settings()),
         ),
     )
-    server = Server(Config(cluster=clusters, max_connections=100, drain_timeout_s=0.5))
+    otlp = Otlp(endpoint=f"http://{HOST}:1", timeout_s=0.5)  # a collector that is not there
+    server = Server(Config(cluster=clusters, max_connections=100, drain_timeout_s=0.5, otlp=otlp))
+    server.metrics.zookeeper["old"] = _zookeeper()
     await server.start()
     tasks: list[asyncio.Future[None]] = []
     try:
@@ -72,6 +95,7 @@ async def _played(complete: Callable[[str], bool]) -> str:
             while server.not_ready():  # noqa: ASYNC110 (asked of a server, which has no event for it)
                 await asyncio.sleep(0.01)
             tasks += map(asyncio.ensure_future, traffic.clients(HOST, first))
+            await _push_metrics(first)
             await _script(second, scripted)
             trusting = ssl.create_default_context(cafile=authority.bundle)
             (await TlsWire((await Wire.dial(secure)).sock).begin(trusting, server_side=False)).close()
@@ -138,5 +162,34 @@ async def _script(port: int, scripted: Broker) -> None:
     client.close()
 
 
+async def _push_metrics(port: int) -> None:
+    """A client that pushes what the official ones push, and one push that is refused."""
+    client = await Wire.dial(port)
+    await client.send(request(SUBSCRIPTIONS, 0, 1))
+    given = codec.decode_response((await client.frame())[4:], SUBSCRIPTIONS, 0)[1]
+    asked = {"clientInstanceId": given["clientInstanceId"], "subscriptionId": given["subscriptionId"]}
+    points = [gauge(name, 1.5) for name in PUSHED_GAUGES] + [counter(name, 2) for name in PUSHED_COUNTERS]
+    for number in (2, 3):  # the second comes too early
+        await client.send(request(PUSH, 0, number, {**asked, "metrics": pushed(*points)}))
+        await client.frame()
+    client.close()
+
+
+def _zookeeper() -> ZooKeeperCells:
+    """A listener of ZooKeeper whose clients have done something of each kind."""
+    cells = ZooKeeperCells(["zk1:2181"])
+    cells.count(Operation("getData", 1, 0, 0, outcome=ANSWERED, error=-101))
+    return cells
+
+
+def _passive() -> Metrics:
+    """A `kproxy watch` that has seen something of each kind."""
+    metrics = Metrics()
+    metrics.passive = PassiveCells("eth0", ["gap"])
+    metrics.passive.copies["default"] = 1
+    return metrics
+
+
 def _scraped(server: Server) -> str:
-    return render(registry_of(server.metrics))[0].decode()
+    """What this kproxy and one that watches expose."""
+    return "".join(render(registry_of(metrics))[0].decode() for metrics in (server.metrics, _passive()))
