@@ -66,7 +66,7 @@ def top(
         for line in plainly.lines(source, view, width):
             click.echo(line)
         return
-    plainly.check_terminal(sys.stdin, sys.stdout)
+    plainly.check_terminal(sys.stdin, sys.stdout, sys.stderr)
     from kproxy.views.top.screen import Top
 
     Top(source, view, interval).run()

@@ -48,7 +48,7 @@ async def _run(seconds: float | None, record: Path | None) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background of a script
             loop.add_signal_handler(number, over.set)
     screen = None
-    if can_draw(sys.stdin, sys.stdout):
+    if can_draw(sys.stdin, sys.stdout, sys.stderr):
         if importlib.util.find_spec("textual") is None:
             print("kproxy demo: lines for want of a screen: pip install 'kproxy-kafka[top]'")
         else:

@@ -17,7 +17,9 @@ def test_it_ends_with_its_orders(orders: bytes) -> None:
     terminal, its_end = pty.openpty()
     command = [sys.executable, "-m", screen.__name__, str(theirs)]
     environment = os.environ | {"TERM": "xterm"}
-    with subprocess.Popen(command, stdin=its_end, stdout=its_end, pass_fds=(theirs,), env=environment) as process:
+    with subprocess.Popen(
+        command, stdin=its_end, stdout=its_end, stderr=its_end, pass_fds=(theirs,), env=environment
+    ) as process:
         os.close(theirs)
         os.close(its_end)
         os.write(ours, orders)

@@ -4,7 +4,7 @@ Duty: also says where there is no terminal to draw on. Refuses to know how to as
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from time import sleep
 from typing import Any, TextIO
 
@@ -53,15 +53,19 @@ def _seconds(value: float | None) -> str:
     return "–" if value is None else units.duration(value * 1e9)
 
 
-def can_draw(stdin: TextIO, stdout: TextIO) -> bool:
-    """Whether a screen can be drawn here."""
-    return stdin.isatty() and stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+def can_draw(*streams: TextIO) -> bool:
+    """Whether a screen can be drawn: standard input, output and error, on which Textual draws, are a terminal's."""
+    return _are_terminals(streams) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
-def check_terminal(stdin: TextIO, stdout: TextIO) -> None:
+def _are_terminals(streams: Iterable[TextIO]) -> bool:
+    return all(stream.isatty() for stream in streams)
+
+
+def check_terminal(*streams: TextIO) -> None:
     """Raise KproxyError where no screen can be drawn."""
-    if not can_draw(stdin, stdout):
-        if stdin.isatty() and stdout.isatty():
+    if not can_draw(*streams):
+        if _are_terminals(streams):
             raise KproxyError("TERM=dumb cannot move the cursor: --once prints a table; TERM=xterm where it can")
         raise KproxyError("kproxy top draws on a terminal, and this is none: --once prints a table, --json all of them")
 

@@ -3,12 +3,16 @@
 import json
 import socket
 import ssl
+import subprocess
 import urllib.error
 import urllib.request
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.control.operators.page import load_page
@@ -16,11 +20,13 @@ from tests import chromium
 from tests.broker.cluster import wait_for
 from tests.broker.kproxy import Kproxy
 from tests.certificates import Authority
+from tests.cli.test_ctl import KPROXY, frame, running
 from tests.demo.running import traffic
-from tests.proxy.live import request
+from tests.proxy.live import request, response
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-PRODUCE, API_VERSIONS = 0, 18
+PRODUCE, LIST_OFFSETS, HEARTBEAT, API_VERSIONS = 0, 2, 12, 18
+HEADING_OF_FINDINGS = "return [...document.querySelectorAll('#findings b')].map(each => each.textContent)"
 
 
 def hostile_client(bootstrap: str, count: int) -> list[socket.socket]:
@@ -168,6 +174,66 @@ def test_a_token_is_asked_for_once_and_sent_with_every_question(tmp_path: Path) 
             wait_for("figures", lambda: tile(browser, "requests/s") not in ("None", "0", "–"), 60)
             assert all("401" in line for line in browser.complaints())
             assert not any("s3cret-word" in url for url in browser.requests())
+
+
+def test_page_top_metrics_and_tables_agree(tmp_path: Path) -> None:
+    """On known traffic: 12 heartbeats, of which 8 are refused, and 3 requests in a version that is to be dropped."""
+    tables = tmp_path / "tables"
+    with running(tmp_path, f'record = "{tables}"') as (broker, port, admin):
+        url = f"http://127.0.0.1:{admin}/"
+        wait_for("/ready", lambda: loaded(f"{url}ready")[0] == 200, 60)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            sent = got = 0
+            end: socket.socket | None = None
+            for number in range(15):
+                key, version = (HEARTBEAT, 4) if number < 12 else (LIST_OFFSETS, 0)
+                error = {"errorCode": 27 if number % 3 else 0} if number < 12 else {}
+                question = request(key, version, number, client="orders-7")
+                client.sendall(question)
+                end = end or broker.accept()[0]
+                frame(end)
+                answer = response(key, version, number, error)
+                end.sendall(answer)
+                frame(client)
+                sent, got = sent + len(question), got + len(answer)
+            assert end is not None
+            with chromium.opened(url, 1440) as browser:
+                wait_for("the connection", lambda: rows(browser, "connections") != [], 60)
+                (connection,) = rows(browser, "connections")
+                errors = rows(browser, "errors")
+                wait_for("findings", lambda: browser.asked(HEADING_OF_FINDINGS) != [], 60)
+                findings = browser.asked(HEADING_OF_FINDINGS)
+                browser.width(2560)
+                assert browser.asked("return document.documentElement.scrollWidth") <= 2560
+                assert browser.complaints() == []
+            told = json.loads(asked_top(f"127.0.0.1:{admin}"))
+            counted: Counter[str] = Counter()
+            for family in text_string_to_metric_families(loaded(f"{url}metrics")[2]):
+                for sample in family.samples:
+                    if sample.labels.get("api") in ("Heartbeat", "ListOffsets"):
+                        counted[sample.name] += int(sample.value)
+            end.close()
+    recorded = pq.read_table(tables / "exchanges").to_pylist()
+    of_apis = [row for row in told["apis"] if row["api"] in ("Heartbeat", "ListOffsets")]
+    # requests
+    assert 15 == len(recorded) == counted["kproxy_requests_total"] == sum(row["requests"] for row in of_apis)
+    assert connection[6] == "15"
+    # refusals
+    assert 8 == sum(row["error"] == "REBALANCE_IN_PROGRESS" for row in recorded) == counted["kproxy_errors_total"]
+    assert [row["answers"] for row in told["errors"]] == [8]
+    assert [[row[0], row[1], row[4]] for row in errors] == [["REBALANCE_IN_PROGRESS", "Heartbeat", "8"]]
+    # bytes
+    assert sent == sum(row["request_bytes"] for row in recorded) == counted["kproxy_request_bytes_total"]
+    assert sent == sum(row["request_bytes"] for row in of_apis) == told["connections"][0]["bytes_in"]
+    assert got == sum(row["response_bytes"] for row in recorded) == counted["kproxy_response_bytes_total"]
+    assert connection[7:9] == [f"{sent} B", f"{got} B"]
+    # what stands out
+    assert findings == [f"{row['title']}: {row['where']}" for row in told["findings"]] and len(findings) == 1
+
+
+def asked_top(admin: str) -> str:
+    command = (*KPROXY, "top", admin, "--json", "--interval", "0.2")
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_over_tls_with_a_token(tmp_path: Path) -> None:
