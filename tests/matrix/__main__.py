@@ -114,7 +114,9 @@ def main(
             here = [outcome for case in cases if (outcome := known.of(case)) is not None]
             done = {outcome.case for outcome in here}
             if not no_run and (left := [case for case in cases if case not in done]):
-                folder = (keep or Path(temporary)) / release.name.replace(" ", "-")
+                folder = (keep or Path(temporary)) / release.name.replace(",", "").replace(
+                    " ", "-"
+                )  # log.dirs is a list
                 folder.mkdir(parents=True)
                 setup.jars(release.version)
                 with _locked(lock) if lock else nullcontext(), brokers.running(release, folder / "brokers") as cluster:

@@ -2,7 +2,9 @@
 
 import random
 from collections import Counter
+from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +135,67 @@ def test_what_was_large_long_ago_gives_way():
             scraped.count(f"old-{number}", 1)  # it trickles on: it is not gone
         scraped.count("new", 1000)
     assert "new" in scraped.scrape()
+
+
+@pytest.mark.parametrize("sizes", [(20,), (10, 10)], ids=["at once", "when the smallest is known"])
+def test_whoever_had_exactly_half_as_much_keeps_its_place(sizes):
+    scraped = Scraped(2)
+    scraped.count("a", 10)
+    scraped.count("b", 11)
+    for size in sizes:
+        scraped.count("new", size)
+        assert "new" not in scraped.top.cells
+    assert scraped.top._candidates["new"].count == 20 and scraped.top._floor == 10
+    scraped.count("new", 1)
+    assert set(scraped.top.cells) == {"b", "new"} and scraped.top.cells["new"].rank == 21
+    assert scraped.scrape() == {"a": 10, "b": 11, "new": 1, None: 20}
+
+
+def test_a_series_that_lost_its_place_is_shown_for_so_long_and_no_longer():
+    scraped = Scraped(1)
+    scraped.count("a", 10)
+    scraped.count("new", 21)
+    begun_ns = scraped.now_ns
+    scraped.now_ns = begun_ns + LEAVE_NS - 1
+    assert set(scraped.scrape()) == {"a", "new"}
+    scraped.now_ns = begun_ns + LEAVE_NS
+    assert set(scraped.scrape()) == {"new"}
+
+
+def test_places_that_nobody_took_are_not_saved_up():
+    for limit, most in ((5, 1), (30, 3)):
+        scraped = Scraped(limit)
+        for number in range(limit):
+            scraped.count(f"old-{number}", 1)
+        scraped.now_ns += 4 * REPLACE_NS
+        for number in range(limit):
+            scraped.count(f"new-{number}", 100)
+            scraped.count(f"new-{number}", 1)
+        assert sum(key.startswith("new") for key in scraped.top.cells) == most
+
+
+def test_halving_makes_nobody_larger_than_it_certainly_was():
+    """A candidate that took the place of another may have had as much: that doubt is rounded up."""
+    scraped = Scraped(1)
+    scraped.count("a", 1_000_000)
+    scraped.count("b", 7)
+    scraped.count("c", 4)  # at least 4, at most 11: what b had may have been its own
+    scraped.now_ns += HALVE_NS
+    scraped.count("a", 0)
+    scraped.top._sweep(scraped.now_ns)
+    (candidate,) = scraped.top._candidates.values()
+    assert (candidate.count, candidate.error) == (5, 4)
+
+
+def test_keys_of_any_kind_are_candidates_side_by_side():
+    """Topics have a name or an id, clients a pair: equal counts say nothing of which key is less."""
+    scraped = Scraped(4)
+    for number in range(4):
+        scraped.count(f"old-{number}", 1000)
+    for turn in range(3):
+        for number in range(12):
+            scraped.count((f"t-{number}", UUID(int=number), ("id", number), None)[(number + turn) % 4], 7)
+    assert len(scraped.top._candidates) == 4 and scraped.scrape()[None] == 3 * 12 * 7
 
 
 @settings(max_examples=100)

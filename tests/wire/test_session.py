@@ -395,7 +395,10 @@ PLAIN = sized(b"\0alice\0alice-secret")  # as a header: api key 97, version 2775
 def test_raw_tokens_end_where_the_mechanism_says(mechanism: str, tokens: list[bytes], step: int) -> None:
     talk = handshake(mechanism)
     for index, token in enumerate(tokens):
-        talk.says(index % 2, token, range(step, len(token), step))
+        side = index % 2
+        before = len(talk.sent[1 - side])
+        talk.says(side, token, range(step, len(token), step))
+        assert len(talk.sent[1 - side]) == before + len(token)  # the peer waits for all of it, an empty one too
     assert talk.sent[BROKER].endswith(b"".join(tokens[0::2])) and talk.sent[CLIENT].endswith(b"".join(tokens[1::2]))
     goes_on_as_kafka(talk, len(tokens))
     assert talk.session.sasl_mechanism == mechanism
