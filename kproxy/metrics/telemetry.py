@@ -32,7 +32,7 @@ MAX_ITEMS = 20_000  # metrics and points of one push that are looked at
 PER_SLICE = 64
 
 # Why data points have no series: their client has none of its own, and gauges of several clients have no sum; the
-# client has as many as it may; they are no counters or gauges, or one name stands for both.
+# client has as many as it may; they are no counters or gauges, or a counter below 0, or one name stands for both.
 LEFT_OUT = ("clients", "series", "kind")
 
 # Labels of every series, which a client's own do not replace.
@@ -117,12 +117,15 @@ class Pushes:
             if client is None and not metric.is_delta:
                 left_out["clients"] += 1
                 continue
+            value = point.as_double if point.WhichOneof("value") == "as_double" else float(point.as_int)
+            if metric.kind == COUNTER and not value >= 0:  # NaN is none, either
+                left_out["kind"] += 1
+                continue
             series = Series(metric.name, metric.kind, _labels(point.attributes))
             into = sums if metric.is_delta else values
             if series not in into and len(values) + len(sums) >= limit:
                 left_out["series"] += 1
                 continue
-            value = point.as_double if point.WhichOneof("value") == "as_double" else float(point.as_int)
             into[series] = into.get(series, 0.0) + value if metric.is_delta else value
         if client is not None and self.clients.get(instance) is client:
             self._release(client)

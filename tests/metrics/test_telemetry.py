@@ -1,6 +1,7 @@
 """What clients push becomes series, bounded in every direction, and goes with its client."""
 
 import asyncio
+import random
 from uuid import UUID
 
 import pytest
@@ -208,3 +209,26 @@ def test_workers_add_up_and_the_latest_push_of_a_client_counts_wherever_it_went(
     assert one.series(publish())["sent"][1][own(A_TEXT)] == 11.0
     shared.gone(2)
     assert one.series(shared.merged())["sent"][1] == {own(A_TEXT): 4.0, ("east", *["other"] * 4): 10.0}
+
+
+def test_whatever_is_pushed_is_read_or_refused_and_a_scrape_can_be_parsed():
+    """Two thousand pushes with some bytes changed."""
+    chance = random.Random(7)
+    sound = bytearray(pushed(*(counter(f"c{n}.total", n, topic="t") for n in range(9)), gauge("g", 1.5, a="b", c="d")))
+    taken = Taken(max_clients=20, max_series=50)
+    refused = 0
+    for number in range(2000):
+        data = bytearray(sound)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        instance = UUID(int=1000 + number % 40)
+        taken.pushes.admit(instance, "a", SOFTWARE, taken.now_ns, LIFE_NS)
+        try:
+            parsed = parse(bytes(data))
+        except Malformed:
+            refused += 1
+            continue
+        for _ in taken.pushes.take(instance, parsed, taken.now_ns, taken.answers.left_out):
+            pass
+    assert 100 < refused < 1900 and taken.series()
+    assert sum(len(client.values) + len(client.sums) for client in taken.pushes.clients.values()) <= 20 * 50

@@ -21,6 +21,7 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 from kproxy.errors import Malformed, ProtocolError, TooLarge
+from kproxy.metrics.named import MAX_LABEL
 from kproxy.metrics.telemetry import LIFE_INTERVALS, Answers, Pushes, parse
 from kproxy.protocol import codec
 from kproxy.protocol.codec import Body
@@ -261,7 +262,7 @@ class AnswerTelemetry:
             return None if key == API_VERSIONS else Close(f"{exchange.plan.title} does not decode: {fault}")
         if key == API_VERSIONS:
             if "clientSoftwareName" in body:
-                self._software = body["clientSoftwareName"], body["clientSoftwareVersion"]
+                self._software = body["clientSoftwareName"][:MAX_LABEL], body["clientSoftwareVersion"][:MAX_LABEL]
             return None
         return self._answer(exchange, header["clientId"] or "", body)
 
