@@ -81,15 +81,16 @@ def test_headers_come_from_their_file_each_time_and_are_in_no_log(
 
 def test_a_failure_is_logged_once_until_a_push_succeeds_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    push, metrics = pushing(f"http://127.0.0.1:{free_ports(1)}")
+    push, metrics = pushing(f"http://127.0.0.1:{free_ports(1)}", timeout_s=0.3)
     once(push, 2)
     assert metrics.otlp_pushes == {"success": 0, "failed": 2}
     with collector() as here:
-        push._settings = push._exporter._settings = Otlp(endpoint=f"http://127.0.0.1:{here.port}", timeout_s=1)
-        push._exporter.hurry()
-        once(push, 2)
-        here.status = 503
-        once(push)
+        for here.status, timeout_s, times in ((200, 10, 2), (503, 0.3, 1)):
+            push._settings = push._exporter._settings = Otlp(
+                endpoint=f"http://127.0.0.1:{here.port}", timeout_s=timeout_s
+            )
+            push._exporter.hurry()
+            once(push, times)
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO", "ERROR"]
     assert "Connection refused" in caplog.messages[0] and "again" in caplog.messages[1]
 
