@@ -23,11 +23,12 @@ Tables = Mapping[str, Frame]
 
 @dataclass(frozen=True)
 class Compared:
-    """An answer whose rows are compared: what asks for it, what a row is of, and its numbers."""
+    """An answer whose rows are compared: what asks for it, what a row is of, its numbers, and the tables it reads."""
 
     ask: Callable[[Tables], Frame]
     keys: tuple[str, ...]
     numbers: tuple[str, ...]
+    tables: tuple[str, ...] = sections.TABLES
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,11 @@ class Beside:
     pairs: list[tuple[Row | None, Row | None]]
 
 
-def _job(name: str, **options: Any) -> Callable[[Tables], Frame]:
+def _job(name: str, keys: tuple[str, ...], numbers: tuple[str, ...], **options: Any) -> Compared:
     job = JOBS[name]
-    return lambda tables: job.run(*(tables[table] for table in job.tables), **options)
+    return Compared(
+        lambda tables: job.run(*(tables[table] for table in job.tables), **options), keys, numbers, job.tables
+    )
 
 
 def _kinds(tables: Tables) -> Frame:
@@ -58,32 +61,34 @@ def _kinds(tables: Tables) -> Frame:
 
 
 COMPARED = {
-    "batching": Compared(
-        _job("batching"),
+    "batching": _job(
+        "batching",
         ("client", "topic", "codec"),
         ("batches", "records", "bytes_per_record", "ratio", "single_share", "records_p50"),
     ),
-    "errors": Compared(_job("errors"), ("api", "error"), ("exchanges", "codes", "clients")),
-    "throttle": Compared(_job("throttle", by=["client"]), ("client",), ("throttled", "share", "throttle_ms")),
+    "errors": _job("errors", ("api", "error"), ("exchanges", "codes", "clients")),
+    "throttle": _job("throttle", ("client",), ("throttled", "share", "throttle_ms"), by=["client"]),
     "topics": Compared(
         sections.topics, ("topic",), ("partitions", "written_bytes", "written_records", "read_bytes", "read_records")
     ),
-    "group_lag": Compared(_job("group-lag"), ("group_id", "topic", "partition"), ("lag_records", "commits")),
+    "group_lag": _job("group-lag", ("group_id", "topic", "partition"), ("lag_records", "commits")),
     "groups": Compared(
         sections.groups,
         ("group_id",),
         ("members", "rebalances", "rebalancing_ns", "longest_ns", "expired", "commits_failed"),
     ),
     "leaders": Compared(sections.leaders, ("topic",), ("elections", "shrunk", "grown", "moved", "offline")),
-    "connections": Compared(
-        _job("connections", by=["broker"]),
+    "connections": _job(
+        "connections",
         ("broker",),
         ("connections", "round_trip_p50_ns", "round_trip_p99_ns", "retransmissions", "zero_windows", "resets"),
+        by=["broker"],
     ),
     "brokers": Compared(sections.brokers, ("broker",), ("exchanges", "request_bytes", "response_bytes", "p99_ns")),
     "clients": Compared(sections.clients, ("client", "software"), ("hosts", "exchanges", "bytes")),
-    "quality": Compared(_kinds, ("kind",), ("count", "bytes")),
+    "quality": Compared(_kinds, ("kind",), ("count", "bytes"), ("quality",)),
 }
+TABLES = tuple(dict.fromkeys(table for compared in COMPARED.values() for table in compared.tables))
 
 
 def beside(name: str, ours: Tables, theirs: Tables) -> Beside:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kproxy.analysis import findings, sections
 from kproxy.analysis.beside import COMPARED, Beside, beside
+from kproxy.analysis.beside import TABLES as PAIRED
 from kproxy.analysis.engine import Frame, first_rows, rows
 from kproxy.analysis.jobs import JOBS
 from kproxy.analysis.pieces import FEW
@@ -38,7 +39,9 @@ SLOWEST = 10
 SECTIONS = dict.fromkeys(("brokers", "clients", "topics", "groups"), LISTED)
 SECTIONS |= {"span": 1, "apis": 20, "coordinators": 5, "leaders": 5, "zookeeper": 10}
 MANY = 400  # rebalances in a plot
-TABLES = tuple(dict.fromkeys((*sections.TABLES, *findings.TABLES)))  # of which sections, findings and pairs are
+TABLES = tuple(
+    dict.fromkeys((*sections.TABLES, *findings.TABLES, *PAIRED))
+)  # of which sections, findings and pairs are
 
 _STEPS_MS = (
     *(10**power * step for power in range(4) for step in (1, 2, 5)),

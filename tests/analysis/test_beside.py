@@ -4,6 +4,7 @@ import pytest
 
 from kproxy.analysis.beside import COMPARED, SHOWN, beside
 from kproxy.analysis.duck import Tables
+from kproxy.analysis.figures import TABLES, answered
 from kproxy.convert.processes import convert
 from tests.analysis.findings.made import Made
 from tests.captures import capture
@@ -49,3 +50,9 @@ def test_clusters_are_told_apart_where_there_are_several(tmp_path):
         found = beside("brokers", tables, tables)
         assert found.keys == ("cluster", "broker") and [ours["cluster"] for ours, _ in found.pairs] == ["one", "two"]
         assert all(ours == theirs for ours, theirs in found.pairs)
+
+
+def test_a_report_that_compares_has_each_table_that_is_paired(both):
+    ours, theirs = both
+    found = answered(ours, other={name: theirs[name] for name in TABLES})
+    assert found is not None and list(found.beside) == list(COMPARED)
