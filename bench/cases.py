@@ -13,7 +13,7 @@ from typing import Any
 from kproxy.protocol import codec, records
 from kproxy.protocol.schema import schema
 
-PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
+PRODUCE, FETCH, METADATA, HEARTBEAT, API_VERSIONS = 0, 1, 3, 12, 18
 
 INT32 = Struct(">i")
 REQUEST_CORRELATION_ID = 8  # behind size, API key and version
@@ -57,6 +57,7 @@ class Case:
 CASES = (
     Case("small", "100 B produce, depth 1", PRODUCE, (9, 13), 100, 16, 1, 16_000, 1.4, 1.8, 1.6, 1.8),
     Case("pipelined", "1 kB produce, depth 8", PRODUCE, (9, 13), 1_000, 16, 8, 64_000, 2.0, 3.0, 2.7, 4.0),
+    Case("heartbeat", "heartbeat, depth 1", HEARTBEAT, (4,), 0, 16, 1, 16_000, 1.5, 1.6, 1.8, 1.9),
     Case("produce", "1 MB produce", PRODUCE, (9, 13), 1_000_000, 4, 1, 500, 0.85, 0.9, 0.85, 0.9),
     Case("fetch", "1 MB fetch", FETCH, (12, 18), 0, 4, 1, 500, 0.9, 1.0, 0.9, 0.8),
 )
@@ -76,6 +77,8 @@ def limited(case: Case, detail: str, load: str) -> Case:
 def request(case: Case, version: int) -> bytes:
     if case.api_key == FETCH:
         return request_frame(FETCH, version, _fetch())
+    if case.api_key == HEARTBEAT:
+        return request_frame(HEARTBEAT, version, _HEARTBEAT)
     least = len(request_frame(PRODUCE, version, _produce(0)))
     return request_frame(PRODUCE, version, _produce(max(0, case.request_bytes - least)))
 
@@ -113,6 +116,14 @@ def _produce(value_bytes: int) -> dict[str, Any]:
     return {"transactionalId": None, "acks": -1, "timeoutMs": 30_000, "topicData": [topic]}
 
 
+# As long as those of Java's members.
+_HEARTBEAT = {
+    "groupId": "orders-service",
+    "generationId": 7,
+    "memberId": f"consumer-orders-service-1-{uuid.UUID(int=1)}",
+}
+
+
 def _fetch() -> dict[str, Any]:
     partition = {"partition": 0, "fetchOffset": 0, "partitionMaxBytes": FETCHED_BYTES}
     topic = {"topic": TOPIC, "topicId": TOPIC_ID, "partitions": [partition]}
@@ -133,6 +144,10 @@ def _fetch_answer(version: int, port: int) -> dict[str, Any]:
     partition = {"partitionIndex": 0, "highWatermark": offset, "lastStableOffset": offset, "logStartOffset": 0}
     topic = {"topic": TOPIC, "topicId": TOPIC_ID, "partitions": [{**partition, "records": bytes(data)}]}
     return {"responses": [topic]}
+
+
+def _heartbeat_answer(version: int, port: int) -> dict[str, Any]:
+    return {"errorCode": 0}
 
 
 def _metadata_answer(version: int, port: int) -> dict[str, Any]:
@@ -160,5 +175,6 @@ _ANSWERS = {
     PRODUCE: _produce_answer,
     FETCH: _fetch_answer,
     METADATA: _metadata_answer,
+    HEARTBEAT: _heartbeat_answer,
     API_VERSIONS: _api_versions_answer,
 }

@@ -1,29 +1,52 @@
-"""What is known of a cluster is the same by all routes: recorded live, or captured at the same time and converted."""
+"""What is known of a cluster is the same by all routes: recorded live, watched from
+beside, or captured at the same time and converted, by one process or by Spark."""
 
+import gc
+import json
+import os
 import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pyarrow.parquet as pq
-from confluent_kafka import Consumer, Producer
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark.sql import SparkSession
 
 from kproxy.convert.processes import convert
+from kproxy.spark import pipeline
 from kproxy.tables import schema
 from tests.broker.cluster import Cluster, wait_for
 from tests.broker.kproxy import Kproxy
 from tests.broker.tools import as_root, create_topic
+from tests.watch.live import why_not
 
 # What a capture of kproxy's clients sees otherwise: clocks, connections, kproxy's ports in place of the brokers'; and
 # whom a client is taken for, which kproxy alone knows.
 CLOCKS = {"source", "time", "connection", "reason", "host", "port", "principal"}
-ROUTES = [table.name for table in schema.KNOWLEDGE if table is not schema.REGISTRY]
+OF_FILES = {"source", "connection", "time"}  # and of a packet socket, that each takes times for itself
+KNOWN = [table.name for table in schema.KNOWLEDGE if table is not schema.REGISTRY]
+# Metrics that traffic makes, by labels. Times are of two clocks, and ports of brokers are kproxy's own.
+SHOWN: dict[str, tuple[str, ...]] = {
+    "kproxy_requests_total": ("api", "version"),
+    "kproxy_errors_total": ("api", "error"),
+    "kproxy_topic_bytes_total": ("topic", "direction"),
+    "kproxy_topic_records_total": ("topic", "direction"),
+    "kproxy_topic_batches_total": ("topic", "direction", "codec"),
+    "kproxy_client_info": ("client_id", "software_name", "software_version"),
+    "kproxy_group_rebalances_total": ("group",),
+    "kproxy_group_rebalance_seconds_count": ("group",),
+    "kproxy_group_generation": ("group",),
+    "kproxy_rebalance_causes_total": ("cause",),
+    "kproxy_leadership_changes_total": ("change",),
+}
 
 
 @contextmanager
@@ -56,11 +79,35 @@ def captured(path: Path, port: int) -> Iterator[None]:
         process.communicate(timeout=30)
 
 
-def told(place: Path, table: str) -> Counter[Any]:
-    files = (place / table).glob("*.parquet")
+class Figures:
+    """What a kproxy shows while it runs: of its metrics what traffic makes, and of groups all but times."""
+
+    def __init__(self, kproxy: Kproxy) -> None:
+        self.metrics = {name: kproxy.totals(name, *by) for name, by in SHOWN.items()}
+        # A client asks for its coordinator until it exits, and kproxy may not pass the last one on.
+        of_apis = self.metrics["kproxy_requests_total"]
+        self.metrics["kproxy_requests_total"] = {key: of_apis[key] for key in of_apis if key[0] != "FindCoordinator"}
+        self.groups = json.loads(kproxy.get("/api/groups"))
+        for group in self.groups:
+            for name in ("started_ns", "ended_ns"):
+                del group["last_rebalance"][name]
+
+
+class Same(NamedTuple):
+    folder: Path
+    figures: dict[str, Figures]
+
+
+def told(place: Path, table: str, apart: Set[str] = CLOCKS) -> Counter[Any]:
+    """The rows of a table, without columns that are set apart, and times where any are."""
+    files = (place / table).rglob("*.parquet")
     rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
     return Counter(
-        tuple((name, str(value)) for name, value in row.items() if name not in CLOCKS and not name.endswith("_ns"))
+        tuple(
+            (name, str(value))
+            for name, value in row.items()
+            if name not in apart and not (apart and (name == "time" or name.endswith("_ns")))
+        )
         for row in rows
     )
 
@@ -72,19 +119,45 @@ def consumer(bootstrap: str, topic: str, number: int, **settings: Any) -> Consum
     return made
 
 
-def test_recorded_and_captured_are_the_same(cluster: Cluster, tmp_path: Path) -> None:
-    kproxy = Kproxy(cluster.bootstrap, tmp_path, "--detail", "topics", "--record", str(tmp_path / "live"))
-    with captured(tmp_path / "same.pcap", int(kproxy.bootstrap.rpartition(":")[2])), kproxy:
-        topic = create_topic(kproxy.bootstrap)
-        producer = Producer({"bootstrap.servers": kproxy.bootstrap})
-        for number in range(30):
-            producer.produce(topic, b"x", partition=number % 3)
+def read_through(bootstrap: str, log: str) -> None:
+    """Fetch a coordinator's log, as a tool would, to its ends as they are now."""
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True})
+    reader.assign([TopicPartition(log, number, OFFSET_BEGINNING) for number in range(3)])
+    ended: set[int] = set()
+
+    def at_end() -> bool:
+        message = reader.poll(0.2)
+        error = None if message is None else message.error()
+        if error is not None and error.code() == KafkaError._PARTITION_EOF:
+            ended.add(message.partition())
+        return len(ended) == 3
+
+    wait_for(f"the end of {log}", at_end, 60)
+    reader.close()
+
+
+@pytest.fixture(scope="module")
+def same(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Same:
+    """Real clients through `kproxy run`, which is watched and captured: what each of the three has made of it."""
+    folder = tmp_path_factory.mktemp("same")
+    told = ("--detail", "batches", "--record")
+    run = Kproxy(cluster.bootstrap, folder, *told, str(folder / "live"))
+    port = int(run.bootstrap.rpartition(":")[2])
+    watch = Kproxy.beside(range(port, port + 6), folder, *told, str(folder / "watched"))
+    if why_not() is None:
+        watch.start()
+        wait_for("the process that follows groups", lambda: "are followed by" in watch.log.read_text(), 60)
+    with captured(folder / "same.pcap", port), run:
+        topic = create_topic(run.bootstrap)
+        producer = Producer({"bootstrap.servers": run.bootstrap, "client.id": "shop"})
+        for number in range(300):
+            producer.produce(topic, b"x" * number, partition=number % 3)
         producer.flush(60)
         for protocol in ("classic", "consumer"):
             settings: dict[str, Any] = {"group.id": f"{protocol}-{uuid4().hex[:6]}", "group.protocol": protocol}
             if protocol == "classic":
                 settings |= {"partition.assignment.strategy": "range", "session.timeout.ms": 6000}
-            members = [consumer(kproxy.bootstrap, topic, number, **settings) for number in range(2)]
+            members = [consumer(run.bootstrap, topic, number, **settings) for number in range(2)]
 
             def settled(members: list[Consumer] = members) -> bool:
                 for each in members:
@@ -96,12 +169,67 @@ def test_recorded_and_captured_are_the_same(cluster: Cluster, tmp_path: Path) ->
             members.pop().close()
             wait_for("one owns all", settled, 90)
             members.pop().close()
-        admin = AdminClient({"bootstrap.servers": kproxy.bootstrap})
+        admin = AdminClient({"bootstrap.servers": run.bootstrap})
         admin.create_partitions([NewPartitions(topic, 5)])[topic].result(60)
-    convert([tmp_path / "same.pcap"], tmp_path / "captured")
-    for table in ROUTES:
-        live, later = (told(tmp_path / place, table) for place in ("live", "captured"))
+        paid = Producer({"bootstrap.servers": run.bootstrap, "transactional.id": f"pay-{uuid4().hex[:6]}"})
+        paid.init_transactions(60)
+        paid.begin_transaction()
+        paid.produce(topic, b"paid", partition=0)
+        paid.commit_transaction(60)
+        for log in ("__consumer_offsets", "__transaction_state"):
+            read_through(run.bootstrap, log)
+        del admin, producer, paid
+        gc.collect()
+        wait_for("the end of all clients", lambda: run.metric("kproxy_open_connections") == 0, 60)
+        time.sleep(3)  # of what is told once a second
+        figures = {"run": Figures(run)}
+        if why_not() is None:
+            figures["watch"] = Figures(watch)
+            watch.stop()
+    convert([folder / "same.pcap"], folder / "captured")
+    return Same(folder, figures)
+
+
+def test_recorded_and_captured_are_the_same(same: Same) -> None:
+    for table in KNOWN:
+        live, later = (told(same.folder / place, table) for place in ("live", "captured"))
         assert live == later, table
-    assert told(tmp_path / "live", "rebalances").total() >= 5
-    assert told(tmp_path / "live", "assignments").total() >= 9
-    assert told(tmp_path / "live", "changes").total() >= 1
+    assert told(same.folder / "live", "rebalances").total() >= 5
+    assert told(same.folder / "live", "assignments").total() >= 9
+    assert told(same.folder / "live", "changes").total() >= 1
+    assert {dict(row)["change"] for row in told(same.folder / "live", "committed_offsets")} >= {"committed"}
+    states = {dict(row)["state"] for row in told(same.folder / "live", "transactions")}
+    assert states >= {"Empty", "Ongoing", "PrepareCommit", "CompleteCommit"}
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_watched_and_captured_are_the_same(same: Same) -> None:
+    """Every table, and a connection has what TCP did; only quality may have another order of packets."""
+    for table in (*KNOWN, "exchanges", "partitions", "batches", "connections"):
+        watched, later = (told(same.folder / place, table, OF_FILES) for place in ("watched", "captured"))
+        assert later.total() > 0 and watched == later, table
+    findings = {
+        dict(row)["kind"]: dict(row)["count"]
+        for row in told(same.folder / "watched", "quality")
+        if dict(row)["kind"] not in ("clock_back", "out_of_order", "same_packet")
+    }
+    assert "kernel_drops" not in findings and "gap" not in findings
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_watched_figures_are_those_of_the_kproxy_between(same: Same) -> None:
+    between, beside = same.figures["run"], same.figures["watch"]
+    for name, values in between.metrics.items():
+        assert values and beside.metrics[name] == values, name
+    assert between.metrics["kproxy_group_rebalances_total"].keys() == {(group["group"],) for group in between.groups}
+    assert beside.groups == between.groups
+    assert len(between.groups) == 2
+
+
+@pytest.mark.skipif("KNOWLEDGE_LONG" not in os.environ, reason="takes a minute: ./dev knowledge routes")
+def test_spark_makes_the_same_of_the_capture(same: Same, spark: SparkSession) -> None:
+    result = pipeline.ingest(spark, [same.folder / "same.pcap"], same.folder / "spark", split_bytes=100_000, tasks=4)
+    assert not result.failed
+    for table in (*KNOWN, "exchanges", "partitions", "batches", "connections"):
+        ours, theirs = (told(same.folder / place, table, set()) for place in ("spark", "captured"))
+        assert theirs.total() > 0 and ours == theirs, table
