@@ -338,8 +338,8 @@ class ConnectionMetrics:
         "_info",
         "_listener",
         "_open",
+        "_seldom",
         "_slow",
-        "_topics",
         "errors",
         "inside",
         "lag",
@@ -363,8 +363,12 @@ class ConnectionMetrics:
         self._cells = cells
         self._by_plan = cells.by_plan
         self._listener = listener
-        self._topics = topics
         self._fetching = Fetching(lags) if lags is not None else None
+        self._seldom: tuple[Callable[[list[Event]], None], ...] = ()
+        if topics is not None:
+            self.tell(topics.events)
+        if self._fetching is not None:
+            self.tell(self._fetching.events)
         self._client: ClientCells | None = None
         self._open = True
         self._slow = slow
@@ -374,12 +378,25 @@ class ConnectionMetrics:
         self.inside = inside  # one pair for all connections
         self.pending = pending
 
+    def tell(self, sink: Callable[[list[Event]], None]) -> None:
+        """From now on it gets the events too, but where all of them are exchanges that have neither a body nor frames:
+        as heartbeats, which are by far the most where nothing else happens.
+        """
+        self._seldom += (sink,)
+
     def events(self, events: list[Event]) -> None:
         """Count these events; nothing of them is kept."""
-        if self._topics is not None:
-            self._topics.events(events)
-            if self._fetching is not None:
-                self._fetching.events(events)
+        if self._seldom:
+            for event in events:
+                if (
+                    event.__class__ is not Exchange
+                    or event.request_body is not None
+                    or event.response_body is not None
+                    or (event.plan.kept is not None and (event.errors or not event.plan.keeps_small))
+                ):
+                    for sink in self._seldom:
+                        sink(events)
+                    break
         plan: ApiPlan | None = None
         cells = _NO_CELLS
         request_bytes = response_bytes = -1

@@ -291,6 +291,8 @@ class Connector:
         )
         if rewriter is not None:
             rewriter.counting = counting
+        if self._kept is not None:
+            counting.tell(worker.feed.connected(info, client.principal, self._kept.left_out))
         relay = Relay(
             asyncio.get_running_loop(),
             worker.poller,
@@ -306,11 +308,6 @@ class Connector:
                 *(sink.connected(info) for sink in worker.sinks),
                 *((self._redirected.look_for_brokers,) if self._redirected is not None else ()),
                 *((of_policy.events,) if of_policy is not None else ()),
-                *(
-                    (worker.feed.connected(info, client.principal, self._kept.left_out),)
-                    if self._kept is not None
-                    else ()
-                ),
             ],
             self._fault,
             partial(self._closed, worker.loops.own_end(broker), client.ticket),
