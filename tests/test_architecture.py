@@ -154,6 +154,17 @@ def test_the_command_line_starts_light():
     assert {name for name in loaded if not name.startswith("kproxy.cli.")} == {"kproxy", "kproxy.cli", "kproxy.errors"}
 
 
+def test_a_proxy_of_one_plain_cluster_imports_no_more_than_it_needs():
+    """What it does not use is memory of every proxy: aiohttp 11 MB, urllib.request 1, what follows groups 1."""
+    code = "import sys, kproxy.cli.run, kproxy.proxy.control.process; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert "kproxy.proxy.relay.relay" in loaded
+    unneeded = {"aiohttp", "prometheus_client", "numpy", "pyarrow", "jwt", "urllib.request", "http.client"}
+    unneeded |= {"kproxy.insight", "kproxy.flight.dump", "kproxy.proxy.control.knowledge.feed_link", "kproxy.zookeeper"}
+    assert not loaded & unneeded
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_opens_with_its_duty(module):
     assert len(ast.get_docstring(ast.parse(MODULES[module].read_text())) or "") > 20

@@ -28,7 +28,6 @@ from kproxy.proxy.control.changing.draining import drain
 from kproxy.proxy.control.changing.reload import Reloader
 from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.flight import FlightRecorder
-from kproxy.proxy.control.knowledge.feed_link import FeedLink
 from kproxy.proxy.control.operators import parameters
 from kproxy.proxy.control.operators.operating import OPERATIONS, connection_row
 from kproxy.proxy.control.tasks import Tasks
@@ -43,6 +42,7 @@ from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
+    from kproxy.proxy.control.knowledge.feed_link import FeedLink
     from kproxy.proxy.control.operators.admin import Admin, Query
     from kproxy.proxy.control.otlp import OtlpPush
     from kproxy.proxy.control.zookeeper import ZooKeeperProxy
@@ -147,6 +147,8 @@ class Server:
     def _follow_groups(self) -> None:
         """Know the groups and leaders of clusters whose `detail` asks for it."""
         if self._link is None:
+            from kproxy.proxy.control.knowledge.feed_link import FeedLink  # with all that follows groups
+
             self._link = FeedLink(self.metrics, self._give_streams)
         self._link.ensure(self.config)
 

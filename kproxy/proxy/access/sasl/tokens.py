@@ -7,11 +7,8 @@ fetch follows no redirection. Bounds: MAX_TOKEN_BYTES, MAX_JWKS_BYTES, MAX_KEYS,
 import json
 import ssl
 import time
-import urllib.request
-from http.client import HTTPMessage
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-from urllib.error import URLError
+from typing import Any, NamedTuple
 
 from kproxy.proxy.config.files import open_regular
 
@@ -129,19 +126,18 @@ def _reason(fault: Exception, jwt: Any) -> str:
     return "it is no valid JWT"
 
 
-class _NoRedirection(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> None:
-        return None
-
-
 def fetch(url: str, ca_file: Path | None) -> bytes:
     """The JWKS behind an https URL, on the caller's thread; raises TokenError."""
+    import urllib.request  # 1 MB, for whoever has keys behind a URL
+
+    class NoRedirection(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
     end = time.monotonic() + FETCH_S
     try:
         context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
-        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirection())
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), NoRedirection())
         with opener.open(urllib.request.Request(url, headers={"Accept": "application/json"}), timeout=5.0) as answer:
             data = bytearray()
             while part := answer.read1(64 * 1024):
@@ -151,7 +147,7 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
                 if time.monotonic() > end:
                     raise TokenError(f"the JWKS did not arrive within {FETCH_S:g} s")
             return bytes(data)
-    except (OSError, URLError, ValueError) as fault:
+    except (OSError, ValueError) as fault:
         if isinstance(fault, TokenError):
             raise
         raise TokenError(f"the JWKS cannot be fetched: {getattr(fault, 'reason', None) or fault}") from None

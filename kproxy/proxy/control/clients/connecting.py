@@ -13,7 +13,6 @@ from functools import partial
 from time import monotonic_ns
 
 from kproxy.errors import ConfigError, RefusedClient, UpstreamError, of_extras
-from kproxy.insight.knowledge import APIS, ONLY_FAILED
 from kproxy.metrics.upstream import UpstreamCells
 from kproxy.protocol.schema import schema
 from kproxy.proxy.access.policy import Policy
@@ -132,6 +131,8 @@ class Connector:
         self._telemetry = self._telemetry_receiver()
         self._kept: Kept | None = None
         if cluster.detail != "headers":
+            from kproxy.insight.knowledge import APIS, ONLY_FAILED  # 1 MB, of no use for headers
+
             unheard = worker.metrics.cluster(cluster.name).follow()
             self._kept = Kept(APIS, only_failed=ONLY_FAILED, small=(HEARTBEAT,), left_out=unheard)
         interest = partial(
