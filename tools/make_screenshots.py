@@ -17,13 +17,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from kproxy.proxy.control.operators.asking import AdminPort  # noqa: E402 (of this checkout)
+from kproxy.analysis import jobs  # noqa: E402 (of this checkout)
+from kproxy.analysis.duck import Tables  # noqa: E402
+from kproxy.proxy.control.operators.asking import AdminPort  # noqa: E402
+from kproxy.views import drawing, plots  # noqa: E402
 from kproxy.views.top.screen import Top  # noqa: E402
 from kproxy.views.top.source import Source  # noqa: E402
 from tests.chromium import Browser, opened  # noqa: E402
 
 FOLDER = ROOT / "docs/pictures"
-MINUTES = 2.5
+MINUTES = 2.0
 MAX_BYTES = 300_000
 KPROXY = (sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from kproxy.cli import main; main()")
 ENDS_S = 60
@@ -67,6 +70,14 @@ def report(tables: Path, name: str, folder: Path) -> None:
         browser.chrome.save_screenshot(str(FOLDER / name))
 
 
+def plot(tables: Path, name: str) -> None:
+    """The heat map of docs/report.md, as a drawing on white."""
+    with Tables(str(tables)) as asked:
+        chart = plots.heat_map(jobs.spread(asked["exchanges"], every="5 seconds"), "5 seconds")
+        drawn = drawing.svg(chart, "How latencies of each API are spread, over time")
+    (FOLDER / name).write_text(drawn.replace('role="group"', 'role="img" style="background:#fff"', 1))
+
+
 async def top(url: str, name: str, width: int, height: int) -> None:
     app = Top(Source(AdminPort(url)))
     async with app.run_test(size=(width, height)) as pilot:
@@ -90,6 +101,7 @@ def main() -> None:
             page(url, "light", "page-light.png")
             page(url, "dark", "page-dark.png")
         report(folder / "tables", "report.png", folder)
+        plot(folder / "tables", "latencies.svg")
     for picture in sorted(FOLDER.iterdir()):
         size = picture.stat().st_size
         print(f"{picture.relative_to(ROOT)}: {size:,} bytes")

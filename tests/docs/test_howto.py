@@ -57,7 +57,7 @@ def test_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 shutil.rmtree("tables", ignore_errors=True)
             if words[0] == "show":
                 assert words[2] == "--connection" and words[-1] == "--wireshark"
-                words = [*shlex.split(shown or "")[1:], "--wireshark"]
+                words = shlex.split(shown or "")[1:]  # with Wireshark's words in the tests of `show`
             said = run(words)
             shown = next(
                 (line[line.index("kproxy show ") :] for line in said.splitlines() if "kproxy show " in line), shown
@@ -66,3 +66,58 @@ def test_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             done = subprocess.run([program, *words], capture_output=True, text=True, timeout=60)
             assert done.returncode == 0, done.stderr
     assert shown is not None
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ENDS = {"|", ">", ">>", "<", "&&", "&", ";"}
+
+
+def commands_in(page: Path) -> list[list[str]]:
+    """What is typed after `kproxy` in the code of a page, as words."""
+    found = []
+    for language, block in re.findall(r"^ *```(\w*)\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL):
+        if language not in ("", "sh"):
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            if not re.match(r"(sudo )?kproxy ", line) or "[OPTIONS]" in line:
+                continue
+            words = shlex.split(line.removeprefix("sudo "), comments=True)[1:]
+            end = next((at for at, word in enumerate(words) if word in ENDS), len(words))
+            found.append(words[:end])
+    return found
+
+
+def unknown(words: list[str]) -> list[str]:
+    """Of a command: itself, or the options that it does not have."""
+    command: click.Command | None = cli
+    context = click.Context(cli)
+    options: set[str] = {"--help", "--version"}
+    at = 0
+    while isinstance(command, click.Group):
+        options |= {name for each in command.params for name in each.opts}
+        takes = {
+            name for each in command.params if isinstance(each, click.Option) and not each.is_flag for name in each.opts
+        }
+        while at < len(words) and words[at].startswith("-"):
+            at += 2 if words[at] in takes else 1
+        if at >= len(words):
+            break
+        command, at = command.get_command(context, words[at]), at + 1
+        if command is None:
+            return [words[at - 1]]
+        context = click.Context(command, context)
+    if command is not None:
+        options |= {name for each in command.get_params(context) for name in (*each.opts, *each.secondary_opts)}
+    return [word for word in words if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in options]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands_in(page)], ids=lambda page: page.stem)
+def test_every_command_of_a_page_is_there_with_its_options(page: Path) -> None:
+    wrong = {" ".join(words): faults for words in commands_in(page) if (faults := unknown(words))}
+    assert not wrong
+
+
+def test_a_command_that_is_none_is_found() -> None:
+    assert unknown(["analyze", "slowest", "tables"]) == ["slowest"]
+    assert unknown(["run", "--listenn", "x"]) == ["--listenn"]
+    assert not unknown(["ctl", "-a", ":1", "connections", "--client", "x"])

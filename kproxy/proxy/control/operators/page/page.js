@@ -212,7 +212,7 @@
   }
 
   function frame(id, height, domain) {
-    const box = $(id), width = Math.max(200, box.clientWidth), margin = { left: 56, right: 8, top: 6, bottom: 20 };
+    const box = $(id), width = Math.max(200, box.clientWidth), margin = { left: 56, right: 26, top: 6, bottom: 20 };
     let svg = d3.select(box).select("svg");
     if (svg.empty()) svg = d3.select(box).append("svg").attr("role", "img").attr("aria-label", box.previousElementSibling.textContent);
     svg.attr("viewBox", null).selectAll("*").remove();
