@@ -47,6 +47,8 @@ def _words_of(fault: Exception, what: str = "the query", example: str = "") -> s
     """An error of DuckDB in one line."""
     import duckdb
 
+    if example and isinstance(fault, duckdb.ConversionException) and "to BOOL" in str(fault):
+        return f"{what} is no condition, since it is neither true nor false: {example}"
     if not isinstance(fault, duckdb.ParserException):
         return plain(str(fault))
     near = re.search(r" near .*", plain(str(fault)))
@@ -203,6 +205,9 @@ def sql(words: tuple[str, ...], shown: str, out: str | None, limit: int | None, 
     query, places = (None, words) if is_place else (words[0], words[1:])
     if not places:
         raise KproxyError(f"there is no folder or capture {query!r}: a question stands before the tables it is about")
+    if is_place and len(words) > 1 and " " in words[-1] and not exists(words[-1]):  # noqa: PTH110 - raises never
+        right = shlex.join(["kproxy", "analyze", "sql", words[-1], *words[:-1]])
+        raise KproxyError(f"a question stands before the tables it is about: {right}")
     check_out(shown, out)
     is_typed = query is None and sys.stdin.isatty()
     text = query if query is not None else "" if is_typed else shell.read(sys.stdin)

@@ -50,7 +50,8 @@ ANSWER = (
         "shown",
         type=click.Choice(("table", "json", "csv", "parquet")),
         default="table",
-        help="Units are in cells of a table and in names of columns (_ns, _ms, _bytes) elsewhere; times are UTC.",
+        help="json: one object for each row, a line each (jq -s makes an array of them). Units are in cells of a "
+        "table and in names of columns (_ns, _ms, _bytes) elsewhere; times are UTC.",
     ),
     click.option("--out", metavar="PATH", help="A file for the answer; of Parquet a folder."),
     click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but what is wrong."),

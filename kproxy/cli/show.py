@@ -14,16 +14,42 @@ BEFORE = 5  # exchanges
 
 @click.command()
 @click.argument("captures", nargs=-1, required=True, metavar="CAPTURE...")
-@click.option("--connection", type=int, required=True, metavar="C", help="As `slow` and the tables say.")
-@click.option("--number", type=int, required=True, metavar="N", help="Of the request on its connection.")
-@click.option("--before", type=click.IntRange(0), default=BEFORE, show_default=True, metavar="N", help="Exchanges.")
+@click.option(
+    "--connection",
+    type=int,
+    required=True,
+    metavar="C",
+    help="Its id, as in the rows of `kproxy analyze slow`.",
+)
+@click.option(
+    "--number",
+    type=int,
+    required=True,
+    metavar="N",
+    help="Which request of the connection, as in the same row.",
+)
+@click.option(
+    "--before",
+    type=click.IntRange(0),
+    default=BEFORE,
+    show_default=True,
+    metavar="N",
+    help="How many exchanges before it are listed.",
+)
 @click.option(
     "--wireshark",
     is_flag=True,
     help="Wireshark's own dissection of the packets; needs tshark, and the extra wireshark.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@click.option("--records-shown", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Per batch.")
+@click.option(
+    "--records-shown",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Of each batch.",
+)
 @click.option("--show-secrets", "secrets", is_flag=True, help="Show tokens, credentials and passwords.")
 @options
 def show(

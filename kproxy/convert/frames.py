@@ -32,6 +32,7 @@ from kproxy.wire.interest import ApiPlan
 
 SPARE_BYTES = 4 << 20
 MAX_TOPICS = 65_536  # whose names are known by their ids
+NEAR = 8  # connections that may be meant
 _FOR_EVER = 1 << 63
 _DEFAULT = Settings()
 
@@ -70,12 +71,19 @@ def frames_of(captures: Sequence[Path | str], connection: int, number: int, sett
     be read.
     """
     seen = False
+    near: set[int] = set()
     for job in captures_of(captures, settings):
         search = _Search(connection, number)
         _read(job, _flows(Flows, job, search.handlers), search.is_over)
         seen |= search.seen
+        near |= search.near
         if search.found is not None:
             return replace(_with_frames(job, search.found), topics=search.topics, paths=job.paths)
+    if not seen and near:
+        raise KproxyError(
+            f"no connection {connection}: did you mean {min(near)}? Readers of JSON that keep numbers as floats, "
+            "like jq before 1.7, round ids"
+        )
     if not seen:
         raise KproxyError(
             f"no connection {connection} in {', '.join(map(str, captures))}: its id depends on the name of the capture "
@@ -89,6 +97,7 @@ class _Search:
 
     def __init__(self, connection: int, number: int) -> None:
         self.seen = False  # the connection was
+        self.near: set[int] = set()  # ids that differ from what is searched by rounding to a float; NEAR at most
         self.found: Frames | None = None
         self.topics: dict[UUID, str] = {}
         self._connection = connection
@@ -103,6 +112,8 @@ class _Search:
         assert info is not None
         mine = info.id == self._connection
         self.seen |= mine
+        if not mine and float(info.id) == float(self._connection) and len(self.near) < NEAR:
+            self.near.add(info.id)
 
         def listen(events: list[Event]) -> None:
             for event in events:

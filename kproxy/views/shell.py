@@ -57,7 +57,9 @@ class Shell:
     def loop(self) -> None:
         """Read statements from the terminal until it ends."""
         if not self.quiet:
-            click.echo(f"Tables: {', '.join(self.columns)}. .help says more.", err=True)
+            click.echo(
+                f"Tables: {', '.join(self.columns)}. Statements end with a semicolon; .help says more.", err=True
+            )
         session = self._session()
         while True:
             try:

@@ -105,6 +105,8 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
             lost = losses(quality, key_log)
             whole = f"Not complete: {', '.join(lost)}." if lost else "Complete."
             return f"No Kafka in it, but ZooKeeper, whose operations are in the table registry. {whole}"
+        if quality.count("other_ports"):
+            return "No Kafka in it at these ports. Without --port, Kafka is recognised by its content, on any port."
         return "No Kafka in it. If there should be, name the brokers' ports with --port."
     lost = losses(quality, key_log)
     twice = " Exchanges of connections captured twice are counted twice." if quality.count("same_stream") else ""

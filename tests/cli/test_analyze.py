@@ -237,7 +237,7 @@ def test_mistakes(mistakes, tables):
         assert said in str(fault.value) and "\n" not in str(fault.value)
     for where, said in (
         ("foo(api)", "foo does not exist"),
-        ("api", "Could not convert string"),
+        ("api", "--where is no condition, since it is neither true nor false: give a condition in SQL"),
         ("api =", "--where cannot be read"),
     ):
         with pytest.raises(KproxyError, match=said) as fault:
@@ -279,6 +279,11 @@ def test_sql_reads_the_tables_and_nothing_else(tables, query, said):
     with pytest.raises(KproxyError, match=said) as fault:
         run("sql", query, tables)
     assert "\n" not in str(fault.value)
+
+
+def test_sql_behind_the_tables_is_put_right(tables):
+    with pytest.raises(KproxyError, match="stands before the tables it is about: kproxy analyze sql 'select 1 as n' "):
+        run("sql", tables, "select 1 as n")
 
 
 def test_overview(tables, tmp_path):

@@ -51,6 +51,9 @@ def test_an_exchange_is_decoded_explained_and_put_in_its_place(tmp_path):
     ]
     with pytest.raises(KproxyError, match="no connection 5 in"):
         invoke("show", place, "--connection", 5, "--number", 1)
+    rounded = int(float(row["connection"])) + 1  # as a reader of JSON gives it that keeps numbers as floats
+    with pytest.raises(KproxyError, match=f"no connection {rounded}: did you mean {row['connection']}"):
+        invoke("show", place, "--connection", rounded, "--number", row["number"])
     with pytest.raises(KproxyError, match="has no request with the number 99999"):
         invoke("show", place, "--connection", row["connection"], "--number", 99999)
     invoke("convert", place, "--out", tmp_path / "tables")

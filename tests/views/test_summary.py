@@ -40,7 +40,7 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     text = result.stdout
     span = "2026-11-21 09:48:53.185 to 2026-11-21 09:49:31.650 UTC, 38.5 s: 373 exchanges, 3.53 MB, 13 connections"
     assert f"{span}, 1 source" in lines
-    assert "brokers   1 at 127.0.0.1:9092" in lines
+    assert "brokers   broker 1 at 127.0.0.1:9092" in lines
     assert "clients   thr-req (apache-kafka-java 4.1.0), thr (apache-kafka-java 4.1.0)" in lines
     assert "topics    qt (1.86 MB written, 1.60 MB read)" in lines
     assert re.search(r"^  Produce +319 +[\d.]+ ms +[\d.]+ s +5\.57 s$", text, re.M)
@@ -54,6 +54,13 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     again = CliRunner().invoke(cli, shlex.split(show_it)[1:])
     assert again.exit_code == 0 and again.stdout.startswith("Produce, request ")
     assert "Why: muted for 5.56 s" in again.stdout
+
+
+def test_ports_without_kafka_are_said_to_be_why_there_is_none(tmp_path):
+    result, lines = converted(tmp_path, "--port", 9999, captures.capture("k41_quota"))
+    assert result.exit_code == 1 and any(
+        line.startswith("No Kafka in it at these ports. Without --port") for line in lines
+    )
 
 
 def test_the_end_of_a_conversion_and_the_overview_say_the_same(tmp_path):

@@ -282,10 +282,12 @@ KINDS = {
         ),
         Kind(
             "core_full",
-            "kproxy's core is full",
+            "Bytes wait for kproxy",
             "bytes wait {loop_lag_ns} for kproxy at p99; its process uses {core_share} of a core",
-            "What clients take for the brokers' latency is kproxy's own.",
-            "Give it more processes with --workers, or more cores; lower detail to headers.",
+            "What clients take for the brokers' latency is kproxy's own: its core is full, or, where its process uses "
+            "much less than a core, other processes or a CPU limit keep the core from it.",
+            "Of a full core: give it more processes with --workers, or more cores; lower detail to headers. Otherwise: "
+            "raise the container's CPU limit, or move what else runs on the machine.",
             ("workers", "detail"),
             ("loop_lag_ms", "core_share"),
             "the running process: kproxy_loop_lag_seconds and its CPU time",

@@ -224,7 +224,7 @@ THRESHOLDS = {
             "loop_lag_ms",
             10,
             "ms",
-            "Above 10 ms at p99 bytes wait for kproxy, not for the broker: its core is full (docs/metrics.md).",
+            "Above 10 ms at p99 bytes wait for kproxy, not the broker: its core is full or taken (docs/metrics.md).",
         ),
         Threshold("core_share", 0.9, "share of a core", "One process of kproxy relays on one core."),
     )

@@ -225,7 +225,7 @@ TABLES: Mapping[str, Table] = {
             lambda source: source.figures.groups(),
             "rebalances",
             lambda row: Place("members", (row["cluster"], row["group"]), f"members of {row['group']}"),
-            'no groups: they need detail = "topics" (--detail topics)',
+            'no groups were heard of; they need detail = "topics" (--detail topics)',
         ),
         Table(
             "connections",

@@ -39,7 +39,7 @@ async def follow(query: Mapping[str, str], operate: Operate) -> AsyncIterator[di
     try:
         watched = sum(await operate("trace_start", name, connection, query.get("client")))
         if connection is not None and not watched:
-            raise ValueError(f"connection={connection} is not open: /api/connections lists those that are")
+            raise ValueError(f"connection={connection} is not open: `kproxy ctl connections` lists those that are")
         yield {"tracing": connection if connection is not None else query.get("client"), "connections": watched}
         why, left_out = "", 0
         while not why:

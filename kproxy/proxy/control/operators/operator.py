@@ -100,7 +100,7 @@ class Operator:
         number = needed_number(query, "connection")
         found: list[list[Json]] = [rows for rows in await self._kproxy.operate("requests", number) if rows is not None]
         if not found:
-            raise ValueError(f"connection={number} is not open: /api/connections lists those that are")
+            raise ValueError(f"connection={number} is not open: `kproxy ctl connections` lists those that are")
         return found[0]
 
     def _log_level(self, _: Query) -> Json:
