@@ -1,8 +1,10 @@
-"""`python -m bench.spark`: what `kproxy spark ingest` costs per exchange, from captures of 1 GB to 10 GB.
+"""`python -m bench.spark`: what `kproxy spark ingest` costs per exchange, from captures of 1 GB to 10 GB, and per core.
 
 A session of Spark has a price of its own, which a capture of next to nothing shows; above it an exchange must cost the
-same however large the capture is. CPU time and memory are those of all processes, as long as they live: the driver, its
-JVM, and Python's workers, of which Spark keeps no account.
+same however large the capture is. Beside it `kproxy convert` reads the same captures. CPU time and memory are those of
+all processes, as long as they live: the driver, its JVM, and Python's workers, of which Spark keeps no account. What is
+shuffled comes from Spark's event log, what is read from the kernel's counts of the workers (not what they map).
+`--captures 100,10000` measures the driver's memory instead, on folders of as many small captures.
 """
 
 import json
@@ -20,12 +22,18 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.offline import KINDS, generate
+from bench.offline import KINDS, generate, measured
 
 KIND = KINDS[0]  # segments of an Ethernet's size: the most packets per exchange
 START_EXCHANGES = 100  # of the capture that shows what starting costs
 STEEPEST = 1.25  # what an exchange of a larger capture may cost, times that of the smallest
-_LEAST_WIDTH = 120  # also where the output is no terminal
+# What is asked of a large capture: packets per CPU second, of those of `convert`; the clock's gain by a second core;
+# bytes that are read and that are shuffled, of those of the capture; and of many captures the driver's growth.
+LEAST_OF_CONVERT, LEAST_SPEEDUP = 0.5, 1.8
+MOST_READ, MOST_SHUFFLED = 1.1, 0.01
+MOST_DRIVER_GROWTH = 1.25
+_KPROXY = [sys.executable, "-c", "from kproxy.cli import main; main()"]
+_LEAST_WIDTH = 165  # also where the output is no terminal
 POLL_S = 0.2  # a process that ends takes at most so much of its CPU time with it
 
 
@@ -42,10 +50,28 @@ class Cost:
     cpu_us: float | None = None  # per exchange, above the start
     wall_us: float | None = None
     steepness: float | None = None  # cpu_us, times that of the smallest capture
+    read_bytes: int = 0  # by Python's workers
+    shuffle_bytes: int = 0
+    of_convert: float | None = None  # exchanges per CPU second, of those of `convert`, both with their start
+    speedup: float | None = None  # of the clock, above the start, compared with the first master
+    driver_bytes: int = 0  # of the driver's Python
+    jvm_bytes: int = 0
+
+    @property
+    def faults(self) -> list[str]:
+        """The figures that are not what is asked."""
+        asked = (
+            ("times", self.steepness is None or self.steepness <= STEEPEST),
+            ("of convert", self.of_convert is None or self.of_convert >= LEAST_OF_CONVERT),
+            ("speedup", self.speedup is None or self.speedup >= LEAST_SPEEDUP),
+            ("read", self.cpu_us is None or self.read_bytes <= MOST_READ * self.capture_bytes),
+            ("shuffled", self.cpu_us is None or self.shuffle_bytes <= MOST_SHUFFLED * self.capture_bytes),
+        )
+        return [name for name, is_kept in asked if not is_kept]
 
     @property
     def passed(self) -> bool:
-        return self.steepness is None or self.steepness <= STEEPEST
+        return not self.faults
 
 
 @dataclass
@@ -54,18 +80,27 @@ class _Processes:
 
     root: psutil.Process
     cpu_s: dict[tuple[int, float], float] = field(default_factory=dict)  # by pid and time of start
+    read_bytes: dict[tuple[int, float], int] = field(default_factory=dict)  # of Python's workers
     worker_bytes: int = 0
+    driver_bytes: int = 0
+    jvm_bytes: int = 0
 
     def look(self) -> None:
         for process in (self.root, *self._descendants()):
             try:
                 with process.oneshot():
                     times, memory, name = process.cpu_times(), process.memory_info(), process.name()
-                    self.cpu_s[process.pid, process.create_time()] = times.user + times.system
+                    key = process.pid, process.create_time()
+                    self.cpu_s[key] = times.user + times.system
+                    if name.startswith("python") and process != self.root:
+                        self.worker_bytes = max(self.worker_bytes, memory.rss - memory.shared)
+                        self.read_bytes[key] = process.io_counters().read_chars
             except psutil.Error:  # it ended just now
                 continue
-            if name.startswith("python") and process != self.root:
-                self.worker_bytes = max(self.worker_bytes, memory.rss - memory.shared)
+            if process == self.root:
+                self.driver_bytes = max(self.driver_bytes, memory.rss)
+            elif name.startswith("java"):
+                self.jvm_bytes = max(self.jvm_bytes, memory.rss)
 
     def _descendants(self) -> list[psutil.Process]:
         try:
@@ -76,11 +111,16 @@ class _Processes:
 
 def ingest(path: Path, exchanges: int, master: str, out: Path) -> Cost:
     """Run the command once. Its rows are counted, so that work left undone is not taken for speed."""
-    command = [sys.executable, "-c", "from kproxy.cli import main; main()", "spark", "ingest", str(path)]
+    events = out.with_name("events")
+    events.mkdir()
+    log = {"enabled": "true", "dir": events.as_uri(), "compress": "false", "rolling.enabled": "false"}
+    conf = [word for name, value in log.items() for word in ("--conf", f"spark.eventLog.{name}={value}")]
     with TemporaryFile("w+") as said:
         start = time.monotonic()
         process = subprocess.Popen(
-            [*command, "--out", str(out), "--master", master], stdout=subprocess.DEVNULL, stderr=said
+            [*_KPROXY, "spark", "ingest", str(path), "--out", str(out), "--master", master, *conf],
+            stdout=subprocess.DEVNULL,
+            stderr=said,
         )
         used = _Processes(psutil.Process(process.pid))
         while process.poll() is None:
@@ -95,21 +135,56 @@ def ingest(path: Path, exchanges: int, master: str, out: Path) -> Cost:
     rows = json.loads((out / "_kproxy.json").read_text())["rows"]["exchanges"]
     if rows != exchanges:
         raise click.ClickException(f"ingest on {master} made {rows:,} rows of {exchanges:,} exchanges")
+    shuffled = sum(map(_shuffled, events.iterdir()))
     rmtree(out)
-    return Cost(master, path.stat().st_size, exchanges, sum(used.cpu_s.values()), wall_s, used.worker_bytes)
+    rmtree(events)
+    size = sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path]))
+    return Cost(
+        master,
+        size,
+        exchanges,
+        sum(used.cpu_s.values()),
+        wall_s,
+        used.worker_bytes,
+        read_bytes=sum(used.read_bytes.values()),
+        shuffle_bytes=shuffled,
+        driver_bytes=used.driver_bytes,
+        jvm_bytes=used.jvm_bytes,
+    )
 
 
-def run(sizes: list[float], masters: list[str], folder: Path) -> Iterator[Cost]:
+def _shuffled(log: Path) -> int:
+    """The bytes that tasks wrote to be read by others, as an event log of Spark says."""
+    found = 0
+    with log.open() as lines:
+        for line in lines:
+            if '"SparkListenerTaskEnd"' in line:
+                metrics = json.loads(line).get("Task Metrics") or {}
+                found += metrics.get("Shuffle Write Metrics", {}).get("Shuffle Bytes Written", 0)
+    return found
+
+
+def converted(path: Path, out: Path) -> float:
+    """The CPU seconds of `kproxy convert`."""
+    cpu_s, _ = measured([*_KPROXY, "convert", "--quiet", "--processes", "1", "--out", str(out), str(path)])
+    rmtree(out)
+    return cpu_s
+
+
+def run(sizes: list[float], masters: list[str], folder: Path, *, connections: int = KIND.connections) -> Iterator[Cost]:
     """Every size, from the smallest, on every master; a capture lives only as long as it is needed."""
     path = folder / "bench.pcap"
+    kind = replace(KIND, connections=connections)
     starts: dict[str, Cost] = {}
     smallest: dict[str, float] = {}
     per_gb = 0.0
     for size in (0.0, *sorted(sizes)):
         exchanges = max(START_EXCHANGES, round(size * per_gb))
         with path.open("wb") as file:
-            generate(KIND, file, exchanges)
+            generate(kind, file, exchanges)
         per_gb = per_gb or 1e9 * exchanges / path.stat().st_size
+        convert_s = converted(path, folder / "converted") if size else 0.0
+        first_us = 0.0
         for master in masters:
             cost = ingest(path, exchanges, master, folder / "tables")
             start = starts.setdefault(master, cost)
@@ -117,32 +192,70 @@ def run(sizes: list[float], masters: list[str], folder: Path) -> Iterator[Cost]:
                 cpu_us = (cost.cpu_s - start.cpu_s) * 1e6 / exchanges
                 steepness = cpu_us / smallest.setdefault(master, cpu_us)
                 wall_us = (cost.wall_s - start.wall_s) * 1e6 / exchanges
-                cost = replace(cost, cpu_us=cpu_us, wall_us=wall_us, steepness=steepness)
+                speedup = first_us / wall_us if first_us else None
+                first_us = first_us or wall_us
+                cost = replace(
+                    cost,
+                    cpu_us=cpu_us,
+                    wall_us=wall_us,
+                    steepness=steepness,
+                    read_bytes=cost.read_bytes - start.read_bytes,
+                    of_convert=convert_s / cost.cpu_s,
+                    speedup=speedup,
+                )
             yield cost
         path.unlink()
+
+
+def many(counts: list[int], master: str, folder: Path) -> Iterator[Cost]:
+    """Folders of as many small captures: links to one."""
+    smallest = folder / "smallest.pcap"
+    with smallest.open("wb") as file:
+        generate(KIND, file, 1)
+    for count in sorted(counts):
+        captures = folder / "captures"
+        captures.mkdir()
+        for number in range(count):
+            (captures / f"{number}.pcap").symlink_to(smallest)
+        yield ingest(captures, count, master, folder / "tables")
+        rmtree(captures)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--gb", default="1", show_default=True, metavar="SIZE,...", help="Sizes of the captures.")
 @click.option("--masters", default="local[1] local[2]", show_default=True, metavar="URL ...", help="Of Spark.")
+@click.option("--connections", default=KIND.connections, show_default=True, help="Of each capture; 1: an elephant.")
+@click.option("--captures", metavar="COUNT,...", help="Instead: the driver's memory with as many small captures.")
 @click.option("--dir", "place", type=click.Path(file_okay=False, exists=True), help="Where captures and tables go.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
-def main(gb: str, masters: str, place: str | None, as_json: bool) -> None:
-    """What `kproxy spark ingest` costs per exchange; status 1 if that grows with the capture, like --gb 1,3,10."""
+def main(gb: str, masters: str, connections: int, captures: str | None, place: str | None, as_json: bool) -> None:
+    """What `kproxy spark ingest` costs per exchange, and beside `kproxy convert`; status 1 if a limit is not kept.
+
+    One is that an exchange costs the same in a large capture: --gb 1,3,10.
+    """
     try:
         sizes = [float(size) for size in gb.split(",")]
+        counts = [int(count) for count in captures.split(",")] if captures else []
     except ValueError as fault:
-        raise click.BadParameter("sizes are numbers, like 1,3,10", param_hint="--gb") from fault
+        raise click.BadParameter("numbers are needed, like 1,3,10", param_hint="--gb, --captures") from fault
     costs = []
     with TemporaryDirectory(prefix="kproxy-bench-", dir=place) as folder:
-        for cost in run(sizes, masters.split(), Path(folder)):
+        for cost in (
+            many(counts, masters.split()[-1], Path(folder))
+            if counts
+            else run(sizes, masters.split(), Path(folder), connections=connections)
+        ):
             costs.append(cost)
             print(f"{cost.master}, {cost.capture_bytes / 1e9:.1f} GB: {cost.wall_s:.0f} s", file=sys.stderr)
+    console = Console(width=max(_LEAST_WIDTH, Console().width))
     if as_json:
         print(json.dumps([asdict(cost) for cost in costs], indent=2))
+    elif counts:
+        show_many(costs, console)
     else:
-        show(costs, Console(width=max(_LEAST_WIDTH, Console().width)))
-    sys.exit(0 if all(cost.passed for cost in costs) else 1)
+        show(costs, console)
+    grown = bool(counts) and costs[-1].driver_bytes > MOST_DRIVER_GROWTH * costs[0].driver_bytes
+    sys.exit(1 if grown or not all(cost.passed for cost in costs) else 0)
 
 
 def show(costs: list[Cost], console: Console) -> None:
@@ -150,32 +263,41 @@ def show(costs: list[Cost], console: Console) -> None:
         title="`kproxy spark ingest`, every table but records; per exchange above what starting costs",
         title_justify="left",
     )
-    for name in (
-        "master",
-        "capture",
-        "exchanges",
-        "CPU",
-        "wall",
-        "worker",
-        "CPU/exchange",
-        "wall/exchange",
-        "times",
-        "",
-    ):
+    names = ("capture", "exchanges", "CPU", "wall", "worker", "CPU each", "wall each", "times", "of convert", "speedup")
+    for name in ("master", *names, "read", "shuffled", ""):
         table.add_column(name, justify="left" if name == "master" else "right", no_wrap=True)
     for cost in sorted(costs, key=lambda cost: (cost.master, cost.capture_bytes)):
+        is_start = cost.cpu_us is None
         table.add_row(
             cost.master,
-            "start" if cost.cpu_us is None else f"{cost.capture_bytes / 1e9:.1f} GB",
+            "start" if is_start else f"{cost.capture_bytes / 1e9:.1f} GB",
             f"{cost.exchanges:,}",
             f"{cost.cpu_s:,.1f} s",
             f"{cost.wall_s:,.1f} s",
             f"{cost.worker_bytes / 1e6:,.0f} MB",
             "" if cost.cpu_us is None else f"{cost.cpu_us:,.1f} µs",
             "" if cost.wall_us is None else f"{cost.wall_us:,.1f} µs",
-            "" if cost.steepness is None else f"{cost.steepness:.2f}",
-            "" if cost.steepness is None else "flat" if cost.passed else f"[red]above {STEEPEST}[/]",
+            _ratio(cost.steepness),
+            _ratio(cost.of_convert),
+            _ratio(cost.speedup),
+            "" if is_start else _ratio(cost.read_bytes / cost.capture_bytes),
+            "" if is_start else f"{cost.shuffle_bytes / cost.capture_bytes:.1%}",
+            "" if is_start else "kept" if cost.passed else f"[red]not kept: {', '.join(cost.faults)}[/]",
         )
+    console.print(table)
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def show_many(costs: list[Cost], console: Console) -> None:
+    table = Table(title="`kproxy spark ingest` of many small captures: memory at most", title_justify="left")
+    for name in ("captures", "CPU", "wall", "driver", "its JVM", "a worker"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cost in costs:
+        memory = (f"{size / 1e6:,.0f} MB" for size in (cost.driver_bytes, cost.jvm_bytes, cost.worker_bytes))
+        table.add_row(f"{cost.exchanges:,}", f"{cost.cpu_s:,.1f} s", f"{cost.wall_s:,.1f} s", *memory)
     console.print(table)
 
 
