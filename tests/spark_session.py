@@ -11,6 +11,8 @@ SMALL = {
     "spark.sql.adaptive.enabled": "false",  # nothing to adapt to in a few rows, and one job fewer per shuffle
     "spark.sql.codegen.wholeStage": "false",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.connect.grpc.binding.address": "127.0.0.1",  # of the server that a test starts in it
+    "spark.connect.grpc.binding.port": "0",
 }
 
 

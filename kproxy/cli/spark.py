@@ -36,7 +36,9 @@ _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 _STARTING = "starting Spark"
 _SPARK = (
-    click.option("--master", metavar="URL", help="Spark's master. Default: spark-submit's, else local[*]."),
+    click.option(
+        "--master", metavar="URL", help="Spark's master, or sc://HOST:PORT. Default: spark-submit's, else local[*]."
+    ),
     click.option("--conf", "config", metavar="KEY=VALUE", multiple=True, help="A setting of Spark."),
 )
 
@@ -57,6 +59,8 @@ def _session(master: str | None, config: tuple[str, ...]) -> "SparkSession":
     for name in _LOGGERS:
         PySparkLogger.getLogger(name).disabled = True
     settings = dict(setting.partition("=")[::2] for setting in config)
+    if spark.is_remote(master):
+        return spark.session(master, settings)
     is_ours = SparkSession.getActiveSession() is None and "PYSPARK_GATEWAY_PORT" not in os.environ
     if is_ours and not (shutil.which("java") or Path(os.environ.get("JAVA_HOME", ""), "bin", "java").is_file()):
         raise KproxyError(

@@ -42,23 +42,29 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
     """A session that knows the format `kafka-pcap`.
 
     The session that runs is returned with its settings as they are, but for those of `config`. Otherwise one is
-    started, as `spark-submit` or `master` says, and by default on all cores of this machine with every port on
-    loopback; `config` has more of Spark's settings. Raises KproxyError where Spark does not start.
+    started, as `spark-submit`, SPARK_REMOTE or `master` says (sc://HOST:PORT is a server of Spark Connect), and by
+    default on all cores of this machine with every port on loopback; `config` has more of Spark's settings. Raises
+    KproxyError where Spark does not start.
     """
     import os
     import sys
 
-    from pyspark.errors import PySparkRuntimeError
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
     builder = SparkSession.builder.appName("kproxy")
+    remote = is_remote(master)
     if running is None:
-        _check_user()
-        if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
-            master = "local[*]"
         settings = dict(_OURS)
-        if master is not None:
+        if remote:
+            builder = builder.remote(master or os.environ["SPARK_REMOTE"])
+            config = {name: value for name, value in config.items() if not name.startswith("spark.driver.")}
+        else:
+            _check_user()
+        if not remote and master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
+            master = "local[*]"
+        if not remote and master is not None:
             builder = builder.master(master)
             if master.startswith("local"):
                 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -69,10 +75,26 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
         builder = builder.config(key, value)
     try:
         spark = builder.getOrCreate() if running is None or config else running
-    except (PySparkRuntimeError, OSError) as fault:
+        register(spark)
+    except (PySparkException, OSError) as fault:
+        if remote:
+            said = str(fault).strip().partition("\n")[0]
+            raise KproxyError(
+                f"{master or 'SPARK_REMOTE'}: no session of Spark Connect: {said}; the client needs pyspark[connect], "
+                "the server kproxy in its Python"
+            ) from fault
         raise KproxyError(f"Spark does not start: {fault}; it needs Java 17 or newer, found by JAVA_HOME") from fault
-    register(spark)
     return spark
+
+
+def is_remote(master: str | None) -> bool:
+    """Whether a session is to be one of a Spark Connect server."""
+    return master.startswith("sc://") if master is not None else "SPARK_REMOTE" in os.environ
+
+
+def is_connect(spark: "SparkSession") -> bool:
+    """Whether a session is one of a Spark Connect server: its driver, and the JVM, are elsewhere."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _check_user() -> None:

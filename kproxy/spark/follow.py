@@ -18,7 +18,7 @@ from kproxy.capture.quality import Quality
 from kproxy.capture.storage import local_path
 from kproxy.convert.job import Settings, Summary
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.spark import pipeline
+from kproxy.spark import is_connect, pipeline
 from kproxy.spark.target import Target
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def follow(
     `_follow` among the tables. A file is complete when it has not changed for `quiet_s`. Raises KproxyError where the
     tables are of a newer kproxy, or were written without a checkpoint.
     """
+    if is_connect(spark):
+        raise KproxyError("follow has work for the driver, which is elsewhere over Spark Connect: use spark-submit")
     if settings.overwrite:
         raise KproxyError("follow adds to the tables; to begin anew, name another folder")
     target, _ = pipeline.check([], out, settings, append=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kproxy.errors import KproxyError
+from kproxy.spark import is_connect
 from kproxy.tables import schema
 from kproxy.tables.dataset import MANIFEST
 from kproxy.tables.writer import sync
@@ -191,14 +192,14 @@ class _Hadoop:
     """Files of any file system that Spark knows (s3a://, hdfs://, gs://, abfs://), by Hadoop's interface."""
 
     def __init__(self, spark: "SparkSession", folder: str) -> None:
-        try:
-            context: Any = spark.sparkContext
-            self._jvm = context._jvm
-            configuration = context._jsc.hadoopConfiguration()
-        except Exception as fault:
+        if is_connect(spark):
             raise KproxyError(
-                f"{folder}: a session of Spark Connect has no Hadoop file system here: use spark-submit, or --format"
-            ) from fault
+                f"{folder}: over Spark Connect tables are written to a folder that this machine and the server share; "
+                "for a storage use spark-submit"
+            )
+        context: Any = spark.sparkContext
+        self._jvm = context._jvm
+        configuration = context._jsc.hadoopConfiguration()
         self.root = folder.rstrip("/")
         self._root = self._jvm.org.apache.hadoop.fs.Path(self.root)
         try:

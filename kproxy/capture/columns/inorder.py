@@ -153,26 +153,43 @@ def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray, within_ns: int) 
     times = time_ns[heads.index]
     if not len(times) or (np.diff(times) < 0).any():
         return None
+    some = _alike(heads)
+    if not len(some):
+        return None
+    lane, identity, tcp, size = (column[some] for column in (heads.lane, heads.identity, heads.tcp, heads.size))
+    index, times = heads.index[some], times[some]
     place = np.arange(_COPIED)
-    columns = heads.tcp[:, None] + np.where(place < 16, place, place + 4)  # without checksum and urgent pointer
-    known = columns < (heads.tcp + heads.size)[:, None]
-    whole = (heads.tcp + heads.size <= head.shape[1]) & (heads.size <= _COPIED + 4)
-    data = np.where(known, head[heads.index[:, None], np.minimum(columns, head.shape[1] - 1)], 0).astype(np.uint8)
+    columns = tcp[:, None] + np.where(place < 16, place, place + 4)  # without checksum and urgent pointer
+    known = columns < (tcp + size)[:, None]
+    whole = (tcp + size <= head.shape[1]) & (size <= _COPIED + 4)
+    data = np.where(known, head[index[:, None], np.minimum(columns, head.shape[1] - 1)], 0).astype(np.uint8)
     rows = np.concatenate(
-        (data.view("<u8"), (heads.identity.astype(np.uint64) << np.uint64(32) | heads.lane.astype(np.uint64))[:, None]),
+        (data.view("<u8"), (identity.astype(np.uint64) << np.uint64(32) | lane.astype(np.uint64))[:, None]),
         axis=1,
     )
     mixed = np.bitwise_xor.reduce(rows * _MIXED[: rows.shape[1]] >> np.arange(rows.shape[1], dtype=np.uint64), axis=1)
     order = np.argsort(mixed, kind="stable")
     ours, before = order[1:], order[:-1]
     same = (mixed[ours] == mixed[before]) & (times[ours] - times[before] <= within_ns) & whole[ours] & whole[before]
-    some = np.flatnonzero(same)
-    same[some] = (rows[ours[some]] == rows[before[some]]).all(axis=1)
+    close = np.flatnonzero(same)
+    same[close] = (rows[ours[close]] == rows[before[close]]).all(axis=1)
     if not same.any():
         return None
-    found = np.zeros(len(times), bool)
-    found[ours[same]] = True
+    found = np.zeros(len(heads.index), bool)
+    found[some[ours[same]]] = True
     return found
+
+
+def _alike(heads: Heads) -> np.ndarray:
+    """The plain packets of which there may be another one with the same numbers: few of a window, as a rule."""
+    numbers = heads.seq.astype(np.uint64) << np.uint64(32) | heads.ack.astype(np.uint64)
+    others = heads.identity.astype(np.uint64) << np.uint64(32) | heads.lane.astype(np.uint64)
+    mixed = numbers * _MIXED[0] ^ others * _MIXED[1]
+    order = np.argsort(mixed)
+    twice = mixed[order[1:]] == mixed[order[:-1]]
+    again = np.zeros(len(order), bool)
+    again[order[1:][twice]] = again[order[:-1][twice]] = True
+    return np.flatnonzero(again)
 
 
 class Order:

@@ -1,0 +1,166 @@
+"""On a cluster: executors that have no kproxy get it from `spark-submit`, die and are raced, and no row changes; and a
+client of Spark Connect asks and ingests as any other."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from pathlib import Path
+from sysconfig import get_path
+
+import psutil
+import pyspark
+import pytest
+
+import kproxy
+from kproxy.convert.job import Settings
+from kproxy.convert.processes import convert
+from tests.captures import capture
+from tests.spark.test_pipeline import same
+
+NAMES = ("k41_BASE", "k41_quota", "k0102_python147", "k41_sasl_plain")
+# As docs/scale.md has it, but that it cuts captures so small that they have several splits.
+MAIN = """
+import sys
+from kproxy.spark import pipeline, session
+pipeline.ingest(session(), sys.argv[2:], sys.argv[1], split_bytes=400_000)
+"""
+QUICK = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "20ms",
+    "spark.speculation.multiplier": "1.01",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.minTaskRuntime": "1ms",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
+}
+
+
+def bare_python(folder):
+    """A Python that has every package that kproxy needs, and no kproxy."""
+    venv.create(folder, symlinks=True)
+    (folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages" / "others.pth").write_text(
+        get_path("purelib") + "\n"
+    )
+    python = folder / "bin" / "python"
+    lacks = subprocess.run([python, "-c", "import kproxy"], cwd=folder, env=_environment(), capture_output=True)
+    assert lacks.returncode and b"No module named 'kproxy'" in lacks.stderr
+    return python
+
+
+def packed(path):
+    """kproxy as `--py-files` takes it."""
+    package = Path(kproxy.__file__).parent
+    with zipfile.ZipFile(path, "w") as file:
+        for each in package.rglob("*"):
+            if each.is_file() and each.suffix != ".pyc":
+                file.write(each, each.relative_to(package.parent))
+    return path
+
+
+def _environment(**more):
+    """That of somebody who has no kproxy, nor pytest's variables."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
+    return {**kept, "SPARK_LOCAL_IP": "127.0.0.1", **more}
+
+
+def _executors(process):
+    found = []
+    for each in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()):
+                found.append(each)
+        except psutil.Error:  # it ended just now
+            continue
+    return found
+
+
+def _is_at_work(executor):
+    """Whether Python works for it."""
+    try:
+        return any(each.cpu_times().user > 0.2 for each in executor.children(recursive=True))
+    except psutil.Error:
+        return False
+
+
+def test_executors_without_kproxy_get_it_and_one_is_killed(tmp_path):
+    """`spark-submit` to two executors of their own process, one of which is killed while it decodes."""
+    paths = [capture(name) for name in NAMES]
+    python = bare_python(tmp_path / "bare")
+    (tmp_path / "main.py").write_text(MAIN)
+    events = tmp_path / "events"
+    events.mkdir()
+    conf = {**QUICK, "spark.eventLog.dir": events.as_uri()}
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    command = [submit, "--master", "local-cluster[2,1,1024]", "--py-files", packed(tmp_path / "kproxy.zip")]
+    command += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
+    command += [tmp_path / "main.py", tmp_path / "tables", *paths]
+    environment = _environment(PYSPARK_PYTHON=str(python))
+    with (tmp_path / "said").open("w+") as said:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said)
+        killed = None
+        try:
+            while process.poll() is None:
+                at_work = [each for each in _executors(process) if _is_at_work(each)]
+                if killed is None and at_work:
+                    killed = at_work[0]
+                    killed.kill()
+                time.sleep(0.1)
+        finally:
+            process.kill()
+        said.seek(0)
+        text = said.read()
+    assert process.returncode == 0, text[-3000:]
+    assert killed is not None
+    (log,) = events.iterdir()
+    happened = [json.loads(line) for line in log.read_text().splitlines()]
+    removed = [event for event in happened if event["Event"] == "SparkListenerExecutorRemoved"]
+    tasks = [event["Task Info"] for event in happened if event["Event"] == "SparkListenerTaskEnd"]
+    assert removed and any(task["Attempt"] or task["Failed"] or task["Killed"] for task in tasks)
+    convert(paths, tmp_path / "converted", processes=1)
+    same(tmp_path / "tables", tmp_path / "converted")
+
+
+def kproxy_over_connect(url, *arguments):
+    code = "from kproxy.cli import main; main()"
+    command = [sys.executable, "-c", code, "spark", *map(str, arguments), "--master", url]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def connect(spark):
+    """The address of a Spark Connect server in the tests' own JVM."""
+    pytest.importorskip("grpc")
+    service = spark.sparkContext._jvm.org.apache.spark.sql.connect.service.SparkConnectService
+    service.start(spark.sparkContext._jsc.sc())
+    yield f"sc://127.0.0.1:{service.localPort()}"
+    nothing = spark.sparkContext._jvm.scala.Option.empty()
+    service.stop(nothing, nothing)
+
+
+def test_a_client_of_spark_connect_ingests_and_asks(connect, tables, tmp_path):
+    paths = [capture(name) for name in ("k41_quota", "k0102_python147")]
+    said = kproxy_over_connect(connect, "ingest", *paths, "--out", tmp_path / "tables", "--append")
+    assert "rows" in said
+    assert "nothing was added" in kproxy_over_connect(
+        connect, "ingest", *paths, "--out", tmp_path / "tables", "--append"
+    )
+    convert(paths, tmp_path / "converted", Settings(), processes=1)
+    same(tmp_path / "tables", tmp_path / "converted")
+    by = ("latency", tables, "--by", "api,client", "--format", "json")
+    here = subprocess.run(
+        [sys.executable, "-c", "from kproxy.cli import main; main()", "analyze", *map(str, by)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert kproxy_over_connect(connect, *by) == here.stdout
