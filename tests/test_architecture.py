@@ -51,6 +51,7 @@ BEYOND_MODULES = {
     "tests/matrix",
     "tests/metrics/test_docs.py",
     "tests/proxy/test_docs.py",
+    "tests/spark/test_cluster.py",
     "tests/tables/test_docs.py",
     "tests/test_api.py",
     "tests/test_architecture.py",

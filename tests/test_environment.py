@@ -9,7 +9,6 @@ from tests.project import ROOT
 # Of those that see a terminal, colours, a width, settings from the environment, SIGINT, or a home.
 TOUCHY = (
     "tests/views/test_decode.py",
-    "tests/views/test_live.py",
     "tests/views/test_terminal.py",
     "tests/proxy/test_config.py",
     "tests/demo/test_app.py::test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c",
