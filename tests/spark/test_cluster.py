@@ -1,5 +1,8 @@
 """On a cluster: executors that have no kproxy get it from `spark-submit`, die and are raced, and no row changes; and a
-client of Spark Connect asks and ingests as any other."""
+client of Spark Connect asks and ingests as any other.
+
+A cluster takes half a minute to start: its test runs where it is named, `./dev test tests/spark/test_cluster.py`.
+"""
 
 import json
 import os
@@ -14,14 +17,20 @@ from sysconfig import get_path
 import psutil
 import pyspark
 import pytest
+from click.testing import CliRunner
 
 import kproxy
+from kproxy.cli import cli
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
+from kproxy.errors import KproxyError
+from kproxy.spark import is_remote
+from kproxy.spark.follow import follow
+from kproxy.spark.target import Target
 from tests.captures import capture
 from tests.spark.test_pipeline import same
 
-NAMES = ("k41_BASE", "k41_quota", "k41_midstream")
+NAMES = ("k41_BASE", "k41_quota", "k0102_python147", "k41_sasl_plain")
 # As docs/scale.md has it, but that it cuts captures so small that they have several splits.
 MAIN = """
 import sys
@@ -32,7 +41,6 @@ QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     "spark.speculation": "true",
@@ -59,12 +67,11 @@ def bare_python(folder):
 
 
 def packed(path):
-    """kproxy as `--py-files` takes it; compiled, since nothing that is imported from it is kept."""
+    """kproxy as `--py-files` takes it."""
     package = Path(kproxy.__file__).parent
-    with zipfile.PyZipFile(path, "w") as file:
-        file.writepy(package)
+    with zipfile.ZipFile(path, "w") as file:
         for each in package.rglob("*"):
-            if each.is_file() and each.suffix not in (".py", ".pyc"):
+            if each.is_file() and each.suffix != ".pyc":
                 file.write(each, each.relative_to(package.parent))
     return path
 
@@ -94,8 +101,10 @@ def _is_at_work(executor):
         return False
 
 
-def test_executors_without_kproxy_get_it_and_one_is_killed(tmp_path):
+def test_executors_without_kproxy_get_it_and_one_is_killed(request, tmp_path):
     """`spark-submit` to two executors of their own process, one of which is killed while it decodes."""
+    if not any(Path(__file__).name in argument for argument in request.config.args):
+        pytest.skip("half a minute: ./dev test tests/spark/test_cluster.py")
     paths = [capture(name) for name in NAMES]
     python = bare_python(tmp_path / "bare")
     (tmp_path / "main.py").write_text(MAIN)
@@ -148,23 +157,27 @@ def connect(spark):
     kind = getattr(jvm.org.apache.spark.sql.connect.service, "SparkConnectService$")
     service = getattr(kind, "MODULE$")
     service.start(spark.sparkContext._jsc.sc())
-    yield f"sc://127.0.0.1:{service.localPort()}"
-    nothing = jvm.scala.Option.empty()
-    service.stop(nothing, nothing)
+    return f"sc://127.0.0.1:{service.localPort()}"  # it ends with the JVM
 
 
 def test_a_client_of_spark_connect_ingests_and_asks(connect, tables, tmp_path):
-    paths = [capture(name) for name in ("k41_quota", "k0102_python147")]
-    said = kproxy_over_connect(connect, "ingest", *paths, "--out", tmp_path / "tables", "--append")
-    assert "rows" in said
-    assert "nothing was added" in kproxy_over_connect(
-        connect, "ingest", *paths, "--out", tmp_path / "tables", "--append"
-    )
-    convert(paths, tmp_path / "converted", Settings(), processes=1)
+    path = capture("k41_quota")
+    assert "packet records read" in kproxy_over_connect(connect, "ingest", path, "--out", tmp_path / "tables")
+    convert([path], tmp_path / "converted", processes=1)
     same(tmp_path / "tables", tmp_path / "converted")
     by = ("latency", tables, "--by", "api,client", "--format", "json")
-    here = subprocess.run(
-        [sys.executable, "-c", "from kproxy.cli import main; main()", "analyze", *map(str, by)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert kproxy_over_connect(connect, *by) == here.stdout
+    here = CliRunner().invoke(cli, ["analyze", *map(str, by)], catch_exceptions=False)
+    assert kproxy_over_connect(connect, *by) == here.stdout and here.stdout
+
+
+def test_what_a_client_of_spark_connect_cannot_do_is_said(monkeypatch):
+    class Session:
+        pass
+
+    Session.__module__ = "pyspark.sql.connect.session"
+    with pytest.raises(KproxyError, match="a folder that this machine and the server share"):
+        Target(Session(), "s3a://tables")
+    with pytest.raises(KproxyError, match="use spark-submit"):
+        follow(Session(), "in", "out", Settings(), print)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://nowhere")
+    assert is_remote(None) and is_remote("sc://host:1") and not is_remote("local[2]")
