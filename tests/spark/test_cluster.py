@@ -1,8 +1,8 @@
 """On a cluster: executors that have no kproxy get it from `spark-submit`, die and are raced, and no row changes; and a
 client of Spark Connect asks and ingests as any other.
 
-A cluster takes half a minute to start, a question or an ingest over Connect some seconds: these tests run where they are
-named, `./dev test tests/spark/test_cluster.py`.
+A cluster takes half a minute to start, a question or an ingest over Connect some seconds: these tests run where they
+are named, `./dev test tests/spark/test_cluster.py`.
 """
 
 import json
