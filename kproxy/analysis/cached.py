@@ -3,10 +3,10 @@
 Duty: find the tables of captures in `.kproxy/` beside the first of them, or where that cannot be written to in the
 folder for temporary files; convert where there are none. They are known again by each capture's path, size, time of
 change and first bytes, by how it is read, and by the versions of kproxy and of the tables. They appear whole or not at
-all; damaged ones (a file is missing, or has another size) are made again, and those of an earlier state of the capture
-go. `batches` is made only for questions that read it.
+all; damaged ones (a file is missing, or has another size) are made again, and those of an earlier state of the same
+captures go. `batches` is made only for questions that read it. Nobody may read them who may not read the captures.
 
-Bounds: a folder for each capture. Refuses to know questions.
+Bounds: a folder for each capture, or for several that are asked about together. Refuses to know questions.
 """
 
 import json
@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 import kproxy
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 FOLDER = ".kproxy"
 _DONE = "_complete.json"  # the sizes of all files: written last
+_MAX_NAME_BYTES = 150  # of a capture's name: a folder's has 255 at most
 _DETAILS = {"batches": "batches"}  # the detail that a table needs; others do with "topics"
 
 
@@ -75,8 +77,9 @@ def tables_of(
         folder = Path(tempfile.mkdtemp(prefix="kproxy-"))
         _convert(convert, folder / "tables", _with_detail(settings, need))
         return folder / "tables", True
-    name = Path(found[0]).name
+    name = _name(found)
     key = _key(found, settings)
+    mode = _mode(found)
     for parent in _parents(found[0]):
         for detail in dict.fromkeys((need, "batches")):
             place = parent / f"{name}-{key}-{detail}"
@@ -84,6 +87,7 @@ def tables_of(
                 return place, False
     for parent in _parents(found[0]):
         place = parent / f"{name}-{key}-{need}"
+        before = _made(place)
         try:
             parent.mkdir(parents=True, exist_ok=True)
             work = Path(tempfile.mkdtemp(prefix=f"{name}-", suffix=".part", dir=parent))
@@ -92,9 +96,11 @@ def tables_of(
         try:
             _convert(convert, work / "tables", _with_detail(settings, need))
             _complete(work / "tables")
-            _forget(parent, name, key, place)
-            with suppress(OSError):  # somebody else was faster, with the same
-                (work / "tables").rename(place)
+            (work / "tables").chmod(mode)
+            if not is_whole(place) or _made(place) == before:  # else somebody was faster, and may be reading them
+                _forget(parent, name, key, place)
+                with suppress(OSError):
+                    (work / "tables").rename(place)
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return place, False
@@ -116,6 +122,23 @@ def is_whole(place: Path) -> bool:
         return all((place / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def _made(place: Path) -> tuple[int, int] | None:
+    """What tells the tables at a place from those that were there before; None: there are none."""
+    try:
+        stat = (place / _DONE).stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _mode(paths: Sequence[str]) -> int:
+    """Who may read the tables: who may read all of the captures."""
+    read = 0o444
+    for path in paths:
+        read &= os.stat(path).st_mode  # noqa: PTH116 - a name may be bytes
+    return 0o700 | read & 0o044 | (read & 0o044) >> 2
 
 
 def _with_detail(settings: "Settings", detail: str) -> "Settings":
@@ -144,11 +167,32 @@ def _forget(parent: Path, name: str, key: str, place: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
+def _name(paths: Sequence[str]) -> str:
+    """What the folders of these captures begin with: the first one's name, and what says which others there are."""
+    name = Path(paths[0]).name
+    if len(paths) == 1 and len(os.fsencode(name)) <= _MAX_NAME_BYTES:
+        return name
+    of_all = blake2b(repr([str(Path(path).absolute()) for path in paths]).encode(), digest_size=6).hexdigest()
+    return f"{os.fsencode(name)[:_MAX_NAME_BYTES].decode(errors='ignore')}+{of_all}"
+
+
 def _parents(path: str) -> list[Path]:
     """Where tables of a capture may be, the best first."""
     absolute = Path(path).absolute()
     where = blake2b(os.fsencode(absolute.parent), digest_size=6).hexdigest()
-    return [absolute.parent / FOLDER, Path(tempfile.gettempdir()) / f"kproxy-{os.getuid()}" / where]
+    own = Path(tempfile.gettempdir()) / f"kproxy-{os.getuid()}"
+    return [absolute.parent / FOLDER, *([own / where] if _is_own(own) else [])]
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder, made if there is none, is this user's alone: anybody can make one where all may write."""
+    with suppress(OSError):
+        folder.mkdir(mode=0o700)
+    try:
+        stat = folder.lstat()
+    except OSError:
+        return False
+    return S_ISDIR(stat.st_mode) and stat.st_uid == os.getuid() and not stat.st_mode & 0o022
 
 
 def _key(paths: Sequence[str], settings: "Settings") -> str:

@@ -113,3 +113,56 @@ def test_standard_input_leaves_nothing(tmp_path, monkeypatch):
     assert passing and found.is_dir()
     cached.forget(found)
     assert not any(tmp_path.iterdir())
+
+
+def test_captures_asked_together_and_one_of_them_alone_leave_each_other_their_tables(place, made):
+    other = shutil.copy(capture("k41_quota"), place.parent / "b.pcap")
+    first = asked("compare", place, other, "--with", place)
+    assert len(made) == 2 and len(folders(place)) == 2
+    assert asked("compare", place, other, "--with", place) == first and len(made) == 2
+    shutil.copy(capture("k41_gaps"), other)
+    assert asked("latency", place, other) and len(made) == 3
+    assert len(folders(place)) == 2  # those of the two as they were are gone
+
+
+def test_who_is_slower_leaves_the_tables_that_another_has_made_and_may_be_reading(place, monkeypatch):
+    convert = cached._convert
+    faster = []
+
+    def ask(again=False):
+        done = cached.convert_with([place], lambda *_: None)
+        return cached.tables_of([str(place)], ["exchanges"], Settings(), convert=done, again=again)[0]
+
+    def overtaken(*given):
+        monkeypatch.setattr(cached, "_convert", convert)
+        faster.append(ask(again=bool(faster)))
+        faster.append((faster[-1] / "exchanges").stat().st_ino)
+        convert(*given)
+
+    for again in (False, True):
+        monkeypatch.setattr(cached, "_convert", overtaken)
+        found = ask(again)
+        assert [found, (found / "exchanges").stat().st_ino] == faster[-2:]
+        assert [each.name for each in found.parent.iterdir()] == [found.name]
+
+
+def test_who_may_not_read_the_capture_may_not_read_its_tables(place, tmp_path, monkeypatch):
+    place.chmod(0o640)
+    asked("latency", place)
+    (folder,) = (place.parent / cached.FOLDER).iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o750
+    shutil.rmtree(place.parent / cached.FOLDER)
+    (place.parent / cached.FOLDER).write_text("a file, so no folder")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    asked("latency", place)
+    (own,) = (tmp_path / "tmp").iterdir()
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o777)  # as somebody else would make it, who wants to choose what is read there
+    with pytest.raises(KproxyError, match="can be written neither beside it nor to"):
+        asked("latency", place)
+
+
+def test_a_capture_may_have_the_longest_name(place, made):
+    long = place.rename(place.parent / ("é" * 125 + ".pcap"))
+    assert asked("latency", long) == asked("latency", long) and len(made) == 1
