@@ -7,14 +7,17 @@ Duty: views over the Parquet files of a dataset, with the columns that this kpro
 and macros that give DuckDB the functions that questions use by Spark's names. Percentiles are exact here: 8 bytes of
 memory for each row and percentile.
 
-Bounds: DuckDB takes what memory it needs, up to 80 % of the machine's; it reads the files of the dataset, no other, and
-writes none. Refuses to know questions.
+Bounds: DuckDB takes what memory it needs, up to 80 % of the machine's, and behind that a folder among temporary files,
+which goes with it; it reads the files of the dataset, no other, and writes none else. Refuses to know questions.
 """
 
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +89,15 @@ class Frame:
         frame._dtypes = self._dtypes  # not asked again
         return frame
 
+    def in_micros(self, times: Collection[str]) -> "Frame":
+        """The same rows with these columns as microseconds since the epoch."""
+        chosen = ", ".join(
+            f"unix_micros({quoted(name)}) as {quoted(name)}" if name in times else quoted(name) for name in self.columns
+        )
+        frame = Frame(self._connection, f"select {chosen} from ({self.text})")
+        frame._dtypes = [(name, "BIGINT" if name in times else kind) for name, kind in self.dtypes]  # not asked again
+        return frame
+
     def fetched(self) -> Iterator[tuple[Any, ...]]:
         """The rows as tuples of Python's values."""
         cursor = self._connection.cursor()
@@ -146,8 +158,11 @@ class Tables(Mapping[str, Frame]):
         allowed = [str(Path(place).absolute()) for place in (folder, *others)]
         # DuckDB compares a pattern with the folders as it is written, and what it stands for as well.
         folders = ", ".join(map(_text, dict.fromkeys((*allowed, *map(_escaped, allowed)))))
+        # What does not fit in memory; else it would be in the current folder, which may be anybody's, or read-only.
+        spilled = Path(tempfile.gettempdir()) / f"kproxy-{os.getpid()}-{token_hex(6)}.spilled"
         for statement in (
             "set timezone = 'UTC'",
+            f"set temp_directory = {_text(str(spilled))}",
             "set default_null_order = 'nulls_first_on_asc_last_on_desc'",  # as in Spark
             *(f"create macro {head} as {body}" for head, body in _macros()),
             f"set allowed_directories = [{folders}]",

@@ -75,12 +75,9 @@ def first_rows(frame: Frame, limit: int) -> Frame:
 
 def rows(frame: Frame) -> Iterator[tuple[Any, ...]]:
     """The rows of an answer, in its order; times as microseconds since the epoch, whatever zone a session has."""
-    chosen = ", ".join(
-        f"unix_micros(`{column.name}`) as `{column.name}`" if column.kind == TIME else f"`{column.name}`"
-        for column in columns(frame)
-    )
-    plain = ask({"answer": frame}, plain=f"select {chosen} from answer")
-    if hasattr(plain, "sparkSession"):
-        yield from (tuple(row) for row in plain.toLocalIterator())
-    else:
-        yield from plain.fetched()
+    times = [column.name for column in columns(frame) if column.kind == TIME]
+    if not hasattr(frame, "sparkSession"):
+        yield from frame.in_micros(times).fetched()
+        return
+    chosen = ", ".join(f"unix_micros(`{name}`) as `{name}`" if name in times else f"`{name}`" for name in frame.columns)
+    yield from (tuple(row) for row in ask({"answer": frame}, plain=f"select {chosen} from answer").toLocalIterator())
