@@ -1,8 +1,7 @@
 """On a cluster: executors that have no kproxy get it from `spark-submit`, die and are raced, and no row changes; and a
 client of Spark Connect asks and ingests as any other.
 
-A cluster takes half a minute to start, a question or an ingest over Connect some seconds: these tests run where they
-are named, `./dev test tests/spark/test_cluster.py`.
+A cluster takes half a minute to start: its test runs where it is named, `./dev test tests/spark/test_cluster.py`.
 """
 
 import json
@@ -102,14 +101,10 @@ def _is_at_work(executor):
         return False
 
 
-def where_named(request):
-    if not any(Path(__file__).name in argument for argument in request.config.args):
-        pytest.skip("a minute in all: ./dev test tests/spark/test_cluster.py")
-
-
 def test_executors_without_kproxy_get_it_and_one_is_killed(request, tmp_path):
     """`spark-submit` to two executors of their own process, one of which is killed while it decodes."""
-    where_named(request)
+    if not any(Path(__file__).name in argument for argument in request.config.args):
+        pytest.skip("half a minute: ./dev test tests/spark/test_cluster.py")
     paths = [capture(name) for name in NAMES]
     python = bare_python(tmp_path / "bare")
     (tmp_path / "main.py").write_text(MAIN)
@@ -155,10 +150,8 @@ def kproxy_over_connect(url, *arguments):
 
 
 @pytest.fixture(scope="module")
-def connect(request):
+def connect(spark):
     """The address of a Spark Connect server in the tests' own JVM."""
-    where_named(request)
-    spark = request.getfixturevalue("spark")
     jvm = spark.sparkContext._jvm
     kind = getattr(jvm.org.apache.spark.sql.connect.service, "SparkConnectService$")
     service = getattr(kind, "MODULE$")
