@@ -17,7 +17,7 @@ from pathlib import Path
 from struct import Struct
 
 from kproxy.capture import files
-from kproxy.capture.pcap import CLASSIC, LINK_MASK, Classic
+from kproxy.capture.pcap import CLASSIC, HEADER_BYTES, LINK_MASK, Classic
 from kproxy.capture.pcapng import Sections
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Window
@@ -95,8 +95,13 @@ def _size(path: Path | str, storage: Storage) -> int:
         return 0
 
 
-def windows_of(source: files.Source, quality: Quality, secrets: list[bytes]) -> Iterator[Window]:
-    """The records of one file, whose first bytes name its format. Raises CaptureError for what is no capture."""
+def windows_of(
+    source: files.Source, quality: Quality, secrets: list[bytes], begin: int = HEADER_BYTES
+) -> Iterator[Window]:
+    """The records of one file, whose first bytes name its format. Raises CaptureError for what is no capture.
+
+    begin: where to begin in a plain pcap file of this machine: a record does.
+    """
     head = _exactly(source, 4)
     if head in CLASSIC:
         order, unit = CLASSIC[head]
@@ -107,7 +112,7 @@ def windows_of(source: files.Source, quality: Quality, secrets: list[bytes]) -> 
         if isinstance(source, files.Bytes) and ((held := source.mapped()) is not None or source.is_remote):
             from kproxy.capture.columns.mapped import Mapped  # numpy, which `kproxy decode` has no need of
 
-            return Mapped(source, held, quality, order, unit, link & LINK_MASK, snap).windows()
+            return Mapped(source, held, quality, order, unit, link & LINK_MASK, snap).windows(begin)
         return Classic(source, quality, order, unit, link & LINK_MASK, snap).windows()
     if head == SECTION:
         return Sections(source, quality, head, secrets).windows()

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from kproxy.capture import content
 from kproxy.capture.quality import Quality
-from kproxy.capture.reassembly import Budget, Conversation, Receiver
+from kproxy.capture.reassembly import MASK, Budget, Conversation, Receiver
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import CLIENT, NONE, Desync, Event, Exchange, Gap
@@ -32,12 +32,22 @@ class Behind(Protocol):
     def then(self, action: Callable[[], None]) -> None: ...
 
 
+_COUNTED = {
+    "duplicate_packets": "duplicates",
+    "retransmissions": "retransmissions",
+    "out_of_order": "out_of_order",
+    "zero_windows": "zero_windows",
+    "long_gap": "long_gaps",
+}
+
+
 class Flow:
     """One connection as the capture shows it; what the `connections` table says about it is here."""
 
     __slots__ = (
         "client",
         "close",
+        "continues",
         "decrypted",
         "ends",
         "first_ns",
@@ -50,6 +60,7 @@ class Flow:
         "plain",
         "reset_by",
         "rtt_ns",
+        "sasl_tokens",
         "session",
         "speaks",
         "start_seen",
@@ -70,7 +81,9 @@ class Flow:
         self.reset_by = -1  # the side that reset it
         self.close = "open"  # fin, reset, idle, reused, or open at the capture's end
         self.speaks: str | None = None
+        self.continues = False  # one whose beginning another reader has; whoever joins them counts its flaws
         self.decrypted = False  # its protocol was found in decrypted bytes
+        self.sasl_tokens = 0  # known at its end
         self.payload_bytes = [0, 0]
         self.info: ConnectionInfo | None = None
         self.session: CapturedSession | None = None
@@ -90,6 +103,76 @@ class Flow:
         start = exchange.request_start if exchange.request_start != NONE else exchange.response_start
         end = exchange.response_end if exchange.response_end != NONE else self.heard_ns
         return bisect_right(times, end) - bisect_left(times, start)
+
+    @property
+    def standing(self) -> tuple[Any, ...] | None:
+        """What a Kafka connection's packets to come depend on, by value, at the border between two packets.
+
+        None: it is nothing of every day. Flows of two readers with the same standing go on alike (`join`).
+        """
+        talk, session = self.talk, self.session
+        if session is None or self.speaks != content.KAFKA or not self.plain or self.decrypted or not talk.is_still:
+            return None
+        standing = session.standing
+        if standing is None:
+            return None
+        since_ns = session.waits_since_ns
+        sides = self.client, 1 - self.client
+        return (
+            [self.keys[side] for side in sides],
+            [talk.halves[side].position & MASK for side in sides],
+            talk.clock_ns,
+            [time_ns for time_ns in talk.retransmitted_ns if time_ns >= since_ns],
+            standing,
+        )
+
+    def count_anew(self) -> None:
+        """What was counted so far is another reader's to tell."""
+        assert self.session is not None
+        self.continues = True
+        self.session.count_anew()
+        self.payload_bytes = [0, 0]
+        self.talk.count_anew()
+
+    def join(self, before: "Flow") -> None:
+        """`before` is the same connection up to where this flow counts from: it is whole now."""
+        turned = self.client ^ before.client
+        self.continues = before.continues
+        self.info, self.first_ns, self.start_seen = before.info, before.first_ns, before.start_seen
+        self.rtt_ns, self.sasl_tokens = before.rtt_ns, self.sasl_tokens + before.sasl_tokens
+        for side in (0, 1):
+            self.payload_bytes[side] += before.payload_bytes[side ^ turned]
+        self.talk.join(before.talk, turned)
+
+    def count(self, quality: Quality) -> None:
+        """Count the flaws of an ended flow."""
+        first, last = self.first_ns, self.last_ns
+        for kind, counter in _COUNTED.items():
+            if count := self.total(counter):
+                quality.note(kind, first, count=count, last_ns=last)
+        if gaps := self.total("gaps"):
+            quality.note("gap", first, count=gaps, size=self.total("gap_bytes"), last_ns=last)
+        if truncated := self.total("truncated"):
+            quality.note("truncated", first, count=truncated, size=self.total("truncated_bytes"), last_ns=last)
+        if self.talk.strays:
+            quality.note("strays", first, count=self.talk.strays, last_ns=last)
+
+    def count_kind(self, quality: Quality) -> None:
+        """Count an ended flow whose protocol is clear for good."""
+        first, last, close = self.first_ns, self.last_ns, self.close
+        if self.speaks in (content.KAFKA, content.ZOOKEEPER):
+            if not self.start_seen:
+                quality.note("midstream", first)
+            if close in ("open", "idle"):
+                quality.note(close, last)
+            numbers = [self.talk.halves[side].first & MASK for side in (self.client, 1 - self.client)]
+            name = " to ".join(spelled(self.ends[side]) for side in (self.client, 1 - self.client))
+            quality.stream((numbers[0], numbers[1]), name, first, sum(self.payload_bytes))
+            if self.sasl_tokens:
+                quality.note("raw_sasl", first, count=self.sasl_tokens, last_ns=last)
+            if self.decrypted:
+                quality.note("tls_decrypted", first, size=sum(self.payload_bytes), last_ns=last)
+        quality.note(self.speaks or "no_data", first, size=sum(self.payload_bytes), last_ns=last)
 
     def columns(self) -> dict[str, Any]:
         """The columns of its row of `connections` that say what TCP did."""
@@ -131,14 +214,14 @@ DEAF = Deaf()
 class Kafka:
     """Takes the bytes of a Kafka connection to its session, and the session's events to whoever listens."""
 
-    __slots__ = ("_flow", "_listener", "_quality", "flip", "openings", "session")
+    __slots__ = ("_flow", "_quality", "flip", "listener", "openings", "session")
 
     def __init__(self, flow: Flow, session: CapturedSession, listener: Listener, quality: Quality) -> None:
         self.session = session
         self.flip = flow.client  # 1 where side 0 of the conversation is the broker
         self.openings: dict[int, Usual] = {}  # how its requests began, by key and version
         self._flow = flow
-        self._listener = listener
+        self.listener = listener
         self._quality = quality
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
@@ -166,7 +249,7 @@ class Kafka:
                 self._quality.note("resync", event.now_ns, size=event.count)
             elif type(event) is Desync:
                 self._quality.note("fault", event.now_ns)
-        self._listener(events)
+        self.listener(events)
         events.clear()
 
 

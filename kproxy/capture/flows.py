@@ -24,7 +24,7 @@ from kproxy.capture.columns import inorder
 from kproxy.capture.columns.later import Deferred, Later
 from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.copies import SAME_PACKET_NS, Recent, times_of
-from kproxy.capture.flow import DEAF, Deaf, Flow, Kafka, Listener, Undecided, ZooKeeper, ZooKeeperListener, spelled
+from kproxy.capture.flow import DEAF, Deaf, Flow, Kafka, Listener, Undecided, ZooKeeper, ZooKeeperListener
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Budget, Receiver, ahead
@@ -83,7 +83,9 @@ class Flows:
         room: Room | None = None,
         kept: Callable[[], Kept] | None = None,
         logs: Logs | None = None,
+        only: Collection[bytes] | None = None,
     ) -> None:
+        """only: the keys of connections; None: all that fall into `shards`."""
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
         self.keep_encrypted = False
@@ -100,6 +102,9 @@ class Flows:
         self._reads_columns = handlers.many is not None and detail <= BATCHES
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
+        self._only = only
+        self._away: set[bytes] = set()  # keys of which another reader has what comes
+        self.is_crowded = False  # connections were put away while others are away: which, may depend on these
         if kept is None:
             interest = Interest(details=True, detail=detail, room=room, logs=logs)
             self._shards = {number: _Shard(interest) for number in shards}
@@ -197,7 +202,7 @@ class Flows:
         firsts: list[bytes] = []  # the key that came first, of each connection
         strangers = 0
         for key in heads.keys:
-            is_foreign = key not in self._ways and key in self._foreign
+            is_foreign = self._is_foreign(key)
             strangers += not is_foreign and not self._is_calm(key)
             number = numbers.get(key)
             if is_foreign:
@@ -219,7 +224,7 @@ class Flows:
             segment = known[index] = dissect(link, data, start, end, time_ns)
             if segment is not None:
                 key = segment[1]
-                strangers += not self._is_calm(key) and (key in self._ways or key not in self._foreign)
+                strangers += not self._is_calm(key) and not self._is_foreign(key)
                 if key in numbers:
                     odd[index] = numbers[key]
 
@@ -227,7 +232,7 @@ class Flows:
         if strangers + max(len(shard.open) for shard in self._shards.values()) > MAX_FLOWS:
             # one may be put away, and which is idle longest depends on the order of all packets
             return self._rest(window, taken, known)
-        if self._foreign:
+        if any(number < 0 for number, _ in lanes):
             taken[heads.index[np.array([number < 0 for number, _ in lanes])[heads.lane]]] = True
         if not firsts:
             return self._rest(window, taken, known)
@@ -244,6 +249,12 @@ class Flows:
             self._take(firsts[stretch.pair], stretch, whole)
             taken[order.index[stretch.places]] = True
         return self._rest(window, taken, known, order, firsts)
+
+    def _is_foreign(self, key: bytes) -> bool:
+        """Whether a key is known to be of no concern here."""
+        if key in self._ways:
+            return False
+        return key in self._foreign or key in self._away or (self._only is not None and key not in self._only)
 
     def _is_calm(self, key: bytes) -> bool:
         """Whether a key's connection is established, and nothing waits in it."""
@@ -324,6 +335,23 @@ class Flows:
         self._recent.clear()
         self._last_ns = -1
 
+    # --- connections that several readers share ----------------------------------------------------------------------
+
+    def of(self, key: bytes) -> Flow | None:
+        """The connection that segments with a key belong to now."""
+        return self._ways.get(key, (None,))[0]
+
+    def hand_over(self, flow: Flow) -> None:
+        """Another reader has what comes with the keys of a flow, in which nothing waits, from now on."""
+        self._shards[shard_of(flow.keys[0])].open.pop(flow)
+        self._forget(flow)
+        self._away.update(flow.keys)
+
+    @property
+    def most_queued(self) -> int:
+        """Of the shard that had most: the bytes that waited at once."""
+        return QUEUED_BYTES - min(shard.budget.least for shard in self._shards.values())
+
     # --- captures without an end -------------------------------------------------------------------------------------
 
     @property
@@ -373,6 +401,8 @@ class Flows:
     def _meet(self, segment: Segment, time_ns: int) -> Flow | None:
         """A segment of a flow that is not known."""
         key, flags, length = segment[1], segment[4], segment[8]
+        if key in self._away or (self._only is not None and key not in self._only):
+            return None
         if self._ports and self._trusted(key)[0] is None:
             self._note("other_ports", time_ns, size=length)
             return None
@@ -406,6 +436,7 @@ class Flows:
         self._ways[key] = (flow, 0)
         self._ways[back] = (flow, 1)
         shard.open[flow] = None
+        self.is_crowded |= bool(self._away) and len(shard.open) + len(self._away) > MAX_FLOWS
         if len(shard.open) > MAX_FLOWS:
             idle = sorted(shard.open, key=lambda flow: flow.last_ns)
             for old in idle[: MAX_FLOWS // 8]:
@@ -470,17 +501,8 @@ class Flows:
         flow.plain = False
         shard = self._shards[shard_of(flow.keys[0])]
         shard.open.pop(flow, None)
-        quality = self.quality
-        first, last = flow.first_ns, flow.last_ns
-        for kind, counter in _COUNTED.items():
-            if count := flow.total(counter):
-                quality.note(kind, first, count=count, last_ns=last)
-        if gaps := flow.total("gaps"):
-            quality.note("gap", first, count=gaps, size=flow.total("gap_bytes"), last_ns=last)
-        if truncated := flow.total("truncated"):
-            quality.note("truncated", first, count=truncated, size=flow.total("truncated_bytes"), last_ns=last)
-        if flow.talk.strays:
-            quality.note("strays", first, count=flow.talk.strays, last_ns=last)
+        if not flow.continues:
+            flow.count(self.quality)
         if self.keep_encrypted and flow.speaks == content.TLS:
             self.encrypted.append(flow)
         elif flow.later is not None:
@@ -499,21 +521,10 @@ class Flows:
 
     def _report_end(self, flow: Flow) -> None:
         """Count a flow whose protocol is clear for good, report its end and release it."""
-        quality = self.quality
-        first, last, close = flow.first_ns, flow.last_ns, flow.close
-        if flow.speaks in (content.KAFKA, content.ZOOKEEPER):
-            if not flow.start_seen:
-                quality.note("midstream", first)
-            if close in ("open", "idle"):
-                quality.note(close, last)
-            numbers = [flow.talk.halves[side].first & MASK for side in (flow.client, 1 - flow.client)]
-            name = " to ".join(spelled(flow.ends[side]) for side in (flow.client, 1 - flow.client))
-            quality.stream((numbers[0], numbers[1]), name, first, sum(flow.payload_bytes))
-            if flow.session is not None and flow.session.sasl_tokens:
-                quality.note("raw_sasl", first, count=flow.session.sasl_tokens, last_ns=last)
-            if flow.decrypted:
-                quality.note("tls_decrypted", first, size=sum(flow.payload_bytes), last_ns=last)
-        quality.note(flow.speaks or "no_data", first, size=sum(flow.payload_bytes), last_ns=last)
+        if flow.session is not None:
+            flow.sasl_tokens = flow.session.sasl_tokens
+        if not flow.continues:
+            flow.count_kind(self.quality)
         if flow.info is not None and flow.speaks != content.ZOOKEEPER:
             self._handlers.ended(flow)
         flow.session = flow.later = None
@@ -569,15 +580,6 @@ class _Shard:
         self.ended: deque[Flow] = deque()
         self.budget = Budget(QUEUED_BYTES)
         self.zookeeper = zookeeper.Room(ZOOKEEPER_BYTES)
-
-
-_COUNTED = {
-    "duplicate_packets": "duplicates",
-    "retransmissions": "retransmissions",
-    "out_of_order": "out_of_order",
-    "zero_windows": "zero_windows",
-    "long_gap": "long_gaps",
-}
 
 
 def _back(key: bytes) -> bytes:

@@ -13,6 +13,7 @@ from kproxy.capture.records import SECOND, WINDOW, Record, Window, most_captured
 
 LINK_MASK = 0x03FF_FFFF  # above it: the length of a frame check sequence
 
+HEADER_BYTES = 24  # of a file
 CLASSIC = {
     b"\xd4\xc3\xb2\xa1": ("<", 1000),
     b"\xa1\xb2\xc3\xd4": (">", 1000),
@@ -32,7 +33,7 @@ class Classic:
         unit: int,
         link: int,
         snap: int,
-        start: int = 24,
+        start: int = HEADER_BYTES,
         last_ns: int = NONE,
     ) -> None:
         self._source = source

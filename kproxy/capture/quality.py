@@ -103,6 +103,11 @@ class Quality:
             row[2] = time_ns
         row[3] = max(row[3], last_ns)
 
+    def forget(self) -> None:
+        """Nothing was counted."""
+        self._rows.clear()
+        self._streams = 0
+
     def stream(self, numbers: tuple[int, int], name: str, time_ns: int, size: int) -> None:
         """A Kafka connection: the sequence numbers of client and broker at its first packet, and its bytes."""
         key = f"{_STREAM}{numbers[0]:08x}{numbers[1]:08x} {name}"

@@ -38,6 +38,18 @@ KEPT_STRAYS = 16  # also how many show a hole if the peer was not captured
 
 CAPTURED, MISSING, END = 0, 1, 2
 
+COUNTERS = (
+    "retransmissions",
+    "duplicates",
+    "out_of_order",
+    "truncated",
+    "truncated_bytes",
+    "gaps",
+    "gap_bytes",
+    "long_gaps",
+    "zero_windows",
+)  # of a half-stream
+
 # (start, stop, kind, bytes, time_ns, the peer's position that its sender had reached)
 Piece = tuple[int, int, int, memoryview, int, int]
 _EMPTY = memoryview(b"")
@@ -168,10 +180,11 @@ class Astray:
 class Budget:
     """The bytes that several conversations together may hold back."""
 
-    __slots__ = ("left",)
+    __slots__ = ("least", "left")
 
     def __init__(self, size: int) -> None:
         self.left = size
+        self.least = size  # that was left so far
 
 
 class Conversation:
@@ -213,6 +226,27 @@ class Conversation:
         return self._patience < 0 and all(
             half.seen and half.position >= 0 and not half.zero_window for half in self.halves
         )
+
+    @property
+    def is_still(self) -> bool:
+        """Calm, and no side has ended: nothing but positions matters for what comes."""
+        return self.is_calm and not any(half.ended or half.fin >= 0 or half.astray for half in self.halves)
+
+    def count_anew(self) -> None:
+        """What was counted so far is another reader's to tell."""
+        self.strays = 0
+        for half in self.halves:
+            for name in COUNTERS:
+                setattr(half, name, 0)
+
+    def join(self, before: "Conversation", turned: int) -> None:
+        """Add what was counted of the same connection before; turned: 1 where its sides are the other way round."""
+        self.strays += before.strays
+        for side, half in enumerate(self.halves):
+            earlier = before.halves[side ^ turned]
+            half.first = earlier.first
+            for name in COUNTERS:
+                setattr(half, name, getattr(half, name) + getattr(earlier, name))
 
     def segment(
         self, side: int, seq: int, ack: int, flags: int, window: int, view: memoryview, length: int, time_ns: int
@@ -417,6 +451,8 @@ class Conversation:
 
     def _wait(self, half: HalfStream, peer: HalfStream) -> None:
         """While something waits, count the segments that go by; give up in time."""
+        if self._budget.left < self._budget.least:
+            self._budget.least = self._budget.left
         while half.pieces or peer.pieces or half.position < half.acked or peer.position < peer.acked:
             crowded = (
                 max(half.queued_bytes, peer.queued_bytes) > MAX_QUEUED

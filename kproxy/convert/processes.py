@@ -14,7 +14,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -22,16 +22,18 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from threading import Thread, current_thread, main_thread
+from typing import cast
 
 import pyarrow as pa
 
 from kproxy.capture.flows import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.capture.storage import is_remote
-from kproxy.convert import machine
+from kproxy.convert import machine, slices
 from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, output_folder, refuse_replacing
 from kproxy.convert.knowledge import Told, by_source, know
 from kproxy.convert.rows import Rows, quality_batch
+from kproxy.convert.slices import Share
 from kproxy.convert.spoken import SPOKEN
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema, writer
@@ -39,20 +41,10 @@ from kproxy.tables.dataset import file_of
 from kproxy.tables.names import Names
 from kproxy.tables.schema import Table
 
-_FED = {table.name: table for table in (SPOKEN, schema.REGISTRY)}  # what insight is fed
 POLL_S = 0.2  # of a file that grows
 PROCESS_BYTES = 256 << 20  # that one may take
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
 _DEFAULT = Settings()
-
-
-@dataclass
-class _Share:
-    """What was read of a capture, or of some of its flows: sorted runs by table, its flaws, and names of topics."""
-
-    runs: dict[str, list[Path]]
-    quality: Quality
-    names: Names
 
 
 @dataclass
@@ -63,6 +55,8 @@ class _Said:
     registry: writer.Sorter
     names: dict[str, Names]
 
+
+_Part = tuple[int, ...] | slices.Slice  # flows by their shards, or a slice of the file
 
 # (source, bytes read, bytes in all or 0); of captures that are read side by side, how many of them
 Progress = Callable[[str, int, int], None]
@@ -100,7 +94,7 @@ def convert(
     try:
         places: dict[str, Path] = {}
         said = _Said(writer.Sorter(SPOKEN, work, ".all"), writer.Sorter(schema.REGISTRY, work, ".all"), {})
-        done: dict[int, _Share] = {}
+        done: dict[int, Share] = {}
         failed: dict[int, CaptureError] = {}
         for number, read in _reads(jobs, work, processes, follow, progress):
             if isinstance(read, CaptureError):
@@ -108,9 +102,7 @@ def convert(
                 continue
             done[number] = read
             job = jobs[number]
-            for table in map(schema.BY_NAME.__getitem__, job.tables):
-                finished = work / f"{number}.{table.name}.parquet"
-                rows = writer.write(table, read.runs[table.name], finished, partial(_finished, table, job, read.names))
+            for table, finished, rows in _written(job, read, work, number, processes or _most_processes()):
                 summary.rows[table.name] = summary.rows.get(table.name, 0) + rows
                 places[f"{table.name}/{file_of(job.source)}"] = finished
             if settings.records is None:  # those of an earlier run are not of this one
@@ -161,6 +153,20 @@ def _know(
         places[f"quality/{file_of(source)}"] = finished
 
 
+def _written(job: Job, read: Share, work: Path, number: int, threads: int) -> Iterator[tuple[Table, Path, int]]:
+    """The tables of a capture, each with its file and its rows: those of a large capture written side by side."""
+    tables = [schema.BY_NAME[name] for name in job.tables]
+    files = [work / f"{number}.{table.name}.parquet" for table in tables]
+    if sum(run.stat().st_size for runs in read.runs.values() for run in runs) < SMALL_BYTES:
+        threads = 1
+
+    def write(table: Table, file: Path) -> int:
+        return writer.write(table, read.runs[table.name], file, partial(_finished, table, job, read.names), read.mends)
+
+    with ThreadPoolExecutor(min(threads, len(tables))) as pool:
+        yield from zip(tables, files, pool.map(write, tables, files), strict=True)
+
+
 def _finished(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
     """Rows on their way into a file: topics get their names, and records of topics that nobody chose are left out."""
     rows = names.fill(rows)
@@ -172,7 +178,7 @@ def _finished(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
 
 def _reads(
     jobs: Sequence[Job], work: Path, processes: int, follow: bool, progress: Progress | None
-) -> Iterator[tuple[int, _Share | CaptureError]]:
+) -> Iterator[tuple[int, Share | CaptureError]]:
     """Read captures, by their numbers: those that are not worth several processes side by side, then the others."""
     small = [] if follow else [number for number, job in enumerate(jobs) if _is_small(job)]
     workers = min(processes or _most_processes(), len(small))
@@ -201,9 +207,9 @@ def _size(job: Job) -> int:
 
 def _side_by_side(
     jobs: Sequence[Job], numbers: Sequence[int], work: Path, workers: int, progress: Progress | None
-) -> Iterator[tuple[int, _Share | CaptureError]]:
+) -> Iterator[tuple[int, Share | CaptureError]]:
     """Captures of one process each, `workers` at a time."""
-    waiting: deque[tuple[int, Future[_Share]]] = deque()
+    waiting: deque[tuple[int, Future[Share]]] = deque()
     read = 0
     with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker) as pool:
         left = deque(numbers)
@@ -227,12 +233,12 @@ def _side_by_side(
                 progress(f"{len(numbers)} captures", read, len(numbers))
 
 
-def _whole(job: Job, work: Path, prefix: str) -> _Share:
+def _whole(job: Job, work: Path, prefix: str) -> Share:
     with machine.seldom_collected():
         return _share(job, work, prefix, tuple(range(SHARDS)), True, None, None)
 
 
-def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None) -> _Share:
+def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None) -> Share:
     """Read a capture into sorted runs by table."""
     here = follow or not all(map(job.storage.is_file, job.paths))  # a pipe has one reader, what grows no common end
     if follow and any(map(is_remote, job.paths)):
@@ -241,6 +247,15 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
         processes = 1
     elif not processes:
         processes = 1 if _is_small(job) else _most_processes()
+    if not here and (sliced := slices.worth(job, processes)) is not None:
+        claims = work / f"{number}.claims"
+        claims.mkdir()
+        readers = [slices.Slice(sliced, index, claims) for index in range(len(sliced.borders) + 1)]
+        parts = _in_processes(job, work, number, readers, progress)
+        joined = slices.stitched(parts, work, f".{number}")
+        if joined is not None:
+            return _together(job, joined)
+        slices.remove(parts)
     processes = min(processes, SHARDS)
     shares = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
     if here:
@@ -251,12 +266,17 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
             results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
     else:
         results = _in_processes(job, work, number, shares, progress)
-    whole = _Share({name: [] for name in (*job.tables, *_FED)}, Quality(), Names())
+    return _together(job, results)
+
+
+def _together(job: Job, results: Sequence[Share]) -> Share:
+    whole = Share({name: [] for name in (*job.tables, *slices.FED)}, Quality(), Names())
     for share in results:
         whole.quality.add(share.quality)
         whole.names.add(share.names.told())
         for table, paths in share.runs.items():
             whole.runs[table] += paths
+        whole.mends.update(share.mends)
     return whole
 
 
@@ -299,25 +319,24 @@ class _Interrupt:
         self._seen = True
 
 
-def _in_processes(
-    job: Job, work: Path, number: int, shares: list[tuple[int, ...]], progress: Progress | None
-) -> list[_Share]:
+def _in_processes(job: Job, work: Path, number: int, parts: Sequence[_Part], progress: Progress | None) -> list[Share]:
     context = get_context("spawn")
     workers = []
-    for index, share in enumerate(shares):
+    for index, part in enumerate(parts):
         ours, theirs = context.Pipe(duplex=False)
-        arguments = (theirs, job, work, f".{number}.{index}", share, index == 0)
+        arguments = (theirs, job, work, f".{number}.{index}", part, index == 0)
         process = context.Process(target=_worker, args=arguments, daemon=True)
         process.start()
         theirs.close()
         workers.append((process, ours))
-    results = []
+    results: dict[Connection, Share] = {}
     try:
-        for process, ours in workers:
-            while True:
+        while open_pipes := [ours for _, ours in workers if ours not in results]:
+            for ours in cast(list[Connection], wait(open_pipes)):  # of all: one may wait for what another was to tell
                 try:
                     message = ours.recv()
                 except EOFError:
+                    process = next(process for process, its in workers if its is ours)
                     process.join()
                     raise KproxyError(
                         f"{job.source}: a worker process ended with status {process.exitcode}; "
@@ -325,26 +344,31 @@ def _in_processes(
                     ) from None
                 if isinstance(message, Exception):
                     raise message
-                if isinstance(message, _Share):
-                    results.append(message)
-                    break
-                if progress is not None:
+                if isinstance(message, Share):
+                    results[ours] = message
+                elif progress is not None:
                     progress(*message)
     finally:
         for process, ours in workers:
             ours.close()
             process.terminate()
             process.join()
-    return results
+    return [results[ours] for _, ours in workers]
 
 
-def _worker(pipe: Connection, job: Job, work: Path, prefix: str, shards: tuple[int, ...], first: bool) -> None:
-    """A process of its own: its share of a capture's flows."""
+def _worker(pipe: Connection, job: Job, work: Path, prefix: str, part: _Part, first: bool) -> None:
+    """A process of its own: its part of a capture."""
     _begin_worker()
     try:
         report = (lambda *message: pipe.send(message)) if first else None
         with machine.seldom_collected():
-            pipe.send(_share(job, work, prefix, shards, first, None, report))
+            if not isinstance(part, slices.Slice):
+                read = _share(job, work, prefix, part, first, None, report)
+            elif first:
+                read = slices.read_first(job, work, prefix, part, report)
+            else:
+                read = slices.read_slice(job, work, prefix, part)
+            pipe.send(read)
     except KproxyError as fault:
         pipe.send(fault)
 
@@ -365,15 +389,12 @@ def _share(
     first: bool,
     follow: Callable[[], bool] | None,
     progress: Progress | None,
-) -> _Share:
+) -> Share:
     """Read a capture and decode the flows of some shards; `first`: count also what belongs to no flow."""
     quality = Quality()
-    tables = [*(schema.BY_NAME[name] for name in job.tables), *_FED.values()]
-    sorters = {table.name: writer.Sorter(table, work, prefix) for table in tables}
-    rows = Rows(lambda table, batch: sorters[table.name].add(batch), job.records, keeps=job.is_known)
+    sorted_by = slices.sorters(job, work, prefix)
+    rows = Rows(lambda table, batch: sorted_by[table.name].add(batch), job.records, keeps=job.is_known)
     for capture in rows.read(job, quality, shards=shards, first=first, follow=follow):
         if progress is not None:
             progress(job.source, capture.consumed, capture.size)
-    for sorter in sorters.values():
-        sorter.spill()
-    return _Share({name: sorter.runs for name, sorter in sorters.items()}, quality, rows.names)
+    return slices.share(sorted_by, quality, rows.names)

@@ -7,14 +7,16 @@ know where rows go, and how flows are shared out among processes or machines.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from kproxy.capture.captures import Capture
+from kproxy.capture.columns.later import Later
 from kproxy.capture.decrypt import decrypt
-from kproxy.capture.flow import Flow
+from kproxy.capture.flow import DEAF, Flow, Kafka
 from kproxy.capture.flows import SHARDS, Flows, Handlers
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Job
@@ -59,12 +61,13 @@ class Rows:
         self.batches = BatchColumns()
         self.names = Names()  # whoever writes files fills them in
         self.spoken = SpokenColumns(self.names) if keeps else None
-        self._logs = Logs() if keeps else None
+        self.logs = Logs() if keeps else None
         self._registry = KnowledgeColumns()
         self._kept: list[Kept] = []
         self._add = add
         self._connection_rows: list[dict[str, Any]] = []
         self._tallies: dict[Flow, _Tally] = {}
+        self.continued: list[Counted] = []  # connections that ended, whose beginnings others have
 
     def read(
         self,
@@ -95,9 +98,15 @@ class Rows:
         self.note(quality)
 
     def flows(
-        self, job: Job, quality: Quality, *, shards: Collection[int] = range(SHARDS), first: bool = True
+        self,
+        job: Job,
+        quality: Quality,
+        *,
+        shards: Collection[int] = range(SHARDS),
+        first: bool = True,
+        only: Collection[bytes] | None = None,
     ) -> Flows:
-        """Flows whose rows come here."""
+        """Flows whose rows come here; `only`: those of some connections."""
         keeps = self.spoken is not None
         flows = Flows(
             job.source,
@@ -108,10 +117,11 @@ class Rows:
             zookeeper_ports=job.zookeeper_ports,
             shards=shards,
             first=first,
+            only=only,
             detail=job.detail if self.records is None else RECORDS,
             room=None if self.records is None else self.records.room,
             kept=_kept if keeps else None,
-            logs=self._logs,
+            logs=self.logs,
         )
         self._kept += flows.kept
         return flows
@@ -121,7 +131,7 @@ class Rows:
         for kept in self._kept:
             if count := sum(kept.left_out.values()):
                 quality.note("not_kept", count=count)
-                kept.left_out.clear()
+                kept.left_out.update(dict.fromkeys(kept.left_out, 0))
         if self.records is not None:
             for kind, count, size in self.records.missing():
                 quality.note(kind, count=count, size=size)
@@ -145,9 +155,9 @@ class Rows:
 
     def logged(self, info: ConnectionInfo, exchange: Exchange, found: Found) -> None:
         """The batches of coordinators' logs in an answer, and the names of topics by which logs are known."""
-        assert self._logs is not None and self.spoken is not None
+        assert self.logs is not None and self.spoken is not None
         if found.names:
-            self._logs.learn(found.names)
+            self.logs.learn(found.names)
         if found.logged:
             self.spoken.append_logged(info, exchange, found.logged)
             found.logged = ()  # its copies are in the way of the next ones
@@ -180,7 +190,35 @@ class Rows:
         self.flush(BATCH_ROWS)
 
     def ended(self, flow: Flow) -> None:
-        self._connection_rows.append(self._tallies.pop(flow).row())
+        counted = self.counted(flow)
+        self.forget(flow)
+        if flow.continues:
+            self.continued.append(counted)
+        else:
+            self._connection_rows.append(counted.row())
+
+    def counted(self, flow: Flow) -> "Counted":
+        """What is known of a connection that ends here, or goes on elsewhere."""
+        return self._tallies[flow].counted()
+
+    def positions(self, flow: Flow) -> Positions:
+        """Where a connection's consumer is."""
+        return self._tallies[flow].positions
+
+    def forget(self, flow: Flow) -> None:
+        """It ended, or another reader has what comes."""
+        del self._tallies[flow]
+
+    def count_anew(self, flow: Flow, positions: Positions) -> None:
+        """What was counted of a connection so far is another's to tell; where its consumer is stays."""
+        tally = self._tallies[flow]
+        positions.update(tally.positions)
+        fresh = self.decided(flow)
+        fresh.positions = positions
+        receiver = flow.talk.receiver
+        kafka = receiver.talk if isinstance(receiver, Later) else receiver
+        assert isinstance(kafka, Kafka)
+        kafka.listener = fresh
 
     def flush(self, least: int) -> None:
         """Hand on what there is, of each table with at least so many rows."""
@@ -257,14 +295,52 @@ class _Tally:
         if rows.exchanges.rows >= BATCH_ROWS or rows.partitions.rows >= BATCH_ROWS or rows.batches.rows >= BATCH_ROWS:
             rows.flush(BATCH_ROWS)
 
-    def row(self) -> dict[str, Any]:
-        info = self.info
+    def counted(self) -> "Counted":
         session = self._flow.session
+        counted = Counted(self._flow, self.requests, self.answers, self._resyncs, self._faults)
+        if session is not None:
+            counted.software, counted.sasl_mechanism = session.software, session.sasl_mechanism
+            counted.is_surprised = session.is_surprised
+            self._flow.sasl_tokens = session.sasl_tokens
+        return counted
+
+
+@dataclass
+class Counted:
+    """What the row of a connection says, all of it or from where another reader left it."""
+
+    flow: Flow
+    requests: int
+    answers: int
+    resyncs: int
+    faults: int
+    software: tuple[str, str] | None = None
+    sasl_mechanism: str | None = None
+    is_surprised: bool = False
+
+    def join(self, before: "Counted") -> None:
+        """`before` is the same connection up to where this one counts from: it is whole now."""
+        self.flow.join(before.flow)
+        self.requests += before.requests
+        self.answers += before.answers
+        self.resyncs += before.resyncs
+        self.faults += before.faults
+        self.software = self.software or before.software
+        self.sasl_mechanism = self.sasl_mechanism or before.sasl_mechanism
+
+    def let_go(self) -> None:
+        """Keep nothing but what is counted, which another process may take."""
+        self.flow.session = self.flow.later = None
+        self.flow.talk.receiver = DEAF
+
+    def row(self) -> dict[str, Any]:
+        info = self.flow.info
+        assert info is not None
         return {
             "source": info.source,
             "cluster": info.cluster,
             "connection": info.id,
-            "time": self._flow.first_ns // 1000,
+            "time": self.flow.first_ns // 1000,
             "client_address": info.client_address,
             "client_port": info.client_port,
             "broker_address": info.broker_address,
@@ -272,13 +348,13 @@ class _Tally:
             "broker_id": info.broker_id,
             "requests": self.requests,
             "answers": self.answers,
-            "software_name": session.software[0] if session and session.software else None,
-            "software_version": session.software[1] if session and session.software else None,
-            "sasl_mechanism": session.sasl_mechanism if session else None,
-            "sasl_tokens": session.sasl_tokens if session else 0,
-            "resyncs": self._resyncs,
-            "faults": self._faults,
-            **self._flow.columns(),
+            "software_name": self.software[0] if self.software else None,
+            "software_version": self.software[1] if self.software else None,
+            "sasl_mechanism": self.sasl_mechanism,
+            "sasl_tokens": self.flow.sasl_tokens,
+            "resyncs": self.resyncs,
+            "faults": self.faults,
+            **self.flow.columns(),
         }
 
 

@@ -32,13 +32,13 @@ import pyarrow as pa
 
 import kproxy
 from kproxy.capture.quality import Quality
+from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey
 from kproxy.capture.storage import is_remote, local_path, name_of
 from kproxy.convert.job import Job, Settings, Summary, captures_of
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark import decode, knowledge, pieces, places, results, store
 from kproxy.spark.pieces import PIECES, each
 from kproxy.spark.places import PACKET_SCHEMA, packets
-from kproxy.spark.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey
 from kproxy.spark.target import Target
 from kproxy.tables import schema
 from kproxy.tables.names import Names

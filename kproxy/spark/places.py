@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import Window
+from kproxy.capture.splits import Split, is_plain
 from kproxy.capture.storage import is_remote
 from kproxy.convert.job import Job
 from kproxy.spark.scan import segments
-from kproxy.spark.splits import Split, is_plain
 
 MEASURE = 128 * 1024  # packets in one batch of rows
 MEASURE_BYTES = 8 << 20  # and of compressed files

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kproxy.capture.quality import NONE, Quality
+from kproxy.capture.splits import Split, windows
 from kproxy.convert.rows import quality_batch
 from kproxy.spark import pieces
 from kproxy.spark.places import Clock, listed
-from kproxy.spark.splits import Split, windows
 from kproxy.tables import schema
 
 if TYPE_CHECKING:

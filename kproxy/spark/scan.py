@@ -12,7 +12,7 @@ from typing import Any
 from kproxy.capture.packets import Dissector, Segment
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Record, Window
-from kproxy.spark.splits import Split, windows
+from kproxy.capture.splits import Split, windows
 
 # A record in the file, and its bytes: (time_ns, link type, offset, captured bytes, original length)
 Packet = tuple[int, int, int, bytes, int]

@@ -49,13 +49,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
+from kproxy.capture.splits import SPLIT_BYTES, Split, plan
 from kproxy.capture.storage import Storage, is_remote, local_path, options_of
 from kproxy.convert.job import Job, Settings, captures_of
 from kproxy.convert.rows import BATCH_ROWS, Rows, quality_batch
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark.knowledge import rows_of
 from kproxy.spark.scan import segments
-from kproxy.spark.splits import SPLIT_BYTES, Split, plan
 from kproxy.tables import arrays, schema, writer
 from kproxy.tables.records import SHOWN_BYTES, chosen
 from kproxy.tables.schema import I32, I64, TEXT, TIME, Table

@@ -40,6 +40,10 @@ class Names:
     def __len__(self) -> int:
         return len(self.topics) + len(self.brokers)
 
+    def forget(self) -> None:
+        self.topics.clear()
+        self.brokers.clear()
+
     def learn(self, found: Found | None) -> None:
         if found is None:
             return

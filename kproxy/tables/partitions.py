@@ -13,6 +13,7 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
@@ -48,6 +49,10 @@ Positions = dict[
     tuple[str | UUID | None, int], int
 ]  # of one connection: (topic, partition) -> the next offset it wants
 
+
+# An offset in `Positions` that only who reads what came before knows, and anything less: the lag of rows that need it
+# is the same number, until `with_offsets` has put in the true one.
+LATER = -(1 << 62)
 
 Own = dict[str, np.ndarray | int]  # columns by name
 
@@ -357,12 +362,14 @@ def _lag(exchange: Exchange, direction: int, partition: Partition, positions: Po
     key = (partition.topic or partition.topic_id, partition.partition)
     if direction == CLIENT:
         if key in positions or len(positions) < MAX_POSITIONS:
-            positions[key] = partition.offset
+            positions[key] = max(partition.offset, NONE)
         return NULL, NULL
     age = NULL
     if partition.batches and 0 < partition.max_timestamp <= MAX_TIMESTAMP_MS:
         age = exchange.response_start - partition.max_timestamp * 1_000_000
     following = partition.last_offset + 1 if partition.batches else positions.get(key, NONE)
+    if following <= LATER and not partition.batches and partition.high_watermark >= 0:
+        return following, age
     if not 0 <= following <= MAX_OFFSET or partition.high_watermark < 0:
         return NULL, age
     return max(0, partition.high_watermark - following), age
@@ -378,7 +385,7 @@ def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndar
     keys, offsets, orders = [], [], []
     for direction, found in ((CLIENT, asked), (BROKER, got)):
         keys.append(np.stack((bulk.connection[found.of], found.topic_keys(topics), found.numbers["partition"])))
-        offsets.append(found.numbers["offset"])
+        offsets.append(np.maximum(found.numbers["offset"], NONE))
         orders.append(2 * found.of + direction)
     key = np.concatenate(keys, axis=1)
     order = np.lexsort((np.concatenate(orders), *key[::-1]))
@@ -395,7 +402,13 @@ def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndar
     told = [
         (positions[connection], (names[topic], partition)) for connection, topic, partition in key[:, first].T.tolist()
     ]
-    at_first = np.array([of_connection.get(name, NONE) for of_connection, name in told], np.int64)
+    at_first = np.array(
+        [
+            NONE if is_known else of_connection.get(name, NONE)
+            for is_known, (of_connection, name) in zip(known[first].tolist(), told, strict=True)
+        ],
+        np.int64,
+    )
     following = np.where(known, np.concatenate(offsets)[order][before], at_first[which])
     last = np.append(first[1:], len(order)) - 1
     for (of_connection, name), is_known, offset in zip(
@@ -412,9 +425,24 @@ def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndar
     following = np.where(carries, numbers["last_offset"] + 1, wanted)
     mark = numbers["high_watermark"]
     lag = np.where((following < 0) | (mark < 0), NULL, np.maximum(0, mark - following))
+    lag = np.where(~carries & (following <= LATER) & (mark >= 0), following, lag)
     dated = carries & (numbers["max_timestamp"] > 0) & (numbers["max_timestamp"] <= MAX_TIMESTAMP_MS)
     age = bulk.columns["response_start"][got.of] - np.where(dated, numbers["max_timestamp"], 0) * 1_000_000
     return {BROKER: (lag, np.where(dated, age, NULL))}
+
+
+def with_offsets(rows: pa.RecordBatch, connection: int, offsets: Sequence[int]) -> pa.RecordBatch:
+    """Rows of PARTITIONS of which some of a connection waited for an offset: for LATER the first, and so on down."""
+    lags = rows["lag_records"]
+    waits = pc.fill_null(pc.and_(pc.equal(rows["connection"], connection), pc.less_equal(lags, LATER)), False)
+    places = np.flatnonzero(waits.to_numpy(zero_copy_only=False))
+    if not len(places):
+        return rows
+    found = np.array(offsets, np.int64)[LATER - np.asarray(lags.take(pa.array(places)))]
+    marks = np.asarray(rows["high_watermark"].take(pa.array(places)))
+    known = pa.array(np.maximum(0, marks - found), I64, mask=found < 0)
+    lags = pc.replace_with_mask(lags, waits, known)
+    return rows.set_column(rows.schema.get_field_index("lag_records"), rows.schema.field("lag_records"), lags)
 
 
 def _codecs(bits: int) -> str | None:

@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -177,9 +177,21 @@ class Sorter:
         self.runs.append(path)
 
 
-def write(table: Table, runs: list[Path], path: Path, fill: Callable[[pa.Table], pa.Table] | None = None) -> int:
-    """Merge runs into one Parquet file; returns its rows. The runs are removed. `fill` mends rows on their way."""
-    parts = merged(table, runs)
+Mends = Mapping[Path, Callable[[pa.RecordBatch], pa.RecordBatch]]  # of runs whose rows are not what they should be
+
+
+def write(
+    table: Table,
+    runs: list[Path],
+    path: Path,
+    fill: Callable[[pa.Table], pa.Table] | None = None,
+    mends: Mends | None = None,
+) -> int:
+    """Merge runs into one Parquet file; returns its rows. The runs are removed.
+
+    mends: change rows before they are merged, fill: on their way into the file.
+    """
+    parts = merged(table, runs, mends)
     count = store(table, parts if fill is None else map(fill, parts), path)
     for run in runs:
         run.unlink()
@@ -243,9 +255,13 @@ def _groups(table: Table, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def merged(table: Table, runs: list[Path]) -> Iterator[pa.Table]:
-    """The rows of sorted runs in one order, a few thousand at a time; of equal rows the earlier run's first."""
+def merged(table: Table, runs: list[Path], mends: Mends | None = None) -> Iterator[pa.Table]:
+    """The rows of sorted runs in one order, a few thousand at a time; of equal rows the earlier run's first.
+
+    mends: of runs whose rows change first, but not in the first key.
+    """
     key = table.keys[0]
+    mend = [(mends or {}).get(run) for run in runs]
     readers = [pa.ipc.open_file(pa.memory_map(str(run))) for run in runs]
     following = [0] * len(runs)  # the next batch of each
     held: list[pa.Table | None] = [None] * len(runs)
@@ -254,7 +270,7 @@ def merged(table: Table, runs: list[Path]) -> Iterator[pa.Table]:
         for index, reader in enumerate(readers):
             rows = held[index]
             if (rows is None or not rows.num_rows) and following[index] < reader.num_record_batches:
-                rows = held[index] = _load(reader, following, index)
+                rows = held[index] = _load(reader, following, index, mend[index])
             if rows is not None and rows.num_rows and following[index] < reader.num_record_batches:
                 last = rows[key][-1]
                 if bound is None or pc.less(last, bound).as_py():
@@ -269,20 +285,20 @@ def merged(table: Table, runs: list[Path]) -> Iterator[pa.Table]:
                 ready.append(rows.slice(0, count))
                 held[index] = rows.slice(count)
         if ready:
-            yield _sorted(table, pa.concat_tables(ready)) if len(ready) > 1 else ready[0]
+            yield _sorted(table, pa.concat_tables(ready)) if len(ready) > 1 or mends else ready[0]
         elif bound is None:
             return
         else:  # many rows with one and the same first key: more of them must be in memory
             for index, reader in enumerate(readers):
                 rows = held[index]
                 if rows is not None and following[index] < reader.num_record_batches and rows[key][-1].equals(bound):
-                    held[index] = pa.concat_tables([rows, _load(reader, following, index)])
+                    held[index] = pa.concat_tables([rows, _load(reader, following, index, mend[index])])
 
 
-def _load(reader: Any, following: list[int], index: int) -> pa.Table:
+def _load(reader: Any, following: list[int], index: int, mend: Callable[[pa.RecordBatch], Any] | None) -> pa.Table:
     batch = reader.get_batch(following[index])
     following[index] += 1
-    return pa.Table.from_batches([batch])
+    return pa.Table.from_batches([batch if mend is None else mend(batch)])
 
 
 def _below(column: pa.ChunkedArray, bound: pa.Scalar) -> int:

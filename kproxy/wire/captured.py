@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from kproxy.wire import resync
-from kproxy.wire.events import BROKER, CLIENT, FAILED, Exchange, Gap
+from kproxy.wire.events import BROKER, CLIENT, FAILED, NONE, Exchange, Gap
 from kproxy.wire.interest import Interest
 from kproxy.wire.keeping import keep_answer
 from kproxy.wire.kept import GAP
@@ -25,7 +25,7 @@ from kproxy.wire.state import UNLIMITED, Piece, Usual
 class CapturedSession(Session):
     """A session that accepts gaps. `midstream`: the connection was open before the capture began."""
 
-    __slots__ = ("_client_id",)
+    __slots__ = ("_client_id", "is_surprised")
 
     _doubts = True
     _frames_per_call = UNLIMITED
@@ -34,6 +34,7 @@ class CapturedSession(Session):
     def __init__(self, interest: Interest, *, midstream: bool = False) -> None:
         super().__init__(interest)
         self._client_id: resync.ClientId = ...  # of the requests so far
+        self.is_surprised = False  # an answer came that nobody waited for, and no byte was missing so far
         if midstream:
             self._seen_gap = True
             self._handlers = [CapturedSession._seek_request, CapturedSession._seek_answer]
@@ -81,6 +82,77 @@ class CapturedSession(Session):
         """How the connection's requests begin lately."""
         return self._usual
 
+    @property
+    def standing(self) -> tuple[Any, ...] | None:
+        """What the exchanges to come depend on, by value: two sessions with the same standing go on alike.
+
+        Their numbers count from that of the next request. Whether bytes were ever missing is not in it, which matters
+        for answers only that nobody waits for. None: it is no state of every day, such as a login.
+        """
+        kind = type(self)
+        if self._handlers != [kind._requests, kind._answers] or self._handshake is not None or self._ended:
+            return None
+        transit = self._client_exchange, self._broker_exchange
+        since_ns = self.waits_since_ns
+        if self._gap_ns != NONE and self._gap_ns >= since_ns:
+            return None
+        return (
+            [self._standing_of(exchange) for exchange in self.pending],
+            [None if exchange is None else self._standing_of(exchange) for exchange in transit],
+            (self._client_head, self._broker_head),
+            (self._client_head and self._client_head_ns, self._broker_head and self._broker_head_ns),
+            (self._client_left, self._broker_left),
+            [
+                None if part is None else len(part)
+                for part in (self._client_prefix, self._client_body, self._broker_kept)
+            ],
+            [part is None for part in (self._client_walker, self._broker_walker)],
+            [part is None for part in (self._client_frame, self._broker_frame)],
+            self._client_id,
+            self._free_at,
+            [(max(each[0], since_ns), each[1]) for each in self._mutes or () if each[1] > since_ns],
+        )
+
+    @property
+    def waits_since_ns(self) -> int:
+        """When the oldest request that waits began; without one, when the last answer ended."""
+        transit = (self._client_exchange, self._broker_exchange)
+        waiting = [exchange for exchange in (*transit, *self.pending) if exchange is not None]
+        return min((exchange.request_start for exchange in waiting), default=self._free_at)
+
+    @property
+    def oldest_number(self) -> int:
+        """The number of the oldest request that waits or is in transit; without one, that of the next."""
+        waiting = [
+            each for each in (self._client_exchange, self._broker_exchange, *self.pending[:1]) if each is not None
+        ]
+        return min((exchange.number for exchange in waiting), default=self._number)
+
+    def _standing_of(self, exchange: Exchange) -> tuple[Any, ...]:
+        return (
+            self._number - exchange.number,
+            exchange.plan.api_key,
+            exchange.plan.api_version,
+            exchange.correlation_id,
+            exchange.in_flight,
+            exchange.client_id,
+            (exchange.request_bytes, exchange.request_start, exchange.request_end),
+            (exchange.response_bytes, exchange.response_start),
+            (exchange.acks, exchange.max_wait_ms, exchange.group_id, exchange.transactional_id),
+            exchange.outcome,
+            exchange.decoded,
+        )
+
+    def count_anew(self) -> None:
+        """What was counted so far is another's to tell; it began in order, as far as is known."""
+        self._seen_gap = self.is_surprised = False
+        self.faults = self.sasl_tokens = 0
+
+    @property
+    def has_seen_gap(self) -> bool:
+        """Whether bytes were missing, so that answers to requests that were not seen are no surprise."""
+        return self._seen_gap
+
     def passed(self, exchanges: int, received_bytes: tuple[int, int], free_at: int) -> None:
         """Count answered requests, between two frames of each side, that the caller has read itself."""
         self._number += exchanges
@@ -102,6 +174,7 @@ class CapturedSession(Session):
 
     def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
         """Without a gap only a damaged size leads to an unexpected answer; after one, `follows` must accept it."""
+        self.is_surprised |= not self._seen_gap
         if not self._seen_gap or not resync.follows(view, pos, len(view), self._waited_for()):
             self._mark(BROKER, pos)
             text = f"an answer with the correlation id {correlation_id}, which is not due"

@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import pytest
 
+from kproxy.capture import splits
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
-from kproxy.spark import pipeline, splits
+from kproxy.spark import pipeline
 from kproxy.spark.follow import follow
 from kproxy.tables import schema
 from tests.captures import capture

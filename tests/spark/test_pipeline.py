@@ -12,14 +12,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import kproxy.spark
-from kproxy.capture import flows
+from kproxy.capture import flows, splits
 from kproxy.capture.packets import ACK, FIN, SYN
 from kproxy.capture.storage import Storage
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.protocol import codec
-from kproxy.spark import pipeline, splits
+from kproxy.spark import pipeline
 from kproxy.tables import schema
 from kproxy.tables.records import chosen
 from tests.capture import packet

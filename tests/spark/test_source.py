@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from kproxy.capture import splits
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
-from kproxy.spark import splits
 from kproxy.spark.source import FolderReader, _Settings
 from kproxy.tables import schema
 from tests.captures import capture, expected

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+from kproxy.capture import splits
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
-from kproxy.spark import pipeline, splits, target
+from kproxy.spark import pipeline, target
 from kproxy.spark.target import STAGE, Target
 from kproxy.tables import schema
 from tests.captures import capture

@@ -24,7 +24,7 @@ import numpy as np
 
 from kproxy.capture.columns import inorder
 from kproxy.capture.files import Bytes
-from kproxy.capture.pcap import Classic
+from kproxy.capture.pcap import HEADER_BYTES, Classic
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import SECOND, Record, Window, most_captured
 
@@ -131,8 +131,8 @@ class Mapped:
         with suppress(OSError):  # a kernel without them
             self._buffer.madvise(HUGE)
 
-    def windows(self) -> Iterator[Window]:
-        position = 24
+    def windows(self, position: int = HEADER_BYTES) -> Iterator[Window]:
+        """From a place on where a record begins."""
         last_ns = NONE
         count, mean = FIRST_RECORDS, 0
         sound = True

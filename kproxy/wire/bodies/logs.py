@@ -29,6 +29,7 @@ class Logs(Room):
     def __init__(self, batch_bytes: int = BATCH_BYTES, all_bytes: int = ALL_BYTES) -> None:
         super().__init__(self.may_be, batch_bytes, all_bytes)
         self._decided: dict[str | int | None, bool] = dict.fromkeys(LOGS, True)  # by name, or by the id's number
+        self.doubted: set[int] = set()  # ids of which a batch was left out before it was clear whose it is
 
     def may_be(self, topic: str | None, topic_id: UUID | None) -> bool:
         """Whether batches of a topic are copied; of an id that is not known, they are looked at."""
@@ -43,6 +44,11 @@ class Logs(Room):
             if identity.int in self._decided or len(self._decided) < MAX_TOPICS:
                 self._decided[identity.int] = name in LOGS
 
+    @property
+    def decided(self) -> dict[int, bool]:
+        """Whether topics are logs, by their ids, as far as it is clear."""
+        return {key: is_log for key, is_log in self._decided.items() if isinstance(key, int)}
+
     def accepts(self, batch: Batch) -> bool:
         """Whether a batch that was copied stays."""
         assert batch.copy is not None
@@ -51,6 +57,8 @@ class Logs(Room):
         decided = self._decided.get(batch.topic_id.int)
         if decided is None and not batch.header.is_control:  # which are alike in all logs
             decided = self._decided[batch.topic_id.int] = _is_like(batch.header, batch.copy.data)
+        elif decided is None and len(self.doubted) < MAX_TOPICS:
+            self.doubted.add(batch.topic_id.int)
         return bool(decided)
 
 

@@ -101,6 +101,12 @@ def ranges(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) 
     return [Range(path, number, count, size, storage) for number in range(count)]
 
 
+def first_record(path: str, place: int) -> int | None:
+    """Where a record of a plain pcap file begins, at a place or soon after it; None: none is found."""
+    with Path(path).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        return _Records(data).boundary(max(place, _Records.begin), min(len(data) - 16, place + LOOKED_AT))
+
+
 def is_plain(path: str, storage: Storage = LOCAL) -> bool:
     """Whether a file is a capture as it is, without compression around it."""
     return storage.read(path, 0, 4) in captures.MAGIC

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
+from kproxy.capture import splits
 from kproxy.capture.captures import Capture
 from kproxy.capture.quality import Quality
-from kproxy.spark import splits
 from tests.captures import capture
 
 BASES = ("k41_BASE", "k41_bigendian", "k41_rawip", "k41_realnano", "k41_realSLL2", "k41_snap96", "k41_ng",
