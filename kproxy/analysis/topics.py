@@ -26,6 +26,9 @@ from kproxy.analysis.pieces import (
 
 _COMMITTING = ("OffsetCommit", "TxnOffsetCommit")
 _COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"
+_UNKNOWN = 3  # UNKNOWN_TOPIC_OR_PARTITION
+_NUMBER = f"case when `partition` = {2**31 - 1} then {2**31 - 2} else `partition` end"  # one more is an int
+MAX_LISTED = 200_000  # partitions, of all topics and steps of time: requests can name any number up to 2**31 - 1
 _MOVING = ("Produce", "Fetch", "ShareFetch")
 
 
@@ -41,10 +44,11 @@ def skew(
     """Hot partitions: each one's part of its topic's bytes, written and read, against an even share.
 
     `partitions` is how many the topic has, as brokers say, or else at least: the highest number in any request or
-    answer, and one. `times_even` is 1 where a partition has what it would have if all of those were alike;
-    `excess_bytes` is what it has above that, the most first; `idle` is how many of them got nothing: these are last.
-    Over time each step has its own shares. A condition on partitions leaves out rows of the answer; one on clients,
-    hosts or brokers chooses the traffic that is shared out.
+    answer, and one, but for numbers that brokers refused as unknown. `times_even` is 1 where a partition has what it
+    would have if all of those were alike; `excess_bytes` is what it has above that, the most first; `idle` is how many
+    of them got nothing: these are last. Over time each step has its own shares. A condition on partitions leaves out
+    rows of the answer; one on clients, hosts or brokers chooses the traffic that is shared out. Where there are very
+    many, those that got nothing are not listed.
     """
     step, also = ("`time`, ", "a.`time` = s.`time` and ") if every else ("", "")
     # Only a condition on traffic needs to know whose it is.
@@ -52,11 +56,15 @@ def skew(
     return ask(
         {"partitions": partitions, "exchanges": exchanges, "topology": topology},
         once=("summed",),
+        met_numbers=f"""
+            select cluster, {TOPIC} as topic, `partition` from partitions
+            group by all having count_if(error_code = {_UNKNOWN}) = 0
+                or count_if(direction = 'response' and coalesce(error_code, 0) = 0) > 0""",
         seen=f"""
-            select cluster, {TOPIC} as topic, cast(max(`partition`) + 1 as int) as partitions
-            from partitions group by all
+            select cluster, topic, cast(max({_NUMBER}) + 1 as int) as partitions
+            from met_numbers group by all
             union all
-            select cluster, topic, cast(greatest(max(partitions), max(`partition`) + 1) as int) as partitions
+            select cluster, topic, cast(greatest(max(partitions), max({_NUMBER}) + 1) as int) as partitions
             from topology where kind in ('topic', 'partition') group by all""",
         counts="select cluster, topic, max(partitions) as partitions from seen group by all",
         moved="""
@@ -69,16 +77,27 @@ def skew(
                 sum(bytes) as bytes, sum(records) as records, count(*) as exchanges
             from ours where {traffic or "true"} group by all""",
         met=f"select distinct {step}cluster, topic, api from summed",
-        all_of=f"""
-            select {"m.`time`," if every else ""} m.cluster, m.topic, m.api, c.partitions,
-                explode(sequence(0, c.partitions - 1)) as `partition`
-            from met m join counts c
+        counted=f"""
+            select m.*, coalesce(c.partitions, 1) as partitions,
+                sum(cast(coalesce(c.partitions, 1) as bigint)) over (
+                    order by c.partitions, {step}m.cluster, m.topic, m.api
+                    rows between unbounded preceding and current row) <= {MAX_LISTED} as is_listed
+            from met m left join counts c
                 on m.cluster is not distinct from c.cluster and m.topic is not distinct from c.topic""",
+        all_of=f"""
+            select {step}cluster, topic, api, partitions, explode(sequence(0, partitions - 1)) as `partition`
+            from counted where is_listed and partitions > 0
+            union all
+            select {"c.`time`," if every else ""} c.cluster, c.topic, c.api, c.partitions, s.`partition`
+            from counted c join summed s
+                on {"c.`time` = s.`time` and " if every else ""}c.cluster is not distinct from s.cluster
+                and c.topic is not distinct from s.topic and c.api = s.api
+            where not (c.is_listed and s.`partition` between 0 and c.partitions - 1)""",
         shared=f"""
             select {"a.`time`," if every else ""} a.cluster, a.topic, a.api, a.`partition`, a.partitions,
                 coalesce(s.bytes, 0) as bytes, s.records, coalesce(s.exchanges, 0) as exchanges,
                 sum(s.bytes) over per_topic as all_bytes,
-                sum(case when s.bytes > 0 then 1 else 0 end) over per_topic as busy
+                sum(case when s.bytes > 0 and s.`partition` < a.partitions then 1 else 0 end) over per_topic as busy
             from all_of a left join summed s
                 on {also}a.cluster is not distinct from s.cluster and a.topic is not distinct from s.topic
                 and a.api = s.api and a.`partition` = s.`partition`

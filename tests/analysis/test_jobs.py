@@ -275,6 +275,36 @@ def test_skew(frame):
     assert ("Fetch", 2, 6000) in replicated
 
 
+def test_skew_lists_what_partitions_there_can_be_and_no_more(frame):
+    """Requests can name any partition: refused ones are none, and nobody's word makes two thousand million rows."""
+    last = 2**31 - 1
+
+    def part(topic, direction, partition, size, error_code=None):
+        keys = {"source": "a.pcap", "cluster": "east", "connection": 1, "number": 0, "api": "Produce"}
+        each = {"topic": topic, "direction": direction, "partition": partition, "bytes": size, "error_code": error_code}
+        return keys | each
+
+    table = frame(
+        PARTITIONS,
+        [
+            part("refused", "request", 0, 300),
+            part("refused", "request", last, 100),
+            part("refused", "response", 0, None, 0),
+            part("refused", "response", last, None, 3),
+            part("unanswered", "request", 0, 300),
+            part("unanswered", "request", last, 100),
+        ],
+    )
+    none = some(frame(TOPOLOGY, [{}]), "false")
+    names = ("topic", "partition", "bytes", "partitions", "idle")
+    assert sorted(rows(jobs.skew(table, frame(EXCHANGES, [exchange(0)]), none), *names)) == [
+        ("refused", 0, 300, 1, 0),
+        ("refused", last, 100, 1, 0),
+        ("unanswered", 0, 300, last, last - 1),
+        ("unanswered", last, 100, last, last - 1),
+    ]
+
+
 def test_batching(frame):
     keys = {"source": "a.pcap", "connection": 1, "number": 0, "api": "Produce", "direction": "request", "topic": "t"}
     table = frame(
