@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kproxy.analysis.jobs import Job
 
 FINDINGS_SHOWN = 5  # in an overview
+MAX_LIMIT = 2**31 - 2  # one more is asked for, and Spark takes an int
 
 _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     "by": ("--by", {"metavar": "COLUMN,...", "help": "api, version, broker, client, host, or any column."}),
@@ -44,7 +45,9 @@ _CHOICE = (
     click.option("--having", metavar="SQL", help='Only rows of the answer for which it holds, like "exchanges > 100".'),
 )
 ANSWER = (
-    click.option("--limit", type=click.IntRange(1), metavar="N", help="Rows at most. Default: 50 of a table."),
+    click.option(
+        "--limit", type=click.IntRange(1, MAX_LIMIT), metavar="N", help="Rows at most. Default: 50 of a table."
+    ),
     click.option(
         "--format",
         "shown",

@@ -110,3 +110,11 @@ def test_an_overview_goes_into_every_format(tables, tmp_path, shown):
         assert len(list(out.iterdir())) > 10 and len(pq.read_table(out / "apis") if shown == "parquet" else [1, 2]) == 2
     else:
         assert "Produce" in out.read_text()
+
+
+def test_no_engine_is_asked_for_more_rows_than_it_can_count(tables):
+    for name in ("latency", "overview", "sql"):
+        words = ["select 1", tables] if name == "sql" else [tables]
+        refused = CliRunner().invoke(cli, ["analyze", name, *map(str, words), "--limit", str(10**30)])
+        assert refused.exit_code == 2 and "is not in the range" in refused.stderr
+    assert ask("analyze", "latency", tables, "--limit", 2**31 - 2, "--format", "csv")
