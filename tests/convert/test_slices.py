@@ -88,10 +88,10 @@ def test_slices_of_any_capture_change_nothing(path, tmp_path, monkeypatch):
     """Short captures, cut anywhere: two slices may find the same place, of which one is not needed then."""
     monkeypatch.setattr(slices, "CHUNK", 8)
     read, dice = Read(path, tmp_path), random.Random(path.name)
-    for count in (2, 4, 6):
+    for count in (2, 6):
         read.check(dice, 1 + count % 3, count)
     if path.stem == "k41_kip848_share":  # has a topic that looks like a coordinators' log or not, as its batches are
-        assert read.seen["again"] < 3, read.seen
+        assert read.seen["rounds"] == 2, read.seen
     else:
         assert read.seen["joined"] >= read.seen["claims"] / 4 and not read.seen["again"], read.seen
 
