@@ -155,6 +155,12 @@ def test_what_is_not_there_is_said_with_what_can_be_done(kproxy):
     port = free_ports(1)
     assert "nobody listens there" in asked("-a", f":{port}", "status", status=2)
     assert "holds no token" in asked("-a", f":{port}", "--token-file", str(token) + "x", "status", status=2)
+    wrong = token.with_name("wrong")
+    another = f"wants another token than the one in {wrong}"
+    for text, said in (("s3cret\nof lines", "one word of at most 4096 ASCII"), ("s3cret", another)):
+        wrong.write_text(text)
+        refused = asked(*options[:2], "--token-file", str(wrong), *options[4:], "status", status=2)
+        assert said in refused and "s3cret" not in refused
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -23,10 +23,10 @@ from aiohttp import web
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.files import open_regular
+from kproxy.proxy.control.operators.asking import token_in
 from kproxy.proxy.log_limiter import LogLimiter
 
 HEADER = "X-Kproxy"  # any value; a page of another origin cannot send it
-MAX_TOKEN = 4096
 _OPEN = frozenset(("/health", "/ready"))
 _READS = frozenset(("GET", "HEAD"))
 
@@ -56,10 +56,7 @@ class Token:
             return
         self._seen = seen
         with open_regular(self._file) as file:
-            token = file.read(MAX_TOKEN + 1).strip()
-        if not token or len(token) > MAX_TOKEN or not token.isascii() or len(token.split()) != 1:
-            raise ValueError(f"it should be one word of at most {MAX_TOKEN} ASCII characters")
-        self._token = token
+            self._token = token_in(file)
 
     def accepts(self, authorization: str) -> bool:
         """Whether that Authorization header has the token, as the file holds it now."""

@@ -12,14 +12,23 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from kproxy.errors import KproxyError
 
 DEFAULT = "localhost:9600"
+MAX_TOKEN = 4096
 MAX_ANSWER = 256 * 1024 * 1024
 MAX_LINE = 16 * 1024 * 1024
 TIMEOUT_S = 30.0
+
+
+def token_in(file: BinaryIO) -> bytes:
+    """The token in an open file; ValueError, without what is in it, where that is not one word of visible ASCII."""
+    token = file.read(MAX_TOKEN + 1).strip()
+    if not 0 < len(token) <= MAX_TOKEN or not all(0x21 <= byte <= 0x7E for byte in token):
+        raise ValueError(f"it should be one word of at most {MAX_TOKEN} ASCII characters")
+    return token
 
 
 class AdminPort:
@@ -35,11 +44,13 @@ class AdminPort:
         if "://" not in address:
             address = f"{'https' if ca is not None else 'http'}://{address}"
         self.url = address
+        self._token_file = token_file
         self._headers = {"X-Kproxy": "ctl", "Accept": "application/json"}
         if token_file is not None:
             try:
-                self._headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
-            except (OSError, UnicodeDecodeError) as fault:
+                with token_file.open("rb") as file:  # may be a pipe: <(vault read ...)
+                    self._headers["Authorization"] = f"Bearer {token_in(file).decode()}"
+            except (OSError, ValueError) as fault:
                 raise KproxyError(f"{token_file} holds no token: {getattr(fault, 'strerror', None) or fault}") from None
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if address.startswith("https"):
@@ -93,6 +104,8 @@ class AdminPort:
     def _refused(self, refusal: urllib.error.HTTPError) -> KproxyError:
         text = refusal.read(64 * 1024).decode(errors="replace").strip()
         if refusal.code == 401:
+            if self._token_file is not None:
+                return KproxyError(f"{self.url} wants another token than the one in {self._token_file}")
             return KproxyError(f"{self.url} wants its token: --token-file FILE, or KPROXY_ADMIN_TOKEN_FILE")
         try:
             value = json.loads(text)
