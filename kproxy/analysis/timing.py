@@ -184,6 +184,9 @@ def compare(
 ) -> Frame:
     """Two captures side by side: the same figures of `exchanges` and of `other` (`b_`), and how they changed.
 
+    A change is the other's figure divided by this one's: 2.0 is twice as slow in the other, 0.5 twice as fast. So the
+    later of two captures is best given as the other.
+
     What only one of them has comes last, and before it what one of them has fewer than 20 times. Over time, steps begin
     at the first exchange of each, and `after_ns` is how far into both a step is.
     """

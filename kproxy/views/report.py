@@ -324,9 +324,10 @@ def _compared(report: Report) -> str:
     if "compare" not in report.figures.by_name:
         return ""
     what = (
-        f"<p>This: {_name(', '.join(report.places))}. The other: {_name(report.other)}. In columns of the other: b. "
-        "The other sections end with what both have, the other below in grey; single exchanges and plots over time "
-        "have no counterpart.</p>"
+        f"<p>This: {_name(', '.join(report.places))}. The other: {_name(report.other)}. Columns "
+        "that begin with b are the other's; a change is the other's figure divided by this one's: above 1, the other "
+        "is slower. The other sections end with what both have, the other below in grey; single exchanges and plots "
+        "over time have no counterpart.</p>"
     )
     rows = report.figures["compare"].to_pylist()
     drawn = []
