@@ -191,9 +191,11 @@ class Receiver:
         try:
             while self._waiting:
                 instance, parsed, size = self._waiting.popleft()
-                for _ in self._pushes.take(instance, parsed, self._now_ns(), self.cells.left_out):
-                    await asyncio.sleep(0)
-                self._waiting_bytes -= size
+                try:
+                    for _ in self._pushes.take(instance, parsed, self._now_ns(), self.cells.left_out):
+                        await asyncio.sleep(0)
+                finally:
+                    self._waiting_bytes -= size
                 await asyncio.sleep(0)
         finally:
             self._is_reading = False
