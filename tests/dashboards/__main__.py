@@ -9,6 +9,7 @@ all brokers are restarted one after the other. CI has a short form of it before 
 import contextlib
 import signal
 import socket
+import struct
 import tempfile
 import threading
 import time
@@ -32,6 +33,7 @@ from tests.prometheus import Prometheus
 
 FAST, SLOW = 60, 6
 PASSWORD = "secret"
+METADATA = 3
 
 # What the clients provoke on purpose, beside restarts; job "broken" is a kproxy before nobody.
 PROVOKED = {
@@ -43,6 +45,8 @@ PROVOKED = {
     "KproxyMemberNeverJoins": "a member with another strategy than its group",
     "KproxyPartitionOffline": "a topic with its only replica on the broker that is restarted",
 }
+# Of the machine: where other work fills its cores, kproxy is late, and these say so.
+OF_A_BUSY_MACHINE = {"KproxyLoopLate", "KproxySlow"}
 OF_AN_OUTAGE = {"KproxyBrokerUnreachable", "KproxyIsrShrunk"}
 
 # Queries that are empty for the reason that the panel gives, and that nothing here provokes.
@@ -122,6 +126,7 @@ class Load:
             self._throttled,
             self._tls,
             self._hang_up,
+            self._knock,
             self._storm,
             self._stranger,
         )
@@ -178,7 +183,7 @@ class Load:
     def _throttled(self) -> None:
         producer = Producer(self._settings("throttled"))
         while not self._ended.wait(0.05):
-            producer.produce(self._topic, b"z" * 50_000)
+            producer.produce(self._topic, b"z" * 4000)  # small ones: throttled often, and shortly
             producer.flush(5)
 
     def _tls(self) -> None:
@@ -188,13 +193,22 @@ class Load:
             client.recv(100)
         self._ended.wait(0.5)
 
+    def _knock(self) -> None:
+        """A client that knows the third broker's port, whether the broker is there or not."""
+        host, port = self._kproxy.bootstrap.split(":")
+        with socket.create_connection((host, int(port) + 1 + 3), timeout=5) as client:
+            client.settimeout(0.3)
+            client.recv(1)
+
     def _hang_up(self) -> None:
-        """A client that leaves before its answer: a Fetch that waits for data."""
-        asked = {"replicaId": -1, "maxWaitMs": 5000, "minBytes": 1 << 20, "topics": []}
+        """A client that is gone before its answers."""
+        asked = b"".join(framed_request(METADATA, 9, number, "impatient", {"topics": None}) for number in range(50))
         host, port = self._kproxy.bootstrap.split(":")
         with socket.create_connection((host, int(port)), timeout=5) as client:
-            client.sendall(framed_request(1, 4, 1, "impatient", asked))
-            self._ended.wait(0.5)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is a reset
+            client.sendall(asked)
+            time.sleep(0.002)
+        self._ended.wait(0.5)
 
     def _storm(self) -> None:
         consumer = self._member("restless", "restless")
@@ -268,43 +282,57 @@ def run(cluster: Cluster, folder: Path) -> None:
 
 
 def _observe(cluster: Cluster, broken: Kproxy, fast: Prometheus, slow: Prometheus) -> None:
+    """All of it, and then what was wrong."""
     start = time.monotonic()
+    faults: list[str] = []
 
     def say(text: str) -> None:
         click.echo(f"{time.monotonic() - start:5.0f} s  {text}")
 
-    _boards_show_data(fast)
-    fast.check_rules()
-    _exemplars_name_clients(fast)
-    say("every query of every panel has data, every rule is evaluated")
-    wait_for("KproxyNotReady", lambda: ("KproxyNotReady", "critical", "broken") in fast.fired(), 60)
+    def check(done: str, step: Callable[[], object]) -> None:
+        try:
+            step()
+            say(done)
+        except AssertionError as fault:
+            faults.append(str(fault) or f"not so: {done}")
+            say(f"WRONG: {faults[-1]}")
+
+    def fire(wanted: set[str], timeout_s: float) -> None:
+        def missing() -> set[str]:
+            return wanted - {name for name, _, _ in fast.fired()}
+
+        try:
+            wait_for("alerts", lambda: not missing(), timeout_s)
+        except AssertionError:
+            raise AssertionError(f"these did not fire: {', '.join(sorted(missing()))}") from None
+
+    check("every query of every panel has data", lambda: _boards_show_data(fast))
+    check("every rule is evaluated", fast.check_rules)
+    check("exemplars name clients", lambda: _exemplars_name_clients(fast))
+    check("KproxyNotReady fired for a kproxy before nobody", lambda: fire({"KproxyNotReady"}, 60))
     broken.stop(kill=True)
-
-    def missing(wanted: set[str]) -> set[str]:
-        return wanted - {name for name, _, _ in fast.fired()}
-
     provoked = {*PROVOKED, "KproxyDown"} - {"KproxyPartitionOffline"}
-    _wait_for_alerts(missing, provoked)
-    say(f"these fired, as provoked: {', '.join(sorted(provoked))}")
+    check(f"these fired, as provoked: {', '.join(sorted(provoked))}", lambda: fire(provoked, 90))
     for broker in reversed(cluster.brokers):
         broker.stop()
-        if broker is cluster.brokers[2]:
-            _wait_for_alerts(missing, OF_AN_OUTAGE | {"KproxyPartitionOffline"})
         broker.start()
         broker.wait_until_started()
         say(f"broker {broker.node_id} was restarted")
-    wait_for("sound partitions", lambda: not fast.query("sum(kproxy_partitions_offline) > 0"), 60)
-    fired = {name for name, severity, job in slow.fired() if severity != "info" and job != "broken"}
-    unprovoked = sorted(fired - PROVOKED.keys())
-    assert not unprovoked, f"fired through the restarts, unprovoked: {unprovoked}"
-    say(f"through the restarts nothing else fired, in 1/{SLOW} of the rules' times: {', '.join(sorted(fired)) or '-'}")
+    offline = "sum(kproxy_partitions_offline) > 0"
+    check("no partition is offline", lambda: wait_for("sound partitions", lambda: not fast.query(offline), 60))
 
+    def silent() -> None:
+        fired = {name for name, severity, job in slow.fired() if severity != "info" and job != "broken"}
+        unprovoked = sorted(fired - PROVOKED.keys() - OF_A_BUSY_MACHINE)
+        if fired & OF_A_BUSY_MACHINE:
+            say(f"fired where the machine is busy: {', '.join(sorted(fired & OF_A_BUSY_MACHINE))}")
+        assert not unprovoked, f"these fired through the restarts, unprovoked: {', '.join(unprovoked)}"
 
-def _wait_for_alerts(missing: Callable[[set[str]], set[str]], wanted: set[str]) -> None:
-    try:
-        wait_for("alerts", lambda: not missing(wanted), 90)
-    except AssertionError:
-        raise AssertionError(f"these did not fire: {missing(wanted)}") from None
+    check(f"nothing unprovoked fired through the restarts, in 1/{SLOW} of the rules' times", silent)
+    cluster.brokers[2].stop()
+    outage = OF_AN_OUTAGE | {"KproxyPartitionOffline"}
+    check(f"these fired in an outage: {', '.join(sorted(outage))}", lambda: fire(outage, 60))
+    assert not faults, "\n".join(faults)
 
 
 def _boards_show_data(prometheus: Prometheus) -> None:
