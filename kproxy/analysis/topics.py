@@ -58,8 +58,7 @@ def skew(
         once=("summed",),
         met_numbers=f"""
             select cluster, {TOPIC} as topic, `partition` from partitions
-            group by all having count_if(error_code = {_UNKNOWN}) = 0
-                or count_if(direction = 'response' and coalesce(error_code, 0) = 0) > 0""",
+            group by all having coalesce(min(error_code), 0) != {_UNKNOWN}""",
         seen=f"""
             select cluster, topic, cast(max({_NUMBER}) + 1 as int) as partitions
             from met_numbers group by all
