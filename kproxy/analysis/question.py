@@ -97,17 +97,22 @@ class Question:
     def why_empty(self, tables: Mapping[str, Frame]) -> str:
         """What is to be said of an answer without rows: what there is to choose from, and what chose none of it."""
         table = self.job.tables[0]
-        first, last = _FIRST_US.get(table, "unix_micros(`time`)"), _LAST_US.get(table, "unix_micros(`time`)")
+        first = f"min({_FIRST_US.get(table, 'unix_micros(`time`)')})"
+        last = f"max({_LAST_US.get(table, 'unix_micros(`time`)')})"
+        moments = [moment(text)(first, last) for text in (self.since, self.until) if text is not None]
         counts = ask(
             {"t": tables[table]},
             counted=f"""
-                select count(*) as n, timestamp_micros(min({first})) as first, timestamp_micros(max({last})) as last
+                select count(*) as n, timestamp_micros({first}) as first, timestamp_micros({last}) as last,
+                    {" >= ".join(moments) if len(moments) == 2 else "false"} as is_backwards
                 from t""",
         )
-        ((count, began, ended),) = rows(counts)
+        ((count, began, ended, is_backwards),) = rows(counts)
         if not count:
             return f"The table {table} has no rows: `kproxy analyze quality` says what the captures show, and what not."
         span = "" if began is None else ", from {} to {} UTC".format(*(_second(us) for us in (began, ended)))
+        if is_backwards:
+            return f"--from {self.since} is not before --to {self.until}; the table {table} has {count:,} rows{span}."
         given = (("--from", self.since), ("--to", self.until), ("--where", self.where), ("--having", self.having))
         chose = " and ".join(option for option, text in given if text is not None)
         return f"The table {table} has {count:,} rows{span}; " + (

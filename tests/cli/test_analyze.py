@@ -112,6 +112,7 @@ def test_what_a_table_does_not_show_is_said(tables, tmp_path):
     [
         ("rebalances --from 23:00", r"rebalances has 1 rows, from 2026-11-21 09:\S+ to 2026-11-21 09:\S+ UTC; none is"),
         ("slow --where false --having false", "; none is chosen by --where and --having."),
+        ("slow --from 23:00 --to 22:00", "--from 23:00 is not before --to 22:00; the table exchanges has"),
         ("registry", "The table registry has no rows: `kproxy analyze quality` says"),
         ("split-brain", "; split-brain finds nothing to tell in them."),
     ],

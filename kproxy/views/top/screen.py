@@ -316,7 +316,7 @@ class Top(App[None]):
             to = "to " if width >= 90 else ""
             for label, value in (
                 ("req/s", units.number(total["requests_per_s"])),
-                ("p99", "–" if total["p99_s"] is None else units.duration(total["p99_s"] * 1e9)),
+                ("p99 without polls", "–" if total["p99_s"] is None else units.duration(total["p99_s"] * 1e9)),
                 ("errors/s", units.number(total["errors_per_s"])),
                 (f"{to}brokers", units.rate(total["request_bytes_per_s"])),
                 (f"{to}clients", units.rate(total["response_bytes_per_s"])),
