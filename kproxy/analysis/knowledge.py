@@ -104,8 +104,9 @@ def rebalances(rebalances: Frame, group_events: Frame, exchanges: Frame) -> Fram
             from rebalances""",
         after_loss=f"""
             select distinct a.cluster, a.group_id, a.generation, a.joined_ns from in_turn a join troubles b
-                on {_SAME_GROUP} and b.time_ns between a.before_ns and coalesce(a.ended_ns, a.joined_ns)
-                and b.time_ns >= a.started_ns - {SOON_NS}""",
+                on {_SAME_GROUP} and b.time_ns <= coalesce(a.ended_ns, a.joined_ns)
+                and b.time_ns >= a.started_ns - {SOON_NS}
+                and (b.time_ns >= a.before_ns or (a.before_ns is null and a.generation > 1))""",
         pauses="""
             select source, cluster, group_id, generation, max(behind_ns - before_ns) as longest_pause_ns
             from around where group_id is not null and behind_ns >= before_ns group by all""",

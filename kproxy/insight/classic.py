@@ -140,6 +140,8 @@ class ClassicGroup(Group):
         else:
             forming.last_but_one_ns = max(forming.last_but_one_ns, spoken.request_end)
         if len(forming.joined) < MAX_MEMBERS:
+            former = forming.joined.get(member_id) or self.members.get(member_id)
+            self._held_bytes += member.size_bytes - (0 if former is None else former.size_bytes)
             forming.joined[member_id] = member
             if member_id in self.members:  # as the leader was told before
                 self.members[member_id] = member
@@ -170,6 +172,7 @@ class ClassicGroup(Group):
                 del self.members[old.id]
                 member.owned = old.owned
                 self.members[member.id] = member
+                self._held_bytes += member.size_bytes - old.size_bytes
                 reason = f"instance {member.instance_id} was {old.id}"
                 yield self.event(spoken, "member_replaced", member_id=member.id, reason=reason)
 
@@ -183,7 +186,6 @@ class ClassicGroup(Group):
         self.group_type = group_type(request["protocolType"], strategy) or self.group_type
         if metadata is not None:
             subscribe(member, self.group_type, metadata)
-            self._held_bytes += len(metadata)
         return member
 
     def _learn_members(self, members: list[Body]) -> None:
@@ -195,7 +197,8 @@ class ClassicGroup(Group):
             if known is None:
                 known = Joined(each["memberId"], each.get("groupInstanceId"))
                 subscribe(known, self.group_type, each["metadata"])
-                self._held_bytes += len(each["metadata"])
+                there = self.members.get(known.id)  # its leader may be told twice
+                self._held_bytes += known.size_bytes - (0 if there is None else there.size_bytes)
             former = self._before.get(known.id)
             if former is not None:
                 known.client_id = known.client_id or former.client_id
@@ -285,8 +288,10 @@ class ClassicGroup(Group):
         if member is not None:
             before = member.owned if member.owned is not None else member.said_owned or NOTHING
             member.owned = told.after(before)
-            member.size_bytes += len(answer["assignment"])
-            self._held_bytes += len(answer["assignment"])
+            more = len(answer["assignment"]) - member.given_bytes  # it may ask again
+            member.given_bytes += more
+            member.size_bytes += more
+            self._held_bytes += more
         owned = told.after(before)
         if before - owned:
             yield self.event(spoken, "revoked", reason=listed(before - owned))

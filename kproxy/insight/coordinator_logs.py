@@ -7,8 +7,9 @@ as they are; what is said of groups waits HOLD_NS, since most of it is seen on t
 the record: `Groups` then knows what is new.
 
 Times of rows are those of records, by the coordinator's clock: history is in its place. Bounds: MAX_PARTITIONS of
-logs, those heard of least recently forgotten; MAX_WAITING records that wait, beyond which the first do not;
-MAX_PENDING offsets of transactions; DECOMPRESSED_BYTES of one batch. Refuses to know what a record does to a group.
+logs, those heard of least recently forgotten; MAX_WAITING records that wait, with WAITING_BYTES, beyond which the
+first do not; MAX_PENDING offsets of transactions, beyond which the oldest whose end was not read is forgotten;
+DECOMPRESSED_BYTES of one batch. Refuses to know what a record does to a group.
 """
 
 from collections import deque
@@ -27,6 +28,7 @@ LOGS = (OFFSETS, TRANSACTIONS)
 HOLD_NS = 2 * 10**9
 MAX_PARTITIONS = 4096
 MAX_WAITING = 50_000
+WAITING_BYTES = 16 << 20  # as they are in the log; decoded they take about three times as much
 MAX_PENDING = 100_000
 MAX_LISTED = 1000  # partitions of one transaction
 DECOMPRESSED_BYTES = 16 << 20
@@ -69,6 +71,7 @@ class Entry(NamedTuple):
     time_ns: int  # when it was written, by the coordinator's clock
     record: LogRecord
     is_history: bool  # later ones were read before
+    size_bytes: int
 
 
 class _Seen:
@@ -104,6 +107,7 @@ class CoordinatorLogs:
         self._pending: dict[tuple[int, int], list[CommittedOffset]] = {}  # by log partition and producer
         self._pending_count = 0
         self._waiting: deque[Entry] = deque()
+        self._waiting_bytes = 0
 
     def feed(self, logged: Logged) -> Iterator[CommittedOffset | Transaction]:
         """The rows of a batch; `logged` in the order of time."""
@@ -126,13 +130,19 @@ class CoordinatorLogs:
     def due(self, now_ns: int | None = None) -> Iterator[Entry]:
         """Records of groups that have waited for HOLD_NS, or all."""
         while self._waiting and (
-            now_ns is None or self._waiting[0].logged.at_ns + HOLD_NS <= now_ns or len(self._waiting) > MAX_WAITING
+            now_ns is None
+            or self._waiting[0].logged.at_ns + HOLD_NS <= now_ns
+            or len(self._waiting) > MAX_WAITING
+            or self._waiting_bytes > WAITING_BYTES
         ):
-            yield self._waiting.popleft()
+            entry = self._waiting.popleft()
+            self._waiting_bytes -= entry.size_bytes
+            yield entry
 
     def _batch(self, logged: Logged, batch: Batch, is_history: bool) -> Iterator[CommittedOffset | Transaction]:
         header = batch.header
         producer = header.producer_id if header.is_transactional else NO_PRODUCER
+        whose = logged._replace(batch=b"")  # an entry that waits does not keep all others
         try:
             for record in batch.records(DECOMPRESSED_BYTES):
                 if header.is_control:
@@ -140,11 +150,12 @@ class CoordinatorLogs:
                     continue
                 try:
                     entry = Entry(
-                        logged,
+                        whose,
                         record.offset,
                         record.timestamp * MS if record.timestamp >= 0 else logged.at_ns,
                         decode_record(logged.topic, record),
                         is_history,
+                        len(record.key or b"") + len(record.value or b""),
                     )
                 except KproxyError:
                     self.left_out += 1
@@ -155,6 +166,7 @@ class CoordinatorLogs:
                     yield self._offset(entry, producer)
                 else:
                     self._waiting.append(entry)
+                    self._waiting_bytes += entry.size_bytes
         except KproxyError:  # it does not decompress
             self.left_out += 1
 
@@ -180,12 +192,21 @@ class CoordinatorLogs:
             entry.logged.number,
         )
         if is_pending:
-            if self._pending_count < MAX_PENDING:
-                self._pending.setdefault((entry.logged.partition, producer), []).append(row)
-                self._pending_count += 1
-            else:
-                self.left_out += 1
+            self._pend((entry.logged.partition, producer), row)
         return row
+
+    def _pend(self, whose: tuple[int, int], row: CommittedOffset) -> None:
+        """Keep it until its transaction ends. Ends may never be read: where there is no room, the oldest one goes."""
+        if self._pending_count >= MAX_PENDING:
+            oldest = next(iter(self._pending))
+            if oldest == whose:
+                self.left_out += 1
+                return
+            count = len(self._pending.pop(oldest))
+            self._pending_count -= count
+            self.left_out += count
+        self._pending.setdefault(whose, []).append(row)
+        self._pending_count += 1
 
     def _ended(self, logged: Logged, producer: int, marker: Record) -> Iterator[CommittedOffset]:
         """What a transaction committed counts, or never will."""

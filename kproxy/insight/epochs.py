@@ -175,8 +175,8 @@ class EpochGroup(Group):
         regex = member.regex if regex is None else regex or None
         if (member.topics, member.regex) != (None, None) and (topics, regex) != (member.topics, member.regex):
             self._note(spoken, "subscription_changed", member.id, "other topics than before")
+        self._held_bytes += sum(map(len, topics or ())) - sum(map(len, member.topics or ()))  # it may say it again
         member.topics, member.regex = topics, regex
-        self._held_bytes += sum(map(len, topics or ()))
 
     def _leave(self, spoken: Spoken) -> Iterator[GroupRow]:
         request = spoken.request
@@ -289,8 +289,8 @@ class EpochGroup(Group):
 
     def _assigned(self, member: _Member, spoken: Spoken, owned: Owned) -> Iterator[GroupEvent | Assignment]:
         taken, given = member.owned - owned, owned - member.owned
+        self._held_bytes += PARTITION_BYTES * (len(owned) - len(member.owned))
         member.owned = owned
-        self._held_bytes += PARTITION_BYTES * len(owned)
         if taken:
             yield self._event(spoken, "revoked", reason=listed(taken))
         if given:
@@ -383,8 +383,8 @@ class EpochGroup(Group):
         member = self.members.get(member_id)
         if member is None or member.epoch > epoch or (member.epoch == epoch and member.owned == owned):
             return
+        self._held_bytes += PARTITION_BYTES * (len(owned) - len(member.owned))
         member.epoch, member.owned = epoch, owned
-        self._held_bytes += PARTITION_BYTES * len(owned)
         for topic, index in sorted(owned):
             whose = at, self.cluster, self.group_id, epoch, member.id, member.client_id
             yield Assignment(*whose, topic, index, self.strategy, None, self.group_type)

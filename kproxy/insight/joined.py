@@ -29,6 +29,7 @@ class Joined:
     said_owned: Owned | None = None  # what it said that it owned when it joined (cooperative ones)
     owned: Owned | None = None  # what it was last given; None: not known
     size_bytes: int = 0  # of its subscription and assignment
+    given_bytes: int = 0  # of them its assignment's, as SyncGroup had it
     is_gone: bool = False  # it left, or was said to be expired
     words: str | None = None  # what a worker of Connect, or a member of Streams, says of itself
 

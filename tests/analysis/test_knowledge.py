@@ -92,6 +92,21 @@ def test_rebalances_that_follow_a_lost_coordinator_are_marked(answer):
     assert all(0 < after_s < 15 for after_s in marked.values()), marked
 
 
+def test_a_lost_coordinator_is_marked_at_the_first_generation_that_was_seen_too(tables):
+    """The generation before may have been there when the capture began."""
+    first = "select * from rebalances where generation > 1 and group_id in ('coop-g', 'rr-g')"
+    first += " qualify row_number() over (partition by group_id order by joined_ns desc) = 1"
+    for before_ns, marked in ((5 * 10**9, {True}), (60 * 10**9, {False})):
+        asked = {name: tables[name] for name in ("rebalances", "group_events", "exchanges")}
+        asked["rebalances"] = engine.ask({"rebalances": tables["rebalances"]}, first=first)
+        lost = f"select e.* replace ('NOT_COORDINATOR' as error, r.started_ns - {before_ns} as time_ns)"
+        lost += " from group_events e join rebalances r on e.group_id = r.group_id"
+        whole = {"group_events": tables["group_events"], "rebalances": asked["rebalances"]}
+        asked["group_events"] = engine.ask(whole, lost=lost)
+        found = asked_of(jobs.rebalances(**asked))
+        assert len(found) == 2 and {row["coordinator_lost"] for row in found} == marked
+
+
 def test_an_overview_says_what_happened_to_groups_and_leaders_and_what_to_ask(tables):
     found = {
         name: [dict(zip(frame.columns, row, strict=True)) for row in engine.rows(frame)]

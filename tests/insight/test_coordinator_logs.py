@@ -9,6 +9,7 @@ from kproxy.capture.quality import Quality
 from kproxy.convert.job import Job
 from kproxy.convert.rows import Rows
 from kproxy.convert.spoken import SPOKEN
+from kproxy.insight import coordinator_logs
 from kproxy.insight.coordinator_logs import LOGS, OFFSETS, CoordinatorLogs, Logged
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.rows import Assignment, CommittedOffset, GroupEvent, Rebalance, Transaction
@@ -193,10 +194,10 @@ def test_beside_the_wire_nothing_is_told_twice():
     assert {row.partitions for row in transactions if row.state == "Ongoing"} >= {"beta-1"}
 
 
-def commit(offset, base, *, epoch=0):
+def commit(offset, base, *, epoch=0, **of_batch):
     key = codec.encode_data("OffsetCommitKey", 0, {"group": "g", "topic": "t", "partition": 0})
     value = codec.encode_data("OffsetCommitValue", 3, {"offset": offset, "metadata": ""})
-    batch = bytearray(write_batch([Record(base, 1000 + base, key, value)]))
+    batch = bytearray(write_batch([Record(base, 1000 + base, key, value)], **of_batch))
     batch[12:16] = epoch.to_bytes(4, "big")  # the leader's, which the checksum leaves out
     return Logged(base, OFFSETS, 0, bytes(batch))
 
@@ -212,6 +213,39 @@ def test_each_record_once_whoever_reads_it_and_from_where():
     assert offsets(logs, commit(80, 8, epoch=1), commit(8, 8), commit(80, 8, epoch=1)) == [
         80
     ]  # another leader had less
+
+
+def test_records_that_wait_are_bounded_in_bytes(monkeypatch):
+    """Of a group with many members each generation is a large record."""
+    monkeypatch.setattr(coordinator_logs, "WAITING_BYTES", 100_000)
+    member = dict.fromkeys(("memberId", "groupInstanceId", "clientId", "clientHost"), "m")
+    member |= {"rebalanceTimeout": 1, "sessionTimeout": 1, "subscription": b"", "assignment": b"x" * 30_000}
+    told = {"protocolType": "consumer", "generation": 1, "protocol": "range", "leader": "m"}
+    value = codec.encode_data("GroupMetadataValue", 3, told | {"currentStateTimestamp": 1, "members": [member]})
+    key = codec.encode_data("GroupMetadataKey", 0, {"group": "g"})
+    logs = CoordinatorLogs("c")
+    said = []
+    for base in range(10):
+        list(logs.feed(Logged(base, OFFSETS, 0, write_batch([Record(base, 1000, key, value)]))))
+        said += [entry.offset for entry in logs.due(base)]
+    assert said == list(range(7))  # three of them wait
+    assert [entry.offset for entry in logs.due(10 * SECOND)] == [7, 8, 9]
+    assert not list(logs.due(None))
+
+
+def test_transactions_whose_end_was_not_read_leave_room_for_others(monkeypatch):
+    monkeypatch.setattr(coordinator_logs, "MAX_PENDING", 10)
+    logs = CoordinatorLogs("c")
+    changes = []
+    for number in range(30):
+        of_batch = {"producer_id": number, "producer_epoch": 0, "is_transactional": True}
+        changes += [row.change for row in logs.feed(commit(number, 2 * number, **of_batch))]
+        if number >= 20:
+            marker = Record(2 * number + 1, 1000, b"\0\0\0\1", bytes(6))
+            ended = write_batch([marker], is_control=True, **of_batch)
+            changes += [row.change for row in logs.feed(Logged(number, OFFSETS, 0, ended))]
+    assert changes.count("pending") == 30
+    assert changes.count("committed") == 10 and logs.left_out == 11
 
 
 def test_nonsense_is_counted():

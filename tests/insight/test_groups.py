@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from functools import cache
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
 from tests import captures
 from tests.insight.test_changes import LINE
+from tests.insight.test_classic import joined, synced
 from tests.insight.truth import CAPTURE, DATA, departures, log, spoken
 from tests.protocol.messages import Layout, bodies
 
@@ -315,6 +317,33 @@ def test_what_members_subscribe_to_weighs_too(monkeypatch):
         list(known.feed(beat(f"n{number}", topics, number), Topics()))
     assert len(known) * len(metadata) < 2 * 512 * 1000
     assert known.left_out["groups"] > 80
+
+
+@pytest.mark.parametrize("protocol", ("classic", "consumer"))
+def test_members_that_say_the_same_again_weigh_no_more(protocol):
+    """As after a look at topics, or a lost connection; else one of them would have all other groups forgotten."""
+    known, topics = Groups("c"), Topics()
+    parts = [{"topicId": UUID(int=1), "partitions": [*range(100)]}]
+    parts_given = b"\0\0" + bytes(4) + (20_000).to_bytes(4, "big") + bytes(20_000)
+    weights = []
+    for number in range(20):
+        if protocol == "classic":
+            metadata = b"\0\0" + bytes(4) + (20_000).to_bytes(4, "big") + bytes(20_000)
+            leader, follower = joined("a", 1, 10, "ab", metadata), joined("b", 1, 11, metadata=metadata)
+            asks = synced("b", 1, 30 + number)
+            asks.response["assignment"] = parts_given
+            # Both lead and follow, in the generation that forms and, from the second time on, in the stable one.
+            said = [leader, leader, follower, follower] if number == 0 else [follower]
+            said += [synced("a", 1, 20), asks]
+        else:
+            said = [beat("a", ["t" * 200] * 10 + [f"{each}" * 100 for each in range(100)], number)]
+            said[0].response["memberEpoch"] = 1
+            said[0].response["assignment"] = {"topicPartitions": parts}
+        for each in said:
+            list(known.feed(each, topics))
+        weights.append(known._weight)
+    assert weights[0] > 20 and set(weights[1:]) == {weights[-1]}
+    assert weights[-1] <= weights[0]
 
 
 def beat(member, topics, at):
