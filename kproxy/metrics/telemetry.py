@@ -32,7 +32,8 @@ MAX_ITEMS = 20_000  # metrics and points of one push that are looked at
 PER_SLICE = 64
 
 # Why data points have no series: their client has none of its own, and gauges of several clients have no sum; the
-# client has as many as it may; they are no counters or gauges, or a counter below 0, or one name stands for both.
+# client has as many as it may; they are no counters or gauges, or a counter below 0, or one name stands for both,
+# or a counter is pushed both since its start and as differences.
 LEFT_OUT = ("clients", "series", "kind")
 
 # Labels of every series, which a client's own do not replace.
@@ -41,6 +42,7 @@ OWN_LABELS = ("cluster", "client_id", "client_instance_id", "software_name", "so
 Labels = tuple[tuple[str, str], ...]
 _KAFKA = "org.apache.kafka."
 _NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
+_TOTALS = re.compile(r"(_+total)+$")
 
 
 class Series(NamedTuple):
@@ -122,7 +124,10 @@ class Pushes:
                 left_out["kind"] += 1
                 continue
             series = Series(metric.name, metric.kind, _labels(point.attributes))
-            into = sums if metric.is_delta else values
+            into, elsewhere = (sums, values) if metric.is_delta else (values, sums)
+            if series in elsewhere:  # both a difference and a value since the start: the first has it
+                left_out["kind"] += 1
+                continue
             if series not in into and len(values) + len(sums) >= limit:
                 left_out["series"] += 1
                 continue
@@ -216,7 +221,7 @@ def _name(name: str, is_counter: bool) -> str:
     """The name of a family: Prometheus and OpenMetrics add `_total` to that of a counter, which no gauge may have."""
     text = _NOT_A_NAME.sub("_", name.removeprefix(_KAFKA))[:MAX_NAME].strip("_") or "unnamed"
     if is_counter:
-        return intern(f"_{text}".removesuffix("_total").strip("_") or "unnamed")
+        return intern(_TOTALS.sub("", f"_{text}").strip("_") or "unnamed")
     return intern(f"{text}_value" if text.endswith(("_total", "_created")) else text)
 
 

@@ -154,6 +154,23 @@ def test_one_name_is_a_counter_or_a_gauge_and_the_first_has_it():
     assert taken.answers.left_out["kind"] == 1
 
 
+def test_no_two_series_are_alike_however_counters_are_called_and_pushed():
+    taken = Taken()
+    names = ("a", "a.total", "a_total.total", "total", "total.total", "a.total_", "b__total")
+    taken.take(A, *(counter(name, 1) for name in names), counter("d", 1), counter("d", 2, DELTA), counter("b", 1))
+    taken.take(A, counter("d", 1, DELTA), counter("e", 2, DELTA))
+    taken.take(A, counter("d", 3), counter("e", 4))
+    text = render(registry_of(taken.metrics))[0].decode()
+    lines = [line.partition(" ")[0] for line in text.splitlines() if line.startswith("kproxy_client_telemetry_")]
+    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(lines) == len(set(lines)) and len(types) == len(set(types))
+    taken.take(A, *(counter(name, 1) for name in names), counter("b", 1))
+    text = render(registry_of(taken.metrics))[0].decode()
+    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    assert taken.answers.left_out["kind"] > 0
+
+
 def test_kinds_that_have_no_series_are_counted():
     data = MetricsData()
     metric = data.resource_metrics.add().scope_metrics.add().metrics.add(name="h")

@@ -170,15 +170,17 @@ class Receiver:
             return "", ""
         if self._waiting_bytes + len(metrics) > MAX_WAITING_BYTES or not self._has_credit(now_ns):
             return "THROTTLING_QUOTA_EXCEEDED", "all clients together push more than kproxy reads at a time"
+        cost = limit  # of what does not decompress: all of it but its last byte may have been
         try:
             plain = decompress(compression, metrics, limit_bytes=limit)
-            self._credit_bytes -= len(plain)
+            cost = len(plain)
             parsed = parse(plain)
         except TooLarge as fault:
-            self._credit_bytes -= limit
             return "TELEMETRY_TOO_LARGE", f"{fault} (max_push_bytes)"
         except Malformed as fault:
             return "INVALID_RECORD", str(fault)
+        finally:
+            self._credit_bytes -= cost
         self._waiting_bytes += len(plain)
         self._waiting.append((instance, parsed, len(plain)))
         if not self._is_reading:

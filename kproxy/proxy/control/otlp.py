@@ -4,7 +4,8 @@ All of it runs on a thread, but for the gathering of cells. One push at a time: 
 away, pushes that would begin meanwhile are left out. A push that fails is counted and logged once, until one succeeds;
 the next one has everything again, since values count from the start. Headers, which may hold secrets, are read for each
 push from their file and are in no log; nor is what a collector answers. Bounds: `timeout_s` of a push, LAST_S of the
-one at the end. Refuses to know metrics.
+one at the end. Where a collector sends its answer byte by byte, a push is given up after twice its time and SLACK_S;
+until it has ended, the next ones fail. Refuses to know metrics.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from kproxy.proxy.control.tasks import Tasks
 
 OUTCOMES = ("success", "failed")
 LAST_S = 3.0  # for the push at the end
+SLACK_S = 5.0  # for metrics to be written down, before a push is given up
 MAX_HEADERS_BYTES = 64 * 1024
 MAX_REASON = 300  # characters
 _VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS")
@@ -59,6 +61,7 @@ class OtlpPush:
         self._exporter = Exporter(settings)
         self._tasks = Tasks("otlp")
         self._is_failing = False
+        self._thread: Thread | None = None
         self._resource = {
             "service.name": settings.service_name,
             "service.version": __version__,
@@ -75,6 +78,7 @@ class OtlpPush:
         """Push once more, as far as that is quick, and end."""
         await self._tasks.cancel()
         self._exporter.hurry()
+        self._thread = None
         try:
             await asyncio.wait_for(self._push(), LAST_S)
         except TimeoutError:
@@ -90,8 +94,15 @@ class OtlpPush:
             await asyncio.sleep(interval_s - taken_s % interval_s)
 
     async def _push(self) -> None:
-        metrics = await self._gather()
-        fault = await self._on_a_thread(metrics)
+        if self._thread is not None and self._thread.is_alive():
+            fault = "an earlier push has not ended"
+        else:
+            bound_s = 2 * self._settings.timeout_s + SLACK_S  # of an attempt, connecting and its answer have their time
+            metrics = await self._gather()
+            try:
+                fault = await asyncio.wait_for(self._on_a_thread(metrics), bound_s)
+            except TimeoutError:
+                fault = f"its answer has not ended after {bound_s:g} s"
         self._outcomes["failed" if fault else "success"] += 1
         if not fault:
             self._metrics.otlp_pushed_ns = time.time_ns()
@@ -116,7 +127,8 @@ class OtlpPush:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(finish, fault)
 
-        Thread(target=export, name="otlp", daemon=True).start()
+        self._thread = Thread(target=export, name="otlp", daemon=True)
+        self._thread.start()
         return done
 
     def _export(self, metrics: Metrics) -> str:

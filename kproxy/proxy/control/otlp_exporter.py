@@ -1,12 +1,14 @@
 """OpenTelemetry's exporter of metrics over HTTP, as `otlp.py` needs it: quiet, and without surprises.
 
 It says only that a push failed; why, its session knows. Redirects are not followed: headers would go to whoever is
-named there. Needs the extra `otlp`. Refuses to know when pushes are made.
+named there. Of an answer, nothing is read but its head: a body could be endless. Needs the extra `otlp`. Refuses to
+know when pushes are made.
 """
 
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import requests
@@ -22,24 +24,42 @@ from kproxy.proxy.config.otlp import Otlp
 logging.getLogger("opentelemetry.exporter.otlp.proto.http.metric_exporter").addFilter(lambda _: False)
 
 
+def _hide_arguments(record: logging.LogRecord) -> bool:
+    record.args = ("its value is not shown, since it may be a secret",) if record.args else record.args
+    return True
+
+
+# What reads OTEL_EXPORTER_OTLP_HEADERS repeats each header that it does not understand.
+logging.getLogger("opentelemetry.util.re").addFilter(_hide_arguments)
+
+_PHRASES = {status.value: f" {status.phrase}" for status in HTTPStatus}
+
+
 class _Session(requests.Session):
     """Knows how the last request ended; never what was answered, which may repeat a header."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.max_redirects = 0
         self.fault = ""
 
     def request(self, *arguments: Any, **named: Any) -> requests.Response:
         if self.verify is not True:  # as an argument, REQUESTS_CA_BUNDLE does not replace it
             named["verify"] = self.verify
+        named["stream"] = True
         try:
             response = super().request(*arguments, **named)
         except Exception as fault:
             self.fault = str(fault)
             raise
-        self.fault = f"it answered {response.status_code} {response.reason}"
+        response.close()
+        response.raw = None  # so it has no body
+        self.fault = f"it answered {response.status_code}{_PHRASES.get(response.status_code, '')}"
+        if response.is_redirect:
+            raise requests.TooManyRedirects(self.fault, response=response)
         return response
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """None: what resolves redirects would read the body first."""
 
 
 class Exporter:

@@ -215,6 +215,17 @@ def test_all_clients_together_have_a_pace_and_what_waits_has_a_bound():
     assert talk.later().push() == "NONE"
 
 
+def test_what_does_not_decompress_to_its_end_costs_as_much_as_what_does():
+    cluster = Cluster()
+    bomb = compress(GZIP, bytes(1 << 20))[:-1]
+    errors = []
+    for _ in range(6):
+        talk = Talk(cluster)
+        talk.subscribe()
+        errors.append(talk.push(bomb, GZIP))
+    assert errors == ["INVALID_RECORD"] * 4 + ["THROTTLING_QUOTA_EXCEEDED"] * 2
+
+
 def test_clients_beyond_those_with_series_are_asked_for_differences_until_there_is_room():
     cluster = Cluster(max_clients=1)
     first, second = Talk(cluster), Talk(cluster)

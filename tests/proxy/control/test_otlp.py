@@ -2,8 +2,13 @@
 
 import asyncio
 import logging
+import socket
 import ssl
+import time
+import tracemalloc
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -121,6 +126,65 @@ def test_a_collector_that_hangs_holds_up_neither_the_loop_nor_the_end(monkeypatc
         return turns
 
     assert asyncio.run(run()) == 100
+
+
+def _answering(parts: list[bytes], pause_s: float = 0.0) -> tuple[int, Thread]:
+    """The port of a collector that answers one push with these parts, for as long as it is listened to."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        with server, suppress(OSError):
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(65536)
+                for part in parts:
+                    peer.sendall(part)
+                    time.sleep(pause_s)
+
+    thread = Thread(target=answer, daemon=True)
+    thread.start()
+    return server.getsockname()[1], thread
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(b"200 OK", "success"), (b"302 Found\r\nLocation: /x", "failed")])
+def test_the_body_of_an_answer_is_not_read(status: bytes, outcome: str) -> None:
+    parts = [b"HTTP/1.1 " + status + b"\r\n\r\n", *[bytes(1 << 20)] * 256]
+    port, collector_thread = _answering(parts)
+    push, metrics = pushing(f"http://127.0.0.1:{port}", timeout_s=30)
+    tracemalloc.start()
+    once(push)
+    collector_thread.join()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert metrics.otlp_pushes[outcome] == 1 and peak < 32 << 20
+
+
+def test_an_answer_that_comes_byte_by_byte_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(otlp, "SLACK_S", 0.1)
+    port, collector_thread = _answering([b"HTTP/1.1 200 OK\r\nX: ", *[b"x"] * 40], 0.05)
+    push, metrics = pushing(f"http://127.0.0.1:{port}", timeout_s=0.2)
+    once(push, 2)
+    assert metrics.otlp_pushes == {"success": 0, "failed": 2} and "has not ended after 0.5 s" in caplog.text
+    collector_thread.join()
+    assert push._thread is not None
+    push._thread.join()
+    once(push)
+    assert push._is_failing and metrics.otlp_pushes["failed"] == 3
+
+
+def test_no_header_is_in_the_log_whatever_is_answered_or_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "headers"
+    file.write_text(f"Authorization: {SECRET}\n")
+    port, _ = _answering([b"HTTP/1.1 401 no such token: hunter2\r\nContent-Length: 0\r\n\r\n"])
+    once(pushing(f"http://127.0.0.1:{port}", headers_file=file)[0])
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"Authorization {SECRET}")
+    once(pushing(f"http://127.0.0.1:{free_ports(1)}", timeout_s=0.1)[0])
+    assert "it answered 401 Unauthorized" in caplog.text and "Header format invalid" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 def test_tls_with_a_ca_and_a_certificate_of_its_own(tmp_path: Path) -> None:
