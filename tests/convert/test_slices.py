@@ -21,12 +21,12 @@ from kproxy.tables import schema, writer
 from tests.capture.dialogues import frames, stretches
 from tests.captures import folder
 
-ALL = sorted(
+ALL = [
     path
     for name in ("captures", "shapes")
-    for path in folder(name).iterdir()
+    for path in sorted(folder(name).iterdir())
     if path.suffix == ".pcap" and path.read_bytes()[:4] in CLASSIC
-)
+]
 STEP_NS = 1_000_000  # between packets
 ONE = replace(KINDS[0], connections=1)
 
