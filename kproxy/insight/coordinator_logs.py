@@ -6,7 +6,8 @@ begins. Offsets that a transaction commits count when its marker is read. Commit
 as they are; what is said of groups waits HOLD_NS, since most of it is seen on the wire too, and sooner or later than
 the record: `Groups` then knows what is new.
 
-Times of rows are those of records, by the coordinator's clock: history is in its place. Bounds: MAX_PARTITIONS of
+Times of rows are those of records, by the coordinator's clock: history is in its place. Clients choose some of them;
+one that nanoseconds in 64 bits do not reach is as if it were not there. Bounds: MAX_PARTITIONS of
 logs, those heard of least recently forgotten; MAX_WAITING records that wait, with WAITING_BYTES, beyond which the
 first do not; MAX_PENDING offsets of transactions, beyond which the oldest whose end was not read is forgotten;
 DECOMPRESSED_BYTES of one batch. Refuses to know what a record does to a group.
@@ -14,7 +15,7 @@ DECOMPRESSED_BYTES of one batch. Refuses to know what a record does to a group.
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from kproxy.errors import KproxyError
@@ -33,6 +34,8 @@ MAX_PENDING = 100_000
 MAX_LISTED = 1000  # partitions of one transaction
 DECOMPRESSED_BYTES = 16 << 20
 MS = 1_000_000
+MAX_NUMBER = (1 << 63) - 1  # of a column
+MAX_MS = MAX_NUMBER // MS
 NO_PRODUCER = -1
 ABORT, COMMIT = 0, 1  # types of markers
 
@@ -47,6 +50,7 @@ STATES = (
     "Dead",
     "PrepareEpochFence",
 )
+Time = TypeVar("Time", int, None)
 _OF_OFFSETS = frozenset(("OffsetCommitKey", "LegacyOffsetCommitKey"))
 
 
@@ -118,6 +122,9 @@ class CoordinatorLogs:
             return
         for batch in batches:
             header = batch.header
+            if not 0 <= header.base_offset <= header.last_offset <= MAX_NUMBER:  # the checksum leaves the first out
+                self.left_out += 1
+                continue
             key = logged.topic, logged.partition
             seen = self._seen.pop(key, None) or _Seen(header.base_offset)
             self._seen[key] = seen
@@ -152,7 +159,7 @@ class CoordinatorLogs:
                     entry = Entry(
                         whose,
                         record.offset,
-                        record.timestamp * MS if record.timestamp >= 0 else logged.at_ns,
+                        ns_of(record.timestamp, logged.at_ns),
                         decode_record(logged.topic, record),
                         is_history,
                         len(record.key or b"") + len(record.value or b""),
@@ -173,9 +180,8 @@ class CoordinatorLogs:
     def _offset(self, entry: Entry, producer: int) -> CommittedOffset:
         key, value = entry.record.key, entry.record.value or {}
         is_pending = producer != NO_PRODUCER
-        expires = value.get("expireTimestamp", -1)
         row = CommittedOffset(
-            _at(value.get("commitTimestamp", -1), entry.time_ns),
+            ns_of(value.get("commitTimestamp") or -1, entry.time_ns),
             self.cluster,
             key["group"],
             key["topic"],
@@ -185,7 +191,7 @@ class CoordinatorLogs:
             value.get("metadata") or None,
             "removed" if entry.record.value is None else "pending" if is_pending else "committed",
             _or_none(producer),
-            expires * MS if expires >= 0 else None,
+            ns_of(value.get("expireTimestamp", -1), None),
             entry.logged.partition,
             entry.offset,
             entry.logged.connection,
@@ -216,7 +222,7 @@ class CoordinatorLogs:
         change = {COMMIT: "committed", ABORT: "aborted"}.get(kind)
         if change is None:
             return
-        at = marker.timestamp * MS if marker.timestamp >= 0 else logged.at_ns
+        at = ns_of(marker.timestamp, logged.at_ns)
         for row in pending:
             yield row._replace(
                 time_ns=at,
@@ -234,16 +240,15 @@ class CoordinatorLogs:
             for each in value.get("transactionPartitions") or ()
             for index in each["partitionIds"]
         ]
-        started = value.get("transactionStartTimestampMs", -1)
         return Transaction(
-            _at(value.get("transactionLastUpdateTimestampMs", -1), entry.time_ns),
+            ns_of(value.get("transactionLastUpdateTimestampMs") or -1, entry.time_ns),
             self.cluster,
             entry.record.key["transactionalId"],
             STATES[number] if 0 <= number < len(STATES) else str(number),
             _or_none(value.get("producerId", -1)),
             _or_none(value.get("producerEpoch", -1)),
             value.get("transactionTimeoutMs"),
-            started * MS if started >= 0 else None,
+            ns_of(value.get("transactionStartTimestampMs", -1), None),
             listed(parts, MAX_LISTED) or None,
             len(parts),
             entry.logged.broker_id,
@@ -260,8 +265,9 @@ def named(topic: str | None, topic_id: UUID | None, names: Mapping[UUID, str]) -
     return name if name in LOGS else None
 
 
-def _at(ms: int, otherwise_ns: int) -> int:
-    return ms * MS if ms > 0 else otherwise_ns
+def ns_of(ms: int, otherwise_ns: Time) -> int | Time:
+    """A time of a record, which is milliseconds since the epoch, in nanoseconds; there may be none, or nonsense."""
+    return ms * MS if 0 <= ms <= MAX_MS else otherwise_ns
 
 
 def _or_none(value: int) -> int | None:

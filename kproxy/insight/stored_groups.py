@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from kproxy.insight.classic import ClassicGroup
-from kproxy.insight.coordinator_logs import Entry
+from kproxy.insight.coordinator_logs import Entry, ns_of
 from kproxy.insight.embedded import CONSUMER, MAX_OWNED, Owned, group_type
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.group import MAX_MEMBERS, Group, GroupRow
@@ -19,7 +19,6 @@ from kproxy.insight.joined import Joined, joined_as_stored
 from kproxy.insight.rows import GroupEvent
 from kproxy.insight.spoken import Body
 
-MS = 1_000_000
 SHOWN_TOPICS = 20
 
 # The protocol, and what is said, by the name of the key's message.
@@ -74,9 +73,9 @@ def _classic(group: ClassicGroup, entry: Entry) -> Iterator[GroupRow]:
     yield _event(group, entry, "stored", generation=value["generation"], reason=words)
     if entry.is_history and group.generation != -1:
         return
-    at = value.get("currentStateTimestamp", -1)
+    at = ns_of(value.get("currentStateTimestamp") or -1, entry.time_ns)
     members = {each["memberId"]: _joined(each, kind) for each in told[:MAX_MEMBERS]}
-    yield from group.stored(value["generation"], value["protocol"], members, at * MS if at > 0 else entry.time_ns)
+    yield from group.stored(value["generation"], value["protocol"], members, at)
 
 
 def _joined(told: Body, kind: str | None) -> Joined:

@@ -10,13 +10,14 @@ from kproxy.convert.job import Job
 from kproxy.convert.rows import Rows
 from kproxy.convert.spoken import SPOKEN
 from kproxy.insight import coordinator_logs
-from kproxy.insight.coordinator_logs import LOGS, OFFSETS, CoordinatorLogs, Logged
+from kproxy.insight.coordinator_logs import LOGS, OFFSETS, TRANSACTIONS, CoordinatorLogs, Logged
 from kproxy.insight.knowledge import Knowledge
-from kproxy.insight.rows import Assignment, CommittedOffset, GroupEvent, Rebalance, Transaction
+from kproxy.insight.rows import TABLES, Assignment, CommittedOffset, GroupEvent, Rebalance, Transaction
 from kproxy.insight.spoken import spoken_of
 from kproxy.protocol import codec
 from kproxy.protocol.records import Record, write_batch
 from kproxy.tables import schema
+from kproxy.tables.knowledge import KnowledgeColumns
 from kproxy.wire.bodies import BATCHES
 from kproxy.wire.interest import FETCH
 from tests import captures
@@ -248,6 +249,43 @@ def test_transactions_whose_end_was_not_read_leave_room_for_others(monkeypatch):
     assert changes.count("committed") == 10 and logs.left_out == 11
 
 
+FAR = (1 << 63) - 1
+
+
+def in_tables(rows):
+    """Their values, as tables have them."""
+    columns = KnowledgeColumns()
+    for row in rows:
+        columns.append(TABLES[type(row)], "c", row)
+    return [row for _, batch in columns.batches() for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("far", (FAR, FAR // 10**6 + 1, -(1 << 63)))
+def test_times_that_no_column_holds_are_as_if_they_were_not_there(far):
+    """Clients choose some of them: OffsetCommit had a time of its own, and how long an offset is kept."""
+    key = codec.encode_data("OffsetCommitKey", 0, {"group": "g", "topic": "t", "partition": 0})
+    value = {"offset": 5, "metadata": "", "commitTimestamp": far, "expireTimestamp": far}
+    record = Record(1, far, key, codec.encode_data("OffsetCommitValue", 1, value))
+    (row,) = in_tables(CoordinatorLogs("c").feed(Logged(7000, OFFSETS, 0, write_batch([record]))))
+    assert (row["time_ns"], row["expires_ns"], row["offset"]) == (7000, None, 5)
+
+    state = {"producerId": 1, "producerEpoch": 0, "transactionTimeoutMs": 1, "transactionStatus": 1}
+    state |= {"transactionPartitions": [], "transactionLastUpdateTimestampMs": far, "transactionStartTimestampMs": far}
+    key = codec.encode_data("TransactionLogKey", 0, {"transactionalId": "x"})
+    record = Record(1, 3, key, codec.encode_data("TransactionLogValue", 0, state))
+    (row,) = in_tables(CoordinatorLogs("c").feed(Logged(7000, TRANSACTIONS, 0, write_batch([record]))))
+    assert (row["time_ns"], row["started_ns"]) == (3_000_000, None)
+
+    told = {"protocolType": "consumer", "generation": 1, "protocol": "range", "leader": "m"}
+    member = dict.fromkeys(("memberId", "groupInstanceId", "clientId", "clientHost"), "m")
+    member |= {"rebalanceTimeout": 1, "sessionTimeout": 1, "subscription": b"", "assignment": b""}
+    value = codec.encode_data("GroupMetadataValue", 3, told | {"currentStateTimestamp": far, "members": [member]})
+    record = Record(1, 3, codec.encode_data("GroupMetadataKey", 0, {"group": "g"}), value)
+    known = Knowledge("c")
+    rows = in_tables([*known.feed_log(Logged(7000, OFFSETS, 0, write_batch([record]))), *known.finish()])
+    assert [row["started_ns"] for row in rows if "cause" in row] == [3_000_000]
+
+
 def test_nonsense_is_counted():
     logs = CoordinatorLogs("c")
     dice = random.Random(5)
@@ -255,7 +293,7 @@ def test_nonsense_is_counted():
         batch = bytearray(commit(number, number).batch)
         for _ in range(dice.randrange(1, 4)):
             batch[dice.randrange(len(batch))] = dice.randrange(256)
-        list(logs.feed(Logged(number, dice.choice(LOGS), dice.randrange(-1, 3), bytes(batch))))
+        in_tables(logs.feed(Logged(number, dice.choice(LOGS), dice.randrange(-1, 3), bytes(batch))))
         list(logs.feed(Logged(number, OFFSETS, 0, dice.randbytes(dice.randrange(100)))))
         list(logs.due(number))
     assert logs.left_out > 300
