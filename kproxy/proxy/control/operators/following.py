@@ -7,6 +7,7 @@ many processes there are: it is given what runs an operation in each of them.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from operator import itemgetter
 from time import monotonic
 from typing import Any
 
@@ -18,6 +19,9 @@ MAX_FRAMES = 1_000_000
 MAX_BYTES = 1 << 30  # of frames, as they were on the wire
 SECONDS, FRAMES, BYTES = 60, 1000, 16 * 1024 * 1024  # unless the reader says otherwise
 _POLL_S = 0.1
+_TIME = (
+    0  # of a frame, which a process may send as a plain tuple; those of one time stay in the order in which they passed
+)
 _BATCH = 32  # frames that are decoded in one go
 
 Operate = Callable[..., Awaitable[list[Any]]]
@@ -45,7 +49,7 @@ async def follow(query: Mapping[str, str], operate: Operate) -> AsyncIterator[di
         while not why:
             await asyncio.sleep(_POLL_S)
             takes = await operate("trace_take", name)
-            captured = sorted(frame for taken, _, _ in takes for frame in taken)
+            captured = sorted((frame for taken, _, _ in takes for frame in taken), key=itemgetter(_TIME))
             left_out = sum(dropped for _, dropped, _ in takes)
             for start in range(0, len(captured), _BATCH):
                 batch = captured[start : start + _BATCH]

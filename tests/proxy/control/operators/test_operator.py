@@ -231,6 +231,25 @@ def test_a_trace_of_an_address_follows_new_connections_and_begins_in_the_middle_
     live(test())
 
 
+def test_a_trace_shows_frames_that_passed_together_in_their_order():
+    async def test():
+        async with operated() as (here, http):
+            client, broker = await here.connect()
+            asks = [request(HEARTBEAT, 4, number, client="a" * (9 - number)) for number in range(1, 4)]
+
+            async def talk():
+                await client.send(b"".join(asks))
+                await broker.read(len(b"".join(asks)))
+                client.close()
+                broker.close()
+
+            row = await the_connection(here, http)
+            _, (*frames, _end) = await traced(http, 100, talk, connection=row["number"])
+            assert [frame["header"]["correlationId"] for frame in frames] == [1, 2, 3]
+
+    live(test())
+
+
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_tokens_without_a_header_are_only_counted(pipelined):
     token = len(SECRET).to_bytes(4) + SECRET
