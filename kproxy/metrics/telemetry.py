@@ -5,9 +5,10 @@ letter or a digit becomes `_`, and `org.apache.kafka.` goes. A client is one ins
 that it pushes under. It gets its own series while there is room; the counters of all others add up in `other`, their
 gauges are left out. Its series end LIFE_INTERVALS push intervals after its last push.
 
-Bounded, per cluster, by the limits of the settings: so many clients, so many series of each; MAX_LABELS labels of a
-point, MAX_NAME characters of names and MAX_LABEL of values; MAX_OTHER series of `other`; MAX_ITEMS of one push. What is
-left out is counted. A push is read in slices of PER_SLICE, so that the caller's loop has its turn between two.
+Bounded, per cluster, by the limits of the settings: so many clients, so many series of each, with CHARACTERS each on
+average, as /metrics shows them; MAX_LABELS labels of a point, MAX_NAME characters of names and MAX_LABEL of values;
+MAX_OTHER series of `other`; MAX_ITEMS of one push. What is left out is counted. A push is read in slices of PER_SLICE,
+so that the caller's loop has its turn between two.
 
 Refuses to know requests, answers and Prometheus' families (`telemetry_families.py`).
 """
@@ -27,13 +28,14 @@ GAUGE: Final = "gauge"
 LIFE_INTERVALS = 3  # a client jitters its interval by a half
 MAX_LABELS = 8
 MAX_NAME = 160  # characters
+CHARACTERS = 512  # of the names and values of labels of a series, on average over those of a client
 MAX_OTHER = 2000
 MAX_ITEMS = 20_000  # metrics and points of one push that are looked at
 PER_SLICE = 64
 
 # Why data points have no series: their client has none of its own, and gauges of several clients have no sum; the
-# client has as many as it may; they are no counters or gauges, or a counter below 0, or one name stands for both,
-# or a counter is pushed both since its start and as differences.
+# client has as many, or as long ones, as it may; they are no counters or gauges, or a counter below 0, or one name
+# stands for both, or a counter is pushed both since its start and as differences.
 LEFT_OUT = ("clients", "series", "kind")
 
 # Labels of every series, which a client's own do not replace.
@@ -73,6 +75,11 @@ class PushingClient:
         self.values: dict[Series, float] = {}
         self.sums: dict[Series, float] = {}  # counters that it pushes as differences
 
+    def characters(self, series: Series) -> int:
+        """Of the names and values that a series of it has on /metrics."""
+        own = sum(len(name) + len(value) for name, value in series.labels)
+        return len(self.client_id) + len(self.software[0]) + len(self.software[1]) + len(series.name) + own
+
 
 class Pushes:
     """The clients of one cluster that push to this process."""
@@ -105,6 +112,7 @@ class Pushes:
         values: dict[Series, float] = {}
         sums = dict(client.sums) if client is not None else self.other
         limit = self._max_series if client is not None else MAX_OTHER
+        room = limit * CHARACTERS - sum(map(client.characters, sums)) if client is not None else 0
         for item, (metric, point) in enumerate(_points(pushed)):
             if item % PER_SLICE == PER_SLICE - 1:
                 yield
@@ -128,9 +136,12 @@ class Pushes:
             if series in elsewhere:  # both a difference and a value since the start: the first has it
                 left_out["kind"] += 1
                 continue
-            if series not in into and len(values) + len(sums) >= limit:
-                left_out["series"] += 1
-                continue
+            if series not in into:
+                characters = client.characters(series) if client is not None else 0
+                if len(values) + len(sums) >= limit or characters > room:
+                    left_out["series"] += 1
+                    continue
+                room -= characters
             into[series] = into.get(series, 0.0) + value if metric.is_delta else value
         if client is not None and self.clients.get(instance) is client:
             self._release(client)

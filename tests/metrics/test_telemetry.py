@@ -15,6 +15,7 @@ from kproxy.metrics.exposition import render
 from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
 from kproxy.metrics.telemetry import (
+    CHARACTERS,
     MAX_ITEMS,
     MAX_LABEL,
     MAX_LABELS,
@@ -142,6 +143,19 @@ def test_a_client_cannot_have_more_series_or_longer_labels_than_it_may():
     for number in range(2 * MAX_OTHER):
         assert not taken.take(C, counter(f"c{number}.total", 1, DELTA))
     assert len(taken.pushes.other) == MAX_OTHER
+
+
+def test_long_names_and_labels_are_fewer_series_and_short_ones_have_room_beside_them():
+    taken = Taken(max_series=40)
+    labels = {f"{number}{'k' * 150}": "v" * 256 for number in range(MAX_LABELS)}
+    long = [gauge(f"g{number}", number, **labels) for number in range(80)]
+    short = [*(counter(f"c{number}", 1, DELTA) for number in range(10)), *(gauge(f"s{n}", 1) for n in range(5))]
+    for _ in range(2):
+        taken.take(A, *long, *short)
+    (client,) = taken.pushes.clients.values()
+    assert len(client.values) + len(client.sums) < 25 and len(client.sums) == 10
+    assert {f"s{number}" for number in range(5)} < {series.name for series in client.values}
+    assert sum(map(client.characters, (*client.values, *client.sums))) <= 40 * CHARACTERS
 
 
 def test_one_name_is_a_counter_or_a_gauge_and_the_first_has_it():
