@@ -5,7 +5,6 @@ Of RSS, what the process shares with others (the pages of libraries) is told apa
 """
 
 import json
-import resource
 import socket
 import sys
 import tempfile
@@ -47,11 +46,7 @@ def idle(proxy: Proxy, count: int) -> list[socket.socket]:
 
 def run(connections: int, detail: str = "headers") -> dict[str, dict[str, float]]:
     """Memory by state: `start`, `scraped` and `idle`, the last also with bytes per connection."""
-    files = 2 * connections + _FILES_BESIDE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < files:
-        raise BenchError(f"{connections} connections take {files} open files in kproxy, the system allows {hard}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
+    processes.allow_files(2 * connections + _FILES_BESIDE)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
         upstream = stack.enter_context(processes.broker(folder, None))

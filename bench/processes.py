@@ -268,6 +268,14 @@ def pinned(core: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def allow_files(files: int) -> None:
+    """Let this process and its children have that many files open. Raises BenchError if the system allows fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < files:
+        raise BenchError(f"{files} open files are needed, the system allows {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
+
+
 def found(command: str) -> str:
     path = shutil.which(command, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if path is None:

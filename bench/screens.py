@@ -298,11 +298,7 @@ def run(
     connections: int, topics: int, clients: int, groups: int, *, browser: bool, picture: Path | None = None
 ) -> dict[str, Any]:
     """All figures by name."""
-    files = 2 * connections + _FILES_BESIDE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < files:
-        raise BenchError(f"{connections} connections take {files} open files in kproxy, the system allows {hard}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
+    processes.allow_files(2 * connections + _FILES_BESIDE)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
         upstream = stack.enter_context(broker(folder))

@@ -396,7 +396,7 @@ def main(
     # A proxy has two files for each connection; the clients and the broker, which are one process each, have one.
     total = connections + active
     workers = workers or -(-2 * total // _most_files(total))
-    _raise_file_limit(max(total, 2 * total // workers) + _FILES_BESIDE if "idle" in wanted else 4096)
+    processes.allow_files(max(total, 2 * total // workers) + _FILES_BESIDE if "idle" in wanted else 4096)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
         authority = Authority(folder / "ca", rsa=rsa)
@@ -425,13 +425,6 @@ def _most_files(wanted: int) -> int:
     """How many files a process may have for connections; `wanted` is enough where there is no limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return 2 * wanted if hard == resource.RLIM_INFINITY else max(1, hard - _FILES_BESIDE)
-
-
-def _raise_file_limit(files: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < files:
-        raise BenchError(f"{files} open files are needed, the system allows {hard}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
 
 
 def _show(found: dict[str, Any], console: Console) -> None:

@@ -10,11 +10,11 @@ Needs a JDK 17, Maven and Python 3.11. Jars and classes go to .cache/embedded.
 import argparse
 import gzip
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import jars
 import layouts
 import make_layouts
 
@@ -60,18 +60,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare only; exit status 1 if anything differs")
     check = parser.parse_args().check
-    libs, classes = CACHE / "libs", CACHE / "classes"
-    if not libs.is_dir():
-        unfinished = CACHE / "libs.new"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={unfinished}"]
-        run("mvn", "-q", "-B", "-f", TOOLS / "embedded" / "pom.xml", f"-Dkafka.version={RELEASE}", *goal)
-        unfinished.rename(libs)
+    classes = CACHE / "classes"
+    libs = jars.libraries(TOOLS / "embedded" / "pom.xml", f"kafka.version={RELEASE}", CACHE)
     sources = make_layouts.adapted(TOOLS / "java", CACHE / "source/kproxy/tools", make_layouts.MOVED)
     ours = sorted((TOOLS / "embedded").glob("*.java"))
-    run("javac", "-nowarn", "-cp", libs / "*", "-sourcepath", sources.parents[1], "-d", classes, *ours)
+    jars.run("javac", "-nowarn", "-cp", libs / "*", "-sourcepath", sources.parents[1], "-d", classes, *ours)
     dump, vectors = CACHE / "dump.json", CACHE / "vectors.jsonl"
-    run("java", "-cp", f"{classes}:{libs}/*", "kproxy.tools.DumpEmbedded", dump, vectors)
+    jars.run("java", "-cp", f"{classes}:{libs}/*", "kproxy.tools.DumpEmbedded", dump, vectors)
     made = layouts.as_text(made_of(json.loads(dump.read_text()))).encode()
     zipped = subprocess.run(["gzip", "-9n"], input=vectors.read_bytes(), stdout=subprocess.PIPE, check=True).stdout
     different = False
@@ -165,12 +160,6 @@ def array_named(turns: list[list[Call]]) -> str:
     if found is not None:
         return found
     return "topics" if len(turns[0]) == 2 and turns[0][1][0] == "string" else "partitions"
-
-
-def run(*command: object) -> None:
-    done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL)
-    if done.returncode:
-        sys.exit(f"make_embedded: {command[0]} failed; its reasons are above")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from zipfile import ZipFile
 
+import jars
 import layouts
 
 # Oldest first. The last one tells every version that it has, the first what was dropped since; those between are there
@@ -41,7 +42,7 @@ def main() -> None:
         if shutil.which(command) is None:
             sys.exit(f"make_layouts: {command} is missing: apt-get install {package}")
     for release in RELEASES:
-        fetch(release)
+        jars.libraries(TOOLS / "pom.xml", f"kafka.version={release}", home(release))
         compile_for(release)
     dumps = {release: dump(release) for release in RELEASES}
     made = layouts.made_of(dumps)
@@ -73,25 +74,14 @@ def home(release: str) -> Path:
     return CACHE / release
 
 
-def fetch(release: str) -> None:
-    """The release's jars, whole or not at all."""
-    libs = home(release) / "libs"
-    if libs.is_dir():
-        return
-    unfinished = home(release) / "libs.new"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    print(f"fetching Kafka {release}", flush=True)
-    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={unfinished}"]
-    run("mvn", "-q", "-B", "-f", TOOLS / "pom.xml", f"-Dkafka.version={release}", *goal)
-    unfinished.rename(libs)
-
-
 def compile_for(release: str) -> None:
     source, classes = home(release) / "source", home(release) / "classes"
     shutil.rmtree(classes, ignore_errors=True)
     classes.mkdir(parents=True)
     adapted(TOOLS / "java", source, [package for package in MOVED if not package_exists(release, package)])
-    run("javac", "-nowarn", "-Xlint:none", "-cp", home(release) / "libs" / "*", "-d", classes, *source.glob("*.java"))
+    jars.run(
+        "javac", "-nowarn", "-Xlint:none", "-cp", home(release) / "libs" / "*", "-d", classes, *source.glob("*.java")
+    )
 
 
 def adapted(sources: Path, target: Path, packages: Iterable[str]) -> Path:
@@ -147,13 +137,7 @@ def compressed(text: bytes) -> bytes:
 
 def java(release: str, main_class: str, *arguments: object) -> None:
     class_path = f"{home(release) / 'classes'}:{home(release) / 'libs'}/*"
-    run("java", "-cp", class_path, f"kproxy.tools.{main_class}", *arguments)
-
-
-def run(*command: object) -> None:
-    done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL)
-    if done.returncode:
-        sys.exit(f"make_layouts: {command[0]} failed; its reasons are above")
+    jars.run("java", "-cp", class_path, f"kproxy.tools.{main_class}", *arguments)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ Needs a JDK 17, Maven and Python 3.11. Jars and classes go to .cache/zookeeper.
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
+
+import jars
 
 RELEASE = "3.9.4"  # records only ever gained company: the newest reads what the oldest wrote
 
@@ -26,17 +26,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare only; exit status 1 if anything differs")
     check = parser.parse_args().check
-    libs, classes = CACHE / "libs", CACHE / "classes"
-    if not libs.is_dir():
-        unfinished = CACHE / "libs.new"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={unfinished}"]
-        run("mvn", "-q", "-B", "-f", TOOLS / "zookeeper" / "pom.xml", f"-Dzookeeper.version={RELEASE}", *goal)
-        unfinished.rename(libs)
-    run("javac", "-cp", libs / "*", "-d", classes, TOOLS / "zookeeper" / "DumpJute.java")
+    classes = CACHE / "classes"
+    libs = jars.libraries(TOOLS / "zookeeper" / "pom.xml", f"zookeeper.version={RELEASE}", CACHE)
+    jars.run("javac", "-cp", libs / "*", "-d", classes, TOOLS / "zookeeper" / "DumpJute.java")
     dump = CACHE / "dump.json"
     jute = libs / f"zookeeper-jute-{RELEASE}.jar"
-    run("java", "-cp", f"{classes}:{libs}/*", "kproxy.tools.DumpJute", jute, dump)
+    jars.run("java", "-cp", f"{classes}:{libs}/*", "kproxy.tools.DumpJute", jute, dump)
     text = as_text({"release": RELEASE, **json.loads(dump.read_text())})
     different = not LAYOUTS.exists() or LAYOUTS.read_text() != text
     if different and not check:
@@ -56,12 +51,6 @@ def as_text(layouts: dict[str, object]) -> str:
         else:
             parts.append(f"  {json.dumps(name)}: {json.dumps(value)}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def run(*command: object) -> None:
-    done = subprocess.run([str(part) for part in command], stdin=subprocess.DEVNULL)
-    if done.returncode:
-        sys.exit(f"make_zookeeper: {command[0]} failed; its reasons are above")
 
 
 if __name__ == "__main__":
