@@ -77,27 +77,36 @@ def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partit
             "partitions": partitions,
             "exchanges": exchanges,
         },
-        rounds="select * from rebalances where protocol = 'zookeeper'",
+        # Each `convert` counts generations anew: of several with one number each has what is said until the next one.
+        rounds=f"""
+            select *, case when lag(started_ns) over alike is null then 0 else started_ns end as since_ns,
+                coalesce(lead(started_ns) over alike, {_FOR_EVER}) as next_ns
+            from rebalances where protocol = 'zookeeper'
+            window alike as (partition by cluster, group_id, generation order by started_ns)""",
         counted="""
-            select cluster, group_id, generation, count_if(event = 'woken') as woken,
-                count_if(event = 'assigned') as claimed, count_if(event = 'claim_lost') as races_lost,
-                min(case when event = 'revoked' then time_ns end) as revoked_ns,
-                max(case when event = 'assigned' then time_ns end) as assigned_ns
-            from group_events where protocol = 'zookeeper' group by cluster, group_id, generation""",
+            select r.cluster, r.group_id, r.generation, r.started_ns, count_if(e.event = 'woken') as woken,
+                count_if(e.event = 'assigned') as claimed, count_if(e.event = 'claim_lost') as races_lost,
+                min(case when e.event = 'revoked' then e.time_ns end) as revoked_ns,
+                max(case when e.event = 'assigned' then e.time_ns end) as assigned_ns
+            from group_events e join rounds r
+                on e.cluster = r.cluster and e.group_id = r.group_id and e.generation = r.generation
+                and e.time_ns >= r.since_ns and e.time_ns < r.next_ns
+            where e.protocol = 'zookeeper' group by r.cluster, r.group_id, r.generation, r.started_ns""",
         claims=f"""
-            select a.cluster, a.group_id, a.generation, a.member_id, a.topic, a.`partition`, a.time_ns,
+            select a.cluster, a.group_id, r.generation, r.started_ns, a.member_id, a.topic, a.`partition`, a.time_ns,
                 lag(a.member_id) over w as former, lag(a.time_ns) over w as former_ns,
                 coalesce(lead(a.time_ns) over w, {_FOR_EVER}) as until_ns
             from assignments a join rounds r
                 on a.cluster = r.cluster and a.group_id = r.group_id and a.generation = r.generation
+                and a.time_ns >= r.since_ns and a.time_ns < r.next_ns
             window w as (partition by a.cluster, a.group_id, a.topic, a.`partition` order by a.time_ns)""",
         hosts="""
             select cluster, group_id, member_id, max_by(client_address, time_ns) as host from group_events
             where protocol = 'zookeeper' and event in ('join', 'assigned') and client_address is not null
             group by cluster, group_id, member_id""",
         fetched="""
-            select c.cluster, c.group_id, c.generation, c.member_id, c.former, c.time_ns, e.request_start_ns as at_ns,
-                concat(coalesce(e.client_id, ''), ' ', e.client_address) as client
+            select c.cluster, c.group_id, c.generation, c.started_ns, c.member_id, c.former, c.time_ns,
+                e.request_start_ns as at_ns, concat(coalesce(e.client_id, ''), ' ', e.client_address) as client
             from partitions p join exchanges e
                 on p.source = e.source and p.connection = e.connection and p.`number` = e.`number`
             join claims c on c.cluster = p.cluster and c.topic = p.topic and c.`partition` = p.`partition`
@@ -111,12 +120,12 @@ def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partit
                 row_number() over (partition by cluster, group_id, member_id order by count(*) desc, client) as place
             from fetched group by cluster, group_id, member_id, client""",
         stale="""
-            select f.cluster, f.group_id, f.generation, count(*) as stale_fetches,
+            select f.cluster, f.group_id, f.generation, f.started_ns, count(*) as stale_fetches,
                 max(f.at_ns) - min(f.time_ns) as stale_ns
             from fetched f join clients k
                 on f.cluster = k.cluster and f.group_id = k.group_id and f.former = k.member_id and f.client = k.client
             where k.place = 1 and f.former != f.member_id
-            group by f.cluster, f.group_id, f.generation""",
+            group by f.cluster, f.group_id, f.generation, f.started_ns""",
         answer="""
             select r.`time`, r.cluster, r.group_id, r.generation, r.cause, r.cause_member, r.members_before,
                 r.members_after, coalesce(c.woken, 0) as woken, r.rejoined, coalesce(c.claimed, 0) as claimed,
@@ -126,6 +135,8 @@ def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partit
             from rounds r
             left join hosts h on r.cluster = h.cluster and r.group_id = h.group_id and r.cause_member = h.member_id
             left join counted c on r.cluster = c.cluster and r.group_id = c.group_id and r.generation = c.generation
+                and r.started_ns = c.started_ns
             left join stale s on r.cluster = s.cluster and r.group_id = s.group_id and r.generation = s.generation
+                and r.started_ns = s.started_ns
             order by r.started_ns, r.cluster, r.group_id""",
     )

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from kproxy.analysis import jobs
+from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables
 from kproxy.convert.processes import convert
 from tests.zookeeper.traffic import DATA, deeds, log
@@ -59,6 +59,24 @@ def test_consumers_tells_each_rebalance_its_herd_and_the_two_owners_of_a_partiti
     (thawed,) = [deed for deed in deeds() if deed.what == "thaw"]
     began_ns = int(told[7]["time"].timestamp() * 1e9)
     assert began_ns + stale[8]["stale_ns"] > thawed.time_s * 1e9
+
+
+def test_rebalances_of_captures_that_were_converted_one_by_one_are_told_apart(tables):
+    """Each has a first generation. The second one is the first a day later."""
+    times = {
+        "rebalances": ("started_ns", "joined_ns", "ended_ns"),
+        "exchanges": ("request_start_ns",),
+        "partitions": (),
+    }
+    both = {}
+    for name in jobs.JOBS["consumers"].tables:
+        later = [f"{each} + {24 * 3600 * 10**9} as {each}" for each in times.get(name, ("time_ns",))]
+        chosen = ", ".join(["'later' as source", *later])
+        text = f"select * from {name} union all select * replace ({chosen}) from {name}"
+        both[name] = engine.ask({name: tables[name]}, both=text)
+    figures = ("generation", "woken", "claimed", "races_lost", "stood_still_ns", "rebalance_ns")
+    alone = [[row[name] for name in figures] for row in asked(tables, "consumers")]
+    assert [[row[name] for name in figures] for row in asked(both, "consumers")] == 2 * alone
 
 
 @pytest.mark.parametrize("release", ["0.10.2.2", "0.8.2.2"])

@@ -106,17 +106,22 @@ class FeedLink:
         In slices, of which none keeps the loop. None where no cluster is followed. Raises ValueError, and NotNow while
         the process that knows them begins, later too.
         """
-        if self._cells and self._channel is None:
-            raise NotNow("the process that follows groups is being started: ask again")
+        self._asked()
         limit = parameters.number(query, "limit", DEFAULT_GROUPS, MAX_GROUPS)
         cluster, _, group = query.get("after", "").partition("/")
         return self._group_slices((cluster, group), limit)
 
+    def _asked(self) -> Channel | None:
+        """Whom to ask for groups; None where no cluster is followed."""
+        if self._cells and self._channel is None:
+            raise NotNow("the process that follows groups is being started: ask again")
+        return self._channel
+
     async def _group_slices(self, after: tuple[str, str], limit: int) -> AsyncIterator[list[dict[str, Any]]]:
-        while limit > 0 and self._channel is not None:
+        while limit > 0 and (channel := self._asked()) is not None:  # it may end between two slices
             wanted = min(limit, GROUPS_PER_SLICE)
             try:
-                found: list[dict[str, Any]] = await self._channel.ask("groups", after, wanted, timeout_s=ASK_S)
+                found: list[dict[str, Any]] = await channel.ask("groups", after, wanted, timeout_s=ASK_S)
             except Gone:
                 raise NotNow("the process that follows groups does not answer now: ask again") from None
             yield found

@@ -13,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from kproxy.insight.groups import MAX_GROUPS as FOLLOWED
+from kproxy.metrics import Metrics
 from kproxy.metrics.groups import MAX_GROUPS, MAX_PARTITIONS
 from kproxy.proxy.control.knowledge.feed import QUEUE_BYTES
+from kproxy.proxy.control.knowledge.feed_link import GROUPS_PER_SLICE, FeedLink
+from kproxy.proxy.control.operators.parameters import NotNow
 from tests.proxy.control.workers.test_parent import Run, alive, children, in_proc, kproxy, total
 from tests.proxy.live import Wire, live, request, response
 
@@ -143,6 +146,25 @@ def test_if_the_process_is_killed_relays_go_on_and_another_one_follows():
             assert total(samples, "kproxy_insight_restarts_total", why="hung") == 0
             here.process.send_signal(signal.SIGTERM)
             assert await here.process.wait() == 0
+
+    live(test(), PATIENCE_S)
+
+
+def test_a_list_of_groups_is_not_cut_where_the_process_ends_between_two_slices():
+    class Ending:
+        async def ask(self, _: str, __: tuple[str, str], wanted: int, *, timeout_s: float) -> list[dict[str, str]]:
+            link._channel = None
+            return [{"cluster": "c", "group": f"g{number}"} for number in range(wanted)]
+
+    link = FeedLink(Metrics(), lambda: None)
+    link._cells["c"] = b""
+    link._channel = Ending()
+
+    async def test():
+        slices = link.api_groups({})
+        assert len(await anext(slices)) == GROUPS_PER_SLICE
+        with pytest.raises(NotNow):
+            await anext(slices)
 
     live(test(), PATIENCE_S)
 
