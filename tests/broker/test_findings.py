@@ -469,9 +469,8 @@ buffer = {} if pause_s == "0" else {"receive_buffer_bytes": 4096}
 consumer = KafkaConsumer(bootstrap_servers=bootstrap, client_id=client_id, **buffer)
 consumer.assign([TopicPartition(topic, 0)])
 consumer.seek(TopicPartition(topic, 0), 0)
-until = time.monotonic() + 3
-while time.monotonic() < until:
-    consumer.poll(100 if pause_s == "0" else 0)
+for _ in range(150):
+    consumer.poll(20 if pause_s == "0" else 0)
     time.sleep(float(pause_s))
 consumer.close()
 """
@@ -516,17 +515,18 @@ def test_lost_segments_and_closed_windows_are_found_where_they_are(apart: Apart,
         sent_again = resent(client) - before
     convert([lossy, whole], tmp_path / "tables")
     with Tables(tmp_path / "tables") as tables:
-        found = {one.kind: one for one in findings(tables, kinds=("retransmissions", "zero_windows"))}
+        found = {(one.kind, one.where): one for one in findings(tables, kinds=("retransmissions", "zero_windows"))}
         hosts = {row["client_address"] for row in tables["connections"].arrow().to_pylist()}
         assert hosts == {"10.91.1.9", "10.91.2.254"}
         assert not {"gap", "kernel_drops"} & {row["kind"] for row in tables["quality"].arrow().to_pylist()}
-    assert set(found) == {"retransmissions", "zero_windows"}
-    assert {one.where for one in found.values()} == {f"10.91.1.9 and {bootstrap}"}
-    evidence = {kind: dict(one.evidence) for kind, one in found.items()}
+    bad, good = (f"{host} and {bootstrap}" for host in ("10.91.1.9", "10.91.2.254"))
+    resends, shut = found.pop(("retransmissions", bad)), found.pop(("zero_windows", bad))
     # The client's own kernel counts them; the broker's few, into a window that closes, are not in its count.
-    assert 50 < sent_again <= evidence["retransmissions"]["retransmissions"] <= sent_again + 5
-    assert 0.01 < evidence["retransmissions"]["segment_share"] < 0.1 and found["retransmissions"].severity == "warning"
-    assert evidence["zero_windows"]["zero_windows"] == closed(lossy)
+    assert 50 < sent_again <= dict(resends.evidence)["retransmissions"] <= sent_again + 5
+    assert 0.01 < dict(resends.evidence)["segment_share"] < 0.1 and resends.severity == "warning"
+    assert dict(shut.evidence)["zero_windows"] == closed(lossy)
+    for (kind, where), one in found.items():  # a machine that is short of CPU closes windows of whoever reads well, too
+        assert (kind, where, dict(one.evidence)["zero_windows"]) == ("zero_windows", good, closed(whole))
 
 
 def closed(capture: Path) -> int:
