@@ -68,8 +68,14 @@ class Recent:
         held, key, _, _, bits, _, start, _, _ = segment
         header = start - (bits >> 12 << 2)
         fixed, options = held[header : header + 16], held[header + 20 : start]
-        identity = held[header - 16 : header - 14] if header >= 20 and held[header - 20] == 0x45 else b""
         width = len(key) - 4
+        if width == 8 and header >= 20 and held[header - 20] == 0x45:
+            before, behind = 18, 14  # IPv4's length and identity
+        elif width == 32 and header >= 40 and held[header - 40] >> 4 == 6:
+            before, behind = 36, 34  # IPv6's length
+        else:
+            before = behind = 0  # something stands between that header and TCP's
+        sized = held[header - before : header - behind]
         addresses = held[max(0, header - width) : header]
         since_ns = self._windows[-1][1][index] - SAME_PACKET_NS
         left = KEPT_BYTES
@@ -84,7 +90,7 @@ class Recent:
                     if (
                         data[place + 20 : place + 20 + len(options)] == options
                         and data[max(0, place - width) : place] == addresses
-                        and (not identity or data[place - 16 : place - 14] == identity)
+                        and data[place - before : place - behind] == sized
                     ):
                         return True
             if first or not left:

@@ -132,7 +132,7 @@ def read_through(bootstrap: str, log: str) -> None:
             ended.add(message.partition())
         return len(ended) == 3
 
-    wait_for(f"the end of {log}", at_end, 60)
+    wait_for(f"the end of {log}", at_end, 120)
     reader.close()
 
 

@@ -145,9 +145,10 @@ def _plain(index: np.ndarray, start: np.ndarray, end: np.ndarray, ip: np.ndarray
 
 
 def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray, within_ns: int) -> np.ndarray | None:
-    """Which plain packets are the same as one before them in the window: by TCP's header, IPv4's identity, and time.
+    """Which plain packets are the same as one before them in the window: by headers of TCP, payload's length, and time.
 
-    A segment that was sent again differs in its identity or in its timestamp. head, time_ns: of all packets. None:
+    A segment that was sent again differs in IPv4's identity or in its timestamp; of an acknowledgement and the first
+    data behind it all but the length may be the same. head, time_ns: of all packets. None:
     there are none, or the clock goes back, so that nothing can be said by column.
     """
     times = time_ns[heads.index]
@@ -156,17 +157,17 @@ def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray, within_ns: int) 
     some = _alike(heads)
     if not len(some):
         return None
-    lane, identity, tcp, size = (column[some] for column in (heads.lane, heads.identity, heads.tcp, heads.size))
+    lane, identity, length, tcp, size = (
+        column[some] for column in (heads.lane, heads.identity, heads.length, heads.tcp, heads.size)
+    )
     index, times = heads.index[some], times[some]
     place = np.arange(_COPIED)
     columns = tcp[:, None] + np.where(place < 16, place, place + 4)  # without checksum and urgent pointer
     known = columns < (tcp + size)[:, None]
     whole = (tcp + size <= head.shape[1]) & (size <= _COPIED + 4)
     data = np.where(known, head[index[:, None], np.minimum(columns, head.shape[1] - 1)], 0).astype(np.uint8)
-    rows = np.concatenate(
-        (data.view("<u8"), (identity.astype(np.uint64) << np.uint64(32) | lane.astype(np.uint64))[:, None]),
-        axis=1,
-    )
+    others = np.stack((identity, length, lane), axis=1).astype(np.uint64)
+    rows = np.concatenate((data.view("<u8"), others), axis=1)
     mixed = np.bitwise_xor.reduce(rows * _MIXED[: rows.shape[1]] >> np.arange(rows.shape[1], dtype=np.uint64), axis=1)
     order = np.argsort(mixed, kind="stable")
     ours, before = order[1:], order[:-1]
@@ -184,7 +185,7 @@ def _alike(heads: Heads) -> np.ndarray:
     """The plain packets of which there may be another one with the same numbers: few of a window, as a rule."""
     numbers = heads.seq.astype(np.uint64) << np.uint64(32) | heads.ack.astype(np.uint64)
     others = heads.identity.astype(np.uint64) << np.uint64(32) | heads.lane.astype(np.uint64)
-    mixed = numbers * _MIXED[0] ^ others * _MIXED[1]
+    mixed = numbers * _MIXED[0] ^ others * _MIXED[1] ^ heads.length.astype(np.uint64) * _MIXED[2]
     order = np.argsort(mixed)
     twice = mixed[order[1:]] == mixed[order[:-1]]
     again = np.zeros(len(order), bool)

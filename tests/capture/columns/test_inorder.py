@@ -393,6 +393,22 @@ def test_a_segment_that_comes_late_and_one_that_is_there_twice_cost_no_column(tm
     assert all_ == 400 and taken >= 390
 
 
+def test_an_acknowledgement_is_no_copy_of_the_data_behind_it(tmp_path, monkeypatch):
+    """Without IPv4's identity and TCP's timestamps their headers differ in the length alone."""
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 4096)
+    bare = []
+    for data in heartbeats(Wire().shake(), 400).packets:
+        header = bytearray(data[: 34 + (data[46] >> 4 << 2)])
+        header[16:20] = (len(header) - 14).to_bytes(2) + bytes(2)
+        bare += [bytes(header)] * (len(data) > len(header)) + [data[:18] + bytes(2) + data[20:]]
+    middle = len(bare) // 2
+    bare[middle : middle + 6] = reversed(bare[middle : middle + 6])  # so that copies are looked for
+    path = tmp_path / "bare.pcap"
+    path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(bare)]))
+    taken, all_ = same(path)
+    assert all_ == 400 and taken >= 380
+
+
 def test_a_packet_that_is_not_plain_ends_a_stretch(tmp_path):
     """A reset under two VLAN tags: what comes after it is another connection, however well it would follow."""
     wire = heartbeats(Wire().shake(), 60).send(1, flags=RST)
