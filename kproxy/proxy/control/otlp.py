@@ -101,6 +101,7 @@ class OtlpPush:
             metrics = await self._gather()
             try:
                 fault = await asyncio.wait_for(self._on_a_thread(metrics), bound_s)
+                self._thread = None  # what it had to do is done
             except TimeoutError:
                 fault = f"its answer has not ended after {bound_s:g} s"
         self._outcomes["failed" if fault else "success"] += 1
