@@ -84,7 +84,7 @@ def test_tls_login_and_policy_change_at_once_in_all_workers(secured: SecuredBrok
     after = settings(new, login(secured, SCRAM_512, tmp_path / "after", "bob"), policy)
     with kproxy_with(secured, tmp_path, before, "SASL", ("--workers", "2")) as kproxy:
         bootstrap = {"bootstrap.servers": kproxy.bootstrap}
-        loads = [Load(topic, client | bootstrap) for _ in range(2)]
+        loads = [Load(topic, client | bootstrap) for _ in range(6)]  # so many that each worker gets some
         try:
             assert sent(Producer(client | bootstrap), forbidden) is None
             for load in loads:

@@ -223,7 +223,7 @@ def test_watched_figures_are_those_of_the_kproxy_between(same: Same) -> None:
         assert values and beside.metrics[name] == values, name
     assert between.metrics["kproxy_group_rebalances_total"].keys() == {(group["group"],) for group in between.groups}
     assert beside.groups == between.groups
-    assert len(between.groups) == 2
+    assert len(between.groups) >= 2  # and those that the logs of the cluster still tell of
 
 
 @pytest.mark.skipif("KNOWLEDGE_LONG" not in os.environ, reason="takes a minute: ./dev knowledge routes")
