@@ -1,8 +1,5 @@
 """Findings of a running kproxy: events counted as live ones are, between two moments."""
 
-import asyncio
-import time
-
 from kproxy.analysis.findings import limits, live
 from kproxy.analysis.findings.following import Following
 from kproxy.metrics import Metrics
@@ -12,7 +9,7 @@ from kproxy.wire.interest import ApiPlan
 from tests.metrics.test_metrics import MS, PRODUCE, exchange, info
 from tests.proxy.live import kproxy
 from tests.proxy.live import live as in_a_loop
-from tests.proxy.relay.test_relay import answers_at_once, asks
+from tests.proxy.relay.test_relay import asked_while_blocked
 
 SECOND = 10**9
 
@@ -113,16 +110,8 @@ def test_a_kproxy_whose_loop_does_something_else_says_so():
     """Bytes of real sockets wait 40 ms at a time, by the kernel's times of their arrival."""
 
     async def test():
-        loop = asyncio.get_running_loop()
         async with kproxy() as here:
-            client = loop.run_in_executor(None, asks, here.port, 40, [])
-            broker = await here.broker.accept()
-            broker.sock.setblocking(True)
-            serving = loop.run_in_executor(None, answers_at_once, broker.sock)
-            while not client.done():
-                await asyncio.sleep(0.002)
-                time.sleep(0.04)  # noqa: ASYNC251 - the loop does something else
-            await client
+            serving = await asked_while_blocked(here, [])
             findings = Following(here.server.counted)
             (one,) = (await findings.asked({"loop_lag_ms": "20"}))["findings"]
             assert one["kind"] == "core_full" and one["evidence"]["loop_lag_ns"] >= 20e6

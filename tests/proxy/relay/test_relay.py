@@ -933,6 +933,20 @@ def asks(port: int, count: int, times_s: list[float]) -> None:
             time.sleep(0.013)  # or the next would come while the loop is awake
 
 
+async def asked_while_blocked(here: Live, times_s: list[float]) -> asyncio.Future[None]:
+    """40 requests in turn, while the loop does something else, 40 ms at a time; returns the end of the broker."""
+    loop = asyncio.get_running_loop()
+    client = loop.run_in_executor(None, asks, here.port, 40, times_s)
+    broker = await here.broker.accept()
+    broker.sock.setblocking(True)
+    serving = loop.run_in_executor(None, answers_at_once, broker.sock)
+    while not client.done():
+        await asyncio.sleep(0.002)
+        time.sleep(0.04)  # noqa: ASYNC251
+    await client
+    return serving
+
+
 @pytest.mark.parametrize("is_late", [False, True], ids=["turn", "kernel"])
 def test_an_answer_that_is_read_in_the_turn_of_its_request_is_not_older(is_late):
     """It arrived after the turn began: the turn's time is too old for it, and the kernel's clock may step."""
@@ -977,17 +991,9 @@ def test_a_busy_loop_is_no_slow_broker(timestamps, monkeypatch):
         monkeypatch.setattr(sockets, "_SO_TIMESTAMPNS", -1)
 
     async def test():
-        loop = asyncio.get_running_loop()
         times_s: list[float] = []
         async with kproxy() as here:
-            client = loop.run_in_executor(None, asks, here.port, 40, times_s)
-            broker = await here.broker.accept()
-            broker.sock.setblocking(True)
-            serving = loop.run_in_executor(None, answers_at_once, broker.sock)
-            while not client.done():
-                await asyncio.sleep(0.002)
-                time.sleep(0.04)  # noqa: ASYNC251 - the loop does something else
-            await client
+            serving = await asked_while_blocked(here, times_s)
             metrics = here.server.metrics
             inside_s = sum(cells.total_ns for cells in metrics.directions.values()) / 1e9
             of_broker = metrics.clusters["default"].brokers["bootstrap"]
