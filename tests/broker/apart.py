@@ -22,6 +22,7 @@ class Apart(NamedTuple):
 
     client: Namespace
     gateway: Namespace
+    server: Namespace
     broker: Broker
 
     @property
@@ -49,6 +50,6 @@ def apart(folder: Path) -> Iterator[Apart]:
         try:
             probe = f"import socket; socket.create_connection(('{HOST}', 9092), 1)"
             wait_for("the broker", lambda: kafka.run(sys.executable, "-c", probe, check=False).returncode == 0, 120)
-            yield Apart(client, gateway, broker)
+            yield Apart(client, gateway, kafka, broker)
         finally:
             broker.stop(kill=True)
