@@ -1,4 +1,4 @@
-"""The options that say how captures are read, of every command that takes captures, and the settings they mean.
+"""The options that say how captures are read and frames are shown, of every command that does, and what they mean.
 
 Duty: one spelling, one help text and one default for each. A connection's id depends on some of them, so that commands
 which look one up must be given what the command that named it was given. Refuses to know what is done with captures.
@@ -53,12 +53,32 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="How s3://, gs://, abfs:// or webhdfs:// is reached, in fsspec's words; may be repeated.",
     ),
 )
+SHOWN: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--records-shown",
+        type=click.IntRange(0),
+        default=10,
+        show_default=True,
+        metavar="N",
+        help="Records shown of each batch.",
+    ),
+    click.option("--show-secrets", is_flag=True, help="Show SASL tokens, HMACs, SCRAM credentials and passwords."),
+)
 NAMES = ("ports", "zookeeper_ports", "cluster", "rotated", "key_log", "storage_options")  # the parameters
 
 
 def options(function: Any) -> Any:
-    """A function with all of them."""
-    for option in reversed(OPTIONS):
+    """A function with all that say how captures are read."""
+    return _with(OPTIONS, function)
+
+
+def shown(function: Any) -> Any:
+    """A function with those that say how much of a frame is printed."""
+    return _with(SHOWN, function)
+
+
+def _with(options: tuple[Callable[[Any], Any], ...], function: Any) -> Any:
+    for option in reversed(options):
         function = option(function)
     return function
 

@@ -32,15 +32,7 @@ from kproxy.cli import captures
 @click.option("--sized/--bare", default=None, help="Frames with or without their 4-byte sizes. Default: recognised.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as Kafka's own converters write it.")
 @click.option("--jsonl", is_flag=True, help="Read and write one JSON object per line; nothing is masked.")
-@click.option(
-    "--records-shown",
-    type=click.IntRange(0),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Records shown of each batch.",
-)
-@click.option("--show-secrets", is_flag=True, help="Show SASL tokens, HMACs, SCRAM credentials and passwords.")
+@captures.shown
 @captures.options
 def decode(
     given: tuple[str, ...],

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kproxy.cli.captures import options, settings
+from kproxy.cli.captures import options, settings, shown
 from kproxy.errors import KproxyError
 
 BEFORE = 5  # exchanges
@@ -42,15 +42,7 @@ BEFORE = 5  # exchanges
     help="Wireshark's own dissection of the packets; needs tshark, and the extra wireshark.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-@click.option(
-    "--records-shown",
-    type=click.IntRange(0),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Of each batch.",
-)
-@click.option("--show-secrets", "secrets", is_flag=True, help="Show tokens, credentials and passwords.")
+@shown
 @options
 def show(
     captures: tuple[str, ...],
@@ -60,7 +52,7 @@ def show(
     wireshark: bool,
     quiet: bool,
     records_shown: int,
-    secrets: bool,
+    show_secrets: bool,
     **how: Any,
 ) -> None:
     """One exchange: both frames decoded, where its time went and why, its packets, and what stood before it.
@@ -98,7 +90,7 @@ def show(
         with progress.waiting("reading the capture", quiet):
             found = frames_of(captures, connection, number, settings(how))
             packets = packets_of(found)
-    view.show(found, show_secrets=secrets, records=records_shown)
+    view.show(found, show_secrets=show_secrets, records=records_shown)
     for row in said:
         _heading(f"Where its {units.duration(row['total_ns'])} went")
         _lines(packets_view.parts(row))
