@@ -2,15 +2,18 @@
 
 Duty: read what `sending.py` writes to standard input, write `frames.pcapng` and the tables, and say in a line of JSON
 on standard output what came of it. It takes nothing of the process that relays but the time to write to a pipe. Frames
-are redacted here (`redaction.py`) before a byte of them reaches a file. Memory: what it is sent.
+are redacted here (`redaction.py`) before a byte of them reaches a file. Memory: what it is sent, and the rows of the
+exchanges of connections that have frames.
 """
 
 import json
 import pickle
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow.parquet as pq
 
@@ -18,7 +21,7 @@ from kproxy.errors import KproxyError
 from kproxy.flight.cutting import Frame, cut
 from kproxy.flight.frames import ENDED, Chunk
 from kproxy.flight.packets import PacketFile, Stream
-from kproxy.flight.redaction import LEFT_OUT, written
+from kproxy.flight.redaction import LEFT_OUT, allowance, written
 from kproxy.tables.arrays import batch
 from kproxy.tables.live_files import Files, Quality
 from kproxy.tables.names import Names
@@ -26,11 +29,31 @@ from kproxy.tables.portions import Batches
 from kproxy.tables.schema import CONNECTIONS, EXCHANGES
 from kproxy.wire.events import CLIENT
 
-_COLUMNS = [
-    *("connection", "correlation_id", "number", "api", "api_version", "client_id", "latency_ns", "queue_ns"),
-    *("muted_ns", "throttle_ms", "error", "outcome", "request_start_ns", "request_end_ns", "response_start_ns"),
-    "response_end_ns",
-]
+
+class _Row(NamedTuple):
+    """What is known of an exchange: columns of the table."""
+
+    connection: int
+    correlation_id: int
+    number: int
+    api: str
+    api_version: int
+    client_id: str | None
+    latency_ns: int | None
+    queue_ns: int | None
+    muted_ns: int | None
+    throttle_ms: int | None
+    error: str | None
+    outcome: str
+    request_start_ns: int | None
+    request_end_ns: int | None
+    response_start_ns: int | None
+    response_end_ns: int | None
+
+
+Known = dict[tuple[int, int], list[_Row]]  # by connection and correlation id
+_COLUMNS = list(_Row._fields)
+_ROWS = 4096  # of the table that are in memory at once
 _SAME_NS = 1_000_000_000  # a correlation id can come again; a frame that is older than that is another one's
 
 
@@ -74,7 +97,7 @@ def read(file: BinaryIO) -> Sent:
 def dump(sent: Sent) -> dict[str, Any]:
     """Write the folder; returns what is in it."""
     tables = _tables(sent)
-    known = _exchanges(sent.folder) if tables else {}
+    known = _exchanges(sent.folder, {chunk.info.id for chunk in sent.chunks}) if tables else {}
     name = "frames.pcapng" if sent.worker is None else f"frames-worker-{sent.worker}.pcapng"
     path = sent.folder / name
     with path.open("xb") as file:
@@ -99,19 +122,24 @@ def _tables(sent: Sent) -> int:
     return files.exchanges
 
 
-def _exchanges(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
-    """What is known of exchanges, by connection and correlation id; the last one of those that share it."""
-    known: dict[tuple[int, int], dict[str, Any]] = {}
+def _exchanges(folder: Path, connections: set[int]) -> Known:
+    """What is known of the exchanges of these connections; those that share a correlation id in their order."""
+    known: Known = {}
     for file in sorted((folder / EXCHANGES.name).glob("*.parquet")):
-        for row in pq.read_table(file, columns=_COLUMNS).to_pylist():
-            known[row["connection"], row["correlation_id"]] = row
+        for some in pq.ParquetFile(file).iter_batches(_ROWS, columns=_COLUMNS):
+            for row in map(_Row._make, zip(*(some.column(name).to_pylist() for name in _COLUMNS), strict=True)):
+                if row.connection in connections:
+                    known.setdefault((row.connection, row.correlation_id), []).append(row)
+    for rows in known.values():
+        rows.sort(key=attrgetter("number"))
     return known
 
 
-def _frames(sent: Sent, file: PacketFile, known: dict[tuple[int, int], dict[str, Any]]) -> tuple[int, int]:
+def _frames(sent: Sent, file: PacketFile, known: Known) -> tuple[int, int]:
     """Returns how many frames were written, and of how many only the head."""
     streams: dict[int, Stream] = {}
     begun = {chunk.info.id for chunk in sent.chunks if not chunk.offset and chunk.side == CLIENT}
+    left = allowance()
     count = left_out = 0
     for frame in cut(sent.chunks):
         connection = frame.info.id
@@ -120,10 +148,10 @@ def _frames(sent: Sent, file: PacketFile, known: dict[tuple[int, int], dict[str,
             stream = streams[connection] = file.stream(frame.info)
             if connection in begun:
                 stream.begin(frame.info.opened_ns)
-        data, note = written(frame, records=sent.records)
+        data, note = written(frame, left, records=sent.records)
         size = frame.size if len(data) < frame.size and note.startswith(LEFT_OUT) else len(data)
         left_out += len(data) < size
-        row = known.get((connection, frame.correlation_id))
+        row = _row_of(frame, known.get((connection, frame.correlation_id), ()))
         start_ns, end_ns = _times(frame, row)
         stream.frame(frame.side, start_ns, end_ns, data, size, _comment(frame, row, note))
         count += 1
@@ -134,33 +162,46 @@ def _frames(sent: Sent, file: PacketFile, known: dict[tuple[int, int], dict[str,
     return count, left_out
 
 
-def _times(frame: Frame, row: dict[str, Any] | None) -> tuple[int, int]:
+def _row_of(frame: Frame, rows: Sequence[_Row]) -> _Row | None:
+    """Which of the exchanges with its correlation id a frame is of: the last one that had it when the frame passed."""
+    if len(rows) < 2:
+        return rows[0] if rows else None
+    found = None
+    for row in rows:
+        at_ns = row.request_start_ns if frame.side == CLIENT else row.response_start_ns
+        if at_ns is not None and at_ns <= frame.end_ns:
+            found = row
+    return found
+
+
+def _times(frame: Frame, row: _Row | None) -> tuple[int, int]:
     """When it came, as the tables have it: before it passed, if kproxy held it or waited for more of its header."""
     if row is not None:
-        kind = "request" if frame.side == CLIENT else "response"
-        start_ns, end_ns = row[f"{kind}_start_ns"], row[f"{kind}_end_ns"]
+        start_ns, end_ns = row.request_start_ns, row.request_end_ns
+        if frame.side != CLIENT:
+            start_ns, end_ns = row.response_start_ns, row.response_end_ns
         if start_ns is not None and end_ns is not None and 0 <= frame.end_ns - end_ns < _SAME_NS:
             return start_ns, end_ns
     return frame.start_ns, frame.end_ns
 
 
-def _comment(frame: Frame, row: dict[str, Any] | None, note: str) -> str:
+def _comment(frame: Frame, row: _Row | None, note: str) -> str:
     """What kproxy knows of a frame, for who reads it in Wireshark."""
     said = [f"kproxy: connection {frame.info.id}"]
     if row is not None:
-        said[0] += f", exchange {row['number']}"
-        said.append(f"{row['api']} v{row['api_version']} of {row['client_id'] or 'a client without an id'}")
-        if row["latency_ns"] is not None:
-            parts = ((row["queue_ns"], "queue"), (row["muted_ns"], "mute"))
+        said[0] += f", exchange {row.number}"
+        said.append(f"{row.api} v{row.api_version} of {row.client_id or 'a client without an id'}")
+        if row.latency_ns is not None:
+            parts = ((row.queue_ns, "queue"), (row.muted_ns, "mute"))
             shares = [f"{name} {value / 1e6:.3f} ms" for value, name in parts if value]
-            took = f"answered after {row['latency_ns'] / 1e6:.3f} ms"
+            took = f"answered after {row.latency_ns / 1e6:.3f} ms"
             said.append(f"{took} ({', '.join(shares)})" if shares else took)
         else:
-            said.append(row["outcome"])
-        if row["error"]:
-            said.append(f"error {row['error']}")
-        if row["throttle_ms"]:
-            said.append(f"throttled for {row['throttle_ms']} ms")
+            said.append(row.outcome)
+        if row.error:
+            said.append(f"error {row.error}")
+        if row.throttle_ms:
+            said.append(f"throttled for {row.throttle_ms} ms")
     if note:
         said.append(f"{note} (the frame has {frame.size} bytes)")
     return "; ".join(said)

@@ -3,33 +3,41 @@
 Duty: what `protocol.secrets` lists becomes asterisks or zeros of the same length; keys, values and header values of
 records become zeros (`protocol.blanking`); those of KRaft's own topic, which hold credentials, whatever is asked for,
 and parts of snapshots, which begin and end anywhere, whole. A frame that holds none of it is returned as it is. Of a
-frame that is not whole, of an unknown API, or that does not decode, only the head is left: who knows what is in it.
+frame that is not whole, of an unknown API, or that does not decode, only the head is left: who knows what is in it;
+likewise once an `Allowance` is used up, so that nobody's records, small as they come, keep a dump from being written.
 Refuses to know packets.
 """
 
 from functools import cache
 from typing import Any
 
-from kproxy.errors import ProtocolError
+from kproxy.errors import ProtocolError, TooLarge
 from kproxy.flight.cutting import Frame
 from kproxy.protocol import codec
-from kproxy.protocol.blanking import blank
+from kproxy.protocol.blanking import Allowance, blank
 from kproxy.protocol.schema import Field
 from kproxy.protocol.secrets import SECRET_TOPICS, redact
 from kproxy.wire import frames
 from kproxy.wire.events import CLIENT
 
 LEFT_OUT = "left out"
-MAX_BATCH = 16 << 20  # of a batch of records, decompressed
+MAX_RECORDS = 10_000_000  # of a dump: some 20 s of a core
+MAX_UNPACKED_BYTES = 2 << 30  # of a dump: some 20 s of a core
 _API_VERSIONS = 18
 _TOPIC_NAMES = ("topic", "topicId", "name")
 _OF_SNAPSHOT = "unalignedRecords"  # of FetchSnapshot
 
 
-def written(frame: Frame, *, records: bool) -> tuple[bytes, str]:
+def allowance() -> Allowance:
+    """For the frames of one dump."""
+    return Allowance(MAX_RECORDS, MAX_UNPACKED_BYTES)
+
+
+def written(frame: Frame, left: Allowance, *, records: bool) -> tuple[bytes, str]:
     """What may be written of a frame, with its size before it, and what was done to it; "": nothing.
 
-    Fewer bytes than that size says: the rest is left out. records: whether what records hold is written too.
+    Fewer bytes than that size says: the rest is left out. left: what may still be unpacked. records: whether what
+    records hold is written too.
     """
     head = frame.data[: frames.REQUEST_HEAD_BYTES if frame.side == CLIENT else frames.RESPONSE_HEAD_BYTES]
     if frame.api is None:
@@ -37,12 +45,14 @@ def written(frame: Frame, *, records: bool) -> tuple[bytes, str]:
     if not frame.is_whole:
         return head, f"{LEFT_OUT}: it is larger than what is kept of a frame"
     try:
-        return _redacted(frame, records)
+        return _redacted(frame, left, records)
+    except TooLarge:
+        return head, f"{LEFT_OUT}: it holds more than kproxy unpacks for a dump"
     except (ProtocolError, ValueError, KeyError, RecursionError) as fault:
         return head, f"{LEFT_OUT}: it does not decode ({type(fault).__name__})"
 
 
-def _redacted(frame: Frame, records: bool) -> tuple[bytes, str]:
+def _redacted(frame: Frame, left: Allowance, records: bool) -> tuple[bytes, str]:
     assert frame.api is not None
     key, version = frame.api
     data = frame.data[4:]
@@ -55,7 +65,7 @@ def _redacted(frame: Frame, records: bool) -> tuple[bytes, str]:
     message = codec.api_message(key, version, kind)
     hidden = redact(message.name, body, _masked)
     done = ["without secrets"] if hidden != body else []
-    if _blank_records(_fields_with_records(message.fields), hidden, records):
+    if _blank_records(_fields_with_records(message.fields), hidden, left, records):
         done.append("records are zeros")
     if not done:
         return frame.data, ""
@@ -86,7 +96,7 @@ def _fields_with_records(fields: tuple[Field, ...]) -> tuple[Field, ...]:
     return tuple(field for field in fields if field.type == "records" or _fields_with_records(field.fields))
 
 
-def _blank_records(fields: tuple[Field, ...], body: dict[str, Any], shown: bool) -> bool:
+def _blank_records(fields: tuple[Field, ...], body: dict[str, Any], left: Allowance, shown: bool) -> bool:
     """Zeros in place of what the records of a body hold; whether there were such.
 
     shown: but for those of topics with secrets.
@@ -103,9 +113,9 @@ def _blank_records(fields: tuple[Field, ...], body: dict[str, Any], shown: bool)
             found = True
         elif field.type == "records":
             if not shown:
-                body[field.name] = blank(value, MAX_BATCH)
+                body[field.name] = blank(value, left)
                 found = True
         else:
             for item in value if isinstance(value, list) else [value]:
-                found |= _blank_records(_fields_with_records(field.fields), item, shown)
+                found |= _blank_records(_fields_with_records(field.fields), item, left, shown)
     return found

@@ -4,15 +4,18 @@ Duty: what is left has the same offsets, times, sizes, counts, codec and produce
 every reader takes it. An uncompressed batch keeps its size; a compressed one is compressed again, and is smaller.
 Batches of control records are left as they are: they hold no user's data.
 
-Memory: a batch, decompressed and bounded (`compression`). Refuses to know in which frames batches stand.
+Memory: a batch, decompressed and bounded (`compression`). Time: bounded by an `Allowance`, since a kilobyte can hold
+millions of records, and a message of old, which holds others, no further ones that are compressed: brokers refuse
+these too. Refuses to know in which frames batches stand.
 """
 
 import zlib
+from dataclasses import dataclass
 from struct import Struct
 
 from crc32c import crc32c
 
-from kproxy.errors import Malformed
+from kproxy.errors import Malformed, TooLarge
 from kproxy.protocol.compression import NONE, compress, decompress
 from kproxy.protocol.primitives import Buffer, read_varint, read_varlong
 from kproxy.protocol.records import HEADER_BYTES, BatchHeader, iterate_headers, read_header
@@ -21,22 +24,50 @@ _LENGTH_AT = 8
 _CRC_AT = (12, 12, 17)  # by magic
 _SUMMED_AT = (16, 16, 21)
 _CONTENT_AT = (18, 26, HEADER_BYTES)
+_RECORD_BYTES = 7  # of the smallest record of magic 2
 _PREFIX_BYTES = 12  # what the length does not count
 _INT32 = Struct(">i")
 _UINT32 = Struct(">I")
 
 
-def blank(records: Buffer, limit_bytes: int) -> bytes:
-    """The batches of a Produce or a Fetch, blank. Raises Malformed or Unsupported where that cannot be done.
+@dataclass
+class Allowance:
+    """What may still be unpacked, of all that shares it. Raises TooLarge where it is used up."""
 
-    limit_bytes: of a batch, decompressed.
-    """
+    records: int
+    unpacked_bytes: int
+    batch_bytes: int = 16 << 20  # of one batch, unpacked
+
+    def unpack(self, codec: int, payload: Buffer, magic: int) -> bytes:
+        limit_bytes = min(self.batch_bytes, self.unpacked_bytes)
+        try:
+            plain = decompress(codec, payload, magic=magic, limit_bytes=limit_bytes)
+        except Malformed:  # whatever it has become until then
+            self.unpacked_bytes -= limit_bytes
+            raise
+        self.unpacked_bytes -= len(plain)
+        return plain
+
+    def take(self, records: int) -> None:
+        if records > self.records:
+            raise TooLarge(f"{records} records, where {self.records} more are looked at")
+        self.records -= max(0, records)
+
+
+def blank(records: Buffer, allowance: Allowance) -> bytes:
+    """The batches of a Produce or a Fetch, blank. Raises Malformed or Unsupported where that cannot be done."""
+    return _blank(records, allowance, is_inner=False)
+
+
+def _blank(records: Buffer, allowance: Allowance, *, is_inner: bool) -> bytes:
     view = memoryview(records)
     out = bytearray()
     end = 0
     for pos, header in iterate_headers(view):
         end = pos + header.size_bytes
-        out += _batch(header, view[pos:end], limit_bytes)
+        if is_inner and (header.magic == 2 or header.codec != NONE):
+            raise Malformed("a compressed message holds batches, or messages that are compressed")
+        out += _batch(header, view[pos:end], allowance)
     if end < len(view):  # a Fetch may end in a cut batch
         cut = view[end:]
         magic = cut[16] if len(cut) > 16 else 2
@@ -47,16 +78,18 @@ def blank(records: Buffer, limit_bytes: int) -> bytes:
     return bytes(out)
 
 
-def _batch(header: BatchHeader, batch: memoryview, limit_bytes: int) -> bytes:
+def _batch(header: BatchHeader, batch: memoryview, allowance: Allowance) -> bytes:
     if header.is_control:
         return bytes(batch)
     start = _CONTENT_AT[header.magic]
     payload: Buffer = batch[start:]
     if header.magic == 2:
-        content = bytearray(payload if header.codec == NONE else _decompressed(header, payload, limit_bytes))
+        content = bytearray(payload if header.codec == NONE else _decompressed(header, payload, allowance))
+        allowance.take(min(header.record_count, len(content) // _RECORD_BYTES))
         _blank_records(header.record_count, content)
         done = bytes(content) if header.codec == NONE else compress(header.codec, bytes(content))
     else:
+        allowance.take(1)
         content = bytearray(payload)
         key, value = _message_spans(content)
         if header.codec == NONE:
@@ -64,8 +97,8 @@ def _batch(header: BatchHeader, batch: memoryview, limit_bytes: int) -> bytes:
             _zero(content, value[0], len(content))
             done = bytes(content)
         else:
-            plain = decompress(header.codec, content[value[0] : value[1]], magic=header.magic, limit_bytes=limit_bytes)
-            inner = compress(header.codec, blank(plain, limit_bytes), magic=header.magic)
+            plain = allowance.unpack(header.codec, content[value[0] : value[1]], header.magic)
+            inner = compress(header.codec, _blank(plain, allowance, is_inner=True), magic=header.magic)
             _zero(content, *key)
             done = bytes(content[: value[0] - 4]) + _INT32.pack(len(inner)) + inner
     out = bytearray(batch[:start]) + done
@@ -77,8 +110,8 @@ def _batch(header: BatchHeader, batch: memoryview, limit_bytes: int) -> bytes:
     return bytes(out)
 
 
-def _decompressed(header: BatchHeader, payload: Buffer, limit_bytes: int) -> bytes:
-    return decompress(header.codec, payload, limit_bytes=limit_bytes) if header.record_count else b""
+def _decompressed(header: BatchHeader, payload: Buffer, allowance: Allowance) -> bytes:
+    return allowance.unpack(header.codec, payload, header.magic) if header.record_count else b""
 
 
 def _blank_records(count: int, content: bytearray) -> None:

@@ -3,6 +3,7 @@
 import io
 import pickle
 import random
+import re
 from uuid import UUID
 
 import pyarrow.parquet as pq
@@ -10,12 +11,12 @@ import pytest
 
 from kproxy.convert.reading import exchanges
 from kproxy.errors import KproxyError
-from kproxy.flight import sending
+from kproxy.flight import redaction, sending
 from kproxy.flight.cutting import Frame, cut
 from kproxy.flight.dump import dump, read
 from kproxy.flight.frames import Chunk, Frames
 from kproxy.flight.headers import Headers
-from kproxy.flight.redaction import written
+from kproxy.flight.redaction import allowance, written
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
@@ -24,6 +25,7 @@ from kproxy.wire.watched import watch
 from tests.flight.test_frames import HEARTBEAT, HOUR_NS, INFO, PRODUCE, big, dialogue
 from tests.wire.playbook import request, response
 
+API_VERSIONS = 18
 VALUE = b"what-nobody-may-read"
 
 
@@ -101,8 +103,34 @@ def test_damage_and_lost_beginnings_are_left_out(tmp_path, seed):
     told = dump(what)
     assert told["frames"] >= 1
     for frame in cut(frames.chunks):
-        data, note = written(frame, records=False)
+        data, note = written(frame, allowance(), records=False)
         assert data == frame.data or note
+
+
+def test_records_that_would_take_a_dump_all_its_time_cost_it_their_own_frames(tmp_path, monkeypatch):
+    monkeypatch.setattr(redaction, "MAX_RECORDS", 12)
+    said = []
+    for number in range(4):
+        said += [(CLIENT, produced(number)), (BROKER, response(PRODUCE, 7, number))]
+    said += [(CLIENT, request(HEARTBEAT, 4, 9)), (BROKER, response(HEARTBEAT, 4, 9))]
+    told = dump(sent(tmp_path, said)[0])
+    assert (told["exchanges"], told["frames"], told["left_out"]) == (5, 10, 2)
+    data = (tmp_path / "frames.pcapng").read_bytes()
+    assert VALUE not in data and data.count(b"holds more than kproxy unpacks for a dump") == 2
+
+
+def test_a_frame_is_told_of_its_own_exchange_though_all_have_one_correlation_id(tmp_path):
+    said = []
+    for number in range(3):
+        said += [(CLIENT, request(HEARTBEAT, 4, 7)), (BROKER, response(HEARTBEAT, 4, 7, {"errorCode": 25 + number}))]
+    said += [(CLIENT, request(API_VERSIONS, 0, 7))]
+    dump(sent(tmp_path, said)[0])
+    comments = re.findall(rb"kproxy: connection \d+[^\0]*", (tmp_path / "frames.pcapng").read_bytes())
+    numbers = [re.search(rb"exchange (\d+)", comment) for comment in comments]
+    first = int(numbers[0][1])
+    assert [found and int(found[1]) - first for found in numbers] == [0, 0, 1, 1, 2, 2, 2]
+    errors = (b"UNKNOWN_MEMBER_ID", b"INVALID_SESSION_TIMEOUT", b"REBALANCE_IN_PROGRESS")
+    assert [next(error for error in errors if error in comment) for comment in comments[1:6:2]] == list(errors)
 
 
 def test_what_a_process_cannot_write_is_told(tmp_path):
@@ -143,7 +171,7 @@ def test_records_of_the_controllers_own_topic_are_never_shown(shown):
         (59, 0, parts, False),
     ):
         data = response(key, version, 5, body)
-        told, _ = written(Frame(INFO, BROKER, 1, 1, len(data), data, (key, version), 5), records=shown)
+        told, _ = written(Frame(INFO, BROKER, 1, 1, len(data), data, (key, version), 5), allowance(), records=shown)
         assert len(told) == len(data) and (VALUE in told) == is_shown
 
 

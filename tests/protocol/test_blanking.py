@@ -1,21 +1,27 @@
 """Blank batches are batches like those before: counts, offsets, times, sizes and checksums, and nothing of a user."""
 
 import contextlib
+import zlib
+from struct import pack
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.errors import ProtocolError
-from kproxy.protocol.blanking import blank
+from kproxy.errors import Malformed, ProtocolError, TooLarge
+from kproxy.protocol.blanking import Allowance, blank
+from kproxy.protocol.compression import GZIP, ZSTD, compress
 from kproxy.protocol.records import Record, read_batches, write_batch, write_message_set
 
-LIMIT = 1 << 20
 SECRET = b"user-data"
 
 
 def record(number, key, value, headers=()):
     return Record(number, 1_700_000_000_000 + number, key, value, headers)
+
+
+def allowed(records=1 << 20, size=1 << 24):
+    return Allowance(records, size)
 
 
 contents = st.one_of(st.none(), st.binary(max_size=60))
@@ -40,7 +46,7 @@ def test_only_the_content_is_gone(made, magic, codec, cut):
         data = write_message_set(made, magic=magic, codec=codec % 4)
     whole = data + data[: min(cut, len(data) - 1)]
     before, _ = read_batches(whole)
-    got = blank(whole, LIMIT)
+    got = blank(whole, allowed())
     after, _ = read_batches(got)
     assert len(after) == len(before) and all(batch.crc_valid for batch in after)
     for old, new in zip(before, after, strict=True):
@@ -60,7 +66,7 @@ def test_only_the_content_is_gone(made, magic, codec, cut):
 def test_what_compresses_well_and_cut_batches_tell_nothing(codec):
     data = write_batch([record(n, SECRET, SECRET * 3, (("h", SECRET),)) for n in range(50)], codec=codec)
     for cut in range(0, len(data), 7):
-        assert SECRET not in blank(data + data[:cut], LIMIT)
+        assert SECRET not in blank(data + data[:cut], allowed())
 
 
 @settings(max_examples=300, deadline=None)
@@ -71,14 +77,60 @@ def test_damage_is_a_protocol_error_or_a_blank(noise, made, data):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     for given_bytes in (noise, bytes(whole)):
         with contextlib.suppress(ProtocolError):
-            blank(given_bytes, LIMIT)
+            blank(given_bytes, allowed())
 
 
 def test_what_the_count_leaves_out_is_blank_too():
     one = [record(0, None, SECRET * 9)]
     data = bytearray(write_batch(one))
     data[57:61] = bytes(4)  # the count of records
-    assert SECRET in data and SECRET not in blank(data, LIMIT)
+    assert SECRET in data and SECRET not in blank(data, allowed())
     data = write_message_set(one, magic=1, codec=0)
     longer = int.from_bytes(data[8:12], "big") + len(SECRET)
-    assert SECRET not in blank(data[:8] + longer.to_bytes(4, "big") + data[12:] + SECRET, LIMIT)
+    assert SECRET not in blank(data[:8] + longer.to_bytes(4, "big") + data[12:] + SECRET, allowed())
+
+
+def of_many(count):
+    """A batch of so many records of seven bytes, which compress to nothing."""
+    head = bytearray(write_batch([record(0, None, b"")])[:61])
+    head[21:23] = pack(">h", ZSTD)
+    head[57:61] = pack(">i", count)
+    payload = compress(ZSTD, bytes([12, 0, 0, 0, 1, 1, 0]) * count)
+    head[8:12] = pack(">i", 61 - 12 + len(payload))
+    return bytes(head) + payload
+
+
+def test_what_all_batches_become_is_bounded():
+    bomb = of_many(100_000)
+    assert len(bomb) < 1000
+    left = allowed(records=250_000)
+    assert blank(bomb * 2, left)
+    with pytest.raises(TooLarge):
+        blank(bomb, left)
+    assert blank(of_many(50_000), left)
+    liar = bytearray(write_batch([record(0, None, SECRET)]))
+    liar[57:61] = pack(">i", (1 << 31) - 1)
+    with pytest.raises(Malformed):
+        blank(liar, left := allowed(records=10))
+    assert left.records > 0
+    left = allowed(size=1_500_000)
+    assert blank(bomb * 2, left)
+    with pytest.raises(TooLarge):
+        blank(bomb, left)
+    assert left.unpacked_bytes == 0
+
+
+def message(value, codec):
+    body = pack(">bbqii", 1, codec, 0, -1, len(value)) + value
+    return pack(">qiI", 0, len(body) + 4, zlib.crc32(body)) + body
+
+
+def test_messages_inside_messages_are_unpacked_once():
+    inner = message(SECRET, 0)
+    once = message(compress(GZIP, inner * 2, magic=1), GZIP)
+    left = allowed()
+    assert SECRET not in blank(once, left)
+    assert left.records == (1 << 20) - 3
+    for data in (once, write_batch([record(0, None, SECRET)])):
+        with pytest.raises(Malformed):
+            blank(message(compress(GZIP, data * 2, magic=1), GZIP), left)
