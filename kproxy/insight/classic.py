@@ -66,7 +66,8 @@ class ClassicGroup(Group):
     def weight(self) -> int:
         """About how many members it remembers, those that left and what they said included."""
         forming = self._forming
-        now = len(self.members) + len(self._before) + (0 if forming is None else len(forming.joined))
+        now = len(self.members) + len(self._before)
+        now += 0 if forming is None else len(forming.joined) + len(forming.called)
         return (
             1
             + now
@@ -132,7 +133,7 @@ class ClassicGroup(Group):
             self._begin(number, answer, spoken)
         forming = self._forming
         assert forming is not None
-        self._note_cause(member, spoken, reason)
+        self._note_cause(member, min(spoken.request_end, forming.answered_ns), spoken.request["memberId"], reason)
         forming.started_ns = min(forming.started_ns, spoken.request_end)
         if spoken.request_end >= forming.last_request_ns:
             forming.last_but_one_ns = forming.last_request_ns
@@ -163,7 +164,8 @@ class ClassicGroup(Group):
         self.strategy = answer.get("protocolName")
         member_id = answer["memberId"]
         at = spoken.response_start
-        self._forming = Forming(number, self.strategy, answer["leader"], at, spoken.request_end, member_id)
+        called, self._called = self._called, set()
+        self._forming = Forming(number, self.strategy, answer["leader"], at, called, at, spoken.request_end, member_id)
 
     def _replaced(self, member: Joined, spoken: Spoken) -> Iterator[GroupEvent]:
         """A static member that came back under another id has the assignment of its former self."""
@@ -206,9 +208,8 @@ class ClassicGroup(Group):
                     known.owned = former.owned
             self.members[known.id] = known
 
-    def _note_cause(self, member: Joined, spoken: Spoken, reason: str | None) -> None:
+    def _note_cause(self, member: Joined, at: int, asked_id: str, reason: str | None) -> None:
         old = self._before.get(member.id)
-        at = spoken.request_end
         given = self._asked.pop(member.id, None)
         if old is not None:
             if old.topics is not None and member.topics is not None and set(old.topics) != set(member.topics):
@@ -217,7 +218,7 @@ class ClassicGroup(Group):
             each.instance_id == member.instance_id for each in self._before.values()
         ):
             self.caused(at, "member_replaced", member.id, reason or "a static member under a new id")
-        elif self._strange and given is None and spoken.request["memberId"]:
+        elif self._strange and given is None and asked_id:
             self._before[member.id] = member  # it has had its id for longer than anything was seen of the group
         else:
             self.caused(at, "member_joined", member.id, reason or "a new member")
@@ -502,10 +503,11 @@ class ClassicGroup(Group):
         else:
             self.members = dict(forming.joined)  # as far as they were seen
         waited = forming.last_request_ns - forming.last_but_one_ns if forming.last_but_one_ns else None
-        self._causes.clear()
+        # A generation that not all members asked for ends when the next one begins: what set that off is known by then.
+        self._causes = [each for each in self._causes if each.at > forming.answered_ns]
+        if self._moved is not None and self._moved.at <= forming.answered_ns:
+            self._moved = None
         self._held_bytes = sum(each.size_bytes for held in (self.members, before) for each in held.values())
-        self._called.clear()
-        self._moved = None
         yield Rebalance(
             self.cluster,
             self.group_id,
@@ -529,15 +531,15 @@ class ClassicGroup(Group):
 
     def _cause(self, forming: Forming, before: Mapping[str, Joined], after: Mapping[str, Joined]) -> Cause:
         """What set a generation off."""
-        if self._causes:
-            return min(self._causes, key=lambda each: each.at)
+        if causes := [each for each in self._causes if each.at <= forming.answered_ns]:
+            return min(causes, key=lambda each: each.at)
         at = forming.started_ns
         gone = sorted(before.keys() - after.keys()) if forming.members else []
         again = [each for each in after.values() if each.id in before and each.asked_ns]
         first = min(again, key=lambda each: each.asked_ns) if again else None
-        if gone and (first is None or first.id in self._called):
+        if gone and (first is None or first.id in forming.called):
             return Cause(at, "session_expired", gone[0], "gone without a word: the coordinator expired its session")
-        if self._moved is not None:
+        if self._moved is not None and self._moved.at <= forming.answered_ns:
             return self._moved._replace(at=at)
         if first is not None:
             if first.id == forming.leader:

@@ -41,6 +41,8 @@ class Forming:
     number: int
     strategy: str | None
     leader: str
+    answered_ns: int  # the first answer to a JoinGroup: what comes later is of the next generation
+    called: set[str]  # members that were told to rejoin since the one before
     joined_ns: int
     started_ns: int
     last_to_join: str

@@ -175,6 +175,21 @@ def test_a_leader_that_nobody_called_set_off_what_an_expiry_only_ended(called, c
     assert (row.generation, row.members_after, (row.cause, row.cause_member)) == (2, 1, cause)
 
 
+@pytest.mark.parametrize("expired", [True, False])
+def test_what_ends_a_generation_before_it_is_complete_set_off_the_next_one(expired):
+    """b is the leader and never assigns: a, which waits for that, is told that b is expired, or b leaves."""
+    group = ClassicGroup("default", "g")
+    talk = [joined("a", 1, 10), joined("b", 1, 11, "ab")]
+    request = {"groupId": "g", "memberId": "a", "generationId": 1, "assignments": ()}
+    refused = Spoken(14, 5, request, {"errorCode": 27, "assignment": b""}, 12, 30)
+    left = Spoken(13, 0, {"groupId": "g", "memberId": "b"}, {"errorCode": 0}, 20, 21)
+    talk += [*([] if expired else [left]), refused, joined("a", 2, 40, "a"), synced("a", 2, 50)]
+    found = [row for each in talk for row in group.feed(each, {})]
+    rows = [row for row in found if isinstance(row, Rebalance)]
+    causes = [(row.generation, row.cause, row.cause_member) for row in rows]
+    assert causes == [(1, "member_joined", "a"), (2, "session_expired" if expired else "member_left", "b")]
+
+
 @pytest.mark.parametrize("assigned,agrees", [(2, True), (3, True), (1, False)])
 def test_a_leader_may_not_know_yet_that_a_topic_grew(assigned, agrees):
     topic = b"\0\0\0\1\0\1t"

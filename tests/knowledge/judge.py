@@ -18,6 +18,9 @@ from tests.knowledge.truth import METADATA_LOG, Described, Generation, Run
 # Between the wire and a log, or a table and a look at it, on a machine that is busy with five JVMs.
 NEAR_NS = 3 * 10**9
 
+# Between two requests of which a broker may take either first.
+AT_ONCE_NS = 5 * 10**6
+
 # What the wire cannot say, or says otherwise than a log.
 EXPLAINED = {
     "an expiry is seen when the others rejoin": (
@@ -53,6 +56,10 @@ SOMETIMES = {
     "what a newer member owns follows its next heartbeat": (
         "The tools show what the coordinator has decided; a member of the newer protocols is told with its next "
         "heartbeat, and until then the wire shows what it had."
+    ),
+    "another one of two that joined at once": (
+        "Two members sent JoinGroup within AT_ONCE_NS, each on its connection. The wire has the order in which they "
+        "came; the broker's threads handed them to the coordinator in the other."
     ),
 }
 
@@ -118,11 +125,21 @@ def _generations(run: Run, rows: list[Row]) -> Iterator[Difference]:
         yield Difference("a generation without a row", key, run.generations[key])
     for key in found.keys() - run.generations.keys():
         yield Difference("a row without a generation", key, None, found[key])
+    joins = [row for row in rows if isinstance(row, GroupEvent) and row.event == "join"]
     for key in run.generations.keys() & found.keys():
-        yield from _generation(key, run.generations[key], found[key])
+        of_group = [row for row in joins if row.group_id == key[0]]
+        yield from _generation(key, run.generations[key], found[key], of_group)
 
 
-def _generation(key: tuple[str, int], logged: Generation, row: Rebalance) -> Iterator[Difference]:
+def _at_once(joins: list[GroupEvent], row: Rebalance, member: str | None) -> bool:
+    """Whether a member joined in the same moment as the one that is said to have set a rebalance off."""
+    members = {each.member_id for each in joins if abs(each.time_ns - row.started_ns) <= AT_ONCE_NS}
+    return members >= {member, row.cause_member}
+
+
+def _generation(
+    key: tuple[str, int], logged: Generation, row: Rebalance, joins: list[GroupEvent]
+) -> Iterator[Difference]:
     reason, member = next(
         ((cause, match[1]) for pattern, cause in REASONS if (match := re.match(pattern, logged.reason))),
         ("unknown", None),
@@ -130,6 +147,8 @@ def _generation(key: tuple[str, int], logged: Generation, row: Rebalance) -> Ite
     if (row.cause, row.cause_member) != (reason, member):
         if (reason, row.cause, row.cause_member) == ("leader_rejoined", "subscription_changed", member):
             yield Difference("a leader with other topics", key)
+        elif member != row.cause_member and _at_once(joins, row, member):
+            yield Difference("another one of two that joined at once", key)
         else:
             yield Difference("another cause", key, logged.reason, (row.cause, row.cause_member, row.reason))
     if row.members_after != logged.members:
