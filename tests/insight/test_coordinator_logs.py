@@ -9,7 +9,7 @@ from kproxy.capture.quality import Quality
 from kproxy.convert.job import Job
 from kproxy.convert.rows import Rows
 from kproxy.convert.spoken import SPOKEN
-from kproxy.insight import coordinator_logs
+from kproxy.insight import coordinator_logs, read_ranges
 from kproxy.insight.coordinator_logs import LOGS, OFFSETS, TRANSACTIONS, CoordinatorLogs, Logged
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.rows import TABLES, Assignment, CommittedOffset, GroupEvent, Rebalance, Transaction
@@ -216,6 +216,24 @@ def test_each_record_once_whoever_reads_it_and_from_where():
     ]  # another leader had less
 
 
+def ended(base, producer, kind=1):
+    of_batch = {"producer_id": producer, "producer_epoch": 0, "is_transactional": True}
+    marker = Record(base, 1000 + base, b"\0\0\0" + bytes([kind]), bytes(6))
+    return Logged(base, OFFSETS, 0, write_batch([marker], is_control=True, **of_batch))
+
+
+def test_a_marker_says_nothing_of_what_was_written_before_a_gap_in_what_was_read():
+    """The first transaction was aborted, and its marker, at 1, is lost: the second one's commits its own alone."""
+    of_batch = {"producer_id": 7, "producer_epoch": 0, "is_transactional": True}
+    logs = CoordinatorLogs("c")
+    talk = [commit(10, 0, **of_batch), commit(20, 2, **of_batch), ended(3, 7)]
+    said = [(row.offset, row.change) for each in talk for row in logs.feed(each)]
+    assert said == [(10, "pending"), (20, "pending"), (20, "committed")]
+    late = list(logs.feed(ended(1, 7, kind=0)))  # somebody else reads it later
+    assert [(row.offset, row.change, row.log_offset) for row in late] == [(10, "aborted", 1)]
+    assert logs.left_out == 0
+
+
 def test_records_that_wait_are_bounded_in_bytes(monkeypatch):
     """Of a group with many members each generation is a large record."""
     monkeypatch.setattr(coordinator_logs, "WAITING_BYTES", 100_000)
@@ -235,7 +253,7 @@ def test_records_that_wait_are_bounded_in_bytes(monkeypatch):
 
 
 def test_transactions_whose_end_was_not_read_leave_room_for_others(monkeypatch):
-    monkeypatch.setattr(coordinator_logs, "MAX_PENDING", 10)
+    monkeypatch.setattr(read_ranges, "MAX_PENDING", 10)
     logs = CoordinatorLogs("c")
     changes = []
     for number in range(30):

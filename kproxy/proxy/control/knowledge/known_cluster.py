@@ -102,7 +102,7 @@ class KnownCluster:
         topic, identity, partition = json.loads(heard.request)
         log = named(topic, None if identity is None else UUID(identity), self.knowledge.topics.names)
         if log is None or heard.response is None:
-            self.knowledge.logs.left_out += 1
+            self.knowledge.logs.unnamed()
             return []
         whose = heard.whose
         logged = Logged(
