@@ -8,11 +8,16 @@ message may be late, so one with an older leader epoch says nothing, nor one wit
 nor one without epochs about a partition whose epoch is known: brokers before 2.1 describe partitions so, and leave dead
 replicas out.
 
+Epochs begin anew with a topic that is made again under its name. So a topic ends too when it is told with another id,
+and when a broker says that there is none. A broker that has to delete its replica ends nothing while the partition is
+led elsewhere: it was moved. What a broker refuses, since another controller has taken over, says nothing.
+
 Bounds: MAX_PARTITIONS partitions; those beyond are counted in `left_out`. MAX_GONE topics that were deleted. Refuses to
 know groups and connections.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -37,6 +42,9 @@ APIS = {
 MAX_PARTITIONS = 200_000
 MAX_GONE = 1000
 NO_LEADER, DELETED = -1, -2  # of a partition that is offline; of one that goes (LeaderAndIsr.LEADER_DURING_DELETE)
+EPOCH_OF_DELETED = -2  # StopReplica's leader epoch, since 2.6, of a topic that is deleted
+UNKNOWN_TOPIC_OR_PARTITION, STALE_CONTROLLER_EPOCH = 3, 11
+NO_ID = UUID(int=0)
 
 Key = tuple[str, int]  # topic, partition
 
@@ -49,13 +57,20 @@ class _State(NamedTuple):
     replicas: frozenset[int] | None  # None: that message does not say
 
 
+@dataclass(slots=True)
+class _Topic:
+    id: UUID = NO_ID  # as long as nobody told it
+    partitions: dict[int, _State] = field(default_factory=dict)
+
+
 class Partitions:
     """The partitions of one cluster."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
         self.left_out = 0
-        self._known: dict[Key, _State] = {}
+        self._topics: dict[str, _Topic] = {}  # those with partitions that are known
+        self._count = 0  # of partitions
         self._gone: dict[UUID, None] = {}  # ids of topics that were deleted, of which a late Metadata may still speak
 
     def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[Leadership]:
@@ -63,14 +78,18 @@ class Partitions:
         api = spoken.api_key
         at = spoken.request_end
         controller: tuple[int | None, int | None] = None, None
+        topics: list[tuple[str, Body]] = []  # that are told, by their names; a nameless one is not known
         if api in (LEADER_AND_ISR, UPDATE_METADATA, STOP_REPLICA):
             controller = spoken.request["controllerId"], spoken.request["controllerEpoch"]
+            if (spoken.response or {}).get("errorCode") == STALE_CONTROLLER_EPOCH:
+                return
         if api == STOP_REPLICA:
-            for key in _deleted(spoken.request):
-                if self._known.pop(key, None) is not None:
+            for key, epoch in _deleted(spoken.request):
+                if not self._is_moved(key, epoch, spoken.broker_id) and self._forget(key):
                     yield self._row(at, api, controller, key, None, "deleted")
             return
         if api in (LEADER_AND_ISR, UPDATE_METADATA):
+            topics = [(each["topicName"], each) for each in spoken.request.get("topicStates") or ()]
             found = _told(spoken.request)
         elif api in (BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH):
             found = _quorum(spoken.request, resigns=api == END_QUORUM_EPOCH)
@@ -80,21 +99,81 @@ class Partitions:
             yield from self._delete(spoken, spoken.response, names)
             return
         else:
-            at = spoken.response_start
-            if api in (METADATA, DESCRIBE_TOPIC_PARTITIONS) and self._gone:
-                told = [topic for topic in spoken.response["topics"] if topic.get("topicId") not in self._gone]
-                found = _READERS[api](spoken.response | {"topics": told}, names)
-            else:
-                found = _READERS[api](spoken.response, names)
+            at, answer = spoken.response_start, spoken.response
+            if api in (METADATA, DESCRIBE_TOPIC_PARTITIONS):
+                if self._gone:
+                    told = [topic for topic in answer["topics"] if topic.get("topicId") not in self._gone]
+                    answer = answer | {"topics": told}
+                topics = [(each["name"], each) for each in answer["topics"]]
+            found = _READERS[api](answer, names)
+        yield from self._made_again(at, api, controller, topics)
         for key, state in found:
             change = self._take(key, state)
             if change:
-                yield self._row(at, api, controller, key, self._known.get(key, state), change)
+                yield self._row(at, api, controller, key, self._state(key) or state, change)
+        for name, each in topics:
+            known = self._topics.get(name)
+            if known is not None and known.id == NO_ID:
+                known.id = each.get("topicId") or NO_ID
 
     def leader_of(self, topic: str, partition: int) -> int | None:
         """The node id of the leader, if it is known and there is one."""
-        state = self._known.get((topic, partition))
+        state = self._state((topic, partition))
         return state.leader if state is not None and state.leader >= 0 else None
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    def _state(self, key: Key) -> _State | None:
+        topic = self._topics.get(key[0])
+        return None if topic is None else topic.partitions.get(key[1])
+
+    def _forget(self, key: Key) -> bool:
+        """A partition is gone; whether it was known."""
+        topic = self._topics.get(key[0])
+        if topic is None or topic.partitions.pop(key[1], None) is None:
+            return False
+        self._count -= 1
+        if not topic.partitions:
+            del self._topics[key[0]]
+        return True
+
+    def _ended(
+        self, names: Iterable[str], at: int, api: int, controller: tuple[int | None, int | None]
+    ) -> Iterator[Leadership]:
+        """Topics are gone, with all of their partitions."""
+        for name in names:
+            topic = self._topics.pop(name, None)
+            if topic is not None:
+                self._count -= len(topic.partitions)
+                for index in sorted(topic.partitions):
+                    yield self._row(at, api, controller, (name, index), None, "deleted")
+
+    def _made_again(
+        self, at: int, api: int, controller: tuple[int | None, int | None], told: Iterable[tuple[str, Body]]
+    ) -> Iterator[Leadership]:
+        """End what is known of topics that are not there any more, or have another id. told: by their names."""
+        for name, each in told:
+            if name not in self._topics:
+                continue
+            known, identity = self._topics[name], each.get("topicId") or NO_ID
+            if each.get("errorCode") == UNKNOWN_TOPIC_OR_PARTITION:
+                yield from self._ended((name,), at, api, controller)
+            elif identity != NO_ID != known.id and identity != known.id:
+                self._bury(known.id)
+                yield from self._ended((name,), at, api, controller)
+
+    def _bury(self, identity: UUID) -> None:
+        """What is still said of a topic with this id is late."""
+        self._gone[identity] = None
+        if len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
+
+    def _is_moved(self, key: Key, epoch: int, broker_id: int | None) -> bool:
+        """Whether a broker that deletes its replica does so since it has none any more, and others have."""
+        state = self._state(key)
+        if epoch == EPOCH_OF_DELETED or state is None or state.leader < 0:
+            return False
+        return state.leader != broker_id if broker_id is not None else epoch >= 0
 
     def _delete(self, spoken: Spoken, answer: Body, names: Mapping[UUID, str]) -> Iterator[Leadership]:
         """Topics that were deleted. Without ids (before 2.8) a topic lives on until StopReplica ends it."""
@@ -103,33 +182,32 @@ class Partitions:
             identity = topic.get("topicId")
             if topic["errorCode"] or identity is None or not identity.int or identity in self._gone:
                 continue
-            self._gone[identity] = None
-            if len(self._gone) > MAX_GONE:
-                del self._gone[next(iter(self._gone))]
-            ended.add(topic["name"] or names.get(identity))
-        for key in sorted(key for key in self._known if key[0] in ended) if ended else ():
-            del self._known[key]
-            yield self._row(spoken.response_start, DELETE_TOPICS, (None, None), key, None, "deleted")
+            self._bury(identity)
+            name = topic["name"] or names.get(identity)
+            if name is not None:
+                ended.add(name)
+        yield from self._ended(sorted(ended), spoken.response_start, DELETE_TOPICS, (None, None))
 
     def _take(self, key: Key, state: _State) -> str:
         """Take a state in; returns what changed, or nothing."""
-        before = self._known.get(key)
+        before = self._state(key)
         if before is None:
             if state.leader == DELETED:
                 return ""
-            if len(self._known) >= MAX_PARTITIONS:
+            if self._count >= MAX_PARTITIONS:
                 self.left_out += 1
                 return ""
-            self._known[key] = state
+            self._topics.setdefault(key[0], _Topic()).partitions[key[1]] = state
+            self._count += 1
             return "created" if state.leader >= 0 else "offline"
         if state.epoch < before.epoch or (state.epoch == before.epoch and state.version < before.version):
             return ""
         if state.leader == DELETED:
-            del self._known[key]
+            self._forget(key)
             return "deleted"
         replicas = before.replicas if state.replicas is None else state.replicas
         isr = before.isr if state.isr is None else state.isr
-        self._known[key] = state = state._replace(replicas=replicas, isr=isr)
+        state = self._topics[key[0]].partitions[key[1]] = state._replace(replicas=replicas, isr=isr)
         if state.leader != before.leader:
             return "elected" if state.leader >= 0 else "offline"
         if before.replicas is not None and replicas != before.replicas:
@@ -218,16 +296,19 @@ _READERS: dict[int, Callable[[Body, Mapping[UUID, str]], Iterator[tuple[Key, _St
 }
 
 
-def _deleted(request: Body) -> Iterator[Key]:
-    """The partitions that a broker is told to delete; those that it is told to stop only are led elsewhere."""
+def _deleted(request: Body) -> Iterator[tuple[Key, int]]:
+    """The partitions that a broker is told to delete, each with its leader epoch, -1 where it is not told.
+
+    Those that it is told to stop only are led elsewhere.
+    """
     everywhere = request.get("deletePartitions")
     if everywhere:
         for part in request.get("ungroupedPartitions") or ():
-            yield part["topicName"], part["partitionIndex"]
+            yield (part["topicName"], part["partitionIndex"]), -1
         for topic in request.get("topics") or ():
             for index in topic["partitionIndexes"]:
-                yield topic["name"], index
+                yield (topic["name"], index), -1
     for topic in request.get("topicStates") or ():
         for part in topic["partitionStates"]:
             if part["deletePartition"]:
-                yield topic["topicName"], part["partitionIndex"]
+                yield (topic["topicName"], part["partitionIndex"]), part["leaderEpoch"]

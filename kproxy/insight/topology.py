@@ -26,7 +26,7 @@ from kproxy.protocol.schema import api_name
 METADATA, LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA, CONTROLLED_SHUTDOWN = 3, 4, 5, 6, 7
 CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS = 19, 20, 37
 DESCRIBE_CLUSTER, BROKER_REGISTRATION, BROKER_HEARTBEAT, DESCRIBE_TOPIC_PARTITIONS = 60, 62, 63, 75
-UNKNOWN_TOPIC_OR_PARTITION = 3
+UNKNOWN_TOPIC_OR_PARTITION, STALE_CONTROLLER_EPOCH = 3, 11
 MAX_BROKERS = 4096
 MAX_TOPICS = 65536
 MAX_ADDRESSES = 16
@@ -240,7 +240,8 @@ class Cluster:
     def _told(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
         """What a controller tells a broker: LeaderAndIsr, StopReplica, UpdateMetadata."""
         request, at, api = spoken.request, spoken.request_end, api_name(spoken.api_key)
-        if request["controllerEpoch"] < self._active[0]:
+        refused = (spoken.response or {}).get("errorCode") == STALE_CONTROLLER_EPOCH
+        if refused or request["controllerEpoch"] < self._active[0]:
             return
         yield from self._controller(spoken)
         if spoken.api_key != UPDATE_METADATA:

@@ -218,3 +218,49 @@ def test_a_topic_that_is_deleted_by_its_id_is_gone_though_a_late_metadata_still_
     many = [deleted(UUID(int=number)) for number in range(3, leadership.MAX_GONE + 9)]
     assert not [row for each in many for row in partitions.feed(each, {})]
     assert len(partitions._gone) == leadership.MAX_GONE
+
+
+def test_a_topic_that_is_made_again_begins_anew_whoever_deleted_it():
+    old, new = UUID(int=1), UUID(int=2)
+
+    def described(identity, *parts, error=0):
+        told = [
+            {"errorCode": 0, "partitionIndex": index, "leaderId": leader, "leaderEpoch": epoch}
+            | {"replicaNodes": [1, 2], "isrNodes": [1]}
+            for index, leader, epoch in parts
+        ]
+        topic = {"errorCode": error, "name": "t", "topicId": identity, "partitions": told}
+        return Spoken(leadership.METADATA, 12, {}, {"topics": [topic]}, 1, 2)
+
+    first, late, again = described(old, (0, 1, 9), (1, -1, 9)), described(old, (0, 2, 9)), described(new, (0, 2, 0))
+    nothing = described(UUID(int=0), error=3)
+    gone = [(0, None, "deleted"), (1, None, "deleted")]
+    for talk in ([first, again, late], [first, nothing, nothing, again], [first, described(UUID(int=0)), again]):
+        partitions = Partitions("c")
+        found = [(row.partition, row.leader, row.change) for each in talk for row in partitions.feed(each, {})]
+        assert found == [(0, 1, "created"), (1, None, "offline"), *gone, (0, 2, "created")]
+        assert partitions.leader_of("t", 0) == 2
+
+
+def test_a_replica_that_is_deleted_where_others_lead_was_moved():
+    new = (2, 5, 3, [2, 3], [2, 3])
+
+    def stopped(epoch, broker, error=0):
+        part = {"partitionIndex": 0, "deletePartition": True} | ({} if epoch is None else {"leaderEpoch": epoch})
+        topic = {"topicName": "t", "partitionStates": [part]}
+        asked = {"controllerId": 1, "controllerEpoch": 7, "topicStates": [topic]}
+        if epoch is None:  # before 2.6
+            topics = [{"name": "t", "partitionIndexes": [0]}]
+            asked = {"controllerId": 1, "controllerEpoch": 7, "deletePartitions": True, "topics": topics}
+        return Spoken(leadership.STOP_REPLICA, 3, asked, {"errorCode": error}, 3, 4, broker_id=broker)
+
+    for kept in (stopped(5, 1), stopped(5, None), stopped(None, 1), stopped(-2, 1, error=11)):
+        assert changes(told(new), kept, told(new, api=6)) == ["created"]
+    for end in (stopped(-2, 1), stopped(-2, None), stopped(None, 2), stopped(None, None)):
+        assert changes(told(new), end) == ["created", "deleted"]
+
+
+def test_what_a_broker_refuses_of_an_old_controller_says_nothing():
+    refused = told((-1, 9, 9, [1], [1, 2]))
+    refused.response = {"errorCode": 11}
+    assert changes(told((1, 5, 9, [1, 2], [1, 2])), refused) == ["created"]

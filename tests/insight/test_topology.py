@@ -150,3 +150,9 @@ def test_any_exchanges_give_rows_and_never_an_error(data, pairs):
     cluster, topics = Cluster("c"), Topics()
     for each in said:
         list(cluster.feed(each, topics))
+
+
+def test_a_controller_that_a_broker_refuses_is_not_active():
+    asked = {"controllerId": 3, "controllerEpoch": 9, "ungroupedPartitionStates": [], "liveBrokers": []}
+    assert not fed([Spoken(6, 0, asked, {"errorCode": 11}, 1, 2)])[1]
+    assert [row.change for row in fed([Spoken(6, 0, asked, {"errorCode": 0}, 1, 2)])[1]] == ["active"]
