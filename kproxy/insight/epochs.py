@@ -3,8 +3,11 @@
 Every member heartbeats with its epoch, and is told the next one together with what it owns then. An epoch above all
 that were told before is a rebalance of the group; what set it off is found among what members said since the last: one
 joined (epoch 0), one left (-1, -2), one changed its subscription. Otherwise a member was silent for long, and expired,
-or the topics changed. An epoch that no member was told is not on the wire. Members of a streams group own tasks, which
+or the topics changed. An epoch that no member was told is not on the wire: of several at once each has a cause, and who
+was silent for long is gone with those that nobody said the cause of. Members of a streams group own tasks, which
 are called by their subtopology as partitions are by their topic.
+
+A member that joins is told the group's epoch. Where that is lower than before, the group was removed and made again.
 
 `STATES` is what members' epochs show of the coordinator's own states. Bounds: those of `group` and `embedded`. Refuses
 to know where exchanges come from.
@@ -22,6 +25,8 @@ from kproxy.insight.spoken import Body, Spoken
 
 PROTOCOLS = {68: "consumer", 76: "share", 88: "streams"}  # ConsumerGroupHeartbeat, ShareGroupHeartbeat, Streams...
 SILENT_INTERVALS = 3  # of heartbeats: a coordinator expires a session after nine by default
+GONE_INTERVALS = 24  # twice as many as a session lasts at most by default: whatever else may explain an epoch
+LATE_NS = 10**9  # by which an answer may be overtaken, or clocks of captures differ
 UNSAID = "metadata_changed"  # the cause of an epoch when no member said anything
 LEAVING, LEAVING_STATIC = -1, -2  # for good; and as a static member that comes back
 GONE = (25, 110)  # UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH: whoever hears this is no member any more
@@ -96,6 +101,8 @@ class EpochGroup(Group):
         if request["memberEpoch"] in (LEAVING, LEAVING_STATIC):
             yield from self._leave(spoken)
             return
+        if request["memberEpoch"] == 0 and 0 < answer["memberEpoch"] < self.epoch:
+            yield from self._begun_anew(spoken)
         member, is_new = self._met(spoken)
         if request["memberEpoch"] == 0 and (is_new or not member.epoch):
             yield from self._joined(member, spoken)
@@ -229,6 +236,16 @@ class EpochGroup(Group):
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
+    def _begun_anew(self, spoken: Spoken) -> Iterator[GroupRow]:
+        """One joined later than the epoch that is known was told, and was told a lower one: it is another group."""
+        if spoken.request_end <= self._begun_ns + LATE_NS or spoken.request.get("instanceId") in self._static:
+            return
+        yield from self.finish()
+        for member in self.members.values():
+            yield self._gone(member, spoken.request_end)
+        self.members, self._static, self._told, self._causes = {}, {}, set(), []
+        self.epoch = self._before = self._held_bytes = 0
+
     def _begin(self, member: _Member, spoken: Spoken) -> Iterator[GroupEvent]:
         """A member was told an epoch that nobody was told before."""
         topics = sum(sum(map(len, each.topics or ())) for each in self.members.values())
@@ -238,10 +255,11 @@ class EpochGroup(Group):
         self._causes.sort(key=lambda cause: cause.at)
         left_over = min(skipped, max(0, len(self._causes) - 1))  # epochs that no member was told had causes too
         causes = self._causes[left_over:]
+        expired = self._silent(spoken.request_end, max(0, skipped + 1 - len(self._causes)))
+        for each in expired:
+            del self.members[each.id]
+            yield self._gone(each, spoken.request_end)
         if not causes:
-            expired = self._silent(spoken.request_end)
-            if expired is not None:
-                yield self._gone(expired, spoken.request_end)
             causes = [self._unsaid(expired, spoken.request_end)]
         cause, self._causes = causes[0], causes[1:]
         others = [
@@ -269,18 +287,23 @@ class EpochGroup(Group):
             group_type=self.group_type,
         )
 
-    def _silent(self, at: int) -> _Member | None:
-        """A member that has not been heard of for long is gone by now."""
-        for each in self.members.values():
-            if each.interval_ns and at - each.heard_ns > SILENT_INTERVALS * each.interval_ns:
-                return self.members.pop(each.id)
-        return None
+    def _silent(self, at: int, unexplained: int) -> list[_Member]:
+        """Members that have not been heard of for long are gone by now: as many as explain epochs, and others."""
+        silent = [
+            ((at - each.heard_ns) / each.interval_ns, each)
+            for each in self.members.values()
+            if each.interval_ns and at - each.heard_ns > SILENT_INTERVALS * each.interval_ns
+        ]
+        silent.sort(key=lambda pair: pair[0], reverse=True)
+        return [
+            each for place, (intervals, each) in enumerate(silent) if place < unexplained or intervals > GONE_INTERVALS
+        ]
 
-    def _unsaid(self, expired: _Member | None, at: int) -> Cause:
+    def _unsaid(self, expired: list[_Member], at: int) -> Cause:
         """Why there is a new epoch though no member said anything."""
-        if expired is not None:
+        if expired:
             words = "silent for long: the coordinator expired its session"
-            return Cause(at, "session_expired", expired.id, words)
+            return Cause(at, "session_expired", expired[0].id, words)
         if self._moved is not None:
             moved, self._moved = self._moved, None
             return moved._replace(at=at)

@@ -136,3 +136,43 @@ def test_a_member_whose_answer_comes_after_those_of_others_set_off_the_epoch_tha
         (2, "member_joined", "b", 2 * second, 2),
         (3, "session_expired", "b", 60 * second, 1),
     ]
+
+
+def test_several_that_expire_at_once_are_all_gone():
+    """The one that is left is told the last of their epochs only."""
+    second = 10**9
+    group = EpochGroup("default", "g", "consumer")
+    talk = [beat("a", 0, 1, 1, topics=["x"]), beat("b", 0, 2, 2, topics=["x"]), beat("c", 0, 3, 3, topics=["x"])]
+    talk += [beat("a", 1, 3, 4), beat("a", 3, 5, 60 * second), beat("a", 5, 5, 61 * second)]
+    found = [row for each in talk for row in group.feed(each, {})]
+    last = [row for row in found if isinstance(row, Rebalance)][-1]
+    assert (last.generation, last.cause, last.members_before, last.members_after) == (5, "session_expired", 3, 1)
+    assert last.ended_ns is not None
+    assert {row.member_id for row in found if isinstance(row, GroupEvent) and row.event == "expired"} == {"b", "c"}
+    assert group.state == "Stable"
+
+
+def test_one_that_died_while_others_said_why_there_is_an_epoch_goes_once_its_session_is_over_for_certain():
+    second = 10**9
+    group = EpochGroup("default", "g", "consumer")
+    talk = [beat("a", 0, 1, 1, topics=["x"]), beat("b", 0, 2, 2, topics=["x"]), beat("a", 1, 2, 200 * second)]
+    talk += [beat("c", 0, 3, 201 * second, topics=["x"]), beat("a", 2, 3, 202 * second)]
+    assert [row.member_id for each in talk for row in group.feed(each, {}) if getattr(row, "event", "") == "expired"]
+    assert sorted(group.members) == ["a", "c"]
+
+
+def test_a_group_that_was_removed_and_made_again_begins_anew():
+    second = 10**9
+    group = EpochGroup("default", "g", "consumer")
+    talk = [beat("a", 0, 1, 1, topics=["x"]), beat("a", 1, 7, 2), beat("late", 0, 6, 2, topics=["x"])]
+    talk[2].request_end = 1  # before anybody was told of epoch 7
+    found = [row for each in talk for row in group.feed(each, {})]
+    assert group.epoch == 7
+    talk = [beat("n", 0, 1, 3600 * second, topics=["x"]), beat("o", 0, 2, 3601 * second, topics=["x"])]
+    talk += [beat("n", 1, 2, 3602 * second), beat("o", 2, 2, 3603 * second)]
+    found = [row for each in talk for row in group.feed(each, {})]
+    rows = [row for row in found if isinstance(row, Rebalance)]
+    counts = [(row.generation, row.cause, row.members_before, row.members_after) for row in rows]
+    assert counts[1:] == [(1, "member_joined", 0, 1), (2, "member_joined", 1, 2)]
+    assert sorted(group.members) == ["n", "o"]
+    assert group.state == "Stable"
