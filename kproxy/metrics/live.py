@@ -4,14 +4,15 @@ Duty: `totals` adds up what was counted of each (cluster, broker, API); `History
 what was added since the step before. All figures are those of /metrics, read from the very cells. Walks over cells are
 generators, which yield now and then: their owner gives traffic its turn, and asks less often where a walk is long.
 
-Bounded: a sample has MAX_SERIES series, the largest, the rest added up under the first name, and MAX_GROUPS groups; it
-is kept as the JSON text in which it is sent, of 20 kB at most (1 kB is usual), SAMPLES of them: 7 MB at most. MAX_NAMES
-names of series and of groups. Refuses to know who asks, and over what.
+Bounded: a sample has MAX_SERIES series: all, or the NAMED_SERIES largest and the rest added up by API, what is still
+too much under the first name; and MAX_GROUPS groups. It is kept as the JSON text in which it is sent, of 20 kB at most
+(1 kB is usual), SAMPLES of them: 7 MB at most. MAX_NAMES names of series and of groups. Refuses to know who asks, and
+over what.
 """
 
 import json
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, quantile
@@ -21,6 +22,7 @@ from kproxy.metrics.known import error_label
 STEP_S = 10.0
 SAMPLES = 360
 MAX_SERIES = 64
+NAMED_SERIES = 32
 MAX_GROUPS = 32
 MAX_NAMES = 1024
 OTHER = "other"
@@ -48,6 +50,11 @@ class Total:
         self.throttle_ns += cells.throttle_ns
         self.duration = [a + b for a, b in zip(self.duration, cells.duration, strict=True)]
 
+    def include(self, other: "Total") -> None:
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.duration = [a + b for a, b in zip(self.duration, other.duration, strict=True)]
+
     def row(self, before: "Total | None" = None) -> list[Any]:
         """[requests, errors, bytes to the broker, bytes to clients, throttled, ms of throttle, [bucket, count, ...]]"""
         since = before or _NOTHING
@@ -66,6 +73,7 @@ class Total:
         ]
 
 
+_COUNTS = tuple(name for name in Total.__slots__ if name != "duration")
 _NOTHING = Total()
 Totals = dict[Key, Total]
 
@@ -86,6 +94,24 @@ def totals(metrics: Metrics) -> Generator[None, None, Totals]:
                 if walked % _CELLS_PER_TURN == 0:
                     yield
     return found
+
+
+def by_api(key: Key) -> Key:
+    return key[0], "", key[2]
+
+
+def by_broker(key: Key) -> Key:
+    return key[0], key[1], ""
+
+
+def summed(found: Totals, key: Callable[[Key], Key]) -> Generator[None, None, Totals]:
+    """Totals, added up by another key; to be run in turns."""
+    sums: Totals = {}
+    for number, (of, total) in enumerate(found.items(), 1):
+        sums.setdefault(key(of), Total()).include(total)
+        if number % _CELLS_PER_TURN == 0:
+            yield
+    return sums
 
 
 class Names:
@@ -159,25 +185,38 @@ class History:
             if before is None or total.requests != before.requests or total.response_bytes != before.response_bytes:
                 rows.append((key, total.row(before)))
         rows.sort(key=lambda item: -item[1][0])
-        shown = [[self.series.number(key), *row] for key, row in rows[:MAX_SERIES]]
-        rest = [row for _, row in rows[MAX_SERIES:]]
-        if rest:
-            shown.append([0, *_added(rest)])
+        if len(rows) > MAX_SERIES:
+            rows = rows[:NAMED_SERIES] + _rest_by_api(rows[NAMED_SERIES:])
+        shown: dict[int, list[list[Any]]] = {}  # rows by the number of their name, which is 0 when there are too many
+        for key, row in rows:
+            shown.setdefault(self.series.number(key), []).append(row)
         changed = [
-            [self.groups.number(key), max(0, count - self._rebalances.get(key, count)), int(rebalances_now)]
+            [self.groups.number(key), max(0, count - self._rebalances.get(key, 0)), int(rebalances_now)]
             for key, (count, rebalances_now) in groups.items()
-            if rebalances_now or count > self._rebalances.get(key, count)
+            if rebalances_now or count > self._rebalances.get(key, 0)
         ]
         seconds = max(1, now_ns - self._since_ns) / 1e9
         sample = {
             "n": number,
             "t": now_ns // 1_000_000,
             "d": round(seconds, 3),
-            "s": shown,
+            "s": [[number, *(some[0] if len(some) == 1 else _added(some))] for number, some in shown.items()],
             "g": changed[:MAX_GROUPS],
             "p": _since(_process(metrics), self._base_process, seconds),
         }
         return json.dumps(sample, separators=(",", ":"))
+
+
+def _rest_by_api(rows: Sequence[tuple[Key, list[Any]]]) -> list[tuple[Key, list[Any]]]:
+    """Added up by cluster and API, since some APIs wait on purpose; what is too much even so under one name."""
+    of_apis: dict[Key, list[list[Any]]] = {}
+    for (cluster, _, api), row in rows:
+        of_apis.setdefault((cluster, OTHER, api), []).append(row)
+    sums = sorted(((key, _added(some)) for key, some in of_apis.items()), key=lambda item: -item[1][0])
+    room = MAX_SERIES - NAMED_SERIES
+    if len(sums) <= room:
+        return sums
+    return [*sums[: room - 1], ((OTHER, OTHER, OTHER), _added([row for _, row in sums[room - 1 :]]))]
 
 
 def _added(rows: Sequence[list[Any]]) -> list[Any]:

@@ -97,8 +97,13 @@ def test_a_flood_of_brokers_and_apis_is_bounded_in_a_sample_and_in_turns():
         history.close(metrics, found, START + (round_number + 1) * SECOND)
     for _, text in history.samples:
         sample = json.loads(text)
-        assert len(text) < 20_000 and len(sample["s"]) == live.MAX_SERIES + 1
-        assert sum(row[1] for row in sample["s"]) == 200 * len(plans)  # the rest is there too, together
+        assert len(text) < 20_000 and live.NAMED_SERIES < len(sample["s"]) <= live.MAX_SERIES
+        assert sum(row[1] for row in sample["s"]) == 200 * len(plans)  # the rest is there too, by API
+        named = {}
+        for row in sample["s"]:
+            api = history.series.names[row[0]][2]
+            named[api] = named.get(api, 0) + row[1]
+        assert set(named.values()) == {600} and len(named) == 9
         assert sum(sum(row[7][1::2]) for row in sample["s"]) == 200 * len(plans)
     for number in range(2 * live.MAX_NAMES):
         history.series.number(("c", str(number), "x"))
@@ -106,6 +111,26 @@ def test_a_flood_of_brokers_and_apis_is_bounded_in_a_sample_and_in_turns():
     for step in range(2 * live.SAMPLES):
         history.close(metrics, found, START + (10 + step) * SECOND)
     assert len(history.samples) == live.SAMPLES
+
+
+def test_rebalances_of_a_group_that_was_not_there_before_are_in_its_first_sample(monkeypatch):
+    found = {}
+    monkeypatch.setattr(live, "_rebalances", lambda metrics: dict(found))
+    metrics, history = Metrics(), live.History()
+    found["c", "old"] = (5, False)
+    history.close(metrics, {}, START)
+    found["c", "new"] = (2, False)
+    history.close(metrics, {}, START + SECOND)
+    history.close(metrics, {}, START + 2 * SECOND)
+    assert [sample["g"] for sample in samples_of(history)] == [[[1, 2, 0]], []]
+    assert history.groups.names[1] == ("c", "new")
+
+
+def test_what_is_too_much_even_by_api_is_under_one_name():
+    rows = [((f"c{number}", "b", "Fetch"), [number + 1, 0, 0, 0, 0, 0, [3, number + 1]]) for number in range(100)]
+    found = live._rest_by_api(rows)
+    assert len(found) == live.MAX_SERIES - live.NAMED_SERIES and found[-1][0] == ("other",) * 3
+    assert sum(row[0] for _, row in found) == sum(row[6][1] for _, row in found) == 5050
 
 
 def test_rows_are_the_largest_and_no_more_than_were_asked_for():

@@ -23,6 +23,7 @@ _RATES = ("requests", "errors", "request_bytes", "response_bytes")
 _TOPIC = ("produced_bytes", "produced_records", "fetched_bytes", "fetched_records")
 _GROUP = ("state", "members", "generation", "rebalances", "rebalance_s", "refused")
 _FULL = {100, 200}  # rows of a list of /api/live that was cut
+_LATE_US = 30 * 10**6  # a slow exchange is told when its answer has ended, its time is that of the first byte
 _WAITING = {"Fetch", "ShareFetch", "JoinGroup", "SyncGroup", "ConsumerGroupHeartbeat"}  # they wait on purpose
 
 
@@ -63,8 +64,8 @@ class Figures:
 
     @property
     def slow_after_us(self) -> int:
-        """The time of the newest slow exchange that is known."""
-        return max((row["at_us"] for row in self._slow), default=0)
+        """From when on slow exchanges are asked for: a while before the newest that is known."""
+        return max(0, max((row["at_us"] for row in self._slow), default=0) - _LATE_US)
 
     @property
     def seconds(self) -> float:
@@ -81,8 +82,8 @@ class Figures:
     def head(self) -> Row:
         """The whole process in one row."""
         first, last = self._answers[0]["state"], self._answers[-1]["state"]
-        (row,) = self.traffic((), lambda row: row[2] not in _WAITING) or [self._empty()]
-        (everything,) = self.traffic(()) or [self._empty()]
+        (row,) = self.traffic((), lambda row: row[2] not in _WAITING, of="apis") or [self._empty()]
+        (everything,) = self.traffic((), of="apis") or [self._empty()]
         everything |= {"p50_s": row["p50_s"], "p99_s": row["p99_s"]}
         everything["connections"] = last["connections"]
         everything["cpu_share"] = max(0.0, last["cpu_s"] - first["cpu_s"]) / self.seconds if self.seconds else None
@@ -92,14 +93,20 @@ class Figures:
         return everything
 
     def traffic(
-        self, by: tuple[str, ...] = ("cluster", "api"), which: Callable[[Sequence[Any]], bool] = lambda row: True
+        self,
+        by: tuple[str, ...] = ("cluster", "api"),
+        which: Callable[[Sequence[Any]], bool] = lambda row: True,
+        of: str = "totals",
     ) -> list[Row]:
-        """Requests, latencies, errors and bytes, added up by columns out of cluster, broker and api."""
+        """Requests, latencies, errors and bytes, added up by columns out of cluster, broker and api.
+
+        of: where totals are only the largest, what has all: `apis`, without brokers, or `of_brokers`, without APIs.
+        """
         names = ("cluster", "broker", "api")
         bounds = [round(bound * 1e9) for bound in self._answers[-1]["bounds_s"]]
         sums: dict[tuple[Any, ...], Row] = {}
         histograms: dict[tuple[Any, ...], list[int]] = {}
-        for key, now, before in self._pairs("totals", 3):
+        for key, now, before in self._pairs(of if of in self._answers[-1] else "totals", 3):
             if not which(key):
                 continue
             named = dict(zip(names, key, strict=True))
@@ -124,7 +131,7 @@ class Figures:
 
     def brokers(self) -> list[Row]:
         """Traffic by broker, with connections and requests in flight."""
-        rows = {(row["cluster"], row["broker"]): row for row in self.traffic(("cluster", "broker"))}
+        rows = {(row["cluster"], row["broker"]): row for row in self.traffic(("cluster", "broker"), of="of_brokers")}
         for cluster, broker, connections, in_flight, disconnects in self._answers[-1]["brokers"]:
             row = rows.setdefault((cluster, broker), {"cluster": cluster, "broker": broker} | self._empty())
             row |= {"connections": connections, "in_flight": in_flight, "disconnects": disconnects}
@@ -188,11 +195,24 @@ class Figures:
 
         Of a list that was cut the rows that were not in it may be old: they have no rate for one window.
         """
-        listed = self._answers[0][name]
+        first = self._answers[0]
+        listed = first[name] if name in first else self._summed(first["totals"], name)
         earlier = {tuple(row[:key_length]): row[key_length:] for row in listed}
-        was_cut = len(listed) in _FULL
+        was_cut = len(listed) in _FULL and (name != "totals" or "apis" in first)
         pairs = []
         for row in self._answers[-1][name]:
             key, now = tuple(row[:key_length]), row[key_length:]
             pairs.append((key, now, earlier.get(key, now if was_cut else None)))
         return pairs
+
+    @staticmethod
+    def _summed(totals: Sequence[Sequence[Any]], name: str) -> list[list[Any]]:
+        """`apis` or `of_brokers` of an answer whose totals were all."""
+        sums: dict[tuple[Any, ...], list[Any]] = {}
+        for cluster, broker, api, *values in totals:
+            key = (cluster, "", api) if name == "apis" else (cluster, broker, "")
+            known = sums.setdefault(key, [*key, *([0] * len(_COUNTS)), []])
+            for index, value in enumerate(values[: len(_COUNTS)], 3):
+                known[index] += value
+            known[-1] = known[-1] + values[-1]  # the same bucket may come twice: counts are added up anyway
+        return list(sums.values())

@@ -34,7 +34,7 @@ def line(source: Source, apis: int = 3) -> str:
     """One line for logs and pipes: everything, and the busiest APIs."""
     figures = source.figures
     all_ = figures.head()
-    busiest = sorted(figures.traffic(("api",)), key=lambda row: -row["requests_per_s"])[:apis]
+    busiest = sorted(figures.traffic(("api",), of="apis"), key=lambda row: -row["requests_per_s"])[:apis]
     named = "  ".join(
         f"{row['api']} {row['requests_per_s']:.0f}/s p50 {_seconds(row['p50_s'])} p99 {_seconds(row['p99_s'])}"
         for row in busiest

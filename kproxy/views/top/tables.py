@@ -161,7 +161,7 @@ TABLES: Mapping[str, Table] = {
         Table(
             "apis",
             (_CLUSTER, Column("api", "api", least=12), *_TRAFFIC, *_SO_FAR),
-            lambda source: source.figures.traffic(("cluster", "api")),
+            lambda source: source.figures.traffic(("cluster", "api"), of="apis"),
             "requests_per_s",
             lambda row: Place("api_brokers", (row["cluster"], row["api"]), f"{row['api']} by broker"),
             "no requests yet",

@@ -43,7 +43,11 @@ def test_the_same_answer_again_is_no_step_and_a_restart_forgets():
     slow = [[7, "3", 1, "Produce"]]
     assert not figures.add(answer(1, 10, slow=slow))
     assert not figures.add(answer(3, 20, slow=slow)) and not figures.add(answer(3, 20, slow=slow))
-    assert figures.seconds == 2.0 and figures.slow_after_us == 7 and len(figures.slow()) == 1
+    assert figures.seconds == 2.0 and len(figures.slow()) == 1
+    figures.add(answer(4, 20, slow=[[50_000_007, "3", 2, "Produce"]]))
+    assert figures.slow_after_us == 20_000_007  # one that began before it may end behind it
+    assert not figures.add(answer(5, 20, slow=[[50_000_006, "4", 1, "Fetch"], [50_000_007, "3", 2, "Produce"]]))
+    assert [row["at_us"] for row in figures.slow()] == [50_000_006, 50_000_007, 7]
     assert figures.add(answer(2, 1, started_ms=2))
     assert (figures.seconds, figures.slow(), figures.traffic()[0]["requests"]) == (0.0, [], 6)
     figures.add(answer(4, 1, started_ms=2, slow=[[number, "3", number, "Fetch"] for number in range(MAX_SLOW + 50)]))
@@ -55,3 +59,27 @@ def test_rows_that_a_cut_list_had_left_out_have_no_rate():
     figures.add(answer(1, 10, errors=[["c", "1", "Produce", f"E{number}", 5] for number in range(100)]))
     figures.add(answer(2, 10, errors=[["c", "1", "Produce", "NEW", 900], ["c", "1", "Produce", "E1", 7]]))
     assert [(row["error"], row["answers_per_s"]) for row in figures.errors()] == [("NEW", 0.0), ("E1", 2.0)]
+
+
+def test_where_totals_are_cut_sums_are_those_of_all():
+    """Of 300 rows an answer has 200, and all of them added up by API and by broker."""
+    figures = Figures()
+    figures.add(answer(1, 10))
+    assert [row["requests"] for row in figures.traffic(of="apis")] == [15]
+    every = [
+        ["c", str(broker), api, 30, 2, 0, 0, 0, 0, [1, 30]] for broker in range(100) for api in ("Fetch", "Commit")
+    ]
+    apis = [["c", "", api, 3000, 200, 0, 0, 0, 0, [1, 3000]] for api in ("Produce", "Fetch", "Commit")]
+    of_brokers = [["c", str(broker), "", 90, 6, 0, 0, 0, 0, [1, 90]] for broker in range(100)]
+    cut = answer(6, 0) | {"totals": every, "apis": apis, "of_brokers": of_brokers}
+    figures.add(cut)
+    found = {row["api"]: row for row in figures.traffic(of="apis")}
+    assert [(name, row["requests"], row["requests_per_s"]) for name, row in found.items()] == [
+        ("Produce", 3000, (3000 - 15) / 5),  # there were 15 before the answers were cut
+        ("Fetch", 3000, 600),
+        ("Commit", 3000, 600),
+    ]
+    assert (figures.head()["requests"], figures.head()["errors"]) == (9000, 600)
+    brokers = {row["broker"]: row for row in figures.brokers()}
+    assert len(brokers) == 100 and brokers["1"]["requests_per_s"] == (90 - 10) / 5
+    assert [row["requests"] for row in figures.traffic(("api",), lambda key: key[:2] == ("c", "7"))] == [30, 30]

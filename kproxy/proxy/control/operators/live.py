@@ -27,6 +27,8 @@ SHARE = 100  # an answer is given for so many times as long as it took to make
 LONGEST_S = 30.0
 LAG_S = 5.0  # consumers are compared with the ends of logs less often: it takes longest
 
+_SUMS = {"apis": live.by_api, "of_brokers": live.by_broker}
+
 log = logging.getLogger("kproxy.admin")
 
 Value = TypeVar("Value")
@@ -115,6 +117,12 @@ class Live:
             },
             "totals": [[*key, *total.row()] for key, total in largest],
         }
+        if len(totals) > MAX_TOTALS:  # so that sums are right all the same
+            for name, key in _SUMS.items():
+                sums = sorted(
+                    (await cost.in_turns(live.summed(totals, key))).items(), key=lambda item: -item[1].requests
+                )
+                parts[name] = [[*of, *total.row()] for of, total in sums[:MAX_TOTALS]]
         makers: list[tuple[str, Callable[[], Any]]] = [
             ("brokers", lambda: live.broker_rows(metrics, MAX_ROWS)),
             ("errors", lambda: live.error_rows(metrics, MAX_ROWS)),
@@ -138,7 +146,8 @@ class Live:
         cost.stop()
         self._cost_s = cost.seconds
         made["interval_s"] = str(round(self.interval_s, 3))
-        self._parts = {**self._parts, **made}
+        kept = self._parts if "apis" in made else {n: text for n, text in self._parts.items() if n not in _SUMS}
+        self._parts = {**kept, **made}
         self._made_at = monotonic()
 
 

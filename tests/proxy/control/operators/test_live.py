@@ -6,7 +6,7 @@ import json
 from kproxy.metrics import Metrics, live
 from kproxy.proxy.control.operators import live as asked_live
 from tests.metrics.test_live import connected
-from tests.metrics.test_slow import MS, PRODUCE, exchange
+from tests.metrics.test_slow import FETCH, MS, PRODUCE, exchange
 from tests.proxy.control.operators.test_operator import HEARTBEAT, asked, operated
 from tests.proxy.live import live as running
 from tests.proxy.live import request, response
@@ -130,3 +130,27 @@ def test_a_fault_while_counting_costs_a_sample_and_not_the_history(monkeypatch, 
     running(test())
     assert [json.loads(text)["s"][0][1] for _, text in answers._history.samples][:3] == [1, 1, 1]
     assert "no sample for the history" in caplog.text
+
+
+def test_of_more_totals_than_an_answer_has_the_sums_are_there(monkeypatch):
+    monkeypatch.setattr(asked_live, "LEAST_S", 0.0)
+    monkeypatch.setattr(asked_live, "SHARE", 0)
+    metrics = Metrics()
+    for number in range(150):
+        connected(metrics, broker=str(number)).events([exchange(PRODUCE, MS)] * 2)
+
+    async def test():
+        answers = asked_live.Live(gathering(metrics), dict, with_history=False)
+        whole = json.loads(await answers.answer({}))
+        assert len(whole["totals"]) == 150 and "apis" not in whole
+        for number in range(150):
+            connected(metrics, broker=str(number)).events([exchange(FETCH, MS)])
+        cut = json.loads(await answers.answer({}))
+        assert len(cut["totals"]) == asked_live.MAX_TOTALS
+        assert [row[:4] for row in cut["apis"]] == [["demo", "", "Produce", 300], ["demo", "", "Fetch", 150]]
+        assert [row[10 - 1][1] for row in cut["apis"]] == [300, 150]
+        assert len(cut["of_brokers"]) == 150 and {tuple(row[2:4]) for row in cut["of_brokers"]} == {("", 3)}
+        metrics.clusters.clear()
+        assert "apis" not in json.loads(await answers.answer({}))
+
+    asyncio.run(test())

@@ -4,7 +4,7 @@
 "use strict";
 
 (() => {
-  const ROWS = 10, MOST = 100, WINDOW_MS = 10000, COLOURS = 8, CONNECTIONS_MS = 3000, FINDINGS_MS = 10000;
+  const ROWS = 10, MOST = 100, WINDOW_MS = 10000, COLOURS = 8, CONNECTIONS_MS = 3000, FINDINGS_MS = 10000, LATE_US = 30e6;
   // What waits on purpose has no place in latencies, unless it is asked for by name.
   const WAITING = new Set(["Fetch", "ShareFetch", "JoinGroup", "SyncGroup", "ConsumerGroupHeartbeat"]);
   const DEFAULTS = { cluster: "", broker: "", api: "", find: "", range: "900", theme: "" };
@@ -12,7 +12,7 @@
 
   const chosen = { ...DEFAULTS };
   let series = [], groupNames = [], samples = [], current = null, answers = [], slow = [], last = null, lags = [];
-  let connections = [], findings = null, names = [], startedMs = 0, paused = false, timer = 0, failures = 0;
+  let connections = [], findings = null, names = [], startedMs = 0, paused = false, asking = false, timer = 0, failures = 0;
   const sorted = {}, opened = {};
 
   // --- figures -------------------------------------------------------------------------------------------------------
@@ -123,11 +123,13 @@
     series = []; groupNames = []; samples = []; current = null; answers = []; slow = []; lags = [];
   }
   async function poll() {
+    if (asking) return; // one question at a time, whoever wants it: the answer to a second one would count twice
     let wait = 1000;
+    asking = true;
     try {
       if (!paused && !document.hidden && !$("login").open) {
         const seen = samples.length ? samples[samples.length - 1].n : 0;
-        const slowest = slow.length ? slow[0].at_us : 0;
+        const slowest = Math.max(0, (slow.length ? d3.max(slow, (row) => row.at_us) : 0) - LATE_US); // it is told when it has ended
         take(await ask(`/api/live?after=${seen}&series=${series.length}&groups=${groupNames.length}&slow_after=${slowest}`));
         failures = 0;
         wait = last.interval_s * 1000;
@@ -138,8 +140,10 @@
       wait = Math.min(5000, 1000 * failures);
       state(fault.name === "TypeError" || fault.name === "TimeoutError" ? "kproxy does not answer; asking again" : fault.message, "bad");
     }
+    asking = false;
     timer = setTimeout(poll, wait);
   }
+  const identity = (row) => [row.connection, row.number, row.at_us].join();
   function take(answer) {
     if (startedMs && answer.state.started_ms !== startedMs) {
       forget(); // another process: its counters began anew, and its answer may leave out what the former one had sent
@@ -158,7 +162,8 @@
     }
     if (answer.lags) lags = answer.lags;
     const rows = answer.slow.map((row) => Object.fromEntries(answer.slow_columns.map((name, i) => [name, row[i]])));
-    slow = [...rows.reverse(), ...slow].slice(0, 200);
+    const known = new Set(slow.map(identity));
+    slow = [...rows.reverse().filter((row) => !known.has(identity(row))), ...slow].slice(0, 200);
     answers.push(answer);
     while (answers.length > 2 && answer.state.now_ms - answers[1].state.now_ms >= WINDOW_MS) answers.shift();
   }
@@ -352,21 +357,35 @@
   const column = (name, value, more = {}) => ({ name, value, ...more });
   const figure = (name, value, format = number, more = {}) => ({ name, value, number: true, show: (row) => format(value(row)), ...more });
 
-  // Rows of `totals` now less those of some seconds ago.
-  function recent() {
-    const now = answers[answers.length - 1], before = answers[0];
-    const seconds = Math.max(0.001, (now.state.now_ms - before.state.now_ms) / 1000);
-    const earlier = new Map(before.totals.map((row) => [row.slice(0, 3).join("\0"), row]));
-    const rows = now.totals.map(([cluster, broker, api, ...counts]) => {
-      const was = earlier.get([cluster, broker, api].join("\0"))?.slice(3) ?? counts;
+  // Totals of an answer: all, where there are not more than it holds; or all of them without brokers (`apis`) or APIs (`of_brokers`).
+  function listed(answer, of) {
+    if (of === "totals" || !last[of] || answer[of]) return answer[of] ?? answer.totals;
+    const sums = new Map();
+    for (const [cluster, broker, api, ...counts] of answer.totals) {
+      const names = of === "apis" ? [cluster, "", api] : [cluster, broker, ""], name = names.join("\0"), sum = sums.get(name);
+      if (!sum) sums.set(name, [...names, ...counts]);
+      else counts.forEach((value, i) => (sum[i + 3] = i < 6 ? sum[i + 3] + value : [...sum[i + 3], ...value]));
+    }
+    return [...sums.values()];
+  }
+  // A row that was not there before begins at 0, unless it may have been left out.
+  const begun = (counts, earlier, whole) => earlier ?? (whole ? counts.map((value) => (Array.isArray(value) ? [] : 0)) : counts);
+
+  // Rows of totals now less those of some seconds ago.
+  function recent(of) {
+    const now = answers[answers.length - 1], first = answers[0];
+    const seconds = Math.max(0.001, (now.state.now_ms - first.state.now_ms) / 1000);
+    const earlier = new Map(listed(first, of).map((row) => [row.slice(0, 3).join("\0"), row.slice(3)]));
+    const whole = of !== "totals" || !first.apis;
+    const rows = listed(now, of).map(([cluster, broker, api, ...counts]) => {
+      const was = begun(counts, earlier.get([cluster, broker, api].join("\0")), whole);
       const duration = buckets();
       fill(duration, counts[6], 1);
       fill(duration, was[6], -1);
       const rates = counts.slice(0, 6).map((value, i) => (value - was[i]) / seconds);
       return { cluster, broker, api, requests: rates[0], errors: rates[1], to: rates[2], from: rates[3], throttled: rates[4], duration, total: counts[0], cpu: 0 };
     });
-    const cpu = (now.state.cpu_s - before.state.cpu_s) / seconds;
-    return { rows, seconds, cpu, earlier: before };
+    return { rows, seconds, cpu: (now.state.cpu_s - first.state.cpu_s) / seconds };
   }
   function added(rows, key) {
     const sums = new Map();
@@ -426,11 +445,12 @@
   }
   // Of what names peers there are, the answer has the largest: who looks for another name must know that.
   const among = (rows, filtered, empty) => (rows.length < MOST ? empty : chosen.find && !filtered ? `none of the ${MOST} largest has this in its name` : empty);
-  function cut(id, rows) {
+  const largest = (rows) => (rows.length < MOST ? "" : `the ${MOST} largest`);
+  function cut(id, text) {
     const title = $(id).parentNode.querySelector("h2");
     let note = title.querySelector(".cut");
     if (!note) title.append(" ", (note = node("small", { class: "cut" })));
-    note.textContent = rows.length < MOST ? "" : `the ${MOST} largest`;
+    note.textContent = text;
   }
 
   function drawFindings() {
@@ -456,20 +476,21 @@
     const unique = (values) => [...new Set(values)].sort();
     offer("cluster", unique(last.totals.map((row) => row[0]).concat(last.brokers.map((row) => row[0]))));
     offer("broker", unique(last.brokers.filter((row) => matches(row[0], chosen.broker, chosen.api)).map((row) => row[1])));
-    offer("api", unique(last.totals.filter((row) => matches(row[0], row[1], chosen.api)).map((row) => row[2])));
+    offer("api", unique(listed(last, chosen.broker ? "totals" : "apis").filter((row) => matches(row[0], row[1], chosen.api)).map((row) => row[2])));
 
-    const { rows, seconds, cpu, earlier } = recent();
+    const isWhole = !last.apis, { rows, seconds, cpu } = recent(chosen.broker ? "totals" : "apis"), earlier = answers[0];
     const mine = rows.filter((row) => matches(row.cluster, row.broker, row.api));
     const all = added(mine, () => "")[0] ?? { requests: 0, errors: 0, to: 0, from: 0, throttled: 0, duration: buckets() };
     const timed = added(mine.filter((row) => chosen.api || !WAITING.has(row.api)), () => "")[0]?.duration ?? buckets();
     const brokers = last.brokers.filter((row) => matches(row[0], row[1], chosen.api));
     const sum = (index) => brokers.reduce((total, row) => total + row[index], 0);
+    const open = chosen.cluster || chosen.broker ? sum(2) : of.connections;
     const process = (current ?? samples[samples.length - 1])?.p ?? [null, null];
     $("tiles").replaceChildren(
       tile("requests/s", number(all.requests)), tile("to brokers/s", bytes(all.to)), tile("to clients/s", bytes(all.from)),
       tile("p50", duration(quantile(timed, 0.5))), tile("p99", duration(quantile(timed, 0.99))),
       tile("errors/s", number(all.errors), all.errors > 0 ? "warn" : ""), tile("throttled/s", number(all.throttled), all.throttled > 0 ? "warn" : ""),
-      tile("connections", count(sum(2))), tile("in flight", count(sum(3))),
+      tile("connections", count(open)), tile("in flight", count(sum(3))),
       tile("in kproxy, p99", duration(process[0])), tile("cores of kproxy", number(cpu), cpu > 0.9 * of.workers ? "bad" : ""),
     );
 
@@ -486,7 +507,9 @@
     ], { format: number });
 
     table("apis", [column("API", (row) => row.api, { show: (row) => link("api", row.api) }), ...rates()], added(mine, (row) => row.api), { order: { name: "requests/s", down: true } });
-    const ofBroker = new Map(added(mine, (row) => row.cluster + "\0" + row.broker).map((row) => [row.cluster + "\0" + row.broker, row]));
+    cut("apis", isWhole || !chosen.broker ? "" : `of the ${last.totals.length} largest of all brokers`);
+    const ofBrokers = recent(chosen.api ? "totals" : "of_brokers").rows.filter((row) => matches(row.cluster, row.broker, row.api || chosen.api));
+    const ofBroker = new Map(added(ofBrokers, (row) => row.cluster + "\0" + row.broker).map((row) => [row.cluster + "\0" + row.broker, row]));
     const idle = { requests: 0, errors: 0, to: 0, from: 0, duration: buckets() };
     table("brokers", [
       column("broker", (row) => row.broker, { show: (row) => link("broker", row.broker) }),
@@ -506,7 +529,7 @@
     const errorsBefore = new Map(earlier.errors.map((row) => [row.slice(0, 4).join("\0"), row[4]]));
     table("errors", [
       column("error", (row) => row[3]), column("API", (row) => row[2]), column("broker", (row) => row[1]),
-      figure("per s", (row) => (row[4] - (errorsBefore.get(row.slice(0, 4).join("\0")) ?? row[4])) / seconds), figure("so far", (row) => row[4], count),
+      figure("per s", (row) => (row[4] - (errorsBefore.get(row.slice(0, 4).join("\0")) ?? (earlier.errors.length < MOST ? 0 : row[4]))) / seconds), figure("so far", (row) => row[4], count),
     ], last.errors.filter((row) => matches(row[0], row[1], row[2])), { empty: "none", order: { name: "so far", down: true } });
 
     const inCluster = (row) => matches(row[0], chosen.broker, chosen.api);
@@ -514,10 +537,10 @@
     const groups = last.groups.filter((row) => inCluster(row) && found(row[1]));
     const behind = lags.filter((row) => inCluster(row) && found(row[2], row[3]));
     const clients = last.clients.filter((row) => inCluster(row) && found(row[1], row[2]));
-    for (const [id, rows] of Object.entries({ errors: last.errors, topics: last.topics, groups: last.groups, lags, clients: last.clients })) cut(id, rows);
+    for (const [id, rows] of Object.entries({ errors: last.errors, topics: last.topics, groups: last.groups, lags, clients: last.clients, brokers: last.brokers })) cut(id, largest(rows));
     const hint = Object.values(of.detail).every((detail) => detail === "headers") ? 'known with detail = "topics"' : "nothing yet";
     const topicsBefore = new Map(earlier.topics.map((row) => [row[0] + "\0" + row[1], row]));
-    const rate = (row, index) => (row[index] - (topicsBefore.get(row[0] + "\0" + row[1])?.[index] ?? row[index])) / seconds;
+    const rate = (row, index) => (row[index] - (topicsBefore.get(row[0] + "\0" + row[1])?.[index] ?? (earlier.topics.length < MOST ? 0 : row[index]))) / seconds;
     table("topics", [
       column("topic", (row) => row[1]), figure("produced/s", (row) => rate(row, 2), bytes), figure("records/s", (row) => rate(row, 3)),
       figure("fetched/s", (row) => rate(row, 4), bytes), figure("records/s ", (row) => rate(row, 5)),
