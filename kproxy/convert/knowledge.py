@@ -104,6 +104,7 @@ def know(
     repeats = Repeats()
     left_out: dict[str, Quality] = {}
     source: str | None = None
+    at_ns: int | None = None
     for part in writer.merged(SPOKEN, list(runs)):
         for batch in part.to_batches(max_chunksize=TOGETHER):
             before = sum(known.left_out.values())
@@ -148,7 +149,7 @@ def know(
             missing = sum(known.left_out.values()) - before
             if missing and source is not None:
                 left_out.setdefault(source, Quality()).note("forgotten", count=missing)
-    for row in known.finish():
+    for row in (*known.due(at_ns), *known.finish()):
         told.add(source, row)
     _registry(cluster, registry, told)
     told.finish()

@@ -3,6 +3,9 @@
 A generation begins when the first member is told its number, and what set it off is found among what was said since
 the one before: a member joined that was not there, one left, one changed its subscription, the leader joined again. A
 member that is gone without a word was expired by the coordinator; when is not on the wire, only between what times.
+Where joins were not seen, as those before a capture began, the first SyncGroup of a generation begins it, and its
+members are those that the leader assigns to. An answer that was overtaken by the next generation says nothing. A number
+that was told before, to somebody who asked later and was no member, is of a group that was removed and made again.
 
 `STATES` is the coordinator's own state machine as the wire shows it. Bounds: those of `group` and `embedded`; members
 that were given an id and have not joined with it are as many as members. Refuses to know where exchanges come from.
@@ -12,15 +15,16 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from kproxy.insight.assignors import Member, checked
+from kproxy.insight.assignors import Member, Verdict, checked
 from kproxy.insight.embedded import CONNECT, NOTHING, Given, Owned, given, group_type, listed
 from kproxy.insight.group import HEAVY_BYTES, MAX_MEMBERS, Cause, Group, GroupRow
-from kproxy.insight.joined import MS, Asked, Forming, Joined, subscribe
+from kproxy.insight.joined import MS, Expected, Forming, Joined, subscribe
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Body, Spoken
 
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 11, 12, 13, 14
 REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 27, 79
+LATE_NS = 10**9  # by which clocks of captures may differ
 
 Counts = Mapping[str, int]  # partitions by topic
 Known = tuple[Counts, Counts]  # now, and before topics grew
@@ -56,11 +60,12 @@ class ClassicGroup(Group):
         self.members: dict[str, Joined] = {}
         self._before: dict[str, Joined] = {}
         self._left: dict[str, Joined] = {}  # members that are gone since the last generation
-        self._asked: dict[str, Asked] = {}
+        self.expected = Expected()
         self._called: set[str] = set()  # members that were told to rejoin since the last generation
         self._forming: Forming | None = None
-        self._counted: dict[str, int] = {}  # partitions of topics when they were last assigned
         self._strange = False  # whether members were there before anything was seen of the group
+        self._told_ns = 0  # when the first member was told of this generation
+        self._is_whole = False  # whether its leader was told all of `members`
 
     @property
     def weight(self) -> int:
@@ -73,7 +78,7 @@ class ClassicGroup(Group):
             + now
             + len(self._left)
             + len(self._causes)
-            + len(self._asked)
+            + len(self.expected)
             + len(self._called)
             + self._held_bytes // HEAVY_BYTES
         )
@@ -83,8 +88,6 @@ class ClassicGroup(Group):
 
         partitions: how many each known topic has. before: how many those had that grew not long ago.
         """
-        if self._asked:
-            yield from self._never_joined(spoken.request_end)
         answer = spoken.response
         if answer is None:
             if spoken.api_key == JOIN_GROUP:
@@ -115,14 +118,19 @@ class ClassicGroup(Group):
         member_id = answer["memberId"] or spoken.request["memberId"]
         yield self.event(spoken, "join", member_id=member_id, reason=reason, at=spoken.request_end, generation=None)
         if error:
-            if error == MEMBER_ID_REQUIRED and len(self._asked) < MAX_MEMBERS:
+            if error == MEMBER_ID_REQUIRED and len(self.expected) < MAX_MEMBERS:
                 self._ask(spoken, member_id)
             yield self.event(spoken, "join_answered", member_id=member_id, error=error, generation=None)
             return
-        member = self._member(spoken, member_id, answer.get("protocolName"))
         number = answer["generationId"]
+        if number < self.generation and spoken.request_end < self._told_ns:  # the next one overtook its answer
+            self.expected.came(member_id)
+            yield self.event(spoken, "join_answered", member_id=member_id, generation=number)
+            return
+        member = self._member(spoken, member_id, answer.get("protocolName"))
         answered = self.event(spoken, "join_answered", member_id=member_id, generation=number, reason=member.words)
-        if number == self.generation and self._forming is None and self.state not in ("Empty", "Dead"):
+        is_same = number == self.generation and self._forming is None and self.state not in ("Empty", "Dead")
+        if is_same and not self._is_another(member, spoken):
             # No rebalance: a follower rejoins a stable group with the same subscription and is told the generation
             # that there is, or a static member comes back under a new id (KIP-345).
             yield answered
@@ -130,7 +138,8 @@ class ClassicGroup(Group):
             return
         if self._forming is None or number != self._forming.number:
             yield from self.finish()
-            self._begin(number, answer, spoken)
+            at, asked_ns = spoken.response_start, spoken.request_end
+            self._begin(number, answer.get("protocolName"), answer["leader"], at, asked_ns, answer["memberId"])
         forming = self._forming
         assert forming is not None
         self._note_cause(member, min(spoken.request_end, forming.answered_ns), spoken.request["memberId"], reason)
@@ -152,7 +161,16 @@ class ClassicGroup(Group):
             self._learn_members(answer["members"])
         yield answered
 
-    def _begin(self, number: int, answer: Body, spoken: Spoken) -> None:
+    def _is_another(self, member: Joined, spoken: Spoken) -> bool:
+        """Whether one that is told the generation that there is joins another group of this name, made since."""
+        if not self._is_whole or member.id in self.members or spoken.request_end <= self._told_ns + LATE_NS:
+            return False
+        instances = (each.instance_id for each in self.members.values())
+        return member.instance_id is None or member.instance_id not in instances
+
+    def _begin(
+        self, number: int, strategy: str | None, leader: str, at: int, asked_ns: int, member_id: str | None
+    ) -> None:
         if self.generation == -1 and number > 1:
             self._strange = True
         elif self._before or self.members:
@@ -160,12 +178,10 @@ class ClassicGroup(Group):
         self._before, self.members, self._left = self._left | self.members, {}, {}
         self._move("join")
         self._move("generation")
-        self.generation = number
-        self.strategy = answer.get("protocolName")
-        member_id = answer["memberId"]
-        at = spoken.response_start
+        self.generation, self.strategy = number, strategy
+        self._told_ns, self._is_whole = at, False
         called, self._called = self._called, set()
-        self._forming = Forming(number, self.strategy, answer["leader"], at, called, at, spoken.request_end, member_id)
+        self._forming = Forming(number, strategy, leader, at, called, at, asked_ns, member_id)
 
     def _replaced(self, member: Joined, spoken: Spoken) -> Iterator[GroupEvent]:
         """A static member that came back under another id has the assignment of its former self."""
@@ -183,6 +199,7 @@ class ClassicGroup(Group):
         member = Joined(member_id, request.get("groupInstanceId"), spoken.client_id, spoken.client_address)
         member.asked_ns, member.heard_ns = spoken.request_end, spoken.response_start
         member.session_ns = request["sessionTimeoutMs"] * MS
+        self.expected.may_take(request)
         protocols = {each["name"]: each["metadata"] for each in request["protocols"]}
         metadata = protocols.get(strategy) if strategy is not None else None
         self.group_type = group_type(request["protocolType"], strategy) or self.group_type
@@ -194,6 +211,7 @@ class ClassicGroup(Group):
         """The leader is told of all: of those that were not seen joining, their id and subscription are known too."""
         forming = self._forming
         assert forming is not None
+        self._is_whole = len(members) <= MAX_MEMBERS
         for each in members[:MAX_MEMBERS]:
             known = forming.joined.get(each["memberId"])
             if known is None:
@@ -210,7 +228,7 @@ class ClassicGroup(Group):
 
     def _note_cause(self, member: Joined, at: int, asked_id: str, reason: str | None) -> None:
         old = self._before.get(member.id)
-        given = self._asked.pop(member.id, None)
+        given = self.expected.came(member.id)
         if old is not None:
             if old.topics is not None and member.topics is not None and set(old.topics) != set(member.topics):
                 self.caused(at, "subscription_changed", member.id, reason or "other topics than before")
@@ -218,7 +236,7 @@ class ClassicGroup(Group):
             each.instance_id == member.instance_id for each in self._before.values()
         ):
             self.caused(at, "member_replaced", member.id, reason or "a static member under a new id")
-        elif self._strange and given is None and asked_id:
+        elif self._strange and not given and asked_id:
             self._before[member.id] = member  # it has had its id for longer than anything was seen of the group
         else:
             self.caused(at, "member_joined", member.id, reason or "a new member")
@@ -230,12 +248,8 @@ class ClassicGroup(Group):
         at = spoken.response_start + max(0, timeout_ms) * MS
         reason = f"it was given this id to join with, and did not within its session of {timeout_ms} ms"
         event = self.event(spoken, "never_joined", member_id=member_id, at=at, reason=reason, generation=None)
-        self._asked[member_id] = Asked(at, event)
-
-    def _never_joined(self, now_ns: int) -> Iterator[GroupEvent]:
-        """Those whom the coordinator has given up by now."""
-        for member_id in [each for each, asked in self._asked.items() if asked.deadline_ns < now_ns]:
-            yield self._asked.pop(member_id).event
+        self.expected.ask(member_id, event)
+        self.expected.may_take(spoken.request)
 
     def _expired(self, forming: Forming, after: Mapping[str, Joined]) -> Iterator[GroupEvent]:
         """Members of before that are gone without a word: no sooner than `heard_ns`, no later than the event's time."""
@@ -264,7 +278,14 @@ class ClassicGroup(Group):
             self._call(member_id, error)
             return
         self.heard(member_id, spoken.response_start)
+        if number > self.generation:
+            yield from self.finish()
+            at = spoken.request_end
+            self.group_type = group_type(spoken.request.get("protocolType"), None) or self.group_type
+            self._begin(number, spoken.request.get("protocolName"), "", at, at, None)
         forming = self._forming
+        if forming is not None and number == forming.number and not forming.members:
+            self._learn_assigned(forming, spoken)
         if spoken.request["assignments"]:
             yield from self._assigned(spoken, *known)
         if number == self.generation:
@@ -277,6 +298,17 @@ class ClassicGroup(Group):
         self._move("assigned")
         if forming.members and forming.synced >= self.members.keys():
             yield from self.finish()
+
+    def _learn_assigned(self, forming: Forming, spoken: Spoken) -> None:
+        """Members of a generation whose leader was not seen joining: who syncs is one, and whom it assigns to."""
+        member_id, assignments = spoken.request["memberId"], spoken.request["assignments"]
+        if member_id not in forming.joined and len(forming.joined) < MAX_MEMBERS:
+            instance_id = spoken.request.get("groupInstanceId")
+            forming.joined[member_id] = Joined(member_id, instance_id, spoken.client_id, spoken.client_address)
+        for each in assignments[:MAX_MEMBERS]:
+            name = each["memberId"]
+            self.members[name] = forming.joined.get(name) or self._before.get(name) or Joined(name)
+        forming.members = len(assignments)
 
     def _given(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
         """What a member has got that it had not, and what it had and has no longer."""
@@ -320,11 +352,11 @@ class ClassicGroup(Group):
             Member(each.id, each.instance_id, each.topics or (), each.rack, each.said_owned)
             for each in self.members.values()
         ]
-        verdict = checked(self.strategy or "", members, partitions, owned)
+        is_known = all(each.topics is not None for each in self.members.values())
+        verdict = checked(self.strategy or "", members, partitions, owned) if is_known else Verdict()
         if verdict.reason and any(topic in before for member in members for topic in member.topics):
             earlier = checked(self.strategy or "", members, ChainMap(before, partitions), owned)  # type: ignore[arg-type]
             verdict = verdict if earlier.reason else earlier
-        self._counted = {topic: partitions.get(topic, 0) for member in members for topic in member.topics}
         if verdict.reason:
             yield self.event(spoken, "assignment_differs", reason=verdict.reason)
         for member_id, owns in owned.items():
@@ -362,7 +394,7 @@ class ClassicGroup(Group):
             if error:
                 continue
             self.caused(at, "member_left", member_id, reason or "it said that it leaves")
-            self._asked.pop(member_id, None)
+            self.expected.came(member_id)
             self._gone(member_id)
             self._move("left")
         if self._left and not self.members:
@@ -500,6 +532,7 @@ class ClassicGroup(Group):
         cause = self._cause(forming, before, after)
         if forming.members:
             yield from self._expired(forming, after)
+            yield from self.expected.gone(forming.joined_ns)
         else:
             self.members = dict(forming.joined)  # as far as they were seen
         waited = forming.last_request_ns - forming.last_but_one_ns if forming.last_but_one_ns else None

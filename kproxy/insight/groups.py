@@ -31,6 +31,7 @@ GROUP_ID_NOT_FOUND = 69
 MAX_GROUPS = 10_000
 MAX_WEIGHT = 100_000  # in members; what a group remembers of members that left counts too
 MAX_NAMED = 10_000
+LOOK_NS = 10**9  # between two looks for those that did not join
 MAX_IN_TRANSACTION = 64  # groups of one transaction; a producer has one
 
 # Of these, which are by far the most, answers without an error say nothing.
@@ -51,6 +52,10 @@ class Groups:
         self._weight = 0  # of all
         self._coordinators: dict[str, int] = {}
         self._in_transactions: dict[str, dict[str, int]] = {}  # by transactional id: offsets of each group
+        self._waited_for: dict[
+            Key, int
+        ] = {}  # until when, of groups with members that were given an id and did not join
+        self._next_ns = 0  # before it none of these is due
 
     @property
     def apis(self) -> frozenset[int]:
@@ -98,6 +103,17 @@ class Groups:
         yield from stored_groups.stored(group, kind[1], entry, topics.names)
         yield from self._weigh(key, group)
 
+    def due(self, now_ns: int) -> Iterator[GroupRow]:
+        """The rows of what has not come until now."""
+        if not self._waited_for or now_ns < self._next_ns:
+            return
+        for key in [key for key, until_ns in self._waited_for.items() if until_ns < now_ns]:
+            group = self._groups[key]
+            assert isinstance(group, ClassicGroup)
+            yield from group.expected.due(now_ns)
+            yield from self._weigh(key, group)
+        self._next_ns = max(min(self._waited_for.values(), default=0), now_ns + LOOK_NS)
+
     def finish(self) -> Iterator[GroupRow]:
         """The rows of what is not complete when nothing more comes."""
         for group in self._groups.values():
@@ -126,6 +142,12 @@ class Groups:
 
     def _weigh(self, key: Key, group: AnyGroup) -> Iterator[GroupRow]:
         """Forget groups, if there are too many now."""
+        until_ns = group.expected.until_ns if isinstance(group, ClassicGroup) else None
+        if until_ns is not None:
+            self._waited_for[key] = until_ns
+            self._next_ns = min(self._next_ns, until_ns)
+        else:
+            self._waited_for.pop(key, None)
         weight = group.weight
         self._weight += weight - self._weights.get(key, 0)
         self._weights[key] = weight
@@ -137,6 +159,7 @@ class Groups:
 
     def _drop(self, key: Key) -> None:
         del self._groups[key]
+        self._waited_for.pop(key, None)
         self._weight -= self._weights.pop(key, 0)
 
     # --- what is not of one group's members alone --------------------------------------------------------------------

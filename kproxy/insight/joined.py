@@ -1,16 +1,18 @@
-"""Members of groups of the classic protocol, and a generation of theirs that forms.
+"""Members of groups of the classic protocol, those that are expected, and a generation of theirs that forms.
 
 Duty: what is remembered of each. Bounds: those of `embedded`; how many there are is the group's. Refuses to know what
 is said when.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from kproxy.insight.embedded import Owned, given, said
 from kproxy.insight.rows import GroupEvent
+from kproxy.insight.spoken import Body
 
 MS = 1_000_000
+MAX_REBALANCE_NS = 3600 * 10**9  # as long as a JoinGroup is waited for; members may ask for weeks
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class Forming:
     called: set[str]  # members that were told to rejoin since the one before
     joined_ns: int
     started_ns: int
-    last_to_join: str
+    last_to_join: str | None  # None: no join was seen
     joined: dict[str, Joined] = field(default_factory=dict)
     members: int = 0  # as the leader was told; 0: not seen
     synced: set[str] = field(default_factory=set)
@@ -54,11 +56,46 @@ class Forming:
     last_but_one_ns: int = 0
 
 
-class Asked(NamedTuple):
-    """A member that was given an id, to join with."""
+class Expected:
+    """Members that were given an id, to join with.
 
-    deadline_ns: int
-    event: GroupEvent  # should it not come
+    A JoinGroup is known when it is answered, and it is answered when all have joined, or have taken longer than any of
+    them may. So who does not come is known when a later generation lacks it, or after that time.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[str, GroupEvent] = {}  # the event, should it not come: its time is when its session ends
+        self._rebalance_ns = 0  # the longest that a member may take
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def ask(self, member_id: str, event: GroupEvent) -> None:
+        self._asked[member_id] = event
+
+    def may_take(self, request: Body) -> None:
+        """Learn from a JoinGroup how long others may take."""
+        longest_ms = max(request.get("rebalanceTimeoutMs", 0), request["sessionTimeoutMs"])
+        self._rebalance_ns = max(self._rebalance_ns, min(longest_ms * MS, MAX_REBALANCE_NS))
+
+    def came(self, member_id: str) -> bool:
+        """Whether a member that joins, or leaves, is one of them."""
+        return self._asked.pop(member_id, None) is not None
+
+    @property
+    def until_ns(self) -> int | None:
+        """When the first of them has not come for certain; None: there is none."""
+        first = min((event.time_ns for event in self._asked.values()), default=None)
+        return None if first is None else first + self._rebalance_ns
+
+    def due(self, now_ns: int) -> Iterator[GroupEvent]:
+        """Those who have not come by now."""
+        yield from self.gone(now_ns - self._rebalance_ns)
+
+    def gone(self, before_ns: int) -> Iterator[GroupEvent]:
+        """Those whose sessions ended before."""
+        for member_id in [each for each, event in self._asked.items() if event.time_ns < before_ns]:
+            yield self._asked.pop(member_id)
 
 
 def joined_as_stored(

@@ -110,9 +110,11 @@ class Knowledge:
         yield from self.logs.feed(logged)
 
     def due(self, now_ns: int | None) -> Iterator[Row]:
-        """What logs say of groups, once what is said on the wire of the same time is known."""
+        """What logs say of groups, once what is said on the wire of that time is known; who has not come until now."""
         for entry in self.logs.due(now_ns):
             yield from self.groups.stored(entry, self.topics)
+        if now_ns is not None:
+            yield from self.groups.due(now_ns)
 
     def finish(self) -> Iterator[Row]:
         """The rows of what is not complete when nothing more comes."""

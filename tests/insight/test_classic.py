@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from kproxy.insight.classic import APIS, STATES, ClassicGroup
+from kproxy.insight.classic import APIS, JOIN_GROUP, STATES, ClassicGroup
 from kproxy.insight.group import MAX_REASON
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Spoken
@@ -225,3 +225,60 @@ def test_a_reason_that_a_member_writes_is_cut():
     assert max(map(len, reasons)) == MAX_REASON
     of_rebalances = [row.reason for row in found if isinstance(row, Rebalance)]
     assert [reason[0] for reason in of_rebalances[1:]] == ["r", "x"]
+
+
+def test_a_capture_that_begins_in_the_middle_of_a_rebalance_has_its_members_and_assignments():
+    """All joins of a generation are before the capture began: what follows is as if they were not."""
+    whole = {(row.group_id, row.generation): row for row in of(Rebalance) if row.ended_ns is not None}
+    owned = {}
+    for row in of(Assignment):
+        owned.setdefault((row.group_id, row.generation), set()).add((row.member_id, row.topic, row.partition))
+    talk = [each for each in spoken(CAPTURE, (9092,), APIS) if each.api_key != METADATA]
+    cut = 0
+    for (name, number), row in whole.items():
+        group, found = ClassicGroup("default", name), []
+        for each in talk:
+            if each.request["groupId"] == name and each.response_start > row.joined_ns and each.api_key != JOIN_GROUP:
+                found += group.feed(each, {})
+                if [one for one in found if isinstance(one, Rebalance)]:
+                    break
+        first = next(one for one in found if isinstance(one, Rebalance))
+        cut += 1
+        assert (first.generation, first.members_after, first.ended_ns) == (number, row.members_after, row.ended_ns)
+        assert (first.cause, group.state, len(group.members)) == ("unknown", "Stable", row.members_after)
+        given = {(one.member_id, one.topic, one.partition) for one in found if isinstance(one, Assignment)}
+        assert given == owned.get((name, number), set())
+        assert not [one for one in found if getattr(one, "event", "") == "assignment_differs"]
+    assert cut > 12
+
+
+def test_an_answer_that_the_next_generation_overtook_changes_nothing():
+    group = ClassicGroup("default", "g")
+    late = joined("b", 1, 11)
+    late.response_start = 60
+    talk = [joined("a", 1, 10, "ab"), joined("a", 2, 40, "a"), late, synced("a", 2, 70)]
+    found = [row for each in talk for row in group.feed(each, {})]
+    rows = [(row.generation, row.members_after) for row in found if isinstance(row, Rebalance)]
+    assert rows == [(1, 2), (2, 1)]
+    assert (group.generation, group.state, group.members.keys()) == (2, "Stable", {"a"})
+
+
+def test_a_group_that_was_removed_and_made_again_begins_with_the_same_number():
+    group, hour = ClassicGroup("default", "g"), 3600 * 10**9
+    talk = [joined("a", 1, 10, "ab"), joined("b", 1, 11), synced("a", 1, 20), synced("b", 1, 21)]
+    talk += [joined("c", 1, hour), joined("d", 1, hour + 1, "cd"), synced("c", 1, hour + 2), synced("d", 1, hour + 3)]
+    found = [row for each in talk for row in group.feed(each, {})]
+    rows = [(row.generation, row.cause, row.cause_member) for row in found if isinstance(row, Rebalance)]
+    assert rows == [(1, "member_joined", "a"), (1, "member_joined", "c")]
+    assert [row.member_id for row in found if getattr(row, "event", "") == "expired"] == ["a", "b"]
+    assert group.members.keys() == {"c", "d"}
+
+
+def test_what_the_strategy_computes_is_not_known_of_members_whose_topics_are_not():
+    """More topics than are followed, or bytes of another client."""
+    sent = [{"memberId": "a", "assignment": b"\0\0\0\0\0\1\0\1t\0\0\0\1\0\0\0\0" + b"\xff" * 4}]
+    group = ClassicGroup("default", "g")
+    talk = [joined("a", 1, 10, "a", b"\0"), synced("a", 1, 20, sent)]
+    found = [row for each in talk for row in group.feed(each, {"t": 1})]
+    assert "assignment_differs" not in {getattr(row, "event", "") for row in found}
+    assert [row.agrees for row in found if isinstance(row, Assignment)] == [None]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kproxy.insight import groups
 from kproxy.insight.groups import APIS, Groups
+from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.rows import GroupEvent, Rebalance
 from kproxy.insight.spoken import Spoken
 from kproxy.insight.topics import APIS as TOPICS
@@ -205,14 +206,30 @@ def asked(member, at, error=0, generation=1, group="g"):
     return Spoken(11, 5, request, answer, at, at + 1)
 
 
-def test_a_member_that_was_given_an_id_and_never_joined_is_named_when_its_session_is_over():
+def test_a_member_that_was_given_an_id_and_never_joined_is_named_once_nothing_can_come_any_more():
+    """Its JoinGroup may wait for others, as long as they may take; a generation without it says so sooner."""
     second = 10**9
-    later = Spoken(
-        12, 4, {"groupId": "g", "memberId": "x", "generationId": 1}, {"errorCode": 27}, 9 * second, 9 * second
-    )
-    found = fed(asked("slow", second, error=79), later)
-    (row,) = [row for row in found if row.event == "never_joined"]
-    assert (row.member_id, row.time_ns) == ("slow", 7 * second + 1)
+    unanswered = asked("slow", second, error=79)
+    unanswered.request["rebalanceTimeoutMs"] = 60_000
+    known = Knowledge("c")
+    found = list(known.feed(unanswered)) + list(known.due(67 * second))
+    assert not [row for row in found if row.event == "never_joined"]
+    other = Spoken(10, 0, {"key": "h"}, None, 68 * second, 0)
+    (row,) = known.feed(other)  # of another group
+    assert (row.event, row.member_id, row.time_ns) == ("never_joined", "slow", 7 * second + 1)
+    later = asked("a", 9 * second)
+    later.response |= {"members": [{"memberId": "a", "metadata": b""}]}
+    synced = {"groupId": "g", "memberId": "a", "generationId": 1, "assignments": []}
+    done = Spoken(14, 5, synced, {"errorCode": 0, "assignment": b""}, 10 * second, 10 * second)
+    assert "never_joined" in {row.event for row in fed(unanswered, later, done) if isinstance(row, GroupEvent)}
+
+
+def test_a_member_that_joined_in_time_and_waited_for_others_is_not_said_to_have_never_joined():
+    second = 10**9
+    slow, others, late = asked("slow", second, error=79), asked("a", 30 * second), asked("slow", 2 * second)
+    late.response_start = 31 * second
+    found = fed(slow, others, late)
+    assert not [row for row in found if row.event == "never_joined"]
 
 
 def test_a_batch_of_coordinators_and_a_transactional_id():
