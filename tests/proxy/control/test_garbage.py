@@ -147,7 +147,35 @@ def test_requests_that_wait_in_a_queue_are_never_walked_all_at_once(collections,
         assert len(queue) == waiting and len(more) == each
         assert (max(seen) > waiting / 2) is not is_ours
         if is_ours:
-            assert max(seen) <= 4 * each and len(seen) >= waiting / each
+            assert max(seen) <= garbage.MANY + 2 * each and len(seen) >= waiting / each
+
+    live(test())
+
+
+def test_requests_that_pile_up_are_walked_while_they_are_young_and_never_counted_again(collections, monkeypatch):
+    """Neither a collection nor a question for a generation's objects meets more the more of them wait."""
+    monkeypatch.setattr(garbage, "LOOK_S", 0)
+    monkeypatch.setattr(garbage, "SOON_S", 0)
+    monkeypatch.setattr(garbage, "MIDDLE_S", 0)
+    at_once, turns, each = 50_000, 25, 2000
+    objects = gc.get_objects
+    counted = []
+
+    def get_objects(generation=None):
+        found = objects(generation)
+        counted.append(len(found))
+        return found
+
+    async def test():
+        collections(lambda: garbage.FEW + 1)
+        pile = []
+        monkeypatch.setattr(gc, "get_objects", get_objects)
+        with walked() as seen:
+            for more in (at_once, *[each] * turns):
+                pile.extend(Knot() for _ in range(more))
+                await asyncio.sleep(0)
+        assert len(pile) == at_once + turns * each and counted and seen
+        assert max(counted + seen) < 2 * garbage.MANY
 
     live(test())
 
