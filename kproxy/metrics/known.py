@@ -42,6 +42,7 @@ DISCONNECT_CAUSES = (
 
 # What [cluster.limits] can be reached of, by the setting; and what all connections of a process may hold together.
 LIMITS = (
+    "ended_clients",
     "handshake_timeout_s",
     "idle_timeout_s",
     "kept_bytes",

@@ -1,7 +1,8 @@
 """How many requests of a client may wait for its broker, and what becomes of a client that has sent more.
 
 A connection may have FREE_REQUESTS pending, more where `Pressure` lends them, at most what the session was given. A
-client with as many is not read, and only its end is noticed. Refuses to know what the requests are.
+client with as many is not read, and only its end is noticed; then it waits for answers as long as `Pressure` lets it.
+Refuses to know what the requests are.
 """
 
 import os
@@ -81,9 +82,7 @@ class Crowding:
     def _unfill(self) -> None:
         """Fewer requests are pending than may be: read the client again."""
         self._crowded = LENT
-        if self._silent is not None:
-            self._silent.cancel()
-            self._silent = None
+        self._forget_end()
         self._poller.remove_reader(self._peers[CLIENT].fd)
         self._resume(CLIENT)
 
@@ -99,9 +98,26 @@ class Crowding:
                 self._broken(CLIENT, OSError(error, os.strerror(error)))
                 return
             self._poller.remove_reader(client.fd)
-            self._silent = self._loop.call_later(GONE_S, self.close, f"{SIDES[CLIENT]}_closed")
+            # Many may be due at once, each with thousands of requests to give up: one in a turn.
+            self._silent = self._loop.call_later(GONE_S, self._poller.later, self._gone)
+            self._pressure.add_ended(self._crowded_out)
         except Exception:
             self._crashed()
+
+    def _gone(self) -> None:
+        if self._silent is not None:
+            self.close(f"{SIDES[CLIENT]}_closed")
+
+    def _crowded_out(self) -> None:
+        """Too many clients have ended so."""
+        self._counting.limit_reached("ended_clients")
+        self._gone()
+
+    def _forget_end(self) -> None:
+        if self._silent is not None:
+            self._silent.cancel()
+            self._silent = None
+            self._pressure.remove_ended(self._crowded_out)
 
     # --- of the relay ------------------------------------------------------------------------------------------------
 

@@ -1,33 +1,42 @@
 """What all relays of a loop hold together, and how each is kept short when that is much.
 
-Two things that peers decide the amount of: requests that wait for a broker, some 400 bytes each, and bytes that were
-read and cannot go on, since the other side takes none or the session has done its share of work. Each connection has
-a little of both whatever the others have, so one that holds few never notices those that hold many:
+Things that peers decide the amount of: requests that wait for a broker, some 400 bytes each; bytes that were read and
+cannot go on, since the other side takes none or the session has done its share of work; and what clients that have
+ended leave unread in the kernel. Each connection has a little of the first two whatever the others have, so one that
+holds few never notices those that hold many:
 
 - FREE_REQUESTS may be pending on any connection. More are lent out of MOST_REQUESTS for all; who gets none is not read
   until some of its own are answered.
 - While more than MANY_BYTES are kept, every read takes FEW_BYTES at most.
+- Of the clients that ended while they were not read MOST_ENDED wait for answers; one more, and the one that has waited
+  for longest goes. Who connects, sends megabytes and ends leaves them to the kernel, which takes 8,000 connections to
+  its limit for TCP in seconds (net.ipv4.tcp_mem). Then it drops segments of everybody, and healthy connections wait
+  for retransmissions, 0.2 to 2 s.
 
 So the bounds are MOST_REQUESTS and FREE_REQUESTS per connection, MANY_BYTES and FEW_BYTES per side of a connection.
 Refuses to know sockets, sessions and what is in the bytes.
 """
 
+from collections.abc import Callable
+
 FREE_REQUESTS = 64
 MOST_REQUESTS = 128 * 1024  # some 50 MiB
 FEW_BYTES = 16 * 1024
 MANY_BYTES = 64 * 1024 * 1024
+MOST_ENDED = 64
 
 
 class Pressure:
     """Shared by all relays of a loop. `buffer` is what the next read may fill; `whole` is all of it."""
 
-    __slots__ = ("_few", "buffer", "kept_bytes", "lent", "whole")
+    __slots__ = ("_ended", "_few", "buffer", "kept_bytes", "lent", "whole")
 
     def __init__(self, buffer: memoryview) -> None:
         self.buffer = self.whole = buffer
         self._few = buffer[:FEW_BYTES]
         self.kept_bytes = 0
         self.lent = 0  # requests
+        self._ended: dict[Callable[[], None], None] = {}  # what closes each, the one that has waited for longest first
 
     def lend(self, requests: int) -> bool:
         """Whether so many more requests may be pending on one connection, until they are given back."""
@@ -45,3 +54,15 @@ class Pressure:
         self.kept_bytes += change
         self.buffer = self._few if self.kept_bytes > MANY_BYTES else self.whole
         return was_long and self.buffer is self._few
+
+    def add_ended(self, close: Callable[[], None]) -> None:
+        """A client ended while it is not read; it waits for answers, unless more than MOST_ENDED do."""
+        self._ended[close] = None
+        if len(self._ended) > MOST_ENDED:
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            oldest()
+
+    def remove_ended(self, close: Callable[[], None]) -> None:
+        """That client is closed, or read again."""
+        self._ended.pop(close, None)

@@ -457,9 +457,10 @@ class Relay(Crowding, Draining):
             return
         self.closed = True
         self._between = self._pause = None
-        for timer in (self._lingering, self._unheard, self._silent):
+        for timer in (self._lingering, self._unheard):
             if timer is not None:
                 timer.cancel()
+        self._forget_end()
         now_ns = self._now_ns()
         first = BROKER if cause.startswith(SIDES[BROKER]) else CLIENT
         try:

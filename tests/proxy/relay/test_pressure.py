@@ -60,6 +60,41 @@ def test_requests_of_all_are_bounded_and_few_are_always_free(monkeypatch):
     live(test())
 
 
+def test_of_clients_that_ended_unread_few_wait_for_answers(monkeypatch):
+    """The kernel holds what they sent, so who has waited for longest goes; the others still get their answers."""
+    monkeypatch.setattr(pressure, "MOST_ENDED", 3)
+    monkeypatch.setattr(pressure, "MOST_REQUESTS", 0)
+    monkeypatch.setattr(crowding, "GONE_S", 3600)
+    count = 2 * FREE_REQUESTS
+    answers = [sized(number.to_bytes(4)) for number in range(count)]
+
+    async def test():
+        async with kproxy() as here:
+            open_client, open_broker = await here.connect()
+            await open_client.send(asked(count))
+            pairs = []
+            for known in range(1, 9):
+                client, broker = await here.connect()
+                pairs.append((client, broker))
+                await client.send(asked(count))
+                client.end()
+                await here.until(lambda known=known: here.limits.get("ended_clients", 0) == max(0, known - 3))
+                if known <= 3:
+                    await here.until(lambda known=known: len(here.server._worker.pressure._ended) == known)
+                assert here.relays == 1 + min(known, 3)
+            assert here.counted.disconnects == {"client_closed": 5}
+            for client, broker in [(open_client, open_broker), *pairs[-3:]]:
+                assert await broker.read(len(asked(count)) // 2) == asked(FREE_REQUESTS)
+                await broker.send(b"".join(answers))
+                assert await client.read(8 * count) == b"".join(answers)
+            await here.until(lambda: not here.server._worker.pressure._ended)
+            for pair in ((open_client, open_broker), *pairs):
+                for wire in pair:
+                    wire.reset()
+
+    live(test())
+
+
 @pytest.mark.parametrize("put_back", [True, False])
 def test_where_much_is_kept_reads_are_short(put_back, monkeypatch):
     """Of floods of small requests, and of brokers that take nothing: as many bytes as before and a little of each."""
