@@ -30,6 +30,7 @@ DEFAULT_GROUPS = 100
 GROUPS_PER_SLICE = 16  # of a hundred members each: 2 ms of the loop
 ASK_S = 2.0
 BEAT_S = 5.0
+CLOCK_NS = 10_000_000  # by which a clock was set
 HANGS_S = 30.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -178,8 +179,12 @@ class FeedLink:
         self._give()
 
     async def _watch(self, channel: Channel, pid: int) -> None:
-        """Kill the process if it hangs; its end is then seen as any other."""
-        while await channel.has_beat(HANGS_S):  # noqa: ASYNC110 - nothing else tells that
+        """Kill the process if it hangs; its end is then seen as any other. Tell it of a clock that was set."""
+        told_ns = self._metrics.clock_offset_ns
+        while await channel.has_beat(HANGS_S):
+            if abs(self._metrics.clock_offset_ns - told_ns) > CLOCK_NS:
+                told_ns = self._metrics.clock_offset_ns
+                channel.send("clock", told_ns)
             await asyncio.sleep(BEAT_S)
         if channel.closed:  # `_ended` sees to it
             return

@@ -5,8 +5,9 @@ from its loop; so this is a program of its own, of low priority. It has a channe
 workers, or the one process), and a stream from each process that relays. It ends when its owner is gone.
 
 Exchanges of several connections and processes come in the order of their answers, as long as none is later than
-REORDER_S. Once a second the owner gets the cells of clusters that have changed, whole. With `record` their rows become
-tables; when the owner ends, what has come is fed and written first.
+REORDER_S. None waits longer than WAIT_S, whatever its time is: packets have the clock of the machine, which may be set,
+and this process is told of that (`clock`) a little later. Once a second the owner gets the cells of clusters that have
+changed, whole. With `record` their rows become tables; when the owner ends, what has come is fed and written first.
 
 Bounded: HELD_BYTES of exchanges that wait here, then streams are not read and relays drop; and what each cluster's
 knowledge is bounded by. Refuses to know relays and HTTP.
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from kproxy.tables.knowledge_recorder import KnowledgeRecorder
 
 REORDER_S = 0.15
+WAIT_S = 1.0
 HELD_BYTES = 32 << 20
 PUBLISH_S = 1.0
 _TURN_S = 0.02  # of work, then the channel has its turn
@@ -83,6 +85,7 @@ class _Process:
             "source": self._source,
             "groups": self._groups,
             "forget": self._forget,
+            "clock": self._clock,
         }
         self._channel = Channel(self._sock, handlers, self._ended.set)
         working = asyncio.create_task(self._work())
@@ -100,6 +103,10 @@ class _Process:
             from kproxy.tables.knowledge_recorder import KnowledgeRecorder  # heavy, and not everybody's
 
             self._recorder = KnowledgeRecorder(record, settings)
+
+    def _clock(self, offset_ns: int) -> None:
+        """Monotonic time plus this is the time that exchanges have from now on."""
+        self._clock_offset_ns = offset_ns
 
     def _forget(self, names: Iterable[str]) -> None:
         """Clusters that the settings do not have any more."""
@@ -184,8 +191,9 @@ class _Process:
         """Whether nothing can come any more that was answered before the first that waits."""
         if not self._is_reading:
             return True
+        at_ns, _, came_s, _ = self._heap[0]
         now_ns = monotonic_ns() + self._clock_offset_ns
-        return self._heap[0][0] + int(REORDER_S * 1e9) <= now_ns
+        return at_ns + int(REORDER_S * 1e9) <= now_ns or came_s + WAIT_S <= monotonic()
 
     def _hear_first(self) -> None:
         *_, heard = heappop(self._heap)

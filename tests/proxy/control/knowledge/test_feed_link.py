@@ -7,6 +7,7 @@ import resource
 import signal
 from contextlib import suppress
 from pathlib import Path
+from time import time_ns
 from urllib.error import HTTPError
 
 import pyarrow.parquet as pq
@@ -15,7 +16,8 @@ import pytest
 from kproxy.insight.groups import MAX_GROUPS as FOLLOWED
 from kproxy.metrics import Metrics
 from kproxy.metrics.groups import MAX_GROUPS, MAX_PARTITIONS
-from kproxy.proxy.control.knowledge.feed import QUEUE_BYTES
+from kproxy.proxy.control.knowledge import feed_link
+from kproxy.proxy.control.knowledge.feed import QUEUE_BYTES, Feed, Heard, Whose
 from kproxy.proxy.control.knowledge.feed_link import GROUPS_PER_SLICE, FeedLink
 from kproxy.proxy.control.operators.parameters import NotNow
 from tests.proxy.control.workers.test_parent import Run, alive, children, in_proc, kproxy, total
@@ -24,6 +26,7 @@ from tests.proxy.live import Wire, live, request, response
 METADATA, JOIN, SYNC, HEARTBEAT = 3, 11, 14, 12
 LEADERLESS = {"partitionIndex": 0, "leaderId": -1, "replicaNodes": [1], "isrNodes": []}
 PATIENCE_S = 120
+HOUR_NS = 3600 * 10**9
 
 
 async def exchanged(client: Wire, broker: Wire, asked: bytes, answer: bytes) -> None:
@@ -194,6 +197,38 @@ def test_if_the_process_hangs_it_is_killed_and_another_one_follows(monkeypatch, 
 
     for workers in (1, 2):
         live(test(workers), PATIENCE_S)
+
+
+def test_a_clock_that_is_set_keeps_nothing_waiting(monkeypatch):
+    """Packets that `kproxy watch` reads have the time of day, which may go on by an hour, as where a machine slept."""
+    monkeypatch.setattr(feed_link, "BEAT_S", 0.05)
+
+    async def test():
+        metrics, feed, gave = Metrics(), Feed(), asyncio.Event()
+
+        def give() -> None:
+            feed.use(link.stream())
+            gave.set()
+
+        link = FeedLink(metrics, give)
+        link.follow({"c"})
+        await gave.wait()
+        metrics.clock_offset_ns += HOUR_NS
+        whose = Whose("c", "10.0.0.1", 1, 1, "watch:eth0", None)
+        asked = {"groupId": "g", "memberId": "m", "protocolType": "connect", "protocols": []}
+        told = {"generationId": 1, "leader": "m", "memberId": "m", "members": [{"memberId": "m", "metadata": b""}]}
+        frames = request(JOIN, 5, 1, asked), response(JOIN, 5, 1, told)
+        now_ns = time_ns() + HOUR_NS
+        feed._put(Heard(whose, JOIN, 5, 1, now_ns, now_ns, *frames), {})
+        found = []
+        while not found:
+            found = [each async for part in link.api_groups({}) for each in part]
+            await asyncio.sleep(0.05)
+        assert [(each["group"], each["generation"]) for each in found] == [("g", 1)]
+        await asyncio.to_thread(feed.close)
+        await link.close()
+
+    live(test(), PATIENCE_S)
 
 
 # How far below their size the caps are: then a flood reaches them in seconds. `./dev knowledge flood` has them whole.
