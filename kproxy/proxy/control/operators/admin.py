@@ -7,7 +7,8 @@ relay has its turn; everything else is small.
 Bounded: at most `max_connections` connections, each with REQUEST_S for its request, as long again for its body, and
 IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest. If none is silent,
 accepting pauses, and every connection closes after its current answer, which its client takes within FULL_S. So neither
-silent nor busy connections lock others out for longer than the requests that are under way take.
+silent nor busy connections lock others out for longer than the requests that are under way take. A stream ends once
+nobody has taken its lines for TAKEN_S.
 
 Invariants: a GET changes nothing; every answer is made anew (no cache, here or on the way); one scrape is rendered at a
 time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what: `admin_guard.py`.
@@ -43,6 +44,7 @@ _TURN_S = 0.0002
 
 REQUEST_S = 10.0  # from the accept to the end of the request's headers
 IDLE_S = 30.0  # for an answer to be taken, and the next request to come
+TAKEN_S = 10.0  # for a line of a stream to be taken; as long as a trace is kept for who does not read it
 FULL_S = 1.0  # for an answer to be taken while all connections are in use
 MAX_CONNECTIONS = 32
 _THREAD_BYTES = 4096  # answers from this size on are compressed on a thread
@@ -261,12 +263,13 @@ class Admin:
         try:
             first = await anext(lines, None)  # a fault in the parameters comes before the first byte
             await response.prepare(request)
-            await response.write(_line(first))
+            await _taken(response.write(_line(first)))
             async for line in lines:
-                await response.write(_line(line))
-            await response.write_eof()
+                await _taken(response.write(_line(line)))
+            await _taken(response.write_eof())
         except ConnectionError:  # nobody reads it any more
-            pass
+            if request.transport is not None:
+                request.transport.abort()
         finally:
             await lines.aclose()  # type: ignore[attr-defined]  # they are generators
         return response
@@ -403,6 +406,15 @@ async def _parameters(request: web.Request) -> dict[str, str]:
     if not isinstance(values, dict) or not all(isinstance(value, str | int | float) for value in values.values()):
         raise ValueError('the body is no object of plain values, like {"name": "value"}')
     return {name: str(value) for name, value in values.items()}
+
+
+async def _taken(written: Awaitable[None]) -> None:
+    """Raises ConnectionError where nobody takes what was written: a connection may not be held for ever."""
+    try:
+        async with asyncio.timeout(TAKEN_S):
+            await written
+    except TimeoutError:
+        raise ConnectionAbortedError from None
 
 
 def _line(value: Any) -> bytes:

@@ -302,6 +302,36 @@ def test_a_request_under_way_is_not_cut_and_a_silent_one_after_it_is(monkeypatch
     run(main())
 
 
+def test_a_stream_that_nobody_takes_ends_and_its_connection_is_free_again(monkeypatch):
+    monkeypatch.setattr("kproxy.proxy.control.operators.admin.TAKEN_S", 0.2)
+    ended = []
+
+    async def lines(_):
+        try:
+            while True:
+                yield {"frame": "x" * 100_000}
+        finally:
+            ended.append(True)
+
+    async def main():
+        async with serving(streams={"trace": lines}, max_connections=3) as client:
+            address = client._base_url.host, client._base_url.port
+            paused = [socket.create_connection(address) for _ in range(2)]
+            for sock in paused:
+                sock.sendall(
+                    b"POST /api/trace HTTP/1.1\r\nHost: localhost\r\nX-Kproxy: yes\r\nContent-Length: 0\r\n\r\n"
+                )
+            async with asyncio.timeout(60):
+                async with client.get("/health") as answer:
+                    assert answer.status == 200
+                while len(ended) < 2:  # noqa: ASYNC110 (of generators, whose ends nothing tells)
+                    await asyncio.sleep(0.02)
+            for sock in paused:
+                sock.close()
+
+    run(main())
+
+
 def test_long_lists_come_in_slices_between_which_the_loop_goes_on():
     turns = 0
     between = []
