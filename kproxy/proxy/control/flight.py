@@ -103,10 +103,15 @@ class FlightRecorder:
 
     # --- dumps -------------------------------------------------------------------------------------------------------
 
-    def ask(self, name: str) -> bool:
-        """Begin a dump into that folder, which `result` tells the end of; False: another one is being written."""
+    def ask(self, name: str, *, again: bool = False) -> bool:
+        """Begin a dump into that folder, which `result` tells the end of; False: another one is being written.
+
+        again: whoever asks waits for that one to end; what has begun is not begun anew.
+        """
+        if again and name in self._results:
+            return True
         if self._is_dumping:
-            self._counts[ASKED][SKIPPED] += 1
+            self._counts[ASKED][SKIPPED] += not again
             return False
         while len(self._results) >= _MAX_RESULTS:
             del self._results[next(iter(self._results))]
@@ -227,9 +232,14 @@ class FlightRecorder:
             folder.rmdir()
 
     def _remove_old(self) -> None:
-        """Remove the oldest dumps beyond `keep` and `keep_bytes`; the newest stays. Workers may do so at once."""
+        """Remove the oldest dumps beyond `keep` and `keep_bytes`; the newest stays. Workers may do so at once.
+
+        Those of a time to come are older than all others: the clock has been set back since.
+        """
+        now = folder_name("~")
         try:
-            dumps = sorted(path for path in self.settings.folder.iterdir() if _NAME.fullmatch(path.name))
+            found = [path for path in self.settings.folder.iterdir() if _NAME.fullmatch(path.name)]
+            dumps = sorted(found, key=lambda path: (path.name <= now, path.name))
         except OSError as fault:
             log.error("dumps in %s cannot be listed: %s", self.settings.folder, fault.strerror)
             return

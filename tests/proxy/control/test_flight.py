@@ -4,6 +4,7 @@ import asyncio
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
@@ -19,6 +20,8 @@ from kproxy.proxy.control import flight
 from kproxy.proxy.control.embedded import Proxy
 from kproxy.proxy.control.flight import FindingsTrigger, FlightRecorder, folder_name
 from kproxy.proxy.control.operators import operator
+from kproxy.proxy.control.operators.operating import OPERATIONS
+from kproxy.proxy.control.operators.operator import Operator
 from tests.ports import free_ports
 from tests.proxy.control.operators.test_operator import (
     ALTER_CONFIGS,
@@ -228,6 +231,44 @@ def test_the_oldest_dumps_go(tmp_path):
     made = []
     live(test(), 120)
     assert [path.name for path in dumps(folder)] == [*made[1:], "mine"]
+
+
+def test_dumps_of_a_time_to_come_go_first_and_the_one_just_written_stays(tmp_path):
+    for name in ("20200101T000000.000Z-slow", "29990101T000000.000Z-slow", "29990102T000000.000Z-asked"):
+        (tmp_path / name).mkdir()
+
+    async def test():
+        async with operated(flight={"folder": str(tmp_path), "keep": 2}) as (_, http):
+            made.append(Path((await done(http, "/api/dump"))["folder"]).name)
+
+    made = []
+    live(test(), 60)
+    assert [path.name for path in dumps(tmp_path)] == ["20200101T000000.000Z-slow", *made]
+
+
+def test_a_worker_that_writes_a_dump_of_its_own_is_waited_for(tmp_path):
+    async def test():
+        recorders = [FlightRecorder(Flight(folder=tmp_path), {}, Metrics(), number) for number in range(2)]
+
+        class Kproxy:
+            config = SimpleNamespace(flight=Flight(folder=tmp_path))
+
+            async def operate(self, operation, *arguments):
+                workers = [SimpleNamespace(flight=recorder) for recorder in recorders]
+                return [OPERATIONS[operation](worker, *arguments) for worker in workers]
+
+        assert recorders[0].ask("20200101T000000.000Z-asked")
+        status, told = await Operator(Kproxy()).actions["dump"]({})
+        assert status == 200 and told["files"] == ["frames-worker-0.pcapng", "frames-worker-1.pcapng"]
+        assert recorders[0]._counts["asked"] == {"written": 2, "failed": 0, "skipped": 1}
+        assert recorders[1]._counts["asked"] == {"written": 1, "failed": 0, "skipped": 0}
+        for recorder in recorders:
+            assert recorder.ask("20200101T000000.001Z-asked")
+        assert (await Operator(Kproxy()).actions["dump"]({}))[0] == 409
+        for recorder in recorders:
+            await recorder.stop()
+
+    live(test(), 120)
 
 
 def test_without_a_recorder_and_without_a_folder_the_mend_is_told(tmp_path):

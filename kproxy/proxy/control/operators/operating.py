@@ -120,9 +120,9 @@ def trace_stop(worker: Worker, name: str) -> None:
     worker.traces.stop(name)
 
 
-def dump_start(worker: Worker, name: str) -> bool | None:
+def dump_start(worker: Worker, name: str, again: bool = False) -> bool | None:
     """Begin a dump of the flight recorder; None: there is none here, False: one is being written."""
-    return None if worker.flight is None else worker.flight.ask(name)
+    return None if worker.flight is None else worker.flight.ask(name, again=again)
 
 
 def dump_found(worker: Worker, name: str, text: str) -> None:

@@ -127,7 +127,10 @@ class Operator:
         return (200 if drained or number is None else 404), {"draining": drained}
 
     async def _dump(self, _: Query) -> Answer:
-        """Have what the flight recorder holds written; answers when it is."""
+        """Have what the flight recorder holds written; answers when it is.
+
+        A process that is writing a dump of its own, for a trigger, follows when that is done.
+        """
         kproxy = self._kproxy
         if kproxy.config.flight is None:
             raise ValueError("this kproxy has no flight recorder: start it with --flight DIR, or [flight] in its file")
@@ -139,14 +142,16 @@ class Operator:
         silent = 0  # questions to which nobody has said that it still writes
         while silent < _DUMP_SILENT:
             await asyncio.sleep(_DUMP_POLL_S)
+            if not all(begun):
+                begun = [one for one in await kproxy.operate("dump_start", name, True) if one is not None]
             known = [one for one in await kproxy.operate("dump_result", name) if one is not None]
             told = [one for one in known if "writing" not in one]
-            if len(told) >= sum(begun):
+            if len(told) >= len(begun) and all(begun):
                 break
-            silent = silent + 1 if len(told) == len(known) else 0
+            silent = silent + 1 if len(told) == len(known) and all(begun) else 0
         faults = [one["error"] for one in told if "error" in one]
-        if len(told) < sum(begun):
-            faults.append(f"{sum(begun) - len(told)} of {sum(begun)} processes ended before they had written theirs")
+        if len(told) < len(begun):
+            faults.append(f"{len(begun) - len(told)} of {len(begun)} processes ended before they had written theirs")
         if faults:
             return 500, {"error": "; ".join(faults)}
         return 200, {
