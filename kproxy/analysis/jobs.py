@@ -35,7 +35,7 @@ from kproxy.analysis.knowledge import (
 )
 from kproxy.analysis.parties import clients, connections, errors, quality, talkers, throttle
 from kproxy.analysis.pieces import TOPIC
-from kproxy.analysis.registry import consumers, registry
+from kproxy.analysis.registry import REGISTRY_WHERE, consumers, registry
 from kproxy.analysis.timing import compare, latency, slow
 from kproxy.analysis.topics import batching, fetching, group_lag, lag, offsets, skew
 
@@ -167,6 +167,7 @@ JOBS = {
             registry,
             ("registry",),
             " --where \"kind in ('broker', 'controller', 'session')\"",
+            only=REGISTRY_WHERE,
             no_steps=_MOMENTS,
             no_replicas=_CONTROL,
         ),

@@ -10,10 +10,13 @@ _KINDS = (
     "'broker', 'controller', 'controller_epoch', 'partition_state', 'isr_change', 'topic', 'consumer_id', "
     "'consumer_owner', 'config', 'admin', 'acl'"
 )
+# Columns of the answer and of the table: a condition on these alone is one on the answer's rows, since a node that went
+# with its session is told by two rows of the table.
+REGISTRY_WHERE = ("cluster", "kind", "path", "session", "client_address", "zxid")
 _FOR_EVER = "9223372036854775807"
 
 
-def registry(registry: Frame) -> Frame:
+def registry(registry: Frame, where: str | None = None, traffic: str | None = None) -> Frame:
     """ZooKeeper's tree over time: sessions, brokers, the controller, partitions' states, consumers, configurations.
 
     `change` is began, came_back, expired or closed for a session; created, changed or deleted for a node;
@@ -22,20 +25,21 @@ def registry(registry: Frame) -> Frame:
     """
     return ask(
         {"registry": registry},
+        ours=f"select * from registry where {traffic or 'true'}",
         sessions="""
             select `time`, time_ns, cluster, 'session' as kind,
                 case when op = 'closeSession' then 'closed'
                     when error = 'SESSIONEXPIRED' then 'expired'
                     when `value` like '%session_: null%' then 'began' else 'came_back' end as `change`,
                 cast(null as string) as path, session, client_address, zxid, `value` as detail
-            from registry
+            from ours
             where op = 'connect' and latency_ns is not null or op = 'closeSession' and zxid is not null""",
         changes=f"""
             select `time`, time_ns, cluster, kind,
                 case when error = 'NODEEXISTS' then 'lost' when op = 'setData' then 'changed'
                     when op = 'delete' then 'deleted' else 'created' end as `change`,
                 path, session, client_address, zxid, `value` as detail, ephemeral
-            from registry
+            from ours
             where kind in ({_KINDS}) and (op in {_CREATES} or op in ('setData', 'delete')) and zxid is not null
                 and (error is null or error = 'NODEEXISTS' and kind = 'consumer_owner')""",
         held="""
@@ -53,8 +57,9 @@ def registry(registry: Frame) -> Frame:
             select * from sessions union all select * from gone union all
             select `time`, time_ns, cluster, kind, `change`, path, session, client_address, zxid, detail
             from changes""",
-        answer="""
+        answer=f"""
             select `time`, cluster, kind, `change`, path, session, client_address, zxid, detail from told
+            where {where or "true"}
             order by time_ns, cluster, zxid nulls first, kind, path, `change`""",
     )
 

@@ -152,7 +152,13 @@ class Client:
         return connection
 
     async def leader(self, topic: str, partition: int) -> Connection:
-        if (topic, partition) not in self.leaders:
+        """The connection to a partition's leader.
+
+        A broker that no longer leads it answers a Produce with acks=0 by closing the connection: a closed one asks
+        Metadata again, as Kafka's clients do. Otherwise this client would connect to the former leader for ever.
+        """
+        held = self._connections.get(self.leaders.get((topic, partition), -1))
+        if (topic, partition) not in self.leaders or (held is not None and held.closed):
             await self.refresh(topic)
         return await self.connection(self.leaders[topic, partition])
 

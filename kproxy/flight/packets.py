@@ -21,7 +21,6 @@ _NANOSECONDS = 9
 _PAYLOAD = 65_000  # of a packet
 _FIRST_BYTES = 12  # what is sent at the time of a frame's beginning
 _SYN, _ACK, _PUSH, _FIN = 2, 16, 8, 1
-_FIRST = 1000  # of sequence numbers
 _TCP = Struct(">HHIIBBHHH")
 _IPV4 = Struct(">BBHHHBBH4s4s")
 _IPV6 = Struct(">IHBB16s16s")
@@ -76,7 +75,9 @@ class Stream:
         if len({len(address) for address in addresses}) > 1:
             addresses = [b"\0" * 10 + b"\xff\xff" + each if len(each) == 4 else each for each in addresses]
         self._addresses = addresses
-        self._next = [_FIRST, _FIRST]  # sequence numbers, per side
+        # First sequence numbers, per side. Streams that share them, and their first bytes, would be taken for one
+        # connection that was captured before and behind address translation.
+        self._next = [info.id & 0xFFFFFFFF, info.id >> 31]
 
     def begin(self, now_ns: int) -> None:
         """Its handshake."""

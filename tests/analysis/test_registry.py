@@ -8,6 +8,7 @@ import pytest
 
 from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables
+from kproxy.analysis.question import Question
 from kproxy.convert.processes import convert
 from tests.zookeeper.traffic import DATA, deeds, log
 
@@ -45,6 +46,23 @@ def test_the_timeline_has_every_change_and_every_session_of_zookeepers_log(table
     elected = [row["detail"] for row in told if (row["kind"], row["change"]) == ("controller", "created")]
     assert [json.loads(detail)["brokerid"] for detail in elected] == [2, 1, 2]  # 2 stops and comes back, then 1 stops
     assert any('"isr":[1]' in row["detail"] for row in told if row["kind"] == "partition_state")
+
+
+def test_conditions_choose_sessions_and_what_went_with_them(tables):
+    """Of the timeline, not of the table: there a session is of no kind, and a node that goes with it has no row."""
+    told = asked(tables, "registry")
+
+    def chosen(where):
+        question = Question(jobs.JOBS["registry"], {}, None, None, where, None)
+        return question.answer({"registry": tables["registry"]}).arrow().to_pylist()
+
+    for kinds in (("session",), ("consumer_owner",), ("broker", "controller", "session")):
+        alike = [row for row in told if row["kind"] in kinds]
+        assert alike and chosen(f"kind in ({', '.join(map(repr, kinds))})") == alike
+    frozen = chosen("session = '0x1a200e43164000e' and kind in ('session', 'consumer_owner')")
+    assert [row["change"] for row in frozen if row["kind"] == "session"] == ["began", "closed"]
+    assert {row["change"] for row in frozen} > {"gone_with_session"}
+    assert all(row["path"] for row in chosen("op = 'create'"))  # columns that the timeline has not
 
 
 def test_consumers_tells_each_rebalance_its_herd_and_the_two_owners_of_a_partition(tables):

@@ -7,8 +7,9 @@ import pytest
 import uvloop
 
 from kproxy.demo.client import Client
-from kproxy.demo.cluster import METADATA, Cluster
+from kproxy.demo.cluster import METADATA, PRODUCE, Cluster
 from kproxy.errors import UpstreamError
+from kproxy.protocol.records import Record, write_batch
 
 
 @asynccontextmanager
@@ -73,6 +74,26 @@ def test_a_write_that_fails_is_a_broker_that_went_and_waits_for_no_answer(fault,
             connection._writer = whole
             answer = await connection.request(METADATA, {"topics": [], "allowAutoTopicCreation": False})
             assert answer["brokers"]  # each answer still meets its own request
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_producer_without_acks_learns_of_a_new_leader_from_the_connection_that_is_closed():
+    """There is no answer that could say it: without Metadata it would connect to the former leader again and again."""
+
+    async def main():
+        async with running(Cluster(topics={"orders": 1})) as cluster:
+            client = Client(*cluster.bootstrap[0], "test", {PRODUCE: 7})
+            former = await client.leader("orders", 0)
+            cluster.move_leader("orders", 0)
+            body = {"name": "orders", "partitionData": [{"index": 0, "records": write_batch([Record(0, 0, b"", b"")])}]}
+            former.send(PRODUCE, {"acks": 0, "timeoutMs": 9, "topicData": [body]}, answered=False)
+            await asyncio.wait([former._task], timeout=20)
+            assert former.closed
+            leader = await client.leader("orders", 0)
+            assert client.leaders["orders", 0] == cluster.topics["orders"].partitions[0].leader
+            assert leader is await client.leader("orders", 0) and leader is not former
             await client.close()
 
     asyncio.run(main())

@@ -4,11 +4,13 @@ import io
 import pickle
 import random
 import re
+from dataclasses import replace
 from uuid import UUID
 
 import pyarrow.parquet as pq
 import pytest
 
+from kproxy.convert.processes import convert
 from kproxy.convert.reading import exchanges
 from kproxy.errors import KproxyError
 from kproxy.flight import redaction, sending
@@ -16,6 +18,7 @@ from kproxy.flight.cutting import Frame, cut
 from kproxy.flight.dump import dump, read
 from kproxy.flight.frames import Chunk, Frames
 from kproxy.flight.headers import Headers
+from kproxy.flight.packets import PacketFile
 from kproxy.flight.redaction import allowance, written
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire.events import BROKER, CLIENT
@@ -194,3 +197,23 @@ def test_an_event_that_no_row_can_hold_costs_itself_and_is_said(caplog):
     (kept,), _ = headers.taken()
     assert [row for _, batch in kept.batches().batches for row in batch["correlation_id"].to_pylist()] == [0, 2]
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["a defect of kproxy's recorder"]
+
+
+def test_connections_that_begin_alike_are_not_taken_for_one_that_was_captured_twice(tmp_path):
+    """Made-up packets have first sequence numbers of each connection's own."""
+    with (tmp_path / "frames.pcapng").open("wb") as file:
+        packets = PacketFile(file)
+        for port in range(40000, 40004):
+            stream = packets.stream(replace(INFO, client_port=port))
+            stream.begin(INFO.opened_ns)
+            for number in range(4):
+                for side, data in (
+                    (CLIENT, request(API_VERSIONS, 3, number)),
+                    (BROKER, response(API_VERSIONS, 3, number)),
+                ):
+                    stream.frame(side, INFO.opened_ns, INFO.opened_ns, data, len(data), "")
+        packets.close()
+    convert([tmp_path / "frames.pcapng"], tmp_path / "tables")
+    quality = pq.read_table(tmp_path / "tables/quality").to_pylist()
+    assert {row["kind"]: row["count"] for row in quality}.get("kafka") == 4
+    assert "same_stream" not in {row["kind"] for row in quality}
