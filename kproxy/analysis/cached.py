@@ -22,7 +22,7 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 import kproxy
-from kproxy.capture.storage import is_capture
+from kproxy.capture.storage import is_capture, near
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import dataset, schema
 
@@ -71,7 +71,7 @@ def tables_of(
     found = [path for job in jobs.captures_of(captures, settings) for path in job.paths]
     for path in found:
         if path != "-" and not os.path.isfile(path):  # noqa: PTH113 - raises never
-            raise KproxyError(f"{path}: there is no such file")
+            raise KproxyError(f"{path}: there is no such file{near(path)}")
     need = next((_DETAILS[table] for table in tables if table in _DETAILS), "topics")
     if "-" in found:
         folder = Path(tempfile.mkdtemp(prefix="kproxy-"))

@@ -103,6 +103,18 @@ def _unescaped(token: str) -> str:
     return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), inner, flags=re.DOTALL)
 
 
+def compared(text: str, known: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The names that a condition says are equal to a text, each with that text."""
+    lower = {each.lower(): each for each in known}
+    tokens = list(_TOKEN.finditer(text))
+    found = []
+    for left, sign, right in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        name_ = lower.get((left["quoted"] or left["name"] or "").lower())
+        if name_ is not None and sign[0] == "=" and right["text"]:
+            found.append((name_, _unescaped(right["text"])))
+    return found
+
+
 def names_in(text: str, known: Sequence[str]) -> set[str]:
     """Which of the known names are in a condition."""
     words = {(token["quoted"] or token["name"] or "").lower() for token in _TOKEN.finditer(text)}

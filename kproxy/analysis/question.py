@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import Any
 
 from kproxy.analysis import checks, parties
@@ -26,6 +27,8 @@ _LAST_US = {
     "connections": "cast(floor(coalesce(end_ns, start_ns) / 1e3) as bigint)",
     "quality": "cast(floor(last_ns / 1e3) as bigint)",
 }
+_VALUES = 10_000  # of a column that a text in --where is compared with
+_LISTED = 8  # of these, where none is like it
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d)(\.\d{1,6})?)?")
 
 
@@ -108,6 +111,8 @@ class Question:
                 from t""",
         )
         ((count, began, ended, is_backwards),) = rows(counts)
+        if not count and table == "quality":
+            return "No packet was read: the captures are empty, or nothing was recorded yet."
         if not count:
             return f"The table {table} has no rows: `kproxy analyze quality` says what the captures show, and what not."
         span = "" if began is None else ", from {} to {} UTC".format(*(_second(us) for us in (began, ended)))
@@ -115,9 +120,31 @@ class Question:
             return f"--from {self.since} is not before --to {self.until}; the table {table} has {count:,} rows{span}."
         given = (("--from", self.since), ("--to", self.until), ("--where", self.where), ("--having", self.having))
         chose = " and ".join(option for option, text in given if text is not None)
-        return f"The table {table} has {count:,} rows{span}; " + (
-            f"none is chosen by {chose}." if chose else f"{self.job.name} finds nothing to tell in them."
-        )
+        if not chose:
+            return f"The table {table} has {count:,} rows{span}; {self.job.name} finds nothing to tell in them."
+        return f"The table {table} has {count:,} rows{span}; none is chosen by {chose}.{self._never(tables[table])}"
+
+    def _never(self, frame: Frame) -> str:
+        """Of texts in --where that the table has nowhere: which is nearly like it, or which there are, if few."""
+        if self.where is None:
+            return ""
+        known = checks.names_of(self.job.tables[0])
+        said = ""
+        for name, given in checks.compared(self.where, known):
+            text = f"select distinct {known[name]} as v from t where {known[name]} is not null order by 1"
+            values = [str(value) for (value,) in rows(ask({"t": frame}, some=f"{text} limit {_VALUES}"))]
+            if given in values:
+                continue
+            alike = {value.lower(): value for value in values}
+            near = [alike[each] for each in get_close_matches(given.lower(), alike, 3, 0.6)]
+            said += f" {name} is never {given!r}: "
+            if near:
+                said += f"did you mean {' or '.join(map(repr, near))}?"
+            elif len(values) > _LISTED:
+                said += f"`kproxy analyze sql` lists its {len(values):,} values."
+            else:
+                said += f"there is {', '.join(map(repr, values)) or 'none'}."
+        return said
 
     def _condition(self) -> tuple[str | None, str | None, str | None]:
         """The condition as one on rows of the first table, else as one of the two that the job applies itself."""

@@ -16,7 +16,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from kproxy.capture.storage import LOCAL, STDIN, Remote, Storage
+from kproxy.capture.storage import LOCAL, STDIN, Remote, Storage, near
 from kproxy.errors import CaptureError
 
 
@@ -108,7 +108,8 @@ class Bytes:
                 file = storage.open(path)
                 self.size = storage.size(path)
         except OSError as fault:
-            raise CaptureError(self.name, f"cannot be opened: {fault.strerror or fault}") from None
+            mend = near(path) if isinstance(fault, FileNotFoundError) else ""
+            raise CaptureError(self.name, f"cannot be opened: {fault.strerror or fault}{mend}") from None
         head = b""
         try:
             while len(head) < 4 and (more := file.read(4 - len(head))):

@@ -15,7 +15,9 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from glob import glob, has_magic
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
@@ -25,11 +27,24 @@ from kproxy.errors import CaptureError, KproxyError, install_command
 STDIN = "-"
 RANGE_BYTES = 8 << 20
 MOST_FILES = 1_000_000  # that one folder or pattern may stand for
+_BESIDE = 10_000  # names that a mistyped one is compared with
 
 _CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4))?$", re.IGNORECASE)  # .pcap7: as tcpdump -C writes
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _HTTP = re.compile(r"^https?://", re.IGNORECASE)
 _HADOOP = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}  # Hadoop's names of what fsspec calls otherwise
+
+
+def near(path: Path | str) -> str:
+    """The end of a message about a file that is not there: which one beside it is nearly called so, or nothing."""
+    folder, name = os.path.split(os.fspath(path))
+    try:
+        with os.scandir(folder or ".") as entries:
+            beside = [entry.name for entry in islice(entries, _BESIDE)]
+    except OSError:
+        return f", nor a folder {folder}" if folder and not os.path.isdir(folder) else ""  # noqa: PTH112
+    found = get_close_matches(name, beside, 1, 0.7)
+    return f": did you mean {os.path.join(folder, found[0])}?" if found else ""  # noqa: PTH118
 
 
 def is_capture(path: str) -> bool:

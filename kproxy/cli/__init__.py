@@ -8,6 +8,7 @@ import difflib
 import importlib
 import logging
 import os
+import shlex
 import sys
 from contextlib import suppress
 
@@ -44,10 +45,21 @@ class Suggesting(click.Group):
         try:
             return super().resolve_command(context, arguments)
         except click.UsageError as fault:
+            if os.path.exists(arguments[0]):  # noqa: PTH110 - whatever the text is, it raises nothing
+                raise click.UsageError(self._file_first(context, arguments), context) from None
             near = difflib.get_close_matches(arguments[0], self.list_commands(context), 1)
             if not near or "Did you mean" in fault.format_message():  # newer versions of click say it
                 raise
             raise click.UsageError(f"{fault.format_message()} Did you mean {near[0]!r}?", context) from None
+
+    def _file_first(self, context: click.Context, arguments: list[str]) -> str:
+        commands = self.list_commands(context)
+        asked = [each for each in arguments[1:] if each in commands]
+        some = (
+            asked or [each for each in ("overview", "analyze overview") if each.partition(" ")[0] in commands] or ["-h"]
+        )
+        begin = f"{context.command_path} {some[0]}"
+        return f"{arguments[0]!r} is a file, and the command stands before it: {begin} {shlex.quote(arguments[0])}"
 
 
 class _Commands(Suggesting):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import click
 
@@ -31,6 +32,8 @@ def compat(file: str | None, bootstrap: str | None, clients: str | None, as_json
 
     if file is None and bootstrap is None and not os.environ.get("KPROXY_CONFIG"):
         raise ConfigError([("--bootstrap", "is missing: give it HOST:PORT, or a FILE.toml")])
+    if file is not None and ":" in file and not Path(file).exists():
+        raise ConfigError([(file, f"there is no such file; a broker's address is given by --bootstrap {file}")])
     flags = {"bootstrap": bootstrap, **({"listen": "127.0.0.1:0"} if file is None else {})}
     found = compatibility(load(file, os.environ, flags), clients_of(clients) if clients else ())
     if as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kproxy.cli import admin_port
+from kproxy.cli import Suggesting, admin_port
 
 if TYPE_CHECKING:
     from kproxy.proxy.control.operators.asking import AdminPort
@@ -27,7 +27,28 @@ _COUNTS = ("requests", "requests_pending", "bytes_in", "bytes_out")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, as the admin API answers.")
 
 
-@click.group()
+class _Asking(Suggesting):
+    """Says of options that choose the kproxy, or of its address, that they stand before the command."""
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(context, arguments)
+        own = {option for parameter in self.params for option in parameter.opts}
+        its = {option for parameter in command.params for option in parameter.opts} if command is not None else own
+        for each in rest:
+            option = each.partition("=")[0]
+            if option in own - its or each.startswith(("http://", "https://")):
+                before = f"{option} ..." if option in own else f"-a {each}"
+                raise click.UsageError(
+                    f"{each!r} says which kproxy is asked: it stands before {name!r}, as in "
+                    f"{context.command_path} {before} {name}",
+                    context,
+                )
+        return name, command, rest
+
+
+@click.group(cls=_Asking)
 @click.option(
     "-a",
     "--admin",

@@ -324,16 +324,25 @@ def _compared(report: Report) -> str:
     if "compare" not in report.figures.by_name:
         return ""
     what = (
-        f"<p>This: {_name(', '.join(report.places))}. The other: {_name(report.other)}. Columns "
-        "that begin with b are the other's; a change is the other's figure divided by this one's: above 1, the other "
-        "is slower. The other sections end with what both have, the other below in grey; single exchanges and plots "
+        f"<p>This: {_name(', '.join(report.places))}. The other: {_name(report.other)}. In each cell "
+        "this one's figure stands above, the other's below in grey; a change is the other's figure divided by this "
+        "one's: above 1, the other is slower. The other sections end with what both have; single exchanges and plots "
         "over time have no counterpart.</p>"
     )
     rows = report.figures["compare"].to_pylist()
     drawn = []
     if any(row["p99_ns"] and row["b_p99_ns"] for row in rows):
         drawn.append(_drawn(report, "compare", "99th percentile of both", plots.compared, timed=False))
-    return what + _grid(drawn) + _list(report, "compare", tuple(report.figures["compare"].column_names))
+    numbers = [name.removeprefix("b_") for name in rows[0] if name.startswith("b_")] if rows else []
+    columns = [name for name in (rows[0] if rows else ()) if not name.startswith("b_")]
+    both = [
+        (
+            row if row["exchanges"] else None,
+            {**row, **{name: row[f"b_{name}"] for name in numbers}} if row["b_exchanges"] else None,
+        )
+        for row in rows
+    ]
+    return what + _grid(drawn) + (_stacked(columns, numbers, both) + _again(report, "compare") if both else "")
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------
@@ -385,18 +394,34 @@ def _beside(report: Report, name: str, head: str) -> str:
     numbers = [
         each for each in both.numbers if any(row and row[each] is not None for pair in both.pairs for row in pair)
     ]
-    titles = [*(("", each) for each in both.keys), *(("n", each) for each in numbers)]
-    head_row = "".join(f'<th class="{kind}">{escape(_heading(each))}</th>' for kind, each in titles)
+    return f"<h3>{_BESIDE}: {escape(head)}</h3>{_stacked([*both.keys, *numbers], numbers, both.pairs)}"
+
+
+_Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
+
+
+def _stacked(columns: Sequence[str], stacked: Sequence[str], pairs: Sequence[_Pair]) -> str:
+    """Rows of both: in columns that are stacked the other's number is below in grey; "-": one has no such row."""
+    numbers = {
+        each
+        for each in columns
+        if each in stacked or any(isinstance(row[each], _NUMBERS) for pair in pairs for row in pair if row)
+    }
+    kinds = {each: "n" if each in numbers else "" for each in columns}
+    head_row = "".join(f'<th class="{kinds[each]}">{escape(_heading(each))}</th>' for each in columns)
     lines = []
-    for ours, theirs in both.pairs:
+    for ours, theirs in pairs:
         one = ours or theirs or {}
-        cells = [_cell(each, one[each], "") for each in both.keys]
-        for each in numbers:
+        cells = []
+        for each in columns:
+            if each not in stacked:
+                cells.append(_cell(each, one[each], kinds[each]))
+                continue
             this, that = ("-" if row is None else answers.text(each, row[each]) for row in (ours, theirs))
             cells.append(f'<td class="n">{escape(this)}<br><span class="faint">{escape(that)}</span></td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
     table = f"<table><thead><tr>{head_row}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    return f'<h3>{_BESIDE}: {escape(head)}</h3><div class="wide">{table}</div>'
+    return f'<div class="wide">{table}</div>'
 
 
 def _section(report: Report, name: str, head: str = "") -> str:

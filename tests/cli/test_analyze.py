@@ -115,6 +115,8 @@ def test_what_a_table_does_not_show_is_said(tables, tmp_path):
         ("slow --from 23:00 --to 22:00", "--from 23:00 is not before --to 22:00; the table exchanges has"),
         ("registry", "The table registry has no rows: `kproxy analyze quality` says"),
         ("split-brain", "; split-brain finds nothing to tell in them."),
+        ("slow --where api='produce'", "none is chosen by --where. api is never 'produce': did you mean 'Produce'?"),
+        ("groups --where group_id='payments'", "group_id is never 'payments': there is '"),
     ],
 )
 def test_an_answer_without_rows_says_why(tmp_path, words, said):

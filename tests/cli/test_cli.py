@@ -1,6 +1,7 @@
 """The command line: what cannot be is refused before any work is done, in one line."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -183,8 +184,51 @@ def test_only_one_capture_can_be_followed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "near"), [("analyse x", "analyze"), ("analyze rebalance x", "rebalances"), ("spark latncy x", "latency")]
+    ("words", "near"),
+    [
+        ("analyse x", "analyze"),
+        ("ctl statu", "status"),
+        ("analyze rebalance x", "rebalances"),
+        ("spark latncy x", "latency"),
+    ],
 )
 def test_a_command_nearly_called_so_is_named(words, near):
     done = CliRunner().invoke(cli, words.split())
     assert done.exit_code == 2 and f"Did you mean '{near}'?" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        ("analyze no-kafka.pcap rebalances", "analyze rebalances no-kafka.pcap"),
+        ("analyze no-kafka.pcap", "analyze overview no-kafka.pcap"),
+        ("no-kafka.pcap", "cli analyze overview no-kafka.pcap"),
+        ("ctl status -a localhost:9464", "ctl -a ... status"),
+        ("ctl status --token-file=x", "ctl --token-file ... status"),
+        ("ctl groups http://localhost:9464", "ctl -a http://localhost:9464 groups"),
+        ("convert no-kafkas.pcap --out x", "did you mean no-kafka.pcap?"),
+        ("analyze slow no-kafkas.pcap", "no such file: did you mean no-kafka.pcap?"),
+        ("analyze slow gone/no-kafka.pcap", "no such file, nor a folder gone"),
+        ("compat localhost:1", "--bootstrap localhost:1"),
+    ],
+)
+def test_what_stands_in_the_wrong_place_is_named_with_the_right_one(tmp_path, monkeypatch, words, mend):
+    monkeypatch.chdir(tmp_path)
+    Path("no-kafka.pcap").touch()
+    done = CliRunner().invoke(cli, words.split())
+    said = f"{done.output} {done.exception}"
+    assert done.exit_code in (1, 2) and mend in " ".join(said.split()), said
+
+
+def test_an_interrupt_while_it_is_loaded_ends_it_without_a_stack(tmp_path):
+    (tmp_path / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    folders = (str(tmp_path), str(Path(__main__.__file__).parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-m", "kproxy", "decode", FRAME],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

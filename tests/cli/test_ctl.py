@@ -152,6 +152,9 @@ def test_what_is_not_there_is_said_with_what_can_be_done(kproxy):
     assert "wants its token" in asked(*options[:2], *options[4:], "status", status=2)
     assert "is not trusted" in asked(*options[:2], "--token-file", str(token), "status", status=2)
     assert "https://" in asked("-a", f"localhost:{admin}", "status", status=2)
+    assert "is no admin port of kproxy: it answers 404 Not Found" in asked(
+        "-a", f"{options[1]}/x", *options[2:], "status", status=2
+    )
     port = free_ports(1)
     assert "nobody listens there" in asked("-a", f":{port}", "status", status=2)
     assert "holds no token" in asked("-a", f":{port}", "--token-file", str(token) + "x", "status", status=2)

@@ -182,6 +182,19 @@ def test_both_stand_beside_each_other_in_each_section(made):
             count = f"{answer[broker]['connections']:,}" if broker in answer else "-"
             again = f"{answer[broker]['retransmissions']:,}" if broker in answer else "-"
             assert (both[0][side], both[3][side]) == (count, again)
+    table = re.search(r"<table>.*?</table>", sections["compared"])[0]
+    titles = re.findall(r"<th[^>]*>([^<]*)</th>", table)
+    assert titles[:6] == ["api", "exchanges", "p50", "p50 change", "p99", "p99 change"] and "b exchanges" not in titles
+    counts = {
+        api: (one, other)
+        for api, one, other in re.findall(
+            r"<tr><td[^>]*><bdi>(\w+)</bdi></td><td[^>]*>(.*?)<br><span[^>]*>(.*?)<", table
+        )
+    }
+    both = [json.loads(line) for line in asked("compare", place, "--with", place.parent / "other")]
+    numbers = [[f"{row[name]:,}" if row[name] else "-" for name in ("exchanges", "b_exchanges")] for row in both]
+    told = {row["api"]: tuple(each) for row, each in zip(both, numbers, strict=True)}
+    assert len(counts) > 5 and counts.items() <= told.items()
     _, _, found = sections["findings"].partition("<h3>Beside")
     assert "only here" in found and "15 of 102 answers throttled" in found
 

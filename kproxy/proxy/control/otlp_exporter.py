@@ -6,6 +6,7 @@ know when pushes are made.
 """
 
 import logging
+import ssl
 import time
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
@@ -32,6 +33,7 @@ def _hide_arguments(record: logging.LogRecord) -> bool:
 # What reads OTEL_EXPORTER_OTLP_HEADERS repeats each header that it does not understand.
 logging.getLogger("opentelemetry.util.re").addFilter(_hide_arguments)
 
+_DEEPEST = 10  # exceptions that caused each other
 _PHRASES = {status.value: f" {status.phrase}" for status in HTTPStatus}
 
 
@@ -49,7 +51,7 @@ class _Session(requests.Session):
         try:
             response = super().request(*arguments, **named)
         except Exception as fault:
-            self.fault = str(fault)
+            self.fault = _why(fault)
             raise
         response.close()
         response.raw = None  # so it has no body
@@ -60,6 +62,22 @@ class _Session(requests.Session):
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """None: what resolves redirects would read the body first."""
+
+
+def _why(fault: BaseException) -> str:
+    """What the system or TLS said at the bottom of what the libraries made of it; else their own words."""
+    each: BaseException | None = fault
+    for _ in range(_DEEPEST):
+        if each is None:
+            break
+        if isinstance(each, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted ({each.verify_message}): `ca` names who vouches for it"
+        if isinstance(each, ConnectionRefusedError):
+            return f"{each.strerror}: no collector listens there"
+        if isinstance(each, OSError) and each.strerror and not isinstance(each, requests.RequestException):
+            return str(each.strerror)
+        each = each.__cause__ or each.__context__
+    return str(fault)
 
 
 class Exporter:

@@ -54,7 +54,13 @@ _milliseconds = _figure(lambda value: units.duration(value * 1e6))
 _bytes = _figure(units.size)
 _byte_rate = _figure(units.rate)
 _age = _figure(age)
-_BY_ENDING = {"_s": _seconds, "_ms": _milliseconds, "bytes": _bytes, "_share": _figure(lambda value: f"{value:.1%}")}
+_BY_ENDING = {
+    "_s": _seconds,
+    "_ms": _milliseconds,
+    "_ns": _figure(units.duration),
+    "bytes": _bytes,
+    "_share": _figure(lambda value: f"{value:.1%}"),
+}
 _clock = _figure(lambda value: units.time(int(value) * 1000)[11:])
 
 
@@ -120,7 +126,7 @@ def _details(source: Source, pairs: Sequence[tuple[str, Any]]) -> list[Row]:
     rows: list[Row] = []
     for name, value in pairs:
         inner = value.items() if isinstance(value, Mapping) else ()
-        shown = ", ".join(f"{key} {_detail(key, one)}" for key, one in inner) if inner else _detail(name, value)
+        shown = ", ".join(f"{_bare(key)} {_detail(key, one)}" for key, one in inner) if inner else _detail(name, value)
         for number, line in enumerate(textwrap.wrap(shown[:MOST], WRAP) or ["–"]):
             rows.append({"at": len(rows), "name": "" if number else _title(name), "value": line})
     return rows
@@ -132,6 +138,11 @@ def _title(name: str) -> str:
         for column in table.columns:
             if column.key == name and column.rank != _HIDDEN:
                 return column.title
+    return _bare(name)
+
+
+def _bare(name: str) -> str:
+    """A name without its unit, which the value has."""
     return plain(name.removesuffix("_ns").removesuffix("_us").removesuffix("_ms").removesuffix("_s").replace("_", " "))
 
 
@@ -146,7 +157,14 @@ def _detail(name: str, value: Any) -> str:
     for ending, show in _BY_ENDING.items():
         if name.endswith(ending) and isinstance(value, int | float):
             return show(value)
-    return str(value)
+    return units.number(value) if isinstance(value, float) else str(value)
+
+
+def _finding(row: Row) -> Place:
+    """What there is to know of a finding, in the order in which it is read; its question last."""
+    names = ("title", "severity", "cluster", "where", "since_ns", "until_ns", "evidence", "why", "change", "settings")
+    told = {name: row.get(name) for name in names}
+    return _values(told | {"ask_a_recording": f"kproxy analyze {row.get('job')} TABLES"})
 
 
 def _findings(source: Source) -> list[Row]:
@@ -225,7 +243,7 @@ TABLES: Mapping[str, Table] = {
             lambda source: source.figures.groups(),
             "rebalances",
             lambda row: Place("members", (row["cluster"], row["group"]), f"members of {row['group']}"),
-            'no groups were heard of; they need detail = "topics" (--detail topics)',
+            'no group has joined through it yet; groups need detail = "topics" (--detail topics)',
         ),
         Table(
             "connections",
@@ -287,7 +305,7 @@ TABLES: Mapping[str, Table] = {
             ),
             _findings,
             "rank",
-            _values,
+            _finding,
             "nothing stands out",
         ),
         Table(

@@ -49,6 +49,19 @@ def test_what_has_no_value_comes_last_and_equals_keep_still():
     assert [row["api"] for row in matching(TABLES["apis"], rows, "C")] == ["c"]
 
 
+def test_a_finding_is_read_from_what_it_is_to_what_to_do_with_units():
+    evidence = {"connections": 185, "per_minute": 164.16572672866064, "life_p50_ns": 5452631027, "closed_share": 0.25}
+    row = {"kind": "connection_churn", "rank": 1, "weight": 0.016416572672866066, "place": {"client": None}}
+    row |= {"title": "Connections that come and go", "where": "all clients", "evidence": evidence, "job": "connections"}
+    place = TABLES["findings"].opens(row)
+    lines = {each["name"]: each["value"] for each in TABLES[place.table].rows(None, *place.of)}
+    assert next(iter(lines)) == "what" and lines["what"] == "Connections that come and go"
+    told = " ".join(each["value"] for each in TABLES[place.table].rows(None, *place.of))
+    assert "connections 185, per minute 164, life p50 5.45 s, closed share 25.0%" in told
+    assert not {"weight", "rank", "place", "kind"} & set(lines)
+    assert list(lines.items())[-1] == ("ask a recording", "kproxy analyze connections TABLES")
+
+
 def test_what_a_kproxy_did_not_send_is_said():
     rows = [{}] * LARGEST
     assert left_out("topics", rows, 0) == "the 100 largest" and not left_out("topics", rows[1:], 0)

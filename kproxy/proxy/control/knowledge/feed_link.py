@@ -162,6 +162,7 @@ class FeedLink:
                     feed_process.command(theirs.fileno()),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C in a terminal is its owner's, also while it is still loaded
                 )
         except OSError as fault:
             ours.close()

@@ -248,7 +248,7 @@ class Admin:
             if name in self._api:
                 raise web.HTTPMethodNotAllowed("POST", ["GET"], text=f"/api/{name} is read with GET\n")
             names = ", ".join((*self._actions, *self._streams))
-            raise web.HTTPNotFound(text=f"no such action; there are: {names}\n")
+            raise web.HTTPNotFound(text=f"no such action: there {f'are {names}' if names else 'is none'}\n")
         try:
             parameters = {**request.query, **await _parameters(request)}
             if name in self._streams:

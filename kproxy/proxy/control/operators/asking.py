@@ -4,6 +4,7 @@ A fault is a KproxyError that says what can be done: nobody listens, a token is 
 an answer of MAX_ANSWER bytes, TIMEOUT_S without a byte. Refuses to know what is asked, and how answers look.
 """
 
+import http
 import http.client
 import json
 import ssl
@@ -110,6 +111,13 @@ class AdminPort:
         try:
             value = json.loads(text)
         except ValueError:
+            if text.startswith("no such "):  # as the admin port says it
+                return KproxyError(f"{self.url} cannot say that: it is `kproxy watch`, or another version ({text})")
+            if refusal.code == http.HTTPStatus.NOT_FOUND or text.startswith("<"):
+                said = f"it answers {refusal.code} {refusal.reason}"
+                return KproxyError(
+                    f"{self.url} is no admin port of kproxy: {said}; --admin of kproxy run says which is"
+                )
             return KproxyError(f"{self.url}: {text or refusal.reason}")
         return _Answered(refusal.code, value)
 
