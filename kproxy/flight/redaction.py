@@ -1,7 +1,8 @@
 """A frame without what must not leave the process: secrets always, records unless they are asked for.
 
 Duty: what `protocol.secrets` lists becomes asterisks or zeros of the same length; keys, values and header values of
-records become zeros (`protocol.blanking`); those of KRaft's own topic, which hold credentials, whatever is asked for,
+records become zeros (`protocol.blanking`), and so do tagged fields that the schema does not know, and bytes behind a
+body: who knows what is in them. Records of KRaft's own topic, which hold credentials, whatever is asked for,
 and parts of snapshots, which begin and end anywhere, whole. A frame that holds none of it is returned as it is. Of a
 frame that is not whole, of an unknown API, or that does not decode, only the head is left: who knows what is in it;
 likewise once an `Allowance` is used up, so that nobody's records, small as they come, keep a dump from being written.
@@ -65,6 +66,10 @@ def _redacted(frame: Frame, left: Allowance, records: bool) -> tuple[bytes, str]
     message = codec.api_message(key, version, kind)
     hidden = redact(message.name, body, _masked)
     done = ["without secrets"] if hidden != body else []
+    blank_header, known = _blank_unknown(header), _blank_unknown(hidden)
+    if known != hidden or blank_header != header:
+        done.append("unknown fields are zeros")
+    header, hidden = blank_header, known
     if _blank_records(_fields_with_records(message.fields), hidden, left, records):
         done.append("records are zeros")
     if not done:
@@ -88,6 +93,20 @@ def _answered_version(data: bytes, key: int, version: int) -> int:
 
 def _masked(value: Any) -> Any:
     return "*" * len(value) if isinstance(value, str) else bytes(len(value))
+
+
+def _blank_unknown(value: Any) -> Any:
+    """A copy of a struct in which fields that the schema does not know are zeros."""
+    if isinstance(value, list):
+        return [_blank_unknown(item) for item in value] if value and isinstance(value[0], dict) else value
+    if not isinstance(value, dict):
+        return value
+    out = {name: _blank_unknown(item) for name, item in value.items()}
+    if "_tags" in value:
+        out["_tags"] = {tag: bytes(len(data)) for tag, data in value["_tags"].items()}
+    if "_trailing" in value:
+        out["_trailing"] = bytes(len(value["_trailing"]))
+    return out
 
 
 @cache

@@ -27,7 +27,9 @@ SECRETS: dict[str, frozenset[str]] = {
 SECRET_TOPICS = frozenset(("__cluster_metadata", UUID(int=1)))
 
 _SECRET_CONFIG = re.compile(
-    r"password|secret|jaas|credential|keystore\.key|private[._-]?key|master\.key", re.IGNORECASE
+    r"password|passwd|passphrase|\bpwd\b|secret|jaas|credential|user\.info|connection[._-]?string|[._-]token$"
+    r"|(keystore|private|master|access|account|api)[._-]?key",
+    re.IGNORECASE,
 )
 
 Mask = Callable[[Any], Any]
