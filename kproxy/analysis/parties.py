@@ -26,6 +26,7 @@ from kproxy.protocol.schema import served_versions
 from kproxy.wire.events import ANSWERED
 
 AT_END = "in_flight_at_end"
+INSIDE = "inside_answer"  # an error that no row of `partitions` has
 
 
 def throttle(
@@ -48,6 +49,19 @@ def throttle(
     )
 
 
+def inside(exchanges: Frame, partitions: Frame) -> Frame:
+    """The last answer that `errors` calls `inside_answer`: a row with its source, connection and number, or none."""
+    keys = " and ".join(f"e.{key} = p.{key}" for key in KEYS)
+    return ask(
+        {"exchanges": exchanges, "partitions": partitions},
+        found=f"""
+            select e.source, e.connection, e.`number` from exchanges e
+            where e.errors > 0 and e.outcome = '{ANSWERED}' and coalesce(e.error_code, 0) = 0 and not exists (
+                select 1 from partitions p where {keys} and p.error_code != 0 and p.direction = 'response')
+            order by e.`time` desc, e.connection, e.`number` desc limit 1""",
+    )
+
+
 def errors(
     exchanges: Frame,
     partitions: Frame,
@@ -58,13 +72,14 @@ def errors(
 ) -> Frame:
     """What brokers refuse: by api and error, who met it, where and when.
 
-    An answer that is fine as a whole and not in its parts stands under each error of its partitions, or `in_parts`
-    where they are not in that table; `codes` counts the errors of the answers, at every level. Requests that never got
+    An answer may say NONE as a whole and have errors inside. It stands under each error of its partitions; where no
+    partition has one, as in answers about transactions and replicas, it is `inside_answer`, and `kproxy show` decodes
+    it. `codes` counts the errors of the answers, at every level. Requests that never got
     an answer are here too, under what became of them. Those that waited when the capture ended, on connections that
     were still open, are `in_flight_at_end` and come last: long polls, mostly, and no error.
     """
     keys = " and ".join(f"f.{key} = i.{key}" for key in KEYS)
-    error = f"""case when waits then '{AT_END}' when fine then coalesce(part_error, 'in_parts')
+    error = f"""case when waits then '{AT_END}' when fine then coalesce(part_error, '{INSIDE}')
         when outcome = '{ANSWERED}' then error else outcome end"""
     return ask(
         {"exchanges": exchanges, "partitions": partitions, "connections": connections},

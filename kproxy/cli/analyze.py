@@ -107,6 +107,7 @@ def tables_at(
 
 def answer(asked: Asked, **how: Any) -> None:
     """Answer a question and show it."""
+    from kproxy.analysis import parties
     from kproxy.analysis.duck import Tables
     from kproxy.analysis.question import Question
     from kproxy.views import answers
@@ -134,14 +135,18 @@ def answer(asked: Asked, **how: Any) -> None:
                     click.echo(question.why_empty(tables), err=True)
                 if rows and asked.job.name == "slow":
                     _show_one(rows[0], asked.places, captures.settings(how))
+                if asked.job.name == "errors" and any(row.get("error") == parties.INSIDE for row in rows or ()):
+                    one = parties.inside(tables["exchanges"], tables["partitions"])
+                    for row in answers.dicts(one):
+                        _show_one(row, asked.places, captures.settings(how), f"An answer with {parties.INSIDE}")
                 _say_what_lacks(tables, asked.places)
 
         with in_words("--where", _EXAMPLE):
             _asked_again(ask)
 
 
-def _show_one(row: dict[str, Any], places: Sequence[str], settings: "Settings") -> None:
-    """The command that shows a row of `slow` whole; of tables, the capture is named as they know it."""
+def _show_one(row: dict[str, Any], places: Sequence[str], settings: "Settings", what: str = "The first whole") -> None:
+    """The command that shows an exchange whole; of tables, the capture is named as they know it."""
     from kproxy.analysis import cached
 
     is_dataset = len(places) == 1 and cached.is_dataset(places[0])
@@ -151,7 +156,7 @@ def _show_one(row: dict[str, Any], places: Sequence[str], settings: "Settings") 
     which = ["--connection", str(row["connection"]), "--number", str(row["number"])]
     options = [] if is_dataset else [*settings.identity, *(["--rotated"] if settings.rotated else [])]
     words = ["kproxy", "show", *([source] if is_dataset else places), *which, *options]
-    click.echo(f"The first whole, with its frames and packets: {shlex.join(words)}", err=True)
+    click.echo(f"{what}, with its frames and packets: {shlex.join(words)}", err=True)
 
 
 def _say_what_lacks(tables: "Tables", places: Sequence[str]) -> None:

@@ -209,7 +209,7 @@ def test_throttle_errors_talkers(frame):
         ("Produce", "NOT_LEADER_OR_FOLLOWER", 2, 3, 2, "calm"),
         ("Produce", "REPLICA", 1, 3, 1, "app"),
         ("Produce", "UNKNOWN", 1, 3, 1, "app"),
-        ("Produce", "in_parts", 1, 1, 1, "10.0.0.1"),
+        ("Produce", "inside_answer", 1, 1, 1, "10.0.0.1"),
         ("Produce", "unanswered", 1, 0, 1, "app"),
         ("Produce", "in_flight_at_end", 9, 0, 1, "app"),  # the most, and no error
     ]

@@ -125,6 +125,16 @@ def test_an_answer_without_rows_says_why(tmp_path, words, said):
     assert done.stdout == "No rows.\n" and re.search(said, done.stderr), done.stderr
 
 
+def test_an_error_inside_an_answer_comes_with_the_command_that_decodes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(capture("k41_java_cluster"), "c.pcap")
+    done = CliRunner().invoke(cli, ["analyze", "errors", "c.pcap"], catch_exceptions=False)
+    assert re.search(r"AddPartitionsToTxn +inside_answer +19", done.stdout)
+    (command,) = re.findall(r"An answer with inside_answer, with its frames and packets: kproxy (.*)", done.stderr)
+    shown = CliRunner().invoke(cli, command.split(), catch_exceptions=False).stdout
+    assert "partitionErrorCode 51 CONCURRENT_TRANSACTIONS" in shown
+
+
 def test_a_text_without_quotes_is_known_for_one(tables):
     with pytest.raises(KproxyError, match=r"no column 'billing' \(a text stands in quotes: 'billing'\)"):
         run("slow", tables, "--where", "client = billing")

@@ -1,5 +1,6 @@
 """The how-tos for gateways and for captures: their commands run as they stand, but for addresses and names of files."""
 
+import json
 import re
 import shlex
 import shutil
@@ -121,3 +122,15 @@ def test_a_command_that_is_none_is_found() -> None:
     assert unknown(["analyze", "slowest", "tables"]) == ["slowest"]
     assert unknown(["run", "--listenn", "x"]) == ["--listenn"]
     assert not unknown(["ctl", "-a", ":1", "connections", "--client", "x"])
+
+
+def test_questions_to_zookeeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each finds rows of an old cluster, with the names and the times of that one."""
+    page = (ROOT / "docs/zookeeper.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    run(["convert", str(ROOT / "tests/data/zookeeper/k0102_zkgroup_a.pcap.zst"), "--out", "tables", "-q"])
+    asked = re.findall(r"^    kproxy (analyze .*)$", page, re.MULTILINE)
+    answers = [run([*shlex.split(line.replace("12:05", "01:36")), "--format", "json", "-q"]) for line in asked]
+    assert len(answers) == 5 and all(answers)
+    owner = [json.loads(answer) for line, answer in zip(asked, answers, strict=True) if "partition = 3" in line]
+    assert [row["member_id"] for row in owner] == ["legacy_c3"]
