@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _PAGE = 10_000
 _GROUPS_PAGE = 1000
 _ZOOKEEPER_PAGE = 1000
-_DUMP_S = 180.0
+_DUMP_S = 300.0  # a process may have one of its own to write before
 _GROUP_COLUMNS = ("cluster", "group", "protocol", "state", "generation", "members", "coordinator")
 _REBALANCE_COLUMNS = ("last_rebalance", "took", "cause", "reason")
 _COLUMNS = ("number", "cluster", "listener", "client", "principal", "client_id", "software", "tls", "broker", "age")

@@ -1,9 +1,11 @@
 """`kproxy ctl` against a kproxy that runs: the commands as one types them, and what they say where it cannot be."""
 
+import http.server
 import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
@@ -11,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from kproxy.cli import ctl
+from kproxy.errors import KproxyError
+from kproxy.proxy.control.operators.asking import AdminPort
 from kproxy.views.operator import age
 from tests.certificates import Authority
 from tests.ports import free_ports
@@ -179,3 +183,30 @@ def test_each_command_teaches_by_example(command):
 )
 def test_ages(seconds, text):
     assert age(seconds) == text
+
+
+def test_a_token_goes_to_nobody_that_an_answer_names(tmp_path):
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.headers.get("Authorization"))
+            self.send_response(302)
+            self.send_header("Location", f"http://127.0.0.1:{stranger.server_port}/api/status\x1b[2J")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    (tmp_path / "token").write_text("s3cret-word")
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as stranger,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as kproxy,
+    ):
+        for server in (stranger, kproxy):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(KproxyError, match="is not where it answers: it sends to 'http://") as fault:
+            AdminPort(f"127.0.0.1:{kproxy.server_port}", tmp_path / "token").get("/api/status")
+        for server in (stranger, kproxy):
+            server.shutdown()
+    assert asked == ["Bearer s3cret-word"] and "\x1b" not in str(fault.value)

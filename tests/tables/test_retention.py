@@ -47,3 +47,18 @@ def test_the_oldest_go_and_nothing_else(folder, retention, stay):
     assert numbers(folder) == list(stay)
     assert len(list(folder.glob("exchanges/capture*"))) == len(list(folder.glob("mine/*"))) == 1
     assert retention.remove_old(folder) == 0
+
+
+def test_files_of_a_time_to_come_go_first_and_new_ones_stay(folder):
+    """The clock was set back by years after the first five files, and by a minute before the last one."""
+    ahead_s = time.time() + 4 * 365 * 86400
+    for number in range(5):
+        for name in RECORDED:
+            os.utime(folder / "exchanges" / f"{name.format(number)}.parquet", (ahead_s + number, ahead_s + number))
+    os.utime(folder / "exchanges" / f"{RECORDED[0].format(9)}.parquet", (time.time() + 60, time.time() + 60))
+    assert Retention(total_bytes=1800).remove_old(folder) == 12
+    assert numbers(folder) == [4, 5, 6, 7, 8, 9]
+    assert Retention(age_s=3.5 * 3600, total_bytes=10**6).remove_old(folder) == 3  # number 5; of 4 nobody knows
+    assert numbers(folder) == [4, 6, 7, 8, 9]
+    assert Retention(total_bytes=300).remove_old(folder) == 12
+    assert numbers(folder) == [9]

@@ -53,7 +53,7 @@ class AdminPort:
                     self._headers["Authorization"] = f"Bearer {token_in(file).decode()}"
             except (OSError, ValueError) as fault:
                 raise KproxyError(f"{token_file} holds no token: {getattr(fault, 'strerror', None) or fault}") from None
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirects()]
         if address.startswith("https"):
             try:
                 context = ssl.create_default_context(cafile=None if ca is None else str(ca))
@@ -103,6 +103,8 @@ class AdminPort:
             raise KproxyError(f"{self.url} cannot be asked: {_why(fault)}") from None
 
     def _refused(self, refusal: urllib.error.HTTPError) -> KproxyError:
+        if 300 <= refusal.code < 400:
+            return KproxyError(f"{self.url} is not where it answers: it sends to {refusal.headers.get('Location')!r}")
         text = refusal.read(64 * 1024).decode(errors="replace").strip()
         if refusal.code == 401:
             if self._token_file is not None:
@@ -131,6 +133,13 @@ class AdminPort:
             raise KproxyError(f"{self.url} stopped answering: {fault or type(fault).__name__}") from None
         except ValueError:
             raise KproxyError(f"{self.url} is no admin port of kproxy: what it answers is not JSON") from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The token goes to who was named, and to nobody that an answer names."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """None: the redirect itself is the answer."""
 
 
 class _Answered(KproxyError):
