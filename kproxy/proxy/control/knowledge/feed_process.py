@@ -257,5 +257,5 @@ class _Process:
         found: list[dict[str, Any]] = []
         for name in sorted(self._clusters):
             if name >= after[0] and len(found) < limit:
-                found += self._clusters[name].groups(after[1] if name == after[0] else "", limit - len(found))
+                found += self._clusters[name].groups(after[1] if name == after[0] else None, limit - len(found))
         return found

@@ -183,9 +183,9 @@ class KnownCluster:
 
     # --- /api/groups -------------------------------------------------------------------------------------------------
 
-    def groups(self, after: str, limit: int) -> Iterator[dict[str, Any]]:
+    def groups(self, after: str | None, limit: int) -> Iterator[dict[str, Any]]:
         """Groups in the order of their ids, those above `after`; `limit`, and all protocols of the last one's id."""
-        above = [group for group in self.knowledge.groups if group.group_id > after]
+        above = [group for group in self.knowledge.groups if after is None or group.group_id > after]
         above.sort(key=lambda group: group.group_id)
         for number, group in enumerate(above):
             if number >= limit and group.group_id != above[number - 1].group_id:

@@ -49,6 +49,7 @@ FULL_S = 1.0  # for an answer to be taken while all connections are in use
 MAX_CONNECTIONS = 32
 _THREAD_BYTES = 4096  # answers from this size on are compressed on a thread
 MAX_BODY = 64 * 1024  # of a request
+MAX_LINE = 128 * 1024  # its first: /api/groups is asked for what is behind a group, whose id may have 32 KiB
 RETRY_AFTER_S = "1"  # of what cannot be said yet
 _BACKLOG = 128
 _SHUTDOWN_S = 1.0  # answers under way when the process ends
@@ -312,7 +313,7 @@ class _Connection(RequestHandler):
         is_full: Callable[[], bool],
         left: Callable[[], None],
     ) -> None:
-        super().__init__(server, loop=loop, access_log=None, logger=log)  # type: ignore[arg-type]
+        super().__init__(server, loop=loop, access_log=None, logger=log, max_line_size=MAX_LINE)  # type: ignore[arg-type]
         self._silent = idle
         self.is_full = is_full
         self._on_left: Callable[[], None] | None = left

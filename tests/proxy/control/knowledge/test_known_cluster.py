@@ -106,6 +106,14 @@ def test_a_member_that_was_replaced_and_commits_what_another_one_owns_splits_its
     assert (found["generation"], found["member_count"], found["strategy"]) == (2, 1, "range")
 
 
+def test_a_list_of_groups_begins_with_one_whose_id_is_empty():
+    known = KnownCluster("default")
+    for group_id in ("b", "", "a"):
+        known.hear(heard(JOIN, 5, {"groupId": group_id}, {"errorCode": 24}))
+    assert [each["group"] for each in known.groups(None, 2)] == ["", "a"]
+    assert [each["group"] for each in known.groups("", 2)] == ["a", "b"]
+
+
 def test_owners_are_bounded(monkeypatch):
     monkeypatch.setattr(known_cluster, "MAX_OWNED", 5)
     known = KnownCluster("default")

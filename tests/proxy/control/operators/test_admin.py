@@ -7,10 +7,12 @@ import socket
 import threading
 import time
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 import uvloop
+from yarl import URL
 
 from kproxy.proxy.control.operators.admin import Admin
 
@@ -148,6 +150,19 @@ def test_live_state_is_json_by_name():
                 assert answer.headers["Cache-Control"] == "no-store"
             async with client.post("/api/connections", headers={"X-Kproxy": "yes"}) as answer:
                 assert answer.status == 405
+
+    run(main())
+
+
+def test_a_list_goes_on_behind_a_name_of_any_length():
+    """The id of a group has 32 KiB, and each byte of it may be three characters of a URL."""
+    name = "default/" + "é" * (1 << 14)
+
+    async def main():
+        async with serving(api={"groups": lambda query: [query["after"] == name]}) as client:
+            asked = URL(f"/api/groups?limit=1000&after={quote(name, safe='')}", encoded=True)
+            async with client.get(asked) as answer:
+                assert (answer.status, await answer.json()) == (200, [True])
 
     run(main())
 
