@@ -1,14 +1,23 @@
-"""A collector of OpenTelemetry for tests: HTTP, parsed by OpenTelemetry's own messages."""
+"""Collectors of OpenTelemetry for tests, over HTTP and gRPC: OpenTelemetry's own messages and service."""
 
 import gzip
 import ssl
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+import grpc
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
+    MetricsServiceServicer,
+    add_MetricsServiceServicer_to_server,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 Labels = frozenset[tuple[str, str]]
@@ -21,6 +30,7 @@ class Collector:
     def __init__(self) -> None:
         self.status = 200
         self.body = b""
+        self.refuses: grpc.StatusCode | None = None  # over gRPC
         self.requests: list[tuple[str, dict[str, str]]] = []  # path and headers
         self.pushes: list[Any] = []
         self.port = 0
@@ -32,8 +42,14 @@ class Collector:
 
     def series(self) -> Series:
         """Every series of the last push."""
-        found: Series = {}
-        (of_resource,) = self.pushes[-1].resource_metrics
+        return series_of(self.pushes[-1])
+
+
+def series_of(*messages: Any) -> Series:
+    """Every series of these messages, each of which is in one of them."""
+    found: Series = {}
+    for message in messages:
+        (of_resource,) = message.resource_metrics
         (scope,) = of_resource.scope_metrics
         for metric in scope.metrics:
             kind = metric.WhichOneof("data")
@@ -47,7 +63,7 @@ class Collector:
                 assert (metric.name, labels) not in found
                 found[metric.name, labels] = kind, value
                 assert kind == "gauge" or 0 < point.start_time_unix_nano <= point.time_unix_nano
-        return found
+    return found
 
 
 def exposed(text: str) -> Series:
@@ -112,3 +128,31 @@ def collector(tls: ssl.SSLContext | None = None) -> Iterator[Collector]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _Service(MetricsServiceServicer):  # type: ignore[misc]
+    def __init__(self, here: Collector) -> None:
+        self._here = here
+
+    def Export(self, request: Any, context: Any) -> ExportMetricsServiceResponse:
+        here = self._here
+        here.requests.append(("Export", dict(context.invocation_metadata())))
+        if here.refuses is not None:
+            context.abort(here.refuses, here.body.decode())
+        here.pushes.append(request)
+        return ExportMetricsServiceResponse()
+
+
+@contextmanager
+def grpc_collector(tls: grpc.ServerCredentials | None = None, port: int = 0) -> Iterator[Collector]:
+    """With grpc's own server, whose messages have 4 MiB at most, as in collectors."""
+    here = Collector()
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_MetricsServiceServicer_to_server(_Service(here), server)  # type: ignore[no-untyped-call]
+    address = f"127.0.0.1:{port}"
+    here.port = server.add_secure_port(address, tls) if tls is not None else server.add_insecure_port(address)
+    server.start()
+    try:
+        yield here
+    finally:
+        server.stop(None).wait()

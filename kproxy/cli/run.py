@@ -76,8 +76,8 @@ if TYPE_CHECKING:
 @click.option(
     "--otlp",
     metavar="URL",
-    help="Push the metrics of /metrics to a collector of OpenTelemetry each minute, by OTLP over HTTP, like "
-    "http://collector:4318 (docs/otlp.md).",
+    help="Push the metrics of /metrics to a collector of OpenTelemetry each minute, by OTLP, like "
+    "http://collector:4318 over HTTP or http://collector:4317 over gRPC (docs/otlp.md).",
 )
 @click.option(
     "--max-connections",

@@ -4,19 +4,21 @@ Files are named here and opened elsewhere (`control/otlp.py`). Refuses to know m
 """
 
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from kproxy.proxy.config.model import Frozen
 from kproxy.proxy.config.tls import File
 
-PATH = "/v1/metrics"  # where collectors take metrics
+PATH = "/v1/metrics"  # where collectors take metrics over HTTP
+GRPC_PORT = 4317  # IANA's for OTLP over gRPC; 4318 is that over HTTP
 LIKE = "write it like http://collector:4318"
+Protocol = Literal["http/protobuf", "grpc"]
 
 
-def _endpoint(value: Any) -> str:
-    """A URL; the path is that of collectors where there is none. A secret in it could end in a log."""
+def _endpoint(value: Any, known: ValidationInfo) -> str:
+    """A URL; over HTTP the path is that of collectors where there is none. A secret in it could end in a log."""
     text = str(value).strip()
     try:
         url = urlsplit(text)
@@ -27,13 +29,24 @@ def _endpoint(value: Any) -> str:
         raise ValueError("a secret in a URL ends in logs: put it into headers_file, and give the URL without it")
     if url.scheme not in ("http", "https") or not url.hostname or port == 0 or any(map(str.isspace, text)):
         raise ValueError(f"{text!r} is no URL of a collector: {LIKE}")
-    return text if url.path.strip("/") else f"{text.rstrip('/')}{PATH}"
+    has_path = bool(url.path.strip("/"))
+    if has_path and known.data.get("protocol") == "grpc":
+        raise ValueError("OTLP over gRPC has no path: give the URL without it, like http://collector:4317")
+    return text if has_path else f"{text.rstrip('/')}{'' if _is_grpc(known.data.get('protocol'), url) else PATH}"
+
+
+def _is_grpc(protocol: Protocol | None, url: SplitResult) -> bool:
+    if protocol is not None:
+        return protocol == "grpc"
+    return url.port == GRPC_PORT and not url.path.strip("/")
 
 
 class Otlp(Frozen):
-    """`[otlp]`: the metrics of /metrics are pushed to a collector of OpenTelemetry, by OTLP over HTTP."""
+    """`[otlp]`: the metrics of /metrics are pushed to a collector of OpenTelemetry, by OTLP over HTTP or gRPC."""
 
-    endpoint: Annotated[str, BeforeValidator(_endpoint)]  # URL of the collector; without a path, /v1/metrics of it
+    protocol: Protocol | None = None  # default: grpc at port 4317, if the endpoint has no path; else http/protobuf
+    # URL of the collector; https for TLS; over HTTP without a path, /v1/metrics of it
+    endpoint: Annotated[str, BeforeValidator(_endpoint)]
     interval_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 60.0  # between two pushes
     timeout_s: Annotated[float, Field(gt=0, le=300, allow_inf_nan=False)] = 10.0  # of a push, with all its attempts
     # file with a header for each line, like Authorization: Bearer ...; default: OTEL_EXPORTER_OTLP_HEADERS, as
@@ -46,6 +59,10 @@ class Otlp(Frozen):
     service_name: Annotated[str, Field(min_length=1)] = "kproxy"  # what is pushed has it as service.name
     # what is pushed has it as service.instance.id; default: the host's name and the port of the first cluster
     instance: Annotated[str, Field(min_length=1)] | None = None
+
+    @property
+    def is_grpc(self) -> bool:
+        return _is_grpc(self.protocol, urlsplit(self.endpoint))
 
 
 def of_endpoint(value: Any) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from kproxy import __version__
@@ -26,6 +27,10 @@ from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.files import open_regular
 from kproxy.proxy.config.otlp import Otlp
 from kproxy.proxy.control.tasks import Tasks
+
+if TYPE_CHECKING:
+    from kproxy.proxy.control.otlp_exporter import Exporter
+    from kproxy.proxy.control.otlp_grpc import GrpcExporter
 
 OUTCOMES = ("success", "failed")
 LAST_S = 3.0  # for the push at the end
@@ -49,16 +54,11 @@ class OtlpPush:
         self._metrics = metrics
         self._outcomes = metrics.otlp_pushes
         self._outcomes.update(dict.fromkeys(OUTCOMES, 0))
-        try:
-            from kproxy.proxy.control.otlp_exporter import Exporter
-        except ModuleNotFoundError as fault:
-            text = f"it needs {fault.name}, which is not installed: {install_command('otlp')}"
-            raise ConfigError([("otlp", text)]) from None
+        self._exporter = _exporter(settings)
         for name, path in (("ca", settings.ca), ("certificate", settings.certificate), ("key", settings.key)):
             if path is not None:
                 _read(f"otlp: {name}", path, 1)
         self._headers()
-        self._exporter = Exporter(settings)
         self._tasks = Tasks("otlp")
         self._is_failing = False
         self._thread: Thread | None = None
@@ -171,6 +171,22 @@ class OtlpPush:
         has_headers = self._settings.headers_file is not None or any(map(os.environ.get, _VARIABLES))
         if has_headers and not is_here and self._settings.endpoint.startswith("http:"):
             log.warning("otlp endpoint=%s: headers are sent unencrypted: use https", self._settings.endpoint)
+
+
+def _exporter(settings: Otlp) -> "Exporter | GrpcExporter":
+    """Raises ConfigError that names the extra that is missing."""
+    extra = "otlp-grpc" if settings.is_grpc else "otlp"
+    try:
+        if settings.is_grpc:
+            from kproxy.proxy.control.otlp_grpc import GrpcExporter
+
+            return GrpcExporter(settings)
+        from kproxy.proxy.control.otlp_exporter import Exporter
+
+        return Exporter(settings)
+    except ModuleNotFoundError as fault:
+        text = f"it needs {fault.name}, which is not installed: {install_command(extra)}"
+        raise ConfigError([("otlp", text)]) from None
 
 
 def _read(place: str, path: Path, limit_bytes: int) -> bytes:

@@ -17,6 +17,9 @@ CLUSTER = {"listen": "127.0.0.1:9092", "bootstrap": "kafka-1:9092"}
         ("http://collector:4318", "http://collector:4318/v1/metrics"),
         ("https://collector/", "https://collector/v1/metrics"),
         ("https://[::1]:4318/otlp/metrics", "https://[::1]:4318/otlp/metrics"),
+        ("http://collector:4317", "http://collector:4317"),
+        ("https://collector:4317/", "https://collector:4317"),
+        ("http://collector:4317/v1/metrics", "http://collector:4317/v1/metrics"),
     ],
 )
 def test_a_url_alone_stands_for_the_table(url: str, endpoint: str) -> None:
@@ -42,3 +45,25 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, tmp_path: Path)
     with pytest.raises(ConfigError, match="headers_file") as refused:
         load(file)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "is_grpc"),
+    [
+        ("http://collector:4317", None, True),
+        ("http://collector:4318", None, False),
+        ("http://collector:4317/v1/metrics", None, False),  # a path is of HTTP
+        ("https://collector", "grpc", True),
+        ("http://collector:4317", "http/protobuf", False),
+    ],
+)
+def test_the_port_says_which_protocol_it_is_unless_it_is_named(url: str, protocol: str | None, is_grpc: bool) -> None:
+    assert Otlp.model_validate({"endpoint": url, "protocol": protocol}).is_grpc == is_grpc
+
+
+def test_grpc_has_no_path(tmp_path: Path) -> None:
+    file = tmp_path / "kproxy.toml"
+    table = '[otlp]\nprotocol = "grpc"\nendpoint = "http://collector:4317/v1/metrics"\n'
+    file.write_text(f'[[cluster]]\nlisten = ":9092"\nbootstrap = "kafka-1:9092"\n{table}')
+    with pytest.raises(ConfigError, match="gRPC has no path"):
+        load(file)

@@ -58,3 +58,6 @@ def test_what_is_to_be_installed_is_told_at_the_start(tmp_path: Path, monkeypatc
     faults = dict(asyncio.run(Server(load(file)).preflight()))
     assert "kproxy-kafka[otlp]" in faults["otlp"]
     assert "kproxy-kafka[telemetry]" in faults["default: telemetry"]
+    file.write_text(file.read_text().replace(":4318", ":4317"))
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert "kproxy-kafka[otlp-grpc]" in dict(asyncio.run(Server(load(file)).preflight()))["otlp"]
