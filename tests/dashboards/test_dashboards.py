@@ -16,6 +16,8 @@ from dashboards.boards.__main__ import BOARDS, text_of
 from dashboards.boards.model import panels_of
 from tests.broker.cluster import wait_for
 from tests.broker.kproxy import Kproxy
+from tests.dashboards import __main__ as rehearsal
+from tests.dashboards import trouble
 from tests.dashboards.traffic import exposition
 from tests.demo.running import traffic
 from tests.prometheus import Prometheus
@@ -122,6 +124,13 @@ def test_every_alert_says_where_to_look_and_is_tested():
         headings[page] = set(re.findall(r"^#+ `?(\w+)`?$", document, re.MULTILINE))
         assert not part or part in headings[page], (name, part)
         assert f"alertname: {name}\n" in tested, f"{name} is not tested"
+
+
+def test_every_alert_is_provoked_before_a_real_kafka():
+    text = (DASHBOARDS / "alerts.yml").read_text()
+    provoked = {*rehearsal.PROVOKED, *rehearsal.OF_AN_OUTAGE, *rehearsal.OF_A_PROCESS, *trouble.PROVOKED}
+    assert not provoked & rehearsal.UNPROVOKED.keys()
+    assert set(re.findall(r"- alert: (\w+)", text)) == provoked | rehearsal.UNPROVOKED.keys()
 
 
 def test_alerts_fire_when_they_should(tmp_path):
