@@ -8,7 +8,7 @@ gauges are left out. Its series end LIFE_INTERVALS push intervals after its last
 Bounded, per cluster, by the limits of the settings: so many clients, so many series of each, with CHARACTERS each on
 average, as /metrics shows them; MAX_LABELS labels of a point, MAX_NAME characters of names and MAX_LABEL of values;
 MAX_OTHER series of `other`; MAX_ITEMS of one push. What is left out is counted. A push is read in slices of PER_SLICE,
-so that the caller's loop has its turn between two.
+and one of more than WHOLE_BYTES parsed piece by piece, so that the caller's loop has its turn between two.
 
 Refuses to know requests, answers and Prometheus' families (`telemetry_families.py`).
 """
@@ -22,6 +22,7 @@ from uuid import UUID
 
 from kproxy.errors import Malformed
 from kproxy.metrics.named import MAX_LABEL
+from kproxy.metrics.pushed_pieces import pieces
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
@@ -32,6 +33,7 @@ CHARACTERS = 512  # of the names and values of labels of a series, on average ov
 MAX_OTHER = 2000
 MAX_ITEMS = 20_000  # metrics and points of one push that are looked at
 PER_SLICE = 64
+WHOLE_BYTES = 64 * 1024  # of a push that is parsed at once: 1-3 ms
 
 # Why data points have no series: their client has none of its own, and gauges of several clients have no sum; the
 # client has as many, or as long ones, as it may; they are no counters or gauges, or a counter below 0, or one name
@@ -91,8 +93,10 @@ class Pushes:
         self._kinds: dict[str, tuple[str, int]] = {}  # of names in use: the kind, and how many clients use it
 
     def limit(self, max_clients: int, max_series: int) -> None:
-        """How many clients have series of their own, and how many series each."""
+        """How many clients have series of their own, and how many series each. The last ones above it lose theirs."""
         self._max_clients, self._max_series = max_clients, max_series
+        while len(self.clients) > max_clients:
+            self._release(self.clients.popitem()[1])
 
     def admit(self, instance: UUID, client_id: str, software: tuple[str, str], now_ns: int, life_ns: int) -> bool:
         """Whether this client has series of its own: from now on, if there is room."""
@@ -107,13 +111,22 @@ class Pushes:
         return True
 
     def take(self, instance: UUID, pushed: Any, now_ns: int, left_out: dict[str, int]) -> Iterator[None]:
-        """Keep what a client has pushed, as `parse` returned it; with each step so much that a loop can bear it."""
+        """Keep what a client has pushed, as `parse` returned it; with each step so much that a loop can bear it.
+
+        Raises Malformed in the midst of a push that is parsed piece by piece; of a client, nothing of it is kept.
+        """
         client = self.clients.get(instance)
         values: dict[Series, float] = {}
         sums = dict(client.sums) if client is not None else self.other
         limit = self._max_series if client is not None else MAX_OTHER
         room = limit * CHARACTERS - sum(map(client.characters, sums)) if client is not None else 0
-        for item, (metric, point) in enumerate(_points(pushed)):
+        item = -1
+        for found in _points(pushed):
+            if found is None:
+                yield
+                continue
+            metric, point = found
+            item += 1
             if item % PER_SLICE == PER_SLICE - 1:
                 yield
             if item >= MAX_ITEMS:
@@ -177,8 +190,21 @@ def of_others(sums: dict[Series, float]) -> PushingClient:
     return client
 
 
+class Pieces(NamedTuple):
+    """A large push that is yet to be parsed."""
+
+    data: bytes
+
+
 def parse(data: bytes) -> Any:
-    """The MetricsData of OTLP in `data`, in protobuf. Raises Malformed; ImportError without the extra `telemetry`."""
+    """What `take` takes: the MetricsData of OTLP in `data`, in protobuf; one of more than WHOLE_BYTES is parsed later.
+
+    Raises Malformed; ImportError without the extra `telemetry`.
+    """
+    return Pieces(data) if len(data) > WHOLE_BYTES else _parsed(data)
+
+
+def _parsed(data: bytes) -> Any:
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 
@@ -197,8 +223,19 @@ class _Metric(NamedTuple):
     is_delta: bool
 
 
-def _points(pushed: Any) -> Iterator[tuple[_Metric, Any]]:
-    """Each data point with its metric; None stands for what has none, so that it counts as looked at too."""
+def _points(pushed: Any) -> Iterator[tuple[_Metric, Any] | None]:
+    """Each data point with its metric; None: a step of work is done."""
+    if not isinstance(pushed, Pieces):
+        yield from _points_of(pushed)
+        return
+    for piece in pieces(pushed.data):
+        if piece is not None:
+            yield from _points_of(_parsed(piece))
+        yield None
+
+
+def _points_of(pushed: Any) -> Iterator[tuple[_Metric, Any]]:
+    """Each data point with its metric; no point stands for what has none, so that it counts as looked at too."""
     nothing = _Metric("", None, False)
     for resource in pushed.resource_metrics:
         yield nothing, None

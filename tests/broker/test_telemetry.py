@@ -1,5 +1,6 @@
 """Real clients push their metrics (KIP-714) to kproxy, before brokers that have no receiver for them."""
 
+import json
 import uuid
 from pathlib import Path
 
@@ -31,8 +32,15 @@ def pushed(kproxy: Kproxy) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def push(kproxy: Kproxy, topic: str, folder: Path, wanted: dict[tuple[str, str], set[str]]) -> None:
-    """A producer and a consumer of each kind work until they have pushed what is wanted of them, and end."""
+def connections(kproxy: Kproxy) -> set[int]:
+    return {row["number"] for row in json.loads(kproxy.get("/api/connections"))}
+
+
+def push(kproxy: Kproxy, topic: str, folder: Path, wanted: dict[tuple[str, str], set[str]], settings: Path) -> None:
+    """A producer and a consumer of each kind work until they have pushed what is wanted of them.
+
+    Then a reload asks all of them for metrics of consumers alone; on the connections that they have, they follow.
+    """
     config = folder / "client.properties"
     config.write_text("client.id=shop\ncompression.type=zstd\n")
     to = ("--bootstrap-server", kproxy.bootstrap, "--topic", topic)
@@ -60,6 +68,17 @@ def push(kproxy: Kproxy, topic: str, folder: Path, wanted: dict[tuple[str, str],
             raise AssertionError(f"{pushed(kproxy)}\n{kproxy.log_tail()}") from None
         assert len(pushed(kproxy)["apache-kafka-java", "shop"]) > 50
         assert kproxy.metric("kproxy_telemetry_clients") == 4
+        before = connections(kproxy)
+        settings.write_text(settings.read_text() + 'metrics = ["org.apache.kafka.consumer."]\n')
+        kproxy.reload()
+
+        def only_consumers() -> bool:
+            all_arrived()
+            names = {name for of_client in pushed(kproxy).values() for name in of_client}
+            return bool(names) and all(name.startswith("consumer_") for name in names)
+
+        wait_for("metrics of consumers alone", only_consumers, 60)
+        assert before <= connections(kproxy)
     producer.flush(10)
     consumer.close()
 
@@ -79,7 +98,7 @@ def test_librdkafka_and_java_push_to_kproxy(cluster: Cluster, tmp_path: Path) ->
             *("--otlp", f"http://127.0.0.1:{pushed_to.port}"),
         ) as kproxy,
     ):
-        push(kproxy, create_topic(cluster.bootstrap), tmp_path, wanted)
+        push(kproxy, create_topic(cluster.bootstrap), tmp_path, wanted, settings)
         for error in ("INVALID_RECORD", "INVALID_REQUEST", "TELEMETRY_TOO_LARGE", "UNSUPPORTED_COMPRESSION_TYPE"):
             assert kproxy.metric("kproxy_telemetry_answers_total", error=error) == 0, error
         wait_for("the end of their series", lambda: not pushed(kproxy), 30)

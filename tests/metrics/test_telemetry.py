@@ -200,7 +200,7 @@ def test_a_push_of_nothing_but_empty_parts_is_read_in_slices_and_not_to_its_end(
     pushes = Pushes()
     left_out = {"clients": 0, "series": 0, "kind": 0}
     slices = sum(1 for _ in pushes.take(A, parse(data), 1, left_out))
-    assert slices == MAX_ITEMS // PER_SLICE and left_out["series"] == 1
+    assert MAX_ITEMS // PER_SLICE <= slices < 2 * MAX_ITEMS // PER_SLICE and left_out["series"] == 1
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 100, b"garbage", b"\x0a\x05ab", b"\x0b" * 5000])

@@ -42,6 +42,7 @@ MAX_INSTANCES = 4096
 BYTES_PER_S = 1024 * 1024  # of metrics as they are parsed: 5 % of a core, 1500 clients a minute
 MAX_BURST_BYTES = 4 * BYTES_PER_S
 MAX_WAITING_BYTES = 2 * 1024 * 1024
+MIN_WAITING_BYTES = 256  # of a push that waits, whatever it has
 MAX_HEADER_BYTES = 64 * 1024  # around the metrics of a push; a client id has 32 KiB at most
 _S = 10**9
 
@@ -71,10 +72,11 @@ log = logging.getLogger("kproxy.telemetry")
 class _Instance:
     """What is remembered of one client."""
 
-    __slots__ = ("error", "got_ns", "may_push", "pushed_ns", "terminating")
+    __slots__ = ("error", "got_ns", "is_malformed", "may_push", "pushed_ns", "terminating")
 
     def __init__(self) -> None:
         self.got_ns = self.pushed_ns = 0
+        self.is_malformed = False  # its last push: large ones are parsed behind their answer, the next one tells of it
         self.may_push = True  # at once: it has subscribed since its last push, or is not known
         self.terminating = False
         self.error = "NONE"  # of the last answer
@@ -99,6 +101,7 @@ class Receiver:
         pushes.limit(settings.max_clients, settings.max_series_per_client)
         self._spawn = spawn
         self._now_ns = now_ns
+        self._asks = True  # for metrics; not where a reload has taken the settings away
         self._interval_ns = round(settings.push_interval_s * _S)
         self._instances: OrderedDict[UUID, _Instance] = OrderedDict()
         self._waiting: deque[tuple[UUID, Any, int]] = deque()
@@ -108,6 +111,17 @@ class Receiver:
         self._credited_ns = now_ns()
         self._limiter = LogLimiter(log)
 
+    def change(self, settings: Telemetry | None, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        """Go on by other settings: each client gets a new subscription as soon as it pushes. None: of nothing."""
+        self._spawn = spawn
+        self._asks = settings is not None
+        if settings is None or settings == self.settings:
+            return
+        self.settings = settings
+        self._interval_ns = round(settings.push_interval_s * _S)
+        self._pushes.limit(settings.max_clients, settings.max_series_per_client)
+        self._instances.clear()  # their pace was that of the settings before
+
     def subscribe(self, instance: UUID, client_id: str, software: Software, *, may_own: bool) -> Body:
         """The answer to GetTelemetrySubscriptions. may_own: the client may have series of its own."""
         now_ns = self._now_ns()
@@ -116,7 +130,7 @@ class Receiver:
         if early and known.got_ns and known.error not in _ASK_AGAIN:
             return self._refused("GetTelemetrySubscriptions", known, "THROTTLING_QUOTA_EXCEEDED")
         known.got_ns, known.may_push, known.error = now_ns, True, "NONE"
-        owns = may_own and self._pushes.admit(instance, client_id, software, now_ns, LIFE_INTERVALS * self._interval_ns)
+        owns = self._owns(instance, client_id, software, now_ns, may_own)
         self.cells.answers["GetTelemetrySubscriptions", "NONE"] += 1
         return {
             "clientInstanceId": instance,
@@ -125,7 +139,7 @@ class Receiver:
             "pushIntervalMs": self._interval_ns // 10**6,
             "telemetryMaxBytes": self.settings.max_push_bytes,
             "deltaTemporality": not owns,
-            "requestedMetrics": list(self.settings.metrics),
+            "requestedMetrics": list(self.settings.metrics) if self._asks else [],
         }
 
     def push(self, body: Body, client_id: str, software: Software, client: str, *, may_own: bool) -> Body:
@@ -158,7 +172,7 @@ class Receiver:
         if early and not known.may_push and not body["terminating"]:  # the first may: clients jitter their intervals
             return "THROTTLING_QUOTA_EXCEEDED", ""
         known.pushed_ns, known.may_push = now_ns, False
-        owns = may_own and self._pushes.admit(instance, client_id, software, now_ns, LIFE_INTERVALS * self._interval_ns)
+        owns = self._owns(instance, client_id, software, now_ns, may_own)
         if body["subscriptionId"] != self._subscription(instance, owns):
             return "UNKNOWN_SUBSCRIPTION_ID", ""
         if compression not in (NONE, *_COMPRESSIONS):
@@ -166,13 +180,14 @@ class Receiver:
         limit = self.settings.max_push_bytes
         if len(metrics) > limit:
             return "TELEMETRY_TOO_LARGE", f"{len(metrics)} bytes, where max_push_bytes is {limit}"
-        if not metrics:
-            return "", ""
+        if known.is_malformed:
+            known.is_malformed = False
+            return "INVALID_RECORD", "its push before this one was malformed"
         if self._waiting_bytes + len(metrics) > MAX_WAITING_BYTES or not self._has_credit(now_ns):
             return "THROTTLING_QUOTA_EXCEEDED", "all clients together push more than kproxy reads at a time"
         cost = limit  # of what does not decompress: all of it but its last byte may have been
         try:
-            plain = decompress(compression, metrics, limit_bytes=limit)
+            plain = decompress(compression, metrics, limit_bytes=limit) if metrics else b""  # it has no series any more
             cost = len(plain)
             parsed = parse(plain)
         except TooLarge as fault:
@@ -181,8 +196,9 @@ class Receiver:
             return "INVALID_RECORD", str(fault)
         finally:
             self._credit_bytes -= cost
-        self._waiting_bytes += len(plain)
-        self._waiting.append((instance, parsed, len(plain)))
+        size = max(len(plain), MIN_WAITING_BYTES)
+        self._waiting_bytes += size
+        self._waiting.append((instance, parsed, size))
         if not self._is_reading:
             self._is_reading = True
             self._spawn(self._read())
@@ -196,11 +212,20 @@ class Receiver:
                 try:
                     for _ in self._pushes.take(instance, parsed, self._now_ns(), self.cells.left_out):
                         await asyncio.sleep(0)
+                except Malformed as fault:  # of a large push, which was answered before it was parsed
+                    self._instance(instance).is_malformed = True
+                    line = "cluster=%s instance=%s: the metrics that it pushed are refused: %s"
+                    self._limiter.log(logging.WARNING, "INVALID_RECORD", line, self._cluster, instance, fault)
                 finally:
                     self._waiting_bytes -= size
                 await asyncio.sleep(0)
         finally:
             self._is_reading = False
+
+    def _owns(self, instance: UUID, client_id: str, software: Software, now_ns: int, may_own: bool) -> bool:
+        """Whether a client has series of its own."""
+        life_ns = LIFE_INTERVALS * self._interval_ns
+        return self._asks and may_own and self._pushes.admit(instance, client_id, software, now_ns, life_ns)
 
     def _has_credit(self, now_ns: int) -> bool:
         earned = (now_ns - self._credited_ns) * BYTES_PER_S // _S
@@ -219,7 +244,7 @@ class Receiver:
 
     def _subscription(self, instance: UUID, owns: bool) -> int:
         settings = self.settings
-        wanted = f"{settings.metrics} {self._interval_ns} {settings.max_push_bytes} {owns}"
+        wanted = f"{settings.metrics if self._asks else ()} {self._interval_ns} {settings.max_push_bytes} {owns}"
         return zlib.crc32(wanted.encode() + instance.bytes) & 0x7FFFFFFF
 
     def _refused(self, api: str, known: _Instance, error: str) -> Body:

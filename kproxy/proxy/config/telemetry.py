@@ -32,7 +32,7 @@ class Telemetry(Frozen):
         BeforeValidator(_prefixes),
     ] = (ALL_METRICS,)
     push_interval_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 60.0  # between a client's pushes
-    # of one push, as compressed; 1 MiB is Kafka's own telemetry.max.bytes, and is parsed in one piece: up to 50 ms
+    # of one push, as compressed, which clients are told; 1 MiB is Kafka's own telemetry.max.bytes
     max_push_bytes: Annotated[int, Field(ge=1024, le=1 << 20)] = 1 << 20
     max_clients: Annotated[int, Field(ge=1, le=10_000)] = 200  # with series of their own; the others share `other`
     max_series_per_client: Annotated[int, Field(ge=1, le=10_000)] = 500  # what a client pushes beyond it is left out

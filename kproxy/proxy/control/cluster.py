@@ -238,6 +238,7 @@ class ClusterProxy:
             self.learn_all(former.routes.upstreams)
             self._discovery.not_ready = former._discovery.not_ready
         self.show_state()
+        self._connector.follow(former._connector)
         former.retire(self, ends=ends)
 
     def retire(self, successor: "ClusterProxy | None", *, ends: bool) -> None:

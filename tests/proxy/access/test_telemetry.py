@@ -7,6 +7,8 @@ from uuid import UUID
 import pytest
 
 from kproxy.metrics import Metrics
+from kproxy.metrics import telemetry as of_pushes
+from kproxy.metrics.pushed_pieces import PIECE_BYTES
 from kproxy.protocol import codec
 from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 from kproxy.proxy.access import telemetry
@@ -305,3 +307,84 @@ def test_what_stands_behind_decides_first():
     talk = Talk(behind=Strict(Close("no")))
     talk.client(request(GET, 0, 1, {"clientInstanceId": NO_ID}))
     assert talk.faults[0].text == "no" and talk.sent == {CLIENT: b"", BROKER: b""}
+
+
+LARGE = pushed(*(counter(f"c{number}.total", number, topic="t" * 200) for number in range(3000)))
+
+
+def test_a_large_push_is_parsed_piece_by_piece_and_the_loop_has_its_turn_between(monkeypatch):
+    parsed = []
+
+    def parsing(data):
+        parsed.append(len(data))
+        return of_a_piece(data)
+
+    of_a_piece = of_pushes._parsed
+    monkeypatch.setattr(of_pushes, "_parsed", parsing)
+    talk = Talk(Cluster(max_series_per_client=5000))
+    talk.subscribe()
+    assert len(LARGE) > 600_000 and talk.push(compress(ZSTD, LARGE), ZSTD) == "NONE" and not parsed
+
+    async def read() -> int:
+        turns = 0
+        reading = asyncio.ensure_future(talk.cluster.reading.pop())
+        while not reading.done():
+            before = sum(parsed)
+            await asyncio.sleep(0)
+            turns += 1
+            assert sum(parsed) - before <= 2 * PIECE_BYTES
+        return turns
+
+    assert asyncio.run(read()) > len(LARGE) // PIECE_BYTES
+    assert max(parsed) < 2 * PIECE_BYTES and sum(parsed) >= len(LARGE)
+    assert talk.cluster.values() == {f"c{number}": float(number) for number in range(3000)}
+
+
+def test_a_large_push_that_is_malformed_is_told_with_the_next_one(caplog):
+    talk = Talk()
+    talk.subscribe()
+    assert talk.push(LARGE[:-1]) == "NONE"
+    assert talk.cluster.values() == {} and "refused" in caplog.text
+    assert talk.later().push() == "INVALID_RECORD"
+    assert talk.later().push() == "NONE"
+    assert talk.cluster.answered()["PushTelemetry", "INVALID_RECORD"] == 1
+    assert talk.cluster.values() == {"producer_connection_creation": 3.0}
+
+
+def test_other_settings_reach_a_client_that_is_connected():
+    talk = Talk(Cluster(max_clients=2))
+    others = [Talk(talk.cluster) for _ in range(2)]
+    for each in (talk, *others):
+        each.subscribe()
+    assert [each.push() for each in (talk, *others)] == ["NONE"] * 3
+    talk.cluster.read()
+    assert len(talk.cluster.pushes.clients) == 2
+    settings = Telemetry(push_interval_s=30, metrics=["a."], max_clients=1, max_push_bytes=2048)
+    talk.cluster.receiver.change(settings, talk.cluster.reading.append)
+    assert list(talk.cluster.pushes.clients) == [talk.instance]
+    assert talk.later().push() == "UNKNOWN_SUBSCRIPTION_ID"
+    answer = talk.subscribe()
+    assert (answer["pushIntervalMs"], answer["requestedMetrics"]) == (30_000, ["a."])
+    assert answer["telemetryMaxBytes"] == 2048 and not answer["deltaTemporality"]
+    assert talk.push(bytes(3000)) == "TELEMETRY_TOO_LARGE"
+    assert others[0].push() == "UNKNOWN_SUBSCRIPTION_ID" and others[0].subscribe()["deltaTemporality"]
+
+
+def test_settings_that_are_taken_away_ask_for_nothing_until_they_are_back():
+    talk = Talk()
+    talk.subscribe()
+    assert talk.push() == "NONE"
+    settings = talk.cluster.receiver.settings
+    talk.cluster.receiver.change(None, talk.cluster.reading.append)
+    assert talk.later().push() == "UNKNOWN_SUBSCRIPTION_ID"
+    assert talk.subscribe()["requestedMetrics"] == []
+    talk.cluster.receiver.change(settings, talk.cluster.reading.append)
+    assert talk.later().subscribe()["requestedMetrics"] == ["*"]
+    assert talk.push() == "NONE"
+
+
+def test_a_push_of_nothing_ends_the_series_of_the_one_before():
+    talk = Talk()
+    talk.subscribe()
+    assert talk.push() == "NONE" and talk.cluster.values()
+    assert talk.later().push(b"", compression=ZSTD) == "NONE" and not talk.cluster.values()

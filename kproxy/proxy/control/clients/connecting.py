@@ -128,7 +128,7 @@ class Connector:
         if policy.is_active:
             worker.metrics.cluster(cluster.name).has_policy(policy.reasons)
         self._tasks = Tasks(f"cluster={cluster.name}")
-        self._telemetry = self._telemetry_receiver()
+        self._telemetry = self._receiver = self._telemetry_receiver()
         self._kept: Kept | None = None
         if cluster.detail != "headers":
             from kproxy.insight.knowledge import APIS, ONLY_FAILED  # 1 MB, of no use for headers
@@ -159,6 +159,15 @@ class Connector:
         self._source = f"live:{cluster.name}"
         self.making = 0  # connections
         self.ends = False  # what is being made ends soon: kproxy drains, or the cluster is run by other settings
+
+    def follow(self, former: "Connector") -> None:
+        """Take over from a connector that was run by other settings: clients that push theirs to it get ours."""
+        if former._receiver is None:
+            return
+        former._receiver.change(self._cluster.telemetry, self._tasks.spawn)
+        self._receiver = former._receiver
+        if self._telemetry is not None:
+            self._telemetry = self._receiver
 
     async def stop(self) -> None:
         """Give up the connections that are still being made."""
