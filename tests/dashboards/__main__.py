@@ -4,9 +4,9 @@ Two Prometheus scrape the same kproxy. In one the rules run FAST times as fast a
 within seconds of what provokes them. In the other they run SLOW times as fast, so that the restart of a broker, which
 takes this small one seconds, is as long as that of a large one: there nothing fires that nobody provoked, also while
 all brokers are restarted one after the other. That kproxy (job "kproxy", load.py) has two workers, a listener of
-ZooKeeper, pushes of clients and to a collector; a `kproxy watch` is beside it. Every other alert is provoked at a second
-kproxy (job "troubled", trouble.py). It needs root, takes four minutes and 2,500 connections. CI has a short form of it
-before the demo's cluster (test_dashboards.py).
+ZooKeeper, pushes of clients and to a collector; a `kproxy watch` is beside it. Every other alert is provoked at a
+second kproxy (job "troubled", trouble.py). It needs root, takes four minutes and 2,500 connections. CI has a short form
+of it before the demo's cluster (test_dashboards.py).
 """
 
 import signal
