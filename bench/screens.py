@@ -228,19 +228,28 @@ new PerformanceObserver((list) => list.getEntries().forEach((each) => window.kpr
 """
 
 
+DRAWN = "return ['tbody tr', '*'].map((each) => document.querySelectorAll(each).length)"
+ROWS_OF_EACH = """
+const rows = (each) => [each.id, each.querySelectorAll("tbody tr").length];
+return Object.fromEntries([...document.querySelectorAll("div.table")].map(rows));
+"""
+
+
 def in_browser(proxy: Proxy, picture: Path | None) -> dict[str, Any]:
     """A page that is open: kproxy's CPU time, and how long the browser was busy at a time."""
     from tests.chromium import opened
 
     assert proxy.admin is not None
     with opened(f"http://{processes.text(proxy.admin)}/?range=300", 1440) as browser:
-        time.sleep(5)
+        time.sleep(5)  # it asks each second, for connections every three
         browser.asked(FRAMES)
         share = cpu_share(proxy)
         frames = sorted(browser.asked("return window.kproxyFrames"))
         tasks = browser.asked("return window.kproxyTasks")
-        rows = browser.asked("return document.querySelectorAll('tbody tr').length")
-        nodes = browser.asked("return document.querySelectorAll('*').length")
+        rows, nodes = browser.asked(DRAWN)
+        browser.asked("document.querySelectorAll('.more').forEach((each) => each.click())")
+        time.sleep(2)
+        of_each = browser.asked(ROWS_OF_EACH)
         browser.chrome.find_element("css selector", "input[name=find]").send_keys("00042")
         time.sleep(2)
         if picture is not None:
@@ -251,6 +260,8 @@ def in_browser(proxy: Proxy, picture: Path | None) -> dict[str, Any]:
             "longest_task_ms": round(max(tasks, default=0.0), 1),
             "rows": rows,
             "nodes": nodes,
+            "rows_of_all": of_each,
+            "nodes_of_all": browser.asked(DRAWN)[1],
             "complaints": browser.complaints(),
         }
 

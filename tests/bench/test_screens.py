@@ -7,7 +7,7 @@ from bench import screens
 
 def test_what_screens_ask_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screens, "SECONDS", 0.5)
-    found = screens.run(connections=300, topics=600, clients=300, groups=150, browser=False)
+    found = screens.run(connections=300, topics=600, clients=300, groups=150, browser=True)
     asked = found["asked"]
     assert asked["/api/live"]["bytes"] < 60_000
     assert asked["/api/connections?limit=200"]["bytes"] < 200 * 500
@@ -16,3 +16,9 @@ def test_what_screens_ask_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         ("topics", "clients", "groups"), 100
     )
     assert rows["connections"] == 300 and found["top"]["bytes"] < 500_000
+    page = found["page"]
+    assert page["complaints"] == []
+    assert page["rows"] < 110 and page["nodes"] < 3000  # ten of each table
+    opened = page["rows_of_all"]
+    assert {opened[name] for name in ("topics", "clients", "groups")} == {100}
+    assert opened["connections"] == 200 and sum(opened.values()) < 900 and page["nodes_of_all"] < 20_000

@@ -193,8 +193,15 @@
     $("state").className = kind;
   }
 
+  // The sample that is under way belongs to the one before it for as long as it is short: rates of a second jump.
+  function sampled() {
+    const before = samples[samples.length - 1];
+    if (!current) return samples;
+    if (!before || current.d > before.d / 2) return [...samples, current];
+    return [...samples.slice(0, -1), { t: current.t, d: before.d + current.d, s: [...before.s, ...current.s], g: [...before.g, ...current.g] }];
+  }
   function shownSamples() {
-    const all = current ? [...samples, current] : samples;
+    const all = sampled();
     const from = last.state.now_ms - Number(chosen.range) * 1000;
     return all.filter((sample) => sample.t > from && sample.d > 0.5);
   }
