@@ -65,7 +65,7 @@ class EpochGroup(Group):
         self.epoch = 0  # the highest that a member was told
         self.strategy: str | None = None  # the assignor that a member asked for, or that a describe named
         self.members: dict[str, _Member] = {}
-        self._static: dict[str, tuple[str, Owned]] = {}  # by instance: the id and partitions of one that comes back
+        self._static: dict[str, _Member] = {}  # by instance: those that left, to come back
         self._before = 0  # members when the last epoch began
         self._begun_ns = 0  # when its first member was told of the last epoch
         self._forming: Rebalance | None = None
@@ -160,9 +160,9 @@ class EpochGroup(Group):
         at = spoken.request_end
         yield self._event(spoken, "join", at=at)
         yield self._event(spoken, "join_answered")
-        if former is not None and former[0] != member.id:
-            member.owned = former[1]
-            reason = f"instance {member.instance_id} was {former[0]}"
+        if former is not None and former.id != member.id:
+            member.owned = former.owned
+            reason = f"instance {member.instance_id} was {former.id}"
             self._note(spoken, "member_replaced", member.id, reason)
             yield self._event(spoken, "member_replaced", reason=reason)
         else:
@@ -193,7 +193,8 @@ class EpochGroup(Group):
             reason = "a static member that may come back"
             instance_id = request.get("instanceId")
             if member is not None and instance_id is not None and len(self._static) < MAX_MEMBERS:
-                self._static[instance_id] = member.id, member.owned
+                member.heard_ns, member.topics, member.regex = spoken.request_end, None, None
+                self._static[instance_id] = member
         else:
             self._note(spoken, "member_left", request["memberId"], reason)
         if request.get("shutdownApplication"):
@@ -257,7 +258,8 @@ class EpochGroup(Group):
         causes = self._causes[left_over:]
         expired = self._silent(spoken.request_end, max(0, skipped + 1 - len(self._causes)))
         for each in expired:
-            del self.members[each.id]
+            if self.members.pop(each.id, None) is None and each.instance_id is not None:
+                self._static.pop(each.instance_id, None)
             yield self._gone(each, spoken.request_end)
         if not causes:
             causes = [self._unsaid(expired, spoken.request_end)]
@@ -291,7 +293,7 @@ class EpochGroup(Group):
         """Members that have not been heard of for long are gone by now: as many as explain epochs, and others."""
         silent = [
             ((at - each.heard_ns) / each.interval_ns, each)
-            for each in self.members.values()
+            for each in (*self.members.values(), *self._static.values())
             if each.interval_ns and at - each.heard_ns > SILENT_INTERVALS * each.interval_ns
         ]
         silent.sort(key=lambda pair: pair[0], reverse=True)

@@ -108,10 +108,10 @@ class Groups:
         if not self._waited_for or now_ns < self._next_ns:
             return
         for key in [key for key, until_ns in self._waited_for.items() if until_ns < now_ns]:
-            group = self._groups[key]
-            assert isinstance(group, ClassicGroup)
-            yield from group.expected.due(now_ns)
-            yield from self._weigh(key, group)
+            group = self._groups.get(key)
+            if isinstance(group, ClassicGroup):
+                yield from group.expected.due(now_ns)
+                yield from self._weigh(key, group)
         self._next_ns = max(min(self._waited_for.values(), default=0), now_ns + LOOK_NS)
 
     def finish(self) -> Iterator[GroupRow]:

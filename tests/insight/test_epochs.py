@@ -176,3 +176,17 @@ def test_a_group_that_was_removed_and_made_again_begins_anew():
     assert counts[1:] == [(1, "member_joined", 0, 1), (2, "member_joined", 1, 2)]
     assert sorted(group.members) == ["n", "o"]
     assert group.state == "Stable"
+
+
+def test_a_static_member_that_does_not_come_back_expires():
+    second = 10**9
+    group = EpochGroup("default", "g", "consumer")
+    talk = [beat("a", 0, 1, 1, topics=["x"]), beat("b", 0, 2, 2, topics=["x"]), beat("a", 1, 2, 3)]
+    talk += [beat("b", -2, -2, 10 * second), beat("a", 2, 2, 12 * second), beat("a", 2, 3, 60 * second)]
+    talk[1].request["instanceId"] = talk[3].request["instanceId"] = "second"
+    found = [row for each in talk for row in group.feed(each, {})]
+    row = [row for row in (*found, *group.finish()) if isinstance(row, Rebalance)][-1]
+    assert (row.generation, row.cause, row.cause_member) == (3, "session_expired", "b")
+    (gone,) = [row for row in found if getattr(row, "event", "") == "expired"]
+    assert (gone.member_id, gone.group_instance_id) == ("b", "second")
+    assert "50.0 s before" in gone.reason
