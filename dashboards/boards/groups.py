@@ -3,6 +3,7 @@
 from dashboards.boards.model import (
     CLUSTER,
     RATE,
+    alike,
     board,
     grown,
     heatmap,
@@ -19,6 +20,7 @@ from dashboards.boards.model import (
 GROUP = (*CLUSTER, "group")
 ONLY = 'detail = "topics", and groups are seen'
 TOPICS = 'detail = "topics"'
+RISEN = f"increase({of('kproxy_group_rebalances_total', *GROUP)}[$__range])"
 
 
 def _largest(metric: str, legend: str) -> tuple[str, str]:
@@ -32,13 +34,13 @@ PARTS = (
         "Rebalances",
         "Rebalances within the time range.",
         "none",
-        within_range("kproxy_group_rebalances_total", *GROUP),
+        f"sum({alike(RISEN, 'group')}) or vector(0)",
     ),
     stat(
         "Groups that rebalance",
         "Their members may stand still now.",
         "none",
-        f"sum({of('kproxy_group_rebalancing', *GROUP)})",
+        f"sum({alike(of('kproxy_group_rebalancing', *GROUP), 'group')})",
         thresholds=((None, "green"), (1, "orange")),
         only=ONLY,
     ),
@@ -88,7 +90,7 @@ PARTS = (
             "Of each group. 0.1: its members stand still for six seconds of every minute.",
             "percentunit",
             (
-                f"sum by (cluster, group) (rate({of('kproxy_group_rebalance_seconds_sum', *GROUP)}[{RATE}]))",
+                alike(f"rate({of('kproxy_group_rebalance_seconds_sum', *GROUP)}[{RATE}])", "group"),
                 "{{group}}",
             ),
             threshold=0.1,
@@ -150,7 +152,7 @@ PARTS = (
             "Partitions without a leader",
             "Nobody can write to them or read them.",
             "none",
-            (f"sum by (cluster) ({of('kproxy_partitions_offline', *CLUSTER)})", "{{cluster}}"),
+            (alike(of("kproxy_partitions_offline", *CLUSTER)), "{{cluster}}"),
             threshold=1,
             only=TOPICS,
         ),
@@ -158,7 +160,7 @@ PARTS = (
             "Partitions with replicas that are not in sync",
             "A broker is down or too slow to follow. One more failure may take them offline.",
             "none",
-            (f"sum by (cluster) ({of('kproxy_partitions_isr_shrunk', *CLUSTER)})", "{{cluster}}"),
+            (alike(of("kproxy_partitions_isr_shrunk", *CLUSTER)), "{{cluster}}"),
             threshold=1,
             only=TOPICS,
         ),

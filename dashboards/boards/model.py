@@ -70,6 +70,11 @@ def within_range(metric: str, *scope: str, by: str = "", where: str = "") -> str
     return f"sum by ({by}) ({total})" if by else f"sum({total}) or vector(0)"
 
 
+def alike(query: str, *by: str) -> str:
+    """What several kproxies before one cluster see alike, once: the most that one of them has seen."""
+    return f"max by ({', '.join(('job', 'cluster', *by))}) ({query})"
+
+
 def largest(query: str, by: str, ranking: str) -> str:
     """The series of a query that are largest over the whole time range, by another query."""
     return f"{query} and on ({by}) topk({SHOWN}, {ranking})"

@@ -149,6 +149,44 @@ def test_the_queries_of_the_dashboard_are_valid(tmp_path):
     promtool("check", "rules", "--lint=none", "rules.yml", cwd=tmp_path)
 
 
+def test_what_several_kproxies_see_alike_of_a_cluster_counts_once(tmp_path):
+    """Two before one cluster; one of them has not heard of all yet. Of another cluster there is one alone."""
+    seen = {
+        "kproxy_partitions_offline": ("", 3, 2, 1),
+        "kproxy_partitions_isr_shrunk": ("", 5, 5, 2),
+        "kproxy_group_rebalancing": (', group="g"', 1, 1, 1),
+    }
+    series = [
+        {"series": f'{name}{{job="k", instance="{instance}", cluster="{cluster}"{more}}}', "values": f"{value}x10"}
+        for name, (more, *values) in seen.items()
+        for value, instance, cluster in zip(values, "abc", ("one", "one", "two"), strict=True)
+    ]
+    expected = {
+        ("overview.json", "Partitions offline"): {"{}": 4},
+        ("overview.json", "Groups that rebalance"): {"{}": 2},
+        ("groups.json", "Groups that rebalance"): {"{}": 2},
+        ("groups.json", "Partitions without a leader"): {'{job="k", cluster="one"}': 3, '{job="k", cluster="two"}': 1},
+        ("groups.json", "Partitions with replicas that are not in sync"): {
+            '{job="k", cluster="one"}': 5,
+            '{job="k", cluster="two"}': 2,
+        },
+    }
+    tests = [
+        {
+            "expr": re.sub(r'=~"\$\w+"', '=~".*"', panel["targets"][0]["expr"]),
+            "eval_time": "10m",
+            "exp_samples": [{"labels": labels, "value": value} for labels, value in wanted.items()],
+        }
+        for (name, title), wanted in expected.items()
+        for panel in panels_of(FILES[name]["panels"])
+        if panel["title"] == title
+    ]
+    assert len(tests) == len(expected)
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": tests}
+    (tmp_path / "test.yml").write_text(json.dumps({"evaluation_interval": "1m", "tests": [case]}))
+    promtool("test", "rules", "test.yml", cwd=tmp_path)
+
+
 QUERIES = [*dashboard_queries(), *("".join(found) for found in rules())]
 SELECTOR = re.compile(r"(?<![\w:])((?:kproxy|process)_\w+)\b(?!:)(?:\{([^}]*)\})?")
 MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
