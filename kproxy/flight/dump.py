@@ -9,7 +9,7 @@ exchanges of connections that have frames.
 import json
 import pickle
 import sys
-from collections.abc import Sequence
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -51,7 +51,16 @@ class _Row(NamedTuple):
     response_end_ns: int | None
 
 
-Known = dict[tuple[int, int], list[_Row]]  # by connection and correlation id
+class _Same:
+    """The exchanges of a connection that have one correlation id, in their order: all, and those with an answer."""
+
+    def __init__(self, rows: list[_Row]) -> None:
+        rows.sort(key=attrgetter("number"))
+        self.rows = rows
+        self.answered = [row for row in rows if row.response_start_ns is not None] if len(rows) > 1 else rows
+
+
+Known = dict[tuple[int, int], _Same]  # by connection and correlation id
 _COLUMNS = list(_Row._fields)
 _ROWS = 4096  # of the table that are in memory at once
 _SAME_NS = 1_000_000_000  # a correlation id can come again; a frame that is older than that is another one's
@@ -124,15 +133,13 @@ def _tables(sent: Sent) -> int:
 
 def _exchanges(folder: Path, connections: set[int]) -> Known:
     """What is known of the exchanges of these connections; those that share a correlation id in their order."""
-    known: Known = {}
+    found: dict[tuple[int, int], list[_Row]] = {}
     for file in sorted((folder / EXCHANGES.name).glob("*.parquet")):
         for some in pq.ParquetFile(file).iter_batches(_ROWS, columns=_COLUMNS):
             for row in map(_Row._make, zip(*(some.column(name).to_pylist() for name in _COLUMNS), strict=True)):
                 if row.connection in connections:
-                    known.setdefault((row.connection, row.correlation_id), []).append(row)
-    for rows in known.values():
-        rows.sort(key=attrgetter("number"))
-    return known
+                    found.setdefault((row.connection, row.correlation_id), []).append(row)
+    return {key: _Same(rows) for key, rows in found.items()}
 
 
 def _frames(sent: Sent, file: PacketFile, known: Known) -> tuple[int, int]:
@@ -151,7 +158,7 @@ def _frames(sent: Sent, file: PacketFile, known: Known) -> tuple[int, int]:
         data, note = written(frame, left, records=sent.records)
         size = frame.size if len(data) < frame.size and note.startswith(LEFT_OUT) else len(data)
         left_out += len(data) < size
-        row = _row_of(frame, known.get((connection, frame.correlation_id), ()))
+        row = _row_of(frame, known.get((connection, frame.correlation_id)))
         start_ns, end_ns = _times(frame, row)
         stream.frame(frame.side, start_ns, end_ns, data, size, _comment(frame, row, note))
         count += 1
@@ -162,16 +169,18 @@ def _frames(sent: Sent, file: PacketFile, known: Known) -> tuple[int, int]:
     return count, left_out
 
 
-def _row_of(frame: Frame, rows: Sequence[_Row]) -> _Row | None:
+def _row_of(frame: Frame, same: _Same | None) -> _Row | None:
     """Which of the exchanges with its correlation id a frame is of: the last one that had it when the frame passed."""
-    if len(rows) < 2:
-        return rows[0] if rows else None
-    found = None
-    for row in rows:
-        at_ns = row.request_start_ns if frame.side == CLIENT else row.response_start_ns
-        if at_ns is not None and at_ns <= frame.end_ns:
-            found = row
-    return found
+    if same is None:
+        return None
+    if len(same.rows) == 1:
+        return same.rows[0]
+    if frame.side == CLIENT:
+        rows, begun = same.rows, attrgetter("request_start_ns")
+    else:
+        rows, begun = same.answered, attrgetter("response_start_ns")
+    after = bisect_right(rows, frame.end_ns, key=begun)
+    return rows[after - 1] if after else None
 
 
 def _times(frame: Frame, row: _Row | None) -> tuple[int, int]:

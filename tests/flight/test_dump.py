@@ -126,14 +126,18 @@ def test_a_frame_is_told_of_its_own_exchange_though_all_have_one_correlation_id(
     said = []
     for number in range(3):
         said += [(CLIENT, request(HEARTBEAT, 4, 7)), (BROKER, response(HEARTBEAT, 4, 7, {"errorCode": 25 + number}))]
+    unanswered = {"transactionalId": None, "acks": 0, "timeoutMs": 9, "topicData": []}
+    said[4:4] = [(CLIENT, request(PRODUCE, 7, 7, unanswered))]
     said += [(CLIENT, request(API_VERSIONS, 0, 7))]
     dump(sent(tmp_path, said)[0])
     comments = re.findall(rb"kproxy: connection \d+[^\0]*", (tmp_path / "frames.pcapng").read_bytes())
     numbers = [re.search(rb"exchange (\d+)", comment) for comment in comments]
     first = int(numbers[0][1])
-    assert [found and int(found[1]) - first for found in numbers] == [0, 0, 1, 1, 2, 2, 2]
+    assert [found and int(found[1]) - first for found in numbers] == [0, 0, 1, 1, 2, 3, 3, 3]
     errors = (b"UNKNOWN_MEMBER_ID", b"INVALID_SESSION_TIMEOUT", b"REBALANCE_IN_PROGRESS")
-    assert [next(error for error in errors if error in comment) for comment in comments[1:6:2]] == list(errors)
+    assert [
+        next(error for error in errors if error in comment) for comment in (comments[1], comments[3], comments[6])
+    ] == list(errors)
 
 
 def test_what_a_process_cannot_write_is_told(tmp_path):
