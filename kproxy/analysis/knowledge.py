@@ -43,7 +43,8 @@ def groups(group_events: Frame, rebalances: Frame) -> Frame:
             select cluster, group_id, protocol, max_by(cause, named_struct('n', times, 'c', cause)) as worst_cause
             from moved group by all""",
         generations="""
-            select cluster, group_id, protocol, count(*) as rebalances, max(generation) as generation,
+            select cluster, group_id, protocol, count(*) as rebalances,
+                max_by(generation, named_struct('t', joined_ns, 'g', generation)) as generation,
                 max_by(strategy, named_struct('t', joined_ns, 'g', generation)) as strategy,
                 max_by(members_after, named_struct('t', joined_ns, 'g', generation)) as members,
                 sum(coalesce(ended_ns, joined_ns) - started_ns) as rebalancing_ns,

@@ -66,6 +66,21 @@ def test_groups_are_summed_up(answer):
     assert not any(row["wrong_assignments"] for row in found.values())
 
 
+def test_the_generation_of_a_group_is_its_last_one(tables):
+    """One that was removed and made again begins at 1."""
+    later = {"generation": "1", "joined_ns": "joined_ns + 1000000000000", "members_after": "7"}
+    names = [column.name for column in engine.columns(tables["rebalances"])]
+    again = ", ".join(f"{later.get(name, name)} as {name}" for name in names)
+    rebalances = engine.ask(
+        {"known": tables["rebalances"]},
+        answer=f"select * from known union all select {again} from known where group_id = 'rr-g' and generation = 2",
+    )
+    frame = jobs.JOBS["groups"].run(tables["group_events"], rebalances)
+    names = [column.name for column in engine.columns(frame)]
+    found = {row["group_id"]: row for row in (dict(zip(names, row, strict=True)) for row in engine.rows(frame))}
+    assert (found["rr-g"]["generation"], found["rr-g"]["members"]) == (1, 7)
+
+
 def test_a_coordinator_that_was_killed_is_followed_through_its_phases(answer):
     killed = happened("broker_kill")["time"]
     found = {row["group_id"]: row for row in answer("coordinators") if row["time"] / 1e6 > killed}
