@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 IDLE_S = 20 * 60  # twice as long as brokers keep silent connections (connections.max.idle.ms)
 TICK_S = 1.0
+SET_NS = 10**9  # by which the clock was set; smaller steps do not matter here
 EXPIRE_TICKS = 30
 LOOK_TICKS = 2  # between two looks for processes
 REPORT_TICKS = 60  # between two reports of what was found into `quality`
@@ -111,6 +112,7 @@ class Watcher:
         self._feed: Feed | None = None  # where groups are followed
         self._link: FeedLink | None = None
         self._ticks = 0
+        self._expires_s = 0.0  # before it no flow is ended for its silence
         self._dropping = False
         self._limiter = LogLimiter(log)
         self._who = ""  # uid, gid and capabilities
@@ -362,8 +364,7 @@ class Watcher:
         while True:
             await asyncio.sleep(TICK_S)
             self._ticks += 1
-            # The kernel's clock stamps packets, and it may be set: what is compared with their times follows it.
-            self.metrics.clock_offset_ns = time.time_ns() - time.monotonic_ns()
+            self._follow_clock()
             self._count()
             self._look_after_interfaces()
             self._arm()
@@ -372,9 +373,22 @@ class Watcher:
             if looks and (strangers := self._connections.strangers()):
                 await asyncio.to_thread(self._connections.look_for_processes, strangers)
             if not self._ticks % EXPIRE_TICKS:
-                self._flows.expire(time.time_ns() - IDLE_S * 10**9)
+                self._expire()
             if not self._ticks % REPORT_TICKS:
                 self._report()
+
+    def _follow_clock(self) -> None:
+        """The kernel's clock stamps packets, and it may be set: what is compared with their times follows it."""
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        if abs(offset_ns - self.metrics.clock_offset_ns) > SET_NS:
+            log.info("the clock was set, by %.1f s", (offset_ns - self.metrics.clock_offset_ns) / 1e9)
+            self._expires_s = time.monotonic() + IDLE_S
+        self.metrics.clock_offset_ns = offset_ns
+
+    def _expire(self) -> None:
+        """End flows that have been silent for long; after the clock was set, once all that are alive have its time."""
+        if time.monotonic() >= self._expires_s:
+            self._flows.expire(time.time_ns() - IDLE_S * 10**9)
 
     def _count(self) -> None:
         """Take over the kernel's counts."""

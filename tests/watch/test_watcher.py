@@ -14,7 +14,7 @@ import kproxy
 from kproxy.convert.processes import convert
 from kproxy.insight.knowledge import APIS, Knowledge
 from kproxy.insight.rows import Rebalance
-from kproxy.watch import watcher  # noqa: F401 - in a process of its own
+from kproxy.watch import watcher
 from tests import captures
 from tests.insight import truth
 from tests.knowledge import recorded
@@ -353,3 +353,28 @@ def test_groups_are_followed_as_they_rebalance(cable, tmp_path):
     assert "Traceback" not in watch.end()
     recorded = pq.read_table(tmp_path / "tables" / "rebalances").to_pylist()
     assert Counter(row["group_id"] for row in recorded) >= rebalances
+
+
+def test_a_clock_that_is_set_forward_ends_no_flow(monkeypatch, tmp_path):
+    """Packets have the time of day: by that all flows have been silent for hours when a machine has slept."""
+
+    class Flows:
+        ended_before = None
+
+        def expire(self, before_ns):
+            self.ended_before = before_ns
+
+    watching = watcher.Watcher(watcher.Settings(("eth0",), record=tmp_path))
+    watching._flows = flows = Flows()
+    watching._follow_clock()
+    watching._expire()
+    assert flows.ended_before < time.time_ns() - 60 * 10**9
+    flows.ended_before = None
+    watching.metrics.clock_offset_ns -= 3600 * 10**9
+    watching._follow_clock()
+    watching._expire()
+    assert flows.ended_before is None
+    later_s = time.monotonic() + watcher.IDLE_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    watching._expire()
+    assert flows.ended_before is not None
