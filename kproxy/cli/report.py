@@ -76,7 +76,10 @@ def _report(
                 found, places, options, is_capture, other, before, lambda name: said(f"drawing: {name}")
             )
             text = report.html(made)
-    _write(path, text)
+    try:
+        _write(path, text)
+    except OSError as fault:
+        raise KproxyError(f"--out {path} cannot be written: {fault.strerror or fault}") from None
     click.echo(str(path))
 
 

@@ -13,7 +13,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kproxy.analysis import engine
+from kproxy.errors import KproxyError
 from kproxy.views import progress, units
 
 _WAITING = "computing the answer"
@@ -75,12 +76,19 @@ def show(
 
 @contextmanager
 def opened(out: str | None) -> Iterator[TextIO]:
-    """Standard output, or the file that an answer goes to."""
+    """Standard output, or the file that an answer goes to; of a file that cannot be written whole nothing stays."""
     if out is None:
         yield sys.stdout
-    else:
+        return
+    try:
         with Path(out).open("x", encoding="utf-8") as file:
             yield file
+    except OSError as fault:
+        if isinstance(fault, FileExistsError) or fault.filename not in (None, out):  # another file's
+            raise
+        with suppress(OSError):
+            Path(out).unlink()
+        raise KproxyError(f"--out {out} cannot be written: {fault.strerror or fault}") from None
 
 
 def _write(answer: Any, folder: Path) -> None:

@@ -135,6 +135,24 @@ def test_an_error_inside_an_answer_comes_with_the_command_that_decodes_it(tmp_pa
     assert "partitionErrorCode 51 CONCURRENT_TRANSACTIONS" in shown
 
 
+@pytest.mark.parametrize("words", ["analyze slow --format json", "analyze overview --format json", "report"])
+def test_an_answer_that_does_not_fit_is_named_and_leaves_nothing(tables, tmp_path, words):
+    out = tmp_path / "answer"
+    limited = ("sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, "-m", "kproxy", *words.split())
+    done = subprocess.run(
+        [*limited, str(tables), "--out", str(out), "-q"][: None if "analyze" in words else -1],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        f"kproxy: --out {out} cannot be written: File too large",
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_text_without_quotes_is_known_for_one(tables):
     with pytest.raises(KproxyError, match=r"no column 'billing' \(a text stands in quotes: 'billing'\)"):
         run("slow", tables, "--where", "client = billing")

@@ -74,7 +74,8 @@ async def known(here: Run, group: str, generation: int) -> dict:
 def test_a_rebalance_is_in_the_metrics_and_in_api_groups():
     async def test(workers: int):
         async with kproxy("--detail", "topics", workers=workers) as here:
-            await here.said("groups and leaders are followed by process")
+            pid = int((await here.said("groups and leaders are followed by process")).split()[-1])
+            assert os.getsid(pid) == pid  # Ctrl-C in a terminal does not reach it, which may still be loading
             before = await here.scrape()
             for name, label in (("kproxy_rebalance_causes", "cause"), ("kproxy_leadership_changes", "change")):
                 assert {value for series, value in before.items() if series.startswith(name)} == {0}, label
