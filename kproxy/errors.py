@@ -142,5 +142,25 @@ def of_extras(refused: Callable[[str], KproxyError]) -> Iterator[None]:
 
 
 def install_command(extra: str) -> str:
-    """The shell command that installs an extra beside the Python that runs."""
-    return f"{shlex.quote(sys.executable or 'python3')} -m pip install '{DISTRIBUTION}[{extra}]'"
+    """The shell command that installs an extra beside the Python that runs; from the checkout that kproxy is from."""
+    return f"{shlex.quote(sys.executable or 'python3')} -m pip install {_installed_from(extra)}"
+
+
+def _installed_from(extra: str) -> str:
+    """What pip is given: the folder that it noted where one was installed (PEP 610), else the distribution's name."""
+    import json
+    from importlib import metadata
+    from pathlib import Path
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    for found in metadata.distributions(name=DISTRIBUTION):
+        try:
+            told = json.loads(found.read_text("direct_url.json") or "{}")
+            folder = Path(url2pathname(urlsplit(told["url"]).path))
+            option = "-e " if told["dir_info"].get("editable") else ""
+        except (ValueError, KeyError):  # from an index, or a file
+            continue
+        if (folder / "pyproject.toml").exists():
+            return f"{option}{shlex.quote(f'{folder}[{extra}]')}"
+    return f"'{DISTRIBUTION}[{extra}]'"

@@ -14,6 +14,7 @@ import pytest
 import kproxy
 from kproxy.convert.processes import convert
 from kproxy.demo.cluster import Cluster
+from kproxy.errors import install_command
 from kproxy.protocol.records import write_batch
 from tests import captures
 from tests.project import ROOT
@@ -45,7 +46,7 @@ def test_the_import_is_light():
 def test_what_is_not_installed_is_named_with_its_mend():
     code = "import sys; sys.modules['pyarrow'] = None; import kproxy; kproxy.exchanges"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    mend = f"{sys.executable} -m pip install 'kproxy-kafka[offline]'"
+    mend = install_command("offline")
     assert f"kproxy.exchanges needs pyarrow, which is not installed: {mend}" in done.stderr
 
 

@@ -1,5 +1,6 @@
 """What is published: an sdist from which the project is built and tested, and a wheel with its types."""
 
+import json
 import os
 import re
 import shutil
@@ -82,3 +83,24 @@ def test_no_hint_names_the_distribution_of_others():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == DISTRIBUTION != "kproxy"
     assert project["version"] == kproxy.__version__
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [({"editable": True}, "-e '{}[offline]'"), ({}, "'{}[offline]'"), (None, "'kproxy-kafka[offline]'")],
+)
+def test_an_extra_comes_from_where_kproxy_came_from(tmp_path, told, shown):
+    """Of a checkout pip is given the folder: an index may not have it."""
+    checkout, noted = tmp_path / "my checkout", tmp_path / "kproxy_kafka-9.9.dist-info"
+    checkout.mkdir()
+    noted.mkdir()
+    (checkout / "pyproject.toml").touch()
+    (noted / "METADATA").write_text("Metadata-Version: 2.1\nName: kproxy-kafka\nVersion: 9.9\n")
+    if told is not None:
+        (noted / "direct_url.json").write_text(json.dumps({"url": checkout.as_uri(), "dir_info": told}))
+    code = f"import sys; sys.path[1:] = [{str(tmp_path)!r}, *(p for p in sys.path[1:] if 'site-packages' not in p)]\n"
+    code += f"sys.path.append({str(ROOT)!r}); from kproxy.errors import install_command as c; print(c('offline'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=60
+    )
+    assert done.stdout.strip().endswith(f"-m pip install {shown.format(checkout)}")

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kproxy.analysis.findings.following import Following
-from kproxy.errors import UpstreamError
+from kproxy.errors import UpstreamError, install_command
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control.operators.asking import AdminPort
@@ -50,7 +50,7 @@ async def _run(seconds: float | None, record: Path | None) -> None:
     screen = None
     if can_draw(sys.stdin, sys.stdout, sys.stderr):
         if importlib.util.find_spec("textual") is None:
-            print("kproxy demo: lines for want of a screen: pip install 'kproxy-kafka[top]'")
+            print(f"kproxy demo: lines for want of a screen: {install_command('top')}")
         else:
             print("kproxy demo: starting three brokers and their clients", flush=True)
             screen = await _start_screen(over)  # gets ready meanwhile

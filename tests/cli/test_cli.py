@@ -28,6 +28,7 @@ from kproxy.cli import (
     users,
     watch,
 )
+from kproxy.errors import install_command
 from tests import captures
 
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
@@ -110,7 +111,7 @@ def test_what_is_not_installed_is_told_with_its_mend(tmp_path, arguments, missin
     code = f"import sys; sys.modules |= dict.fromkeys({missing.split()}); from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    mend = f"{sys.executable} -m pip install 'kproxy-kafka[{extra}]'"
+    mend = install_command(extra)
     text = f"kproxy: this needs {missing.split()[0]}, which is not installed: {mend}\n"
     assert (done.returncode, done.stderr.replace("record: needs", "this needs")) == (2, text)
 
@@ -159,7 +160,7 @@ def test_the_help_of_spark_needs_no_pyspark(tmp_path):
     for name in ("ingest", "slow"):
         assert f"kproxy spark {name} " in run(name, "--help").stdout
     done = run("latency", str(tmp_path))
-    assert done.returncode == 2 and "-m pip install 'kproxy-kafka[spark]'" in done.stderr
+    assert done.returncode == 2 and install_command("spark") in done.stderr
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])

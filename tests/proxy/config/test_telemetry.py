@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kproxy.errors import ConfigError
+from kproxy.errors import ConfigError, install_command
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.control.server import Server
@@ -56,8 +56,8 @@ def test_what_is_to_be_installed_is_told_at_the_start(tmp_path: Path, monkeypatc
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     faults = dict(asyncio.run(Server(load(file)).preflight()))
-    assert "kproxy-kafka[otlp]" in faults["otlp"]
-    assert "kproxy-kafka[telemetry]" in faults["default: telemetry"]
+    assert install_command("otlp") in faults["otlp"]
+    assert install_command("telemetry") in faults["default: telemetry"]
     file.write_text(file.read_text().replace(":4318", ":4317"))
     monkeypatch.setitem(sys.modules, "grpc", None)
-    assert "kproxy-kafka[otlp-grpc]" in dict(asyncio.run(Server(load(file)).preflight()))["otlp"]
+    assert install_command("otlp-grpc") in dict(asyncio.run(Server(load(file)).preflight()))["otlp"]

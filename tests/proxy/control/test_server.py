@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from kproxy.errors import install_command
 from tests.proxy.live import HOST, Broker, Wire, free_ports, live, request, response
 
 KPROXY = Path(sys.executable).with_name("kproxy")
@@ -192,7 +193,7 @@ def test_where_nothing_can_be_recorded_nothing_runs(tmp_path):
         )
         _, stderr = await process.communicate()
         assert process.returncode == 2
-        mend = f"{sys.executable} -m pip install 'kproxy-kafka[offline]'"
+        mend = install_command("offline")
         assert f"needs pyarrow, which is not installed: {mend}" in stderr.decode()
 
     live(test())

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from re import Pattern, compile, escape
 
-from kproxy.errors import UpstreamError
+from kproxy.errors import UpstreamError, install_command
 from kproxy.proxy.access.sasl.mechanisms import OAUTHBEARER, PLAIN, Mechanism, OAuthBearer, Plain, Scram
 from kproxy.proxy.access.sasl.secrets import Secret
 from kproxy.proxy.config.files import open_regular
@@ -85,7 +85,7 @@ class Identity:
         try:
             return Scram(self.mechanism, username, password)
         except ModuleNotFoundError:
-            raise UpstreamError("SCRAM needs scramp: install kproxy-kafka[sasl]", CREDENTIALS) from None
+            raise UpstreamError(f"SCRAM needs scramp: {install_command('sasl')}", CREDENTIALS) from None
         except Exception as fault:  # scramp's, of a name or a password that SASLprep does not allow
             raise UpstreamError(
                 f"{self.mechanism} does not take this username or password: {fault}", CREDENTIALS
