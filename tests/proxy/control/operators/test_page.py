@@ -315,6 +315,7 @@ def slow(at_s: float, connection: str) -> list[object]:
 def test_each_figure_counts_once_whoever_asks_and_whatever_an_answer_leaves_out() -> None:
     brokers = [["c", "1", 1, 0, 0]]
     topic = ["c", "new", 400, 4, 0, 0]
+    same = {"brokers": [*brokers, ["d", "1", 1, 0, 0]], "topics": [topic, ["d", "new", 4, 1, 0, 0]]}
     cut = {
         "totals": [total(str(number), "Fetch", 5) for number in range(200)],
         "apis": [total("", "Fetch", 5000), total("", "Produce", 200), total("", "OffsetCommit", 800)],
@@ -324,7 +325,7 @@ def test_each_figure_counts_once_whoever_asks_and_whatever_an_answer_leaves_out(
     answers = [
         answer(0, brokers=brokers),
         late,
-        answer(4, **cut, topics=[topic], brokers=brokers, slow=[slow(99, "2"), slow(100, "1")]),
+        answer(4, **cut, **same, slow=[slow(99, "2"), slow(100, "1")]),
     ]
     with Scripted(answers) as kproxy, chromium.opened(kproxy.url, 1440) as browser:
         wait_for("the first question", lambda: len(kproxy.asked) == 1, 60)
@@ -346,9 +347,10 @@ def test_each_figure_counts_once_whoever_asks_and_whatever_an_answer_leaves_out(
             ["OffsetCommit", "200"],
             ["Produce", "50"],
         ]
-        assert [row[0:5:4] for row in rows(browser, "brokers")] == [["1", "150"]]
+        assert [row[0:5:4] for row in rows(browser, "brokers")] == [["1", "150"], ["1", "0"]]
+        assert [row[:2] for row in rows(browser, "topics")] == [["new", "c"], ["new", "d"]]  # of two clusters, now
         # A slow exchange that ended behind one that began later.
-        assert [row[3] for row in rows(browser, "slow")] == ["client-1", "client-2"]
+        assert [row[4] for row in rows(browser, "slow")] == ["client-1", "client-2"]
         assert kproxy.asked[2]["slow_after"] == ["70000000"]
         browser.chrome.get(f"{kproxy.url}?broker=1")
         wait_for("the note", lambda: "of the 200 largest" in browser.asked(HEADING_OF_APIS), 60)

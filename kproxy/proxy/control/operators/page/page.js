@@ -481,7 +481,9 @@
     else if (!of.ready) state("not ready: " + of.not_ready.join("; "), "bad");
     else if (!failures) state("ready");
     const unique = (values) => [...new Set(values)].sort();
-    offer("cluster", unique(last.totals.map((row) => row[0]).concat(last.brokers.map((row) => row[0]))));
+    const clusters = unique(last.totals.map((row) => row[0]).concat(last.brokers.map((row) => row[0])));
+    const inOne = (value) => (clusters.length > 1 ? [column("cluster", value)] : []); // names are those of one cluster
+    offer("cluster", clusters);
     offer("broker", unique(last.brokers.filter((row) => matches(row[0], chosen.broker, chosen.api)).map((row) => row[1])));
     offer("api", unique(listed(last, chosen.broker ? "totals" : "apis").filter((row) => matches(row[0], row[1], chosen.api)).map((row) => row[2])));
 
@@ -525,7 +527,7 @@
     ], brokers.map(([cluster, broker, open, inflight]) => ({ ...(ofBroker.get(cluster + "\0" + broker) ?? idle), cluster, broker, connections: open, inflight })), { order: { name: "broker", down: false } });
 
     table("slow", [
-      column("at", (row) => row.at_us, { show: (row) => clock(row.at_us / 1000) }), column("API", (row) => row.api), column("broker", (row) => row.broker),
+      column("at", (row) => row.at_us, { show: (row) => clock(row.at_us / 1000) }), column("API", (row) => row.api), column("broker", (row) => row.broker), ...inOne((row) => row.cluster),
       column("client id", (row) => row.client_id ?? ""), column("client", (row) => row.client),
       figure("broker's time", (row) => row.broker_s, duration, { kind: (row) => (row.over_s >= 1 ? "bad" : "") }),
       figure("queue", (row) => row.queue_s, duration), figure("mute", (row) => row.muted_s, duration),
@@ -535,7 +537,7 @@
 
     const errorsBefore = new Map(earlier.errors.map((row) => [row.slice(0, 4).join("\0"), row[4]]));
     table("errors", [
-      column("error", (row) => row[3]), column("API", (row) => row[2]), column("broker", (row) => row[1]),
+      column("error", (row) => row[3]), column("API", (row) => row[2]), column("broker", (row) => row[1]), ...inOne((row) => row[0]),
       figure("per s", (row) => (row[4] - (errorsBefore.get(row.slice(0, 4).join("\0")) ?? (earlier.errors.length < MOST ? 0 : row[4]))) / seconds), figure("so far", (row) => row[4], count),
     ], last.errors.filter((row) => matches(row[0], row[1], row[2])), { empty: "none", order: { name: "so far", down: true } });
 
@@ -549,30 +551,30 @@
     const topicsBefore = new Map(earlier.topics.map((row) => [row[0] + "\0" + row[1], row]));
     const rate = (row, index) => (row[index] - (topicsBefore.get(row[0] + "\0" + row[1])?.[index] ?? (earlier.topics.length < MOST ? 0 : row[index]))) / seconds;
     table("topics", [
-      column("topic", (row) => row[1]), figure("produced/s", (row) => rate(row, 2), bytes), figure("records/s", (row) => rate(row, 3)),
+      column("topic", (row) => row[1]), ...inOne((row) => row[0]), figure("produced/s", (row) => rate(row, 2), bytes), figure("records/s", (row) => rate(row, 3)),
       figure("fetched/s", (row) => rate(row, 4), bytes), figure("records/s ", (row) => rate(row, 5)),
     ], topics, { empty: among(last.topics, topics.length, hint), order: { name: "produced/s", down: true } });
 
     table("groups", [
-      column("group", (row) => row[1]), column("state", (row) => row[2], { kind: (row) => (["Stable", "Empty", "Dead"].includes(row[2]) ? "" : "warn") }),
+      column("group", (row) => row[1]), ...inOne((row) => row[0]), column("state", (row) => row[2], { kind: (row) => (["Stable", "Empty", "Dead"].includes(row[2]) ? "" : "warn") }),
       figure("members", (row) => row[3], count), figure("rebalances", (row) => row[5], count), figure("time in them", (row) => row[6], duration),
       figure("refused", (row) => row[7], count, { kind: (row) => (row[7] ? "warn" : "") }),
       column("over time", (row) => row[5], { show: (row) => strip(row[0], row[1]) }),
     ], groups, { empty: among(last.groups, groups.length, hint), order: { name: "rebalances", down: true } });
 
     table("lags", [
-      column("consumer", (row) => row[2]), column("is a", (row) => (row[1] === "group" ? "group" : "client")), column("topic", (row) => row[3]),
+      column("consumer", (row) => row[2]), column("is a", (row) => (row[1] === "group" ? "group" : "client")), column("topic", (row) => row[3]), ...inOne((row) => row[0]),
       figure("records", (row) => row[4], count), figure("time", (row) => row[5], duration),
     ], behind, { empty: among(lags, behind.length, hint), order: { name: "records", down: true } });
 
     table("clients", [
-      column("client id", (row) => row[1]), column("software", (row) => row[2]), column("version", (row) => row[3]), figure("connections", (row) => row[4], count),
+      column("client id", (row) => row[1]), ...inOne((row) => row[0]), column("software", (row) => row[2]), column("version", (row) => row[3]), figure("connections", (row) => row[4], count),
     ], clients, { empty: among(last.clients, clients.length, "none has named its software"), order: { name: "connections", down: true } });
 
     $("connections-of").textContent = connections.length >= 200 ? `the first ${connections.length} of ${count(of.connections)}` : "";
     table("connections", [
       column("client", (row) => row.client), column("client id", (row) => row.client_id ?? ""), column("principal", (row) => row.principal ?? ""), column("software", (row) => row.software ?? ""),
-      column("broker", (row) => row.broker ?? row.listener), figure("in flight", (row) => row.requests_pending, count), figure("requests", (row) => row.requests, count),
+      column("broker", (row) => row.broker ?? row.listener), ...inOne((row) => row.cluster), figure("in flight", (row) => row.requests_pending, count), figure("requests", (row) => row.requests, count),
       figure("sent", (row) => row.bytes_in, bytes), figure("got", (row) => row.bytes_out, bytes),
       figure("age", (row) => last.state.now_ms / 1000 - row.opened_ns / 1e9, duration), column("TLS", (row) => row.tls ?? ""), figure("number", (row) => row.number, String),
     ], connections.filter((row) => matches(row.cluster, String(row.broker ?? "bootstrap"), chosen.api) && found(row.client, row.client_id, row.principal, row.software)), { empty: "none", order: { name: "in flight", down: true } });
