@@ -1,12 +1,16 @@
 """`kproxy top` for scripts: its figures are those of /api and of /metrics, and what is wrong is said."""
 
 import json
+import re
+import shlex
+import shutil
 import socket
 import ssl
 import subprocess
 import sys
 import urllib.request
 
+import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -101,3 +105,88 @@ def test_help_teaches_by_example_and_the_screen_is_loaded_only_to_draw():
     code = "import sys, kproxy.cli.top, kproxy.views.top.once; print('textual' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
+
+
+SIZES = ((80, 24), (120, 40), (200, 60))
+COLOUR = re.compile(r"\x1b\[[\d;]*\b(?:3[0-7]|38;[\d;]+|4[0-7]|48;[\d;]+|9[0-7])[\d;]*m")
+STYLE = re.compile(r"\x1b\[[\d;]*m|\x1b\([A-Z0-9]|[\x0e\x0f]")
+
+
+class Terminals:
+    """Terminals of a tmux of our own, each with a command; tmux understands what programs draw as a terminal does."""
+
+    def __init__(self, folder):
+        settings = folder / "tmux.conf"
+        settings.write_text("set -g status off\n")
+        self._tmux = ("tmux", "-S", str(folder / "tmux"), "-f", str(settings))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.do("kill-server", check=False)
+
+    def do(self, *arguments, check=True):
+        done = subprocess.run([*self._tmux, *arguments], capture_output=True, text=True, timeout=30, check=False)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout
+
+    def open(self, name, size, command, **environment):
+        named = [f"{key}={value}" for key, value in environment.items()]
+        line = shlex.join(["env", "-u", "NO_COLOR", "-u", "COLUMNS", "-u", "LINES", *named, *command])
+        self.do("new-session", "-d", "-s", name, "-x", str(size[0]), "-y", str(size[1]), line)
+
+    def shown(self, name):
+        """(its lines, and the same with what gives them colours)"""
+        drawn = self.do("capture-pane", "-p", "-e", "-t", name)
+        return STYLE.sub("", drawn).splitlines(), drawn
+
+    def names(self):
+        return set(self.do("list-sessions", "-F", "#{session_name}", check=False).split())
+
+
+def test_in_real_terminals_of_each_size_with_and_without_colours(tmp_path):
+    """All figures of the head stand there whole, each table has its rows, and nothing is wider than the terminal."""
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is missing: apt-get install tmux")
+    with (
+        running(tmp_path) as (broker, port, admin),
+        Terminals(tmp_path) as terminals,
+        socket.create_connection((HOST, port)) as client,
+    ):
+        client.sendall(request(API_VERSIONS, 3, 1, client="orders-7"))
+        end, _ = broker.accept()
+        frame(end)
+        end.sendall(response(API_VERSIONS, 3, 1))
+        frame(client)
+
+        def fail():
+            client.sendall(request(HEARTBEAT, 4, 5, {"groupId": "g"}, client="orders-7"))
+            frame(end)
+            end.sendall(response(HEARTBEAT, 4, 5, {"errorCode": 27}))
+            frame(client)
+
+        def shows(name, pattern):
+            fail()
+            return re.search(pattern, "\n".join(terminals.shown(name)[0]))
+
+        command = [*KPROXY, "top", f"localhost:{admin}", "--interval", "0.5"]
+        cases = {f"{kind}-{size[0]}": (size, kind) for kind in ("colours", "plain") for size in SIZES}
+        for name, (size, kind) in cases.items():
+            terminals.open(name, size, command, TERM="tmux-256color", **({"NO_COLOR": "1"} if kind == "plain" else {}))
+        for name, ((width, height), kind) in cases.items():
+            wait_until(lambda name=name: shows(name, r"errors/s +[1-9].*\n(?:.*\n)+ *Heartbeat +[\d.]+"))
+            lines, drawn = terminals.shown(name)
+            assert len(lines) <= height and max(map(len, lines)) <= width
+            head = " ".join(lines[:4])
+            assert re.search(r"req/s +[\d.]+.* p99[ a-z]* +(?:[\d.]+ \S?s|–) +errors/s +[\d.]+", head), head
+            assert re.search(r"brokers +[\d.]+ k?B/s +(?:to )?clients +[\d.]+ k?B/s", head), head
+            assert all(f"{number} " in head for number in range(1, 10)) and "findings" in head
+            assert "q quit" in lines[-1], (name, lines)
+            assert bool(COLOUR.search(drawn)) == (kind == "colours")
+            terminals.do("send-keys", "-t", name, "6")
+        for name, ((width, _), _kind) in cases.items():
+            wait_until(lambda name=name: shows(name, "orders-7"))
+            assert max(map(len, terminals.shown(name)[0])) <= width
+            terminals.do("send-keys", "-t", name, "q")
+        wait_until(lambda: not terminals.names())
