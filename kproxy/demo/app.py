@@ -228,7 +228,11 @@ async def _start_world() -> _World:
     pipe = asyncio.subprocess.PIPE
     return _World(
         await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "kproxy.demo.world"), stdin=pipe, stdout=pipe, stderr=pipe
+            *(sys.executable, "-m", "kproxy.demo.world"),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,  # Ctrl-C is the demo's, also while this one is still loaded
         )
     )
 
