@@ -18,7 +18,7 @@ _PAGE = 10_000
 _GROUPS_PAGE = 1000
 _ZOOKEEPER_PAGE = 1000
 _DUMP_S = 300.0  # a process may have one of its own to write before
-_GROUP_COLUMNS = ("cluster", "group", "protocol", "state", "generation", "members", "coordinator")
+_GROUP_COLUMNS = ("cluster", "group", "protocol", "type", "state", "generation", "members", "coordinator")
 _REBALANCE_COLUMNS = ("last_rebalance", "took", "cause", "reason")
 _COLUMNS = ("number", "cluster", "listener", "client", "principal", "client_id", "software", "tls", "broker", "age")
 _OF_ZOOKEEPER = ("number", "cluster", "client", "server", "session", "age", "operations", "operations_pending")
@@ -171,7 +171,8 @@ def connections(
 def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | None, as_json: bool) -> None:
     """Consumer groups, as their traffic tells: state, members, the last rebalance and what set it off.
 
-    Of clusters whose `detail` is topics or batches, and of groups that were heard of since kproxy started.
+    protocol: classic, consumer (KIP-848), share or streams (KIP-1071); type: what its members are, as consumer, connect
+    or streams. Of clusters whose `detail` is topics or batches, and of groups heard of since kproxy started.
 
     \b
       kproxy ctl groups

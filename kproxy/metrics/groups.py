@@ -40,7 +40,9 @@ class GroupCells:
         "duration_ns",
         "failures",
         "generation",
+        "group_type",
         "members",
+        "protocol",
         "rank",
         "rebalances",
         "seen_ns",
@@ -60,6 +62,8 @@ class GroupCells:
         self.members = 0
         self.generation = -1
         self.state = "Empty"
+        self.protocol: str | None = None  # classic, consumer (KIP-848), share, streams
+        self.group_type: str | None = None  # what its members are: consumer, connect, streams, share, or their own word
 
     @property
     def is_rebalancing(self) -> bool:
@@ -116,10 +120,14 @@ class InsightCells:
             cells.duration[bisect_left(REBALANCE_NS, duration_ns)] += 1
             cells.duration_ns += duration_ns
 
-    def stands(self, cells: GroupCells, state: str, members: int, generation: int) -> None:
+    def stands(
+        self, cells: GroupCells, state: str, members: int, generation: int, protocol: str, group_type: str | None
+    ) -> None:
         """How a group stands now; `other` stands for no single one."""
         if cells is not self.groups.other:
             cells.state, cells.members, cells.generation = state, members, generation
+            cells.protocol = protocol
+            cells.group_type = None if group_type is None else group_type[:MAX_LABEL]
 
     def leadership(self, topic: str, partition: int, change: str, leader: int | None, missing: int) -> None:
         """A partition changed. missing: replicas that are not in sync; None: it has no leader."""

@@ -312,7 +312,7 @@ def client_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 
 
 def group_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
-    """[cluster, group, state, members, generation, rebalances, seconds in them, refused requests so far]"""
+    """[cluster, group, state, members, generation, rebalances, seconds in them, requests refused, protocol, type]"""
     now_ns = metrics.now_ns()
     rows: list[list[Any]] = [
         [
@@ -324,6 +324,8 @@ def group_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
             cells.rebalances,
             round(cells.duration_ns / 1e9, 3),
             sum(cells.failures.values()),
+            cells.protocol,
+            cells.group_type,
         ]
         for cluster in list(metrics.clusters.values())
         if cluster.insight is not None

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupState
 from confluent_kafka.admin import AdminClient
 
+from tests import chromium
 from tests.broker.cluster import Cluster, wait_for
 from tests.broker.kproxy import KPROXY, Kproxy
 from tests.broker.tools import create_topic
@@ -91,11 +92,49 @@ def test_a_group_that_rebalances_is_known_as_its_coordinator_knows_it(following:
     assert following.metric("kproxy_leadership_changes_total", change="created") >= PARTITIONS
     assert following.metric("kproxy_partitions_offline") == 0
     assert following.metric("kproxy_insight_left_out_total") == 0
-    shown = subprocess.run(
-        [KPROXY, "ctl", "-a", following.admin, "groups", "--group", group_id],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
+    shown = asked("ctl", "-a", following.admin, "groups", "--group", group_id)
     assert group_id in shown and "member_left" in shown
+
+
+def asked(*command: str) -> str:
+    return subprocess.run([KPROXY, *command], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_what_kind_of_group_it_is_is_shown_as_the_brokers_list_it(following: Kproxy, cluster: Cluster) -> None:
+    """By `ctl groups`, `top` and the page: a group of the classic protocol and one of KIP-848."""
+    topic, own = create_topic(cluster.bootstrap, 1), uuid.uuid4().hex[:8]
+    names = {protocol: f"{protocol}-{own}" for protocol in ("classic", "consumer")}
+    consumers = []
+    for protocol, name in names.items():
+        settings = {"group.id": name, "group.protocol": protocol, "auto.offset.reset": "earliest"}
+        consumers.append(Consumer({"bootstrap.servers": following.bootstrap, **settings}))
+        consumers[-1].subscribe([topic])
+    try:
+        polled_until(consumers, [1, 1])
+        listed = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_consumer_groups().result(30).valid
+        kinds = {each.group_id: each.type.name.lower() for each in listed if own in each.group_id}
+        assert kinds == {name: protocol for protocol, name in names.items()}
+
+        def rows(lines: str) -> list[list[str]]:
+            return sorted(line.split() for line in lines.splitlines() if own in line)
+
+        def is_shown() -> bool:
+            found = rows(asked("top", following.admin, "--once", "--show", "groups", "--interval", "0.2"))
+            return [row[:4] for row in found] == [[name, "Stable", kinds[name], "consumer"] for name in names.values()]
+
+        wait_for("both in top", is_shown, 30)
+        told = rows(asked("ctl", "-a", following.admin, "groups", "--group", own))
+        assert [row[1:5] for row in told] == [[name, kinds[name], "consumer", "Stable"] for name in names.values()]
+        with chromium.opened(f"http://{following.admin}/") as browser:
+            cells = "return [...document.querySelectorAll('#groups tbody tr')].map(row => row.innerText)"
+
+            def on_page() -> bool:
+                found = rows("\n".join(" ".join(text.split()) for text in browser.asked(cells)))
+                return [row[:4] for row in found] == [
+                    [name, kinds[name], "consumer", "Stable"] for name in names.values()
+                ]
+
+            wait_for("both on the page", on_page, 60)
+    finally:
+        for consumer in consumers:
+            consumer.close()

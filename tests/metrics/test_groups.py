@@ -38,7 +38,7 @@ def test_what_a_group_does_is_in_its_series():
     cells.rebalanced(group, "member_left", 3 * S)
     cells.rebalanced(group, "coordinator_moved", None)
     cells.rebalanced(group, "what nobody knows", 30 * S)
-    cells.stands(group, "PreparingRebalance", 4, 17)
+    cells.stands(group, "PreparingRebalance", 4, 17, "classic", "consumer")
     found = scrape(metrics)
     of_group = labels(cluster="default", group="g")
     assert found["kproxy_group_rebalances_total"] == {of_group: 3}
@@ -48,7 +48,7 @@ def test_what_a_group_does_is_in_its_series():
     assert found["kproxy_group_rebalancing"] == {of_group: 1} and found["kproxy_group_members"] == {of_group: 4}
     assert found["kproxy_group_generation"] == {of_group: 17}
     assert found["kproxy_rebalance_causes_total"][labels(cluster="default", cause="unknown")] == 1
-    cells.stands(group, "Stable", 4, 18)
+    cells.stands(group, "Stable", 4, 18, "classic", "consumer")
     assert scrape(metrics)["kproxy_group_rebalancing"] == {of_group: 0}
 
 
@@ -72,7 +72,7 @@ def test_a_client_that_invents_groups_moves_memory_and_scrape_up_to_the_caps():
     for number in range(20_000):
         group = cells.group("x" * 100 + str(number), at_ns + number)
         cells.rebalanced(group, "member_joined", S)
-        cells.stands(group, "Stable", 1, 1)
+        cells.stands(group, "Stable", 1, 1, "classic", "t" * 30_000)
         group.failures["join"] += 1
         cells.leadership(f"topic-{number}", 0, "offline", None, 1)
         if number in (1000, 19_999):
@@ -100,7 +100,7 @@ def test_a_group_goes_when_it_has_been_empty_and_stays_while_it_has_members():
     cells = InsightCells()
     now_ns = 10**18
     for name, members in (("empty", 0), ("full", 2)):
-        cells.stands(cells.group(name, now_ns), "Stable", members, 1)
+        cells.stands(cells.group(name, now_ns), "Stable", members, 1, "share", "share")
 
     def shown(after_ns):
         return {name for name, _ in cells.groups.shown(now_ns + after_ns)}

@@ -157,7 +157,7 @@ def followed():
     cells = InsightCells()
     group = cells.group("billing", time_ns())
     cells.rebalanced(group, "member_left", 3_000 * MS)
-    cells.stands(group, "PreparingRebalance", 4, 12)
+    cells.stands(group, "PreparingRebalance", 4, 12, "classic", "consumer")
     group.failures["commit"] += 2
     cells.leadership("orders", 0, "offline", None, 2)
     cells.left_out["undecodable"] += 1

@@ -232,7 +232,8 @@ TABLES: Mapping[str, Table] = {
         Table(
             "groups",
             (
-                *(_CLUSTER, Column("group", "group", least=16), Column("state", "state", least=10)),
+                *(_CLUSTER, Column("group", "group", least=14), Column("state", "state", least=8)),
+                *(Column("protocol", "protocol", rank=2), Column("type", "type")),
                 Column("members", "members", _count),
                 Column("generation", "generation", _count, 2),
                 Column("rebalances", "rebalances", _count),

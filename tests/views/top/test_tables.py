@@ -42,6 +42,18 @@ def test_what_is_needed_least_is_left_out_first():
     assert "cluster" in [column.key for column, _ in fitting(TABLES["connections"], several, 200)]
 
 
+def test_what_kind_of_group_it_is_fits_80_columns():
+    shown = {"group": "payments-reconciliation", "state": "PreparingRebalance", "protocol": "classic", "members": 12}
+    row = shown | {"type": "consumer", "generation": 1234, "rebalances": 345, "rebalance_s": 3.0, "refused": 7}
+    row |= {"cluster": "one", "max_lag_records": None}
+    head, line = list(as_text(TABLES["groups"], [row], 80))
+    assert head.split() == ["group", "state", "protocol", "type", "members", "rebalances", "max", "lag"]
+    assert line.split() == ["payments-reco…", "Prepari…", "classic", "consumer", "12", "345", "–"]
+    assert max(len(head), len(line)) <= 80
+    narrow = [column.key for column, _ in fitting(TABLES["groups"], [row], 60)]
+    assert "type" in narrow and "protocol" not in narrow
+
+
 def test_what_has_no_value_comes_last_and_equals_keep_still():
     rows = [{"api": "b", "p": None}, {"api": "d", "p": 1}, {"api": "c", "p": 3}, {"api": "a", "p": 1}]
     assert [row["api"] for row in ordered(rows, "p", True)] == ["c", "a", "d", "b"]

@@ -179,7 +179,9 @@ class KnownCluster:
             if group is None:
                 continue
             cells: GroupCells = self.cells.group(group_id, at_ns)
-            self.cells.stands(cells, group.state, len(group.members), _generation(group))
+            self.cells.stands(
+                cells, group.state, len(group.members), _generation(group), group.protocol, group.group_type
+            )
 
     # --- /api/groups -------------------------------------------------------------------------------------------------
 

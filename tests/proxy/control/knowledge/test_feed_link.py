@@ -106,6 +106,8 @@ def test_a_rebalance_is_in_the_metrics_and_in_api_groups():
             assert total(samples, "kproxy_group_rebalance_seconds_count", group="g") == 2
             assert total(samples, "kproxy_rebalance_causes_total", cause="member_joined") == 2
             assert total(samples, "kproxy_insight_left_out_total") == 0
+            (row,) = json.loads(await here.get("/api/live"))["groups"]
+            assert (row[1], row[3], row[5], row[8:]) == ("g", 3, 2, ["classic", "connect"])
             await rebalance(pairs[:1], "another", 7)
             await known(here, "another", 7)
             assert [each["group"] for each in await groups(here, "?limit=1")] == ["another"]

@@ -1,10 +1,17 @@
 """What a live cluster is known for: rows become cells, and what was said before is not decoded again."""
 
+from collections import deque
+
 import pytest
 
+from kproxy.insight.knowledge import APIS
+from kproxy.metrics import Metrics, live
 from kproxy.proxy.control.knowledge import known_cluster
 from kproxy.proxy.control.knowledge.feed import Heard, Whose
 from kproxy.proxy.control.knowledge.known_cluster import KnownCluster
+from tests.knowledge.recorded import DATA
+from tests.knowledge.truth import Run
+from tests.streams import frames, streams
 from tests.wire.playbook import request, response
 
 METADATA, COMMIT, JOIN = 3, 8, 11
@@ -132,3 +139,40 @@ def test_a_group_that_went_back_to_the_classic_protocol_stands_as_that():
     generation(known, 12, {"a": [0], "b": [1]}, 2 * 10**18)
     cells = known.cells.groups.cells["g"]
     assert (cells.generation, cells.members, cells.state) == (12, 2, "Stable")
+
+
+def recorded_foreign():
+    """What is heard of a recorded run, in the order of answers: Connect's workers, Streams, its own protocol."""
+    run = Run(DATA / "foreign")
+    found = []
+    for connection, stream in enumerate(streams(run.capture, run.ports.__contains__)):
+        pending = deque()
+        for number, (side, frame, now_ns) in enumerate(frames(stream)):
+            key, version = (int.from_bytes(frame[at : at + 2], "big") for at in (0, 2))
+            if side == 0:
+                pending.append((number, key, version, frame, now_ns))
+                continue
+            number, key, version, asked, asked_ns = pending.popleft()
+            if key in APIS:
+                whose = Whose("default", None, run.ports[stream.port], connection, "live:default", None)
+                sized = [bytes(4) + each for each in (asked, frame)]
+                found.append(Heard(whose, key, version, number, asked_ns, now_ns, *sized))
+    return sorted(found, key=lambda each: each.response_start)
+
+
+def test_what_kind_of_group_it_is_is_known_of_each_that_was_recorded():
+    known = KnownCluster("default")
+    metrics = Metrics()
+    for each in recorded_foreign():
+        known.hear(each)
+        metrics.now_ns = lambda now_ns=each.response_start: now_ns
+    metrics.cluster("default").insight = lambda: known.cells
+    kinds = {row[1]: tuple(row[8:]) for row in live.group_rows(metrics, 100)}
+    wanted = {
+        "connect-g": ("classic", "connect"),
+        "eager-g": ("classic", "connect"),
+        "streams-g": ("classic", "streams"),
+        "tasks-g": ("streams", "streams"),
+    }
+    assert kinds == wanted
+    assert {each["group"]: (each["protocol"], each["type"]) for each in known.groups("", 100)} == wanted

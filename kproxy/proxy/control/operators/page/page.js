@@ -556,7 +556,8 @@
     ], topics, { empty: among(last.topics, topics.length, hint), order: { name: "produced/s", down: true } });
 
     table("groups", [
-      column("group", (row) => row[1]), ...inOne((row) => row[0]), column("state", (row) => row[2], { kind: (row) => (["Stable", "Empty", "Dead"].includes(row[2]) ? "" : "warn") }),
+      column("group", (row) => row[1]), ...inOne((row) => row[0]), column("protocol", (row) => row[8] ?? ""), column("type", (row) => row[9] ?? ""),
+      column("state", (row) => row[2], { kind: (row) => (["Stable", "Empty", "Dead"].includes(row[2]) ? "" : "warn") }),
       figure("members", (row) => row[3], count), figure("rebalances", (row) => row[5], count), figure("time in them", (row) => row[6], duration),
       figure("refused", (row) => row[7], count, { kind: (row) => (row[7] ? "warn" : "") }),
       column("over time", (row) => row[5], { show: (row) => strip(row[0], row[1]) }),
