@@ -129,6 +129,36 @@ FETCHED = "select * from partitions where api = 'Fetch' and direction = 'respons
 RATE = "try_divide(count(*) - 1, (max(unix_micros(`time`)) - min(unix_micros(`time`))) / 1e6)"
 
 
+# Traffic with longer pauses is of several stretches, as in captures of several times: whoever is alive says something
+# more often (metadata.max.age.ms and max.poll.interval.ms are 300 s).
+QUIET_S = 300
+# What `stretches` wants to be fed: groups of rows by these, and the first and the last time of each.
+STEP = f"cast(floor(unix_micros(`time`) / {QUIET_S}e6) as bigint)"
+STEP_TIMES = "min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us"
+
+
+def stretches(rows: str, keys: Sequence[str]) -> dict[str, str]:
+    """Steps of a question: from when to when there was traffic, without its pauses of more than QUIET_S.
+
+    rows: with `keys`, `step` (STEP) and STEP_TIMES. `stretched` has `keys`, `step` and the number of its `stretch`,
+    `stretches` has `keys`, `stretch`, first_us and last_us.
+    """
+    own = ", ".join(keys)
+    return {
+        "stepped": f"""
+            select {own}, step, min(first_us) as first_us, max(last_us) as last_us from {rows} group by {own}, step""",
+        "paused": f"""
+            select *, first_us - lag(last_us) over (partition by {own} order by step) as pause_us from stepped""",
+        "stretched": f"""
+            select *, sum(case when pause_us <= {QUIET_S * 1_000_000} then 0 else 1 end)
+                over (partition by {own} order by step) as stretch
+            from paused""",
+        "stretches": f"""
+            select {own}, stretch, min(first_us) as first_us, max(last_us) as last_us from stretched
+            group by {own}, stretch""",
+    }
+
+
 def at_last(column: str, order: str = "max_by") -> str:
     """The value of a column in the last row of a group; "min_by": in its first. Rows are in order of time."""
     return f"{order}({column}, named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`))"

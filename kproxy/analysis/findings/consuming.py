@@ -6,11 +6,21 @@ Refuses to know engines, and how findings look.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kproxy.analysis import topics
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, ns, of_clients
+from kproxy.analysis.pieces import (
+    FETCHED,
+    GROUPS,
+    STEP,
+    STEP_TIMES,
+    TOPIC,
+    at_last,
+    ns,
+    of_clients,
+    of_exchanges,
+    stretches,
+)
 
 
 class Fetched(NamedTuple):
@@ -136,7 +146,11 @@ def judge_committed(row: Committed, limits: Limits) -> Iterator[Finding]:
 
 
 class Lagging(NamedTuple):
-    """Lag of a client in a topic, all of its partitions together."""
+    """Lag of a client in a topic, all of its partitions together.
+
+    first_records: what it would have been at first, had it grown only while the client fetched. active_us: how long it
+    fetched, without pauses between captures.
+    """
 
     cluster: str | None
     client: str | None
@@ -149,28 +163,55 @@ class Lagging(NamedTuple):
     last_lag_ns: int | None
     first_us: int
     last_us: int
+    active_us: int
     by: str = "client"  # or group: whose lag it is
 
 
 def lagging(tables: Tables, limits: Limits) -> Frame:
     """Rows of Lagging, those that fell behind most first."""
+    whose = ("cluster", "client", "topic")
+    same = " and ".join(f"p.{key} is not distinct from s.{key}" for key in whose)
     return ask(
-        {"partitions": topics.lag(tables["partitions"], tables["exchanges"]), "raw": tables["partitions"]},
-        began="""
-            select min(unix_micros(`time`)) as first_us from raw where api = 'Fetch' and direction = 'response'""",
-        answer=f"""
+        {"partitions": tables["partitions"], "exchanges": tables["exchanges"]},
+        once=("parts", "stretched", "stretches"),
+        fetched=FETCHED,
+        ours=of_exchanges("fetched", ("Fetch",), False),
+        parts=f"""
+            select cluster, client, {TOPIC} as topic, `partition`, {STEP} as step, {STEP_TIMES}, count(*) as fetches,
+                {at_last("lag_records", "min_by")} as first_lag, {at_last("lag_records")} as last_lag,
+                max(lag_records) as max_lag, {at_last("lag_ns")} as last_lag_ns
+            from ours group by cluster, client, {TOPIC}, `partition`, {STEP}""",
+        **stretches("parts", whose),
+        pieces=f"""
+            select p.cluster, p.client, p.topic, p.`partition`, s.stretch, sum(p.fetches) as fetches,
+                min_by(p.first_lag, p.step) as first_lag, max_by(p.last_lag, p.step) as last_lag,
+                max(p.max_lag) as max_lag, max_by(p.last_lag_ns, p.step) as last_lag_ns
+            from parts p join stretched s on {same} and p.step = s.step
+            group by p.cluster, p.client, p.topic, p.`partition`, s.stretch""",
+        grown="""
+            select cluster, client, topic, `partition`, sum(fetches) as fetches, sum(last_lag - first_lag) as grown,
+                max_by(last_lag, stretch) as last_lag, max(max_lag) as max_lag,
+                max_by(last_lag_ns, stretch) as last_lag_ns
+            from pieces group by cluster, client, topic, `partition`""",
+        spans="""
+            select cluster, client, topic, min(first_us) as first_us, max(last_us) as last_us,
+                sum(last_us - first_us) as active_us
+            from stretches group by cluster, client, topic""",
+        summed=f"""
             select cluster, client, topic, count(*) as partitions, sum(fetches) as fetches,
-                sum(first_lag_records) as first_records, sum(last_lag_records) as last_records,
-                sum(max_lag_records) as max_records, max(last_lag_ns) as last_lag_ns,
-                min(b.first_us) as first_us, max(unix_micros(last)) as last_us
-            from partitions cross join began b group by cluster, client, topic
-            having sum(last_lag_records) - sum(first_lag_records) >= {limits.lag_records_min}
-            order by last_records desc, cluster nulls first, client nulls first, topic nulls first""",
+                sum(last_lag - grown) as first_records, sum(last_lag) as last_records, sum(max_lag) as max_records,
+                max(last_lag_ns) as last_lag_ns
+            from grown group by cluster, client, topic having sum(grown) >= {limits.lag_records_min}""",
+        answer=f"""
+            select p.cluster, p.client, p.topic, partitions, fetches, first_records, last_records, max_records,
+                last_lag_ns, first_us, last_us, active_us
+            from summed p join spans s on {same}
+            order by last_records desc, p.cluster nulls first, p.client nulls first, p.topic nulls first""",
     )
 
 
 def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
-    span_us = row.last_us - row.first_us
+    span_us = row.active_us
     # At its highest at the end: it does not catch up.
     is_growing = row.last_records >= limits.lag_growth * row.first_records and row.last_records >= 0.9 * row.max_records
     if not is_growing or span_us < limits.lag_span_s * 1e6 or row.last_records < limits.lag_records_min:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.pieces import QUIET_S, STEP, STEP_TIMES, stretches
 
 _CHANGES = {  # by what sets most rebalances off
     "session_expired": "Members are taken for dead: raise session.timeout.ms (45 s since Kafka 3.0), and look for "
@@ -26,7 +27,11 @@ _CHANGES = {  # by what sets most rebalances off
 
 
 class Restless(NamedTuple):
-    """Rebalances of a group; `expected`: those by which its members came, a cooperative one takes two."""
+    """Rebalances of a group; `expected`: those by which its members came, a cooperative one takes two.
+
+    Those in times of which there is traffic of the group, or of its cluster where it has none of its own: its
+    coordinator's log may tell of all its life.
+    """
 
     cluster: str | None
     group_id: str
@@ -39,34 +44,49 @@ class Restless(NamedTuple):
     members: int | None
     first_us: int
     last_us: int
-    seen_us: int  # from the first row of the table's capture to its last
+    seen_us: int  # how long there was traffic, without pauses between captures
 
 
 def restless(tables: Tables, limits: Limits) -> Frame:
     """Rows of Restless, by group, those with the most rebalances first."""
     return ask(
-        {"rebalances": tables["rebalances"], "exchanges": tables["exchanges"]},
+        {"told": tables["rebalances"], "exchanges": tables["exchanges"]},
+        once=("heard", "stretches", "rebalances"),
+        heard=f"""
+            select cluster, group_id, {STEP} as step, {STEP_TIMES} from exchanges group by cluster, group_id, {STEP}""",
+        steps="""
+            select cluster, group_id, step, first_us, last_us from heard where group_id is not null
+            union all
+            select cluster, cast(null as string) as group_id, step, first_us, last_us from heard""",
+        **stretches("steps", ("cluster", "group_id")),
         seen="""
-            select max(unix_micros(`time`)) - min(unix_micros(`time`)) as seen_us from exchanges""",
+            select cluster, group_id, sum(last_us - first_us) as seen_us from stretches group by cluster, group_id""",
+        judged="""
+            select t.*, s.group_id as heard_as from told t left join seen s
+                on t.cluster is not distinct from s.cluster and t.group_id = s.group_id
+            where coalesce(t.protocol, '') != 'zookeeper' and t.started_ns is not null""",
+        rebalances=f"""
+            select j.* from judged j join stretches s
+                on j.cluster is not distinct from s.cluster and j.heard_as is not distinct from s.group_id
+                and j.started_ns / 1e3 between s.first_us - {QUIET_S * 500_000} and s.last_us + {QUIET_S * 500_000}""",
         causes="""
             select cluster, group_id, cause, count(*) as of_cause,
                 row_number() over (partition by cluster, group_id order by count(*) desc, cause) as place
             from rebalances group by cluster, group_id, cause""",
         summed="""
-            select cluster, group_id, max(protocol) as protocol, count(*) as rebalances,
+            select cluster, group_id, max(heard_as) as heard_as, max(protocol) as protocol, count(*) as rebalances,
                 max(members_after) * max(case when strategy like '%cooperative%' then 2 else 1 end) as expected,
                 sum(ended_ns - started_ns) as rebalancing_ns, max(members_after) as members,
                 cast(floor(min(started_ns) / 1e3) as bigint) as first_us,
                 cast(floor(max(started_ns) / 1e3) as bigint) as last_us
-            from rebalances where coalesce(protocol, '') != 'zookeeper' and started_ns is not null
-            group by cluster, group_id""",
+            from rebalances group by cluster, group_id""",
         answer=f"""
             select s.cluster, s.group_id, protocol, rebalances,
-                coalesce(expected, 0) as expected, rebalancing_ns, c.cause, c.of_cause, members, first_us,
-                last_us, seen_us
+                coalesce(expected, 0) as expected, rebalancing_ns, c.cause, c.of_cause, members, s.first_us,
+                s.last_us, t.seen_us
             from summed s left join causes c
                 on s.cluster is not distinct from c.cluster and s.group_id = c.group_id and c.place = 1
-            cross join seen
+            join seen t on s.cluster is not distinct from t.cluster and s.heard_as is not distinct from t.group_id
             where rebalances - coalesce(expected, 0) >= {limits.rebalances_min}
             order by rebalances desc, s.cluster nulls first, s.group_id""",
     )

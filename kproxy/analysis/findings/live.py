@@ -295,5 +295,7 @@ def _lags(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -
         if first is None or records - first < limits.lag_records_min:
             continue
         by = "group" if kind == "group" else "client"
-        row = consuming.Lagging(cluster, name, topic, 0, 0, first, records, records, None, *times, by)
+        row = consuming.Lagging(
+            cluster, name, topic, 0, 0, first, records, records, None, *times, times[1] - times[0], by
+        )
         yield from consuming.judge_lagging(row, limits)

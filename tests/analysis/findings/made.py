@@ -15,7 +15,7 @@ from kproxy.tables import schema
 START = datetime(2026, 1, 1, tzinfo=UTC)
 START_NS = int(START.timestamp()) * 10**9
 MS = 10**6
-KEYS = {"Produce": 0, "Fetch": 1, "OffsetCommit": 8, "AddPartitionsToTxn": 24, "EndTxn": 26}
+KEYS = {"Produce": 0, "Fetch": 1, "OffsetCommit": 8, "Heartbeat": 12, "AddPartitionsToTxn": 24, "EndTxn": 26}
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -205,6 +205,35 @@ def _connection(made: Made, number: int, host: str, at_s: float, life_s: float, 
         }
         | columns,
     )
+
+
+APART_S = 5 * 3600.0
+
+
+def two_captures(place: Path) -> Path:
+    """Of two minutes each, hours apart; the second one also has the log of coordinators, with its history.
+
+    `restless-g` rebalances in both, `log-g` did so long before. `slow` falls behind in both, `behind` between them.
+    """
+    made = Made()
+    for capture, begin_s in enumerate((0.0, APART_S)):
+        for number in range(40):
+            made.exchange("member", "Heartbeat", begin_s + 3 * number, group_id="restless-g")
+            for client, lag in (("slow", (40 * capture + number) * 100), ("behind", 100_000 * capture)):
+                key = made.exchange(client, "Fetch", begin_s + 3 * number, records=1, max_wait_ms=500)
+                made.partition(key, "response", "orders", lag_records=lag, records=1)
+        for number in range(8):
+            _rebalance(made, "restless-g", begin_s + 15 * number, 8 * capture + number)
+    for number in range(50):
+        _rebalance(made, "log-g", -86_400.0 + 3600 * number / 2, number)
+    return made.write(place)
+
+
+def _rebalance(made: Made, group: str, at_s: float, generation: int) -> None:
+    at_ns = START_NS + int(at_s * 1e9)
+    known = {"group_id": group, "protocol": "classic", "strategy": "range", "generation": generation}
+    known |= {"cause": "session_expired", "members_before": 2, "members_after": 2, "started_ns": at_ns}
+    made.add("rebalances", at_s, **known, joined_ns=at_ns + 10**9, ended_ns=at_ns + 3 * 10**9)
 
 
 PROVOKED = {

@@ -112,6 +112,17 @@ def test_a_file_that_is_no_toml_is_refused_in_words(tmp_path):
         read((), str(tmp_path / "bad.toml"))
 
 
+def test_hours_between_two_captures_hide_no_storm_and_make_no_lag(tmp_path):
+    with Tables(made.two_captures(tmp_path / "tables")) as tables:
+        found = {(one.kind, one.where): dict(one.evidence) for one in findings(tables, limits())}
+    assert found.keys() == {("rebalance_storm", "group restless-g"), ("growing_lag", "client slow, topic orders")}
+    storm = found["rebalance_storm", "group restless-g"]
+    assert storm["rebalances"] == 16 and storm["rebalancing_share"] == pytest.approx(16 * 3 / 234)
+    lag = found["growing_lag", "client slow, topic orders"]
+    assert lag["span_ns"] == 234 * 10**9 and lag["growth_per_s"] == pytest.approx(7800 / 234)
+    assert lag["last_lag_records"] == 7900
+
+
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory):
     return made.dataset(tmp_path_factory.mktemp("made") / "tables")
