@@ -276,6 +276,8 @@ class ClassicGroup(Group):
         yield self.event(spoken, "sync_answered", error=error)
         if error:
             self._call(member_id, error)
+            if error == REBALANCE_IN_PROGRESS and number == self.generation:
+                self._move("join")
             return
         self.heard(member_id, spoken.response_start)
         if number > self.generation:
@@ -422,7 +424,12 @@ class ClassicGroup(Group):
 
     def _heartbeat(self, spoken: Spoken, answer: Body, _: Known) -> Iterator[GroupEvent]:
         self.heard(spoken.request["memberId"], spoken.request_end)
-        return self.failed(spoken, "heartbeat_failed", {answer["errorCode"]})
+        error, number = answer["errorCode"], spoken.request["generationId"]
+        # Whoever joins is not answered before all have: until then this alone says that they are waited for. Brokers
+        # before 2.4 say the same to those that wait for their assignment.
+        if error == REBALANCE_IN_PROGRESS and number == self.generation and self.state == "Stable":
+            self._move("join")
+        return self.failed(spoken, "heartbeat_failed", {error})
 
     def described(self, spoken: Spoken, told: Body) -> Iterator[GroupEvent]:
         """What a coordinator says of the group in DescribeGroups: taken over, where it says more than was seen."""

@@ -175,6 +175,20 @@ def test_a_leader_that_nobody_called_set_off_what_an_expiry_only_ended(called, c
     assert (row.generation, row.members_after, (row.cause, row.cause_member)) == (2, 1, cause)
 
 
+@pytest.mark.parametrize("number,state", [(2, "PreparingRebalance"), (1, "Stable")])
+def test_a_heartbeat_says_that_a_group_waits_for_members_before_any_join_is_answered(number, state):
+    """One of another generation is late: the group has rebalanced since."""
+    group = ClassicGroup("default", "g")
+    talk = [joined("a", 2, 10, "ab"), joined("b", 2, 11), synced("a", 2, 20), synced("b", 2, 21)]
+    request = {"groupId": "g", "memberId": "a", "generationId": number}
+    for each in [*talk, Spoken(12, 4, request, {"errorCode": 27}, 30, 31)]:
+        list(group.feed(each, {}))
+    assert group.state == state
+    for each in (joined("a", 3, 40, "ab"), joined("b", 3, 41), synced("a", 3, 50), synced("b", 3, 51)):
+        list(group.feed(each, {}))
+    assert group.state == "Stable"
+
+
 @pytest.mark.parametrize("expired", [True, False])
 def test_what_ends_a_generation_before_it_is_complete_set_off_the_next_one(expired):
     """b is the leader and never assigns: a, which waits for that, is told that b is expired, or b leaves."""

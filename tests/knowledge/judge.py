@@ -57,6 +57,10 @@ SOMETIMES = {
         "The tools show what the coordinator has decided; a member of the newer protocols is told with its next "
         "heartbeat, and until then the wire shows what it had."
     ),
+    "a rebalance that nobody was told of yet": (
+        "A coordinator answers JoinGroup when all have joined. Until a heartbeat says REBALANCE_IN_PROGRESS, up to a "
+        "heartbeat interval later, the wire shows questions only."
+    ),
     "another one of two that joined at once": (
         "Two members sent JoinGroup within AT_ONCE_NS, each on its connection. The wire has the order in which they "
         "came; the broker's threads handed them to the coordinator in the other."
@@ -94,7 +98,7 @@ def differences(run: Run) -> list[Difference]:
     for described in run.described:
         before = _view(told.until(described.from_ns), told.rows)
         after = _view(told.until(described.to_ns), told.rows)
-        found += _described(described, before, after)
+        found += _described(run, described, before, after)
         found += _live(run, described)
     rows = told.finish()
     found += _generations(run, rows)
@@ -282,11 +286,13 @@ def _address(words: str | None) -> str:
     return found[1] if found else ""
 
 
-def _described(told: Described, before: View, after: View) -> Iterator[Difference]:
+def _described(run: Run, told: Described, before: View, after: View) -> Iterator[Difference]:
     for group, (state, members, coordinator, _) in told.states.items():
         views = [view["states"].get(group) for view in (before, after)]
         if (state, members, coordinator) not in views:
-            yield Difference("another state", group, (state, members, coordinator), views)
+            begun = state == "PreparingRebalance" and _was_prepared(run, group, told)
+            kind = "a rebalance that nobody was told of yet" if begun else "another state"
+            yield Difference(kind, group, (state, members, coordinator), views)
     for group, owned in told.owned.items():
         views = [view["owned"].get(group) for view in (before, after)]
         if owned not in views:
@@ -306,6 +312,17 @@ def _described(told: Described, before: View, after: View) -> Iterator[Differenc
         views = [view["partitions"].get(key) for view in (before, after)]
         if (leader, isr, frozenset(replicas)) not in views:
             yield Difference("not asked since", key, (leader, sorted(isr), replicas), views)
+
+
+def _was_prepared(run: Run, group: str, told: Described) -> bool:
+    """Whether the coordinator logged that it prepared a rebalance when the tools looked."""
+    return any(
+        name == group
+        and one.prepared_ns is not None
+        and one.prepared_ns <= told.to_ns
+        and one.stabilised_ns >= told.from_ns
+        for (name, _), one in run.generations.items()
+    )
 
 
 def _live(run: Run, told: Described) -> Iterator[Difference]:
