@@ -1,13 +1,18 @@
 """Whole frames that are kept: the same for any split, bounded, and given back whatever ends an exchange."""
 
 import random
+import sys
 from collections import Counter
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kproxy
+from kproxy.insight.knowledge import APIS
 from kproxy.wire.authorizer import Answer
 from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS
 from kproxy.wire.captured import CapturedSession
@@ -20,6 +25,7 @@ from tests.wire.playbook import Dialogue, request, response
 from tests.wire.test_authorizer import Scripted
 from tests.wire.test_state import renamed
 
+OWN = f"{Path(kproxy.__file__).parent}/"
 FETCH, METADATA, LEADER_AND_ISR, OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT = 1, 3, 4, 8, 11, 12
 KEPT = frozenset({METADATA, LEADER_AND_ISR, OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT})
 ONLY_FAILED = frozenset({OFFSET_COMMIT, HEARTBEAT})
@@ -281,3 +287,45 @@ def test_errors_of_heartbeats_alone_are_read_where_nothing_else_is() -> None:
     ask, reply = request(HEARTBEAT, 4, 1, {"groupId": "g"}), response(HEARTBEAT, 4, 1, {"errorCode": 25})
     talk.client(ask * 2).broker(reply + response(HEARTBEAT, 4, 1))
     assert [(each.request_frame, each.response_frame) for each in talk.exchanges] == [(ask, reply), (None, None)]
+
+
+def calls(
+    interest: Interest, key: int, version: int, asked: dict[str, Any], told: dict[str, Any], count: int = 50
+) -> tuple[float, set[str]]:
+    """(calls of kproxy's functions per exchange, the files that they are in)"""
+    talk = Dialogue(interest, transform=lambda *_: None)
+    pairs = [(request(key, version, n, asked), response(key, version, n, told)) for n in range(2 * count)]
+    found: Counter[str] = Counter()
+
+    def called(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OWN):
+            found[frame.f_code.co_filename.removeprefix(OWN)] += 1
+
+    for number, (question, answer) in enumerate(pairs):
+        if number == count:
+            sys.setprofile(called)
+        talk.client(question).broker(answer)
+    sys.setprofile(None)
+    return found.total() / count, set(found)
+
+
+def test_at_headers_groups_cost_what_others_do() -> None:
+    """By what is called for each exchange, of an API that nobody follows, and of those that insight wants."""
+    group = {"groupId": "g", "memberId": "m"}
+    plain = calls(Interest(rewrite=True), 22, 1, {"transactionalId": "t"}, {})  # InitProducerId
+    followed: dict[tuple[int, int], tuple[dict[str, Any], dict[str, Any]]] = {
+        (12, 3): (group | {"generationId": 1}, {}),
+        (11, 5): (group | {"protocols": [{"name": "range", "metadata": b"m" * 50}]}, {"protocolName": "range"}),
+        (14, 3): (group, {"assignment": b"a" * 50}),
+        (13, 3): ({"groupId": "g"}, {}),
+        (8, 7): (group, {}),
+        (68, 0): (group, {"memberEpoch": 1}),
+    }
+    assert {key for key, _ in followed} <= APIS
+    for plan, (asked, told) in followed.items():
+        count, files = calls(Interest(rewrite=True), *plan, asked, told)
+        assert abs(count - plain[0]) < 1, (plan, count, plain)
+        assert not {each for each in files if "insight" in each or "knowledge" in each or "kept" in each}
+    asked, told = followed[11, 5]
+    count, files = calls(Interest(rewrite=True, kept=Kept(APIS)), 11, 5, asked, told)
+    assert count > plain[0] + 1 and "wire/keeping.py" in files  # with a detail it is otherwise
