@@ -42,6 +42,7 @@ STATES = {
     ("PreparingRebalance", "generation"): "CompletingRebalance",
     ("Stable", "generation"): "CompletingRebalance",  # its joins were not seen
     ("CompletingRebalance", "assigned"): "Stable",
+    ("PreparingRebalance", "settled"): "Stable",  # another coordinator knows of no rebalance
     ("PreparingRebalance", "emptied"): "Empty",
     ("CompletingRebalance", "emptied"): "Empty",
     ("Stable", "emptied"): "Empty",
@@ -134,6 +135,7 @@ class ClassicGroup(Group):
             # No rebalance: a follower rejoins a stable group with the same subscription and is told the generation
             # that there is, or a static member comes back under a new id (KIP-345).
             yield answered
+            self._move("settled")
             yield from self._replaced(member, spoken)
             return
         if self._forming is None or number != self._forming.number:

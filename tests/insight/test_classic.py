@@ -184,6 +184,8 @@ def test_a_heartbeat_says_that_a_group_waits_for_members_before_any_join_is_answ
     for each in [*talk, Spoken(12, 4, request, {"errorCode": 27}, 30, 31)]:
         list(group.feed(each, {}))
     assert group.state == state
+    list(group.feed(joined("b", 2, 35), {}))  # told by another coordinator, which knows of no rebalance
+    assert group.state == "Stable"
     for each in (joined("a", 3, 40, "ab"), joined("b", 3, 41), synced("a", 3, 50), synced("b", 3, 51)):
         list(group.feed(each, {}))
     assert group.state == "Stable"
