@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +28,18 @@ from tests.broker.kproxy import Kproxy
 from tests.broker.tools import as_root, create_topic
 from tests.watch.live import why_not
 
-# What a capture of kproxy's clients sees otherwise: clocks, connections, kproxy's ports in place of the brokers'; and
-# whom a client is taken for, which kproxy alone knows.
-CLOCKS = {"source", "time", "connection", "reason", "host", "port", "principal"}
-OF_FILES = {"source", "connection", "time"}  # and of a packet socket, that each takes times for itself
+# The columns in which a capture of kproxy's clients differs from what kproxy records, by nature.
+CLOCKS = {
+    "source": "the name of the file, or of the cluster that was recorded",
+    "time": "kproxy's clock is read when bytes come to it, a capture's when a packet passes; so is each column in ns",
+    "connection": "numbered by each",
+    "reason": "in words, which have durations and addresses in them",
+    "host": "clients are told kproxy's addresses, kproxy the brokers'",
+    "port": "as `host`",
+    "principal": "whom a client is taken for, which kproxy alone knows",
+}
+# And of a packet socket beside tcpdump's: each takes times for itself.
+OF_FILES = {name: CLOCKS[name] for name in ("source", "connection", "time")}
 KNOWN = [table.name for table in schema.KNOWLEDGE if table is not schema.REGISTRY]
 # Metrics that traffic makes, by labels. Times are of two clocks, and ports of brokers are kproxy's own.
 SHOWN: dict[str, tuple[str, ...]] = {
@@ -98,7 +106,7 @@ class Same(NamedTuple):
     figures: dict[str, Figures]
 
 
-def told(place: Path, table: str, apart: Set[str] = CLOCKS) -> Counter[Any]:
+def told(place: Path, table: str, apart: Collection[str] = tuple(CLOCKS)) -> Counter[Any]:
     """The rows of a table, without columns that are set apart, and times where any are."""
     files = (place / table).rglob("*.parquet")
     rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
@@ -173,12 +181,17 @@ def same(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Same:
         admin.create_partitions([NewPartitions(topic, 5)])[topic].result(60)
         paid = Producer({"bootstrap.servers": run.bootstrap, "transactional.id": f"pay-{uuid4().hex[:6]}"})
         paid.init_transactions(60)
-        paid.begin_transaction()
-        paid.produce(topic, b"paid", partition=0)
-        paid.commit_transaction(60)
+        of_group = Consumer({"bootstrap.servers": run.bootstrap, "group.id": f"paid-{uuid4().hex[:6]}"})
+        for end in (paid.commit_transaction, paid.abort_transaction, paid.commit_transaction):
+            paid.begin_transaction()
+            paid.produce(topic, b"paid", partition=0)
+            read = [TopicPartition(topic, 0, 5)]
+            paid.send_offsets_to_transaction(read, of_group.consumer_group_metadata(), 60)
+            end(60)
+        of_group.close()
         for log in ("__consumer_offsets", "__transaction_state"):
             read_through(run.bootstrap, log)
-        del admin, producer, paid
+        del admin, producer, paid, of_group, end
         gc.collect()
         wait_for("the end of all clients", lambda: run.metric("kproxy_open_connections") == 0, 60)
         time.sleep(3)  # of what is told once a second
@@ -197,9 +210,10 @@ def test_recorded_and_captured_are_the_same(same: Same) -> None:
     assert told(same.folder / "live", "rebalances").total() >= 5
     assert told(same.folder / "live", "assignments").total() >= 9
     assert told(same.folder / "live", "changes").total() >= 1
-    assert {dict(row)["change"] for row in told(same.folder / "live", "committed_offsets")} >= {"committed"}
+    ends = Counter(dict(row)["change"] for row in told(same.folder / "live", "committed_offsets").elements())
+    assert ends["pending"] == 3 and ends["aborted"] == 1 and ends["committed"] >= 2
     states = {dict(row)["state"] for row in told(same.folder / "live", "transactions")}
-    assert states >= {"Empty", "Ongoing", "PrepareCommit", "CompleteCommit"}
+    assert states >= {"Empty", "Ongoing", "PrepareCommit", "CompleteCommit", "CompleteAbort"}
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -231,5 +245,5 @@ def test_spark_makes_the_same_of_the_capture(same: Same, spark: SparkSession) ->
     result = pipeline.ingest(spark, [same.folder / "same.pcap"], same.folder / "spark", split_bytes=100_000, tasks=4)
     assert not result.failed
     for table in (*KNOWN, "exchanges", "partitions", "batches", "connections"):
-        ours, theirs = (told(same.folder / place, table, set()) for place in ("spark", "captured"))
+        ours, theirs = (told(same.folder / place, table, ()) for place in ("spark", "captured"))
         assert theirs.total() > 0 and ours == theirs, table
