@@ -53,7 +53,9 @@ class Taken:
     open: int = 0
     accepted: int = 0
     topics: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)  # batches, plain ones, records, bytes
-    groups: dict[str, tuple[int, int, int, str]] = field(default_factory=dict)  # rebalances, ns, members, state
+    groups: dict[str, tuple[int, int, int, str | None]] = field(
+        default_factory=dict
+    )  # rebalances, ns, members, protocol
     causes: Counts = field(default_factory=dict)
     lags: dict[tuple[str, str, str], int] = field(default_factory=dict)  # by kind, name and topic: records
 
@@ -105,8 +107,8 @@ def _cluster(cells: ClusterCells, now_ns: int) -> Taken:
         of.causes = dict(insight.causes)
         for group, each_group in insight.groups.shown(now_ns):
             if group is not None:
-                numbers_of = each_group.rebalances, each_group.duration_ns, each_group.members, each_group.state
-                of.groups[group] = numbers_of
+                counted = each_group.rebalances, each_group.duration_ns, each_group.members, each_group.protocol
+                of.groups[group] = counted
     return of
 
 
@@ -269,14 +271,14 @@ def _connections(cluster: str, then: Taken, now: Taken, limits: Limits, times: T
 def _groups(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
     causes = {cause: count - then.causes.get(cause, 0) for cause, count in now.causes.items()}
     cause = max(causes, key=causes.__getitem__, default=None)
-    for group, (rebalances, took_ns, members, _) in now.groups.items():
-        old = then.groups.get(group, (0, 0, 0, ""))
+    for group, (rebalances, took_ns, members, protocol) in now.groups.items():
+        old = then.groups.get(group, (0, 0, 0, None))
         count = rebalances - old[0]
         if count > 0:
             row = groups.Restless(
                 cluster,
                 group,
-                "classic",
+                protocol,
                 count,
                 2 * max(0, members - old[2]),
                 took_ns - old[1],

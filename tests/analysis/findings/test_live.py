@@ -4,6 +4,7 @@ from kproxy.analysis.findings import limits, live
 from kproxy.analysis.findings.following import Following
 from kproxy.metrics import Metrics
 from kproxy.metrics.bounds import PROXY_NS
+from kproxy.metrics.groups import InsightCells
 from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.interest import ApiPlan
 from tests.metrics.test_metrics import MS, PRODUCE, exchange, info
@@ -67,6 +68,21 @@ def test_old_versions_are_told_of_the_cluster():
     running.does("1", 5)
     (one,) = found(live.began(running.metrics), running.moment(60)).values()
     assert one.severity == "warning"  # its brokers take newer ones
+
+
+def test_a_group_that_does_not_come_to_rest_stands_still_by_the_classic_protocol_alone():
+    running = Running()
+    cells = InsightCells()
+    running.metrics.cluster("default").insight = lambda: cells
+    first = running.moment(10)
+    for protocol in ("classic", "consumer"):
+        group = cells.group(f"{protocol}-g", running.metrics.now_ns())
+        cells.stands(group, "Stable", 2, 20, protocol, "consumer")
+        for _ in range(20):
+            cells.rebalanced(group, "session_expired", 3 * SECOND)
+    answer = found(first, running.moment(310))
+    severities = {where: one.severity for (kind, where), one in answer.items() if kind == "rebalance_storm"}
+    assert severities == {"group classic-g": "critical", "group consumer-g": "warning"}
 
 
 def batches(records, count, codecs, size):
