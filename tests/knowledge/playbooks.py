@@ -230,7 +230,7 @@ def short(rig: Rig) -> None:
     rig.settled("range-g", 0)
     time.sleep(4)  # it falls behind; and a refresh of Metadata, by which the wire says who leads now
     stop()
-    time.sleep(3)  # the others commit what they have
+    rig.committed()
     rig.note("quiet")
     rig.describe()
 

@@ -289,6 +289,18 @@ class Rig:
         self.ask("topics", TOPICS, "--describe")
         self.ask("quorum", QUORUM, "describe", "--status")
 
+    def committed(self) -> None:
+        """Waits until members, who commit every second, have nothing more to commit."""
+        before = ""
+
+        def as_before() -> bool:
+            nonlocal before
+            every = ("--bootstrap-server", self.truth, "--describe", "--all-groups", "--offsets")
+            before, now = self.asking.ask(GROUPS, *every)[3], before
+            return before == now
+
+        wait_for("commits to end", as_before, 60, pause_s=2.5)
+
     def coordinator(self, group: str) -> int:
         """The broker that coordinates a group, by its number."""
         return int(self._state(group)[2])
