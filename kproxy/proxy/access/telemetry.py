@@ -97,8 +97,7 @@ class Receiver:
         self.settings = settings
         self.cells = cells
         self._cluster = cluster
-        self._pushes = pushes
-        pushes.limit(settings.max_clients, settings.max_series_per_client)
+        self._pushes = pushes  # whose limits are those of the receiver in use: a reload that fails has made one, too
         self._spawn = spawn
         self._now_ns = now_ns
         self._asks = True  # for metrics; not where a reload has taken the settings away
@@ -119,7 +118,7 @@ class Receiver:
             return
         self.settings = settings
         self._interval_ns = round(settings.push_interval_s * _S)
-        self._pushes.limit(settings.max_clients, settings.max_series_per_client)
+        self._limit()
         self._instances.clear()  # their pace was that of the settings before
 
     def subscribe(self, instance: UUID, client_id: str, software: Software, *, may_own: bool) -> Body:
@@ -224,8 +223,12 @@ class Receiver:
 
     def _owns(self, instance: UUID, client_id: str, software: Software, now_ns: int, may_own: bool) -> bool:
         """Whether a client has series of its own."""
+        self._limit()
         life_ns = LIFE_INTERVALS * self._interval_ns
         return self._asks and may_own and self._pushes.admit(instance, client_id, software, now_ns, life_ns)
+
+    def _limit(self) -> None:
+        self._pushes.limit(self.settings.max_clients, self.settings.max_series_per_client)
 
     def _has_credit(self, now_ns: int) -> bool:
         earned = (now_ns - self._credited_ns) * BYTES_PER_S // _S

@@ -388,3 +388,14 @@ def test_a_push_of_nothing_ends_the_series_of_the_one_before():
     talk.subscribe()
     assert talk.push() == "NONE" and talk.cluster.values()
     assert talk.later().push(b"", compression=ZSTD) == "NONE" and not talk.cluster.values()
+
+
+def test_settings_of_a_reload_that_fails_change_nothing():
+    talks = [Talk(cluster) for cluster in [Cluster()] * 3]
+    for talk in talks:
+        talk.subscribe()
+    cluster = talks[0].cluster
+    Receiver("default", Telemetry(max_clients=1), cluster.cells, cluster.pushes, cluster.reading.append, lambda: 0)
+    assert [talk.push() for talk in talks] == ["NONE"] * 3
+    cluster.read()
+    assert len(cluster.pushes.clients) == 3
