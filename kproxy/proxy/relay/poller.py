@@ -14,15 +14,18 @@ not comparable. `lag_bucket` is the relays' too: the bucket of their histogram f
 Where `is_in_order`, epoll reports sockets in the order in which they became ready: it was asked until it had none.
 Then the first read that turns out to be recent ends the lateness of the turn, and a wake-up costs one such read.
 
-Sockets whose events take long have their turn after all others, one at a time: a client that costs much waits for those
-that cost little, and never the other way round. As long as no turn takes LONG_TURN_NS nothing is measured for that.
+A turn in which many sockets are ready is bounded by what it has taken, looked at after each event. First come those
+whose last event took at most CHEAP_NS, then those of whom that is not known, both for three quarters of the turn, then
+all others, one at least. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few of
+those that cost much, however many there are, and all of a kind have their turn equally often. FEW sockets that are
+ready at once are handled without a look at the time, but every LOOK_NS, so that those of every day are known.
 
 All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know what the sockets are.
 """
 
 import select
 from asyncio import AbstractEventLoop
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from time import monotonic_ns, time_ns
 from typing import Any
@@ -31,23 +34,28 @@ LATE_NS = 1_000_000  # what is booked wrongly is at most so much
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 _EVENTS = 256  # in one turn; then the rest of the loop has its own
 _STEP_NS = 10_000_000  # of the time of day against ours: less is between the two calls that ask for them
-LONG_TURN_NS = 4_000_000  # of one return of epoll: then events are measured
-COSTLY_NS = 1_000_000  # of one event, some 500 us more than 512 KiB of a large body take
-_LOOP_NS = 10_000_000  # while events are measured, the rest of the loop has its turn after so long
+FEW = 8  # sockets
+LONG_TURN_NS = 4_000_000  # of one turn; with one event more, that is how long who costs little waits
+CHEAP_NS = 200_000  # of one event: to read and send 512 KiB of a large body takes some 500 us
+LOOK_NS = 10_000_000
+_UNKNOWN, _CHEAP, _COSTLY = range(3)
 
 Callback = Callable[..., None]
 
 
 class Poller:
     __slots__ = (
-        "_costly",
+        "_costs",
         "_emptied",
         "_ends",
         "_epoll",
         "_is_scheduled",
         "_later",
+        "_look_ns",
         "_loop",
-        "_measures",
+        "_queue",
+        "_queue_of_cheap",
+        "_queued",
         "_readers",
         "_writers",
         "is_in_order",
@@ -62,12 +70,16 @@ class Poller:
         self._loop = loop
         self._epoll = select.epoll()
         self._readers: list[Callback | None] = []  # by file descriptor: as long as the highest of them
-        self._ends: set[int] = set()  # whose readers wait for nothing but the end
+        self._ends: dict[int, Callback] = {}  # of those that wait for nothing but the end
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
-        self._measures = False
-        self._costly: dict[int, None] = {}  # whose last event took long; the first waits for longest
+        self._costs = bytearray()  # by file descriptor: what is known of the last event since it is watched
+        self._look_ns = 0  # when the time of events is looked at again
+        # Events that were reported and wait, by file descriptor; the first for longest.
+        self._queue_of_cheap: OrderedDict[int, int] = OrderedDict()
+        self._queue: OrderedDict[int, int] = OrderedDict()
+        self._queued = 0  # how many, at most, when they had their turn
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
         self.is_in_order = False
@@ -112,20 +124,20 @@ class Poller:
     def add_reader(self, fd: int, callback: Callback) -> None:
         known = self._is_known(fd)
         self._readers[fd] = callback
-        self._ends.discard(fd)
+        self._ends.pop(fd, None)
         self._apply(fd, known)
 
     def add_end_reader(self, fd: int, callback: Callback) -> None:
         """Call back when the peer ends or resets, whatever is unread; again and again, until the reader is removed."""
         known = self._is_known(fd)
-        self._readers[fd] = callback
-        self._ends.add(fd)
+        self._readers[fd] = None
+        self._ends[fd] = callback
         self._apply(fd, known)
 
     def remove_reader(self, fd: int) -> None:
         if self._reads(fd):
             self._readers[fd] = None
-            self._ends.discard(fd)
+            self._ends.pop(fd, None)
             self._apply(fd, True)
 
     def add_writer(self, fd: int, callback: Callback, *args: Any) -> None:
@@ -138,52 +150,58 @@ class Poller:
             self._apply(fd, True)
 
     def _reads(self, fd: int) -> bool:
-        return fd < len(self._readers) and self._readers[fd] is not None
+        return fd < len(self._readers) and (self._readers[fd] is not None or fd in self._ends)
 
     def _is_known(self, fd: int) -> bool:
         """Whether a socket is watched; makes room for its reader."""
         if fd >= len(self._readers):
             self._readers += [None] * (fd + 1 - len(self._readers))
-        return self._readers[fd] is not None or fd in self._writers
+            self._costs.extend(bytes(fd + 1 - len(self._costs)))
+        return self._reads(fd) or fd in self._writers
 
     def _apply(self, fd: int, known: bool) -> None:
         """A socket that is neither read nor written is not watched: its end is always reported, and would spin us."""
         events = _OUT if fd in self._writers else 0
-        if self._readers[fd] is not None:
+        if self._reads(fd):
             events |= _END if fd in self._ends else _IN
         if not events:
-            self._costly.pop(fd, None)  # the number is soon that of another socket
+            self._queue_of_cheap.pop(fd, None)  # the number is soon that of another socket
+            self._queue.pop(fd, None)
             self._epoll.unregister(fd)
         elif known:
             self._epoll.modify(fd, events)
         else:
+            self._costs[fd] = _UNKNOWN
             self._epoll.register(fd, events)
 
     def _ready(self) -> None:
         readers = self._readers
         writers = self._writers
         poll = self._epoll.poll
-        left = _EVENTS
-        begun_ns = 0
+        queued = self._queued
+        left = _EVENTS + queued  # those that queue are reported again, before whoever is newly ready
+        until_ns = 0
         while left and (ready := poll(0, left)):  # to come back for them would cost two calls more
             turn_ns = monotonic_ns()
-            self.is_late = turn_ns - self.turn_ns > LATE_NS
-            if self.is_late:
+            count = len(ready)
+            looks = count > FEW
+            if turn_ns - self.turn_ns > LATE_NS or queued:
                 offset_ns = time_ns() - turn_ns
                 self.is_late = -_STEP_NS < offset_ns - self.wall_offset_ns < _STEP_NS
                 self.wall_offset_ns = offset_ns
-                # In one call, what lay between two returns was work; else the loop may have been idle.
-                self._measures |= left < _EVENTS and turn_ns - self.turn_ns > LONG_TURN_NS
+                looks = looks or queued > 0 or turn_ns > self._look_ns
+            else:
+                self.is_late = False
             self.turn_ns = self.now_ns = turn_ns
             self.lag_bucket = 0
-            begun_ns = begun_ns or turn_ns
-            self.is_in_order = self._emptied and left == _EVENTS and not self._measures
+            until_ns = until_ns or turn_ns + LONG_TURN_NS
+            self.is_in_order = self._emptied and left == _EVENTS
             self._emptied = False
-            left -= len(ready)
-            if self._measures:
-                self._cheap_first(ready)
-                if monotonic_ns() - begun_ns > _LOOP_NS:
+            left -= count
+            if looks or turn_ns > until_ns:
+                if not self._in_turn(ready, until_ns):
                     return
+                queued = 0
                 continue
             for fd, events in ready:
                 # An error and a hang-up are for both: whoever reads or writes then meets them.
@@ -193,37 +211,72 @@ class Poller:
                         reader()
                     if events == _IN:
                         continue
+                    self._tell_end(fd, events)
                 if fd in writers:
                     callback, args = writers[fd]
                     callback(*args)
         self._emptied = left > 0
 
-    def _cheap_first(self, ready: list[tuple[int, int]]) -> None:
-        """Handle the events of one return of epoll, but of the costly ones only that which has waited for longest."""
-        begun_ns = monotonic_ns()
-        costly = self._costly
-        waiting: dict[int, int] = {}
+    def _in_turn(self, ready: list[tuple[int, int]], until_ns: int) -> bool:
+        """Handle events until then, the cheap ones first. True: none queues, and there is time left."""
+        cheap, queue = self._queue_of_cheap, self._queue
+        readers, costs = self._readers, self._costs
+        now_ns = self.now_ns
+        self._look_ns = now_ns + LOOK_NS
+        soon_ns = until_ns - LONG_TURN_NS // 4
+        early_ns = soon_ns - LONG_TURN_NS // 2  # until then they are handled in the order in which they are reported
+        unknown: list[tuple[int, int]] = []
+        queues = bool(cheap or queue)
         for fd, events in ready:
-            if fd in costly:
-                waiting[fd] = events
+            cost = costs[fd]
+            if queues or cost == _COSTLY or now_ns > (soon_ns if cost == _CHEAP else early_ns):
+                self.is_in_order = False
+                if fd in queue or fd in cheap or cost != _UNKNOWN:
+                    waiting = cheap if fd in cheap or (cost == _CHEAP and fd not in queue) else queue
+                    if self._is_known(fd):  # unless an earlier event of this turn closed it
+                        waiting[fd] = events  # one that queues keeps its place
+                        queues = True
+                else:
+                    unknown.append((fd, events))
+            elif events == _IN:
+                reader = readers[fd]
+                if reader is not None:
+                    reader()
+                begun_ns = now_ns
+                self.now_ns = now_ns = monotonic_ns()
+                costs[fd] = _COSTLY if now_ns - begun_ns > CHEAP_NS else _CHEAP
             else:
                 self._handle(fd, events)
-        for fd in costly:
-            if fd in waiting:
-                self._handle(fd, waiting[fd])
+                now_ns = self.now_ns
+        while cheap and self.now_ns <= soon_ns:
+            self._handle(*cheap.popitem(last=False))
+        for fd, events in unknown:
+            if self.now_ns <= soon_ns:
+                self._handle(fd, events)
+            elif self._is_known(fd):
+                queue[fd] = events
+        while queue:
+            self._handle(*queue.popitem(last=False))
+            if self.now_ns > until_ns:
                 break
-        self._measures = bool(costly) or monotonic_ns() - begun_ns > LONG_TURN_NS
+        self._queued = len(cheap) + len(queue)
+        return not self._queued and self.now_ns <= until_ns
 
     def _handle(self, fd: int, events: int) -> None:
-        """Handle one event, and note whether it took long."""
-        begun_ns = monotonic_ns()
-        self.now_ns = begun_ns
-        reader = self._readers[fd]
-        if events != _OUT and reader is not None:
-            reader()
+        """Handle one event, and note when it was done and whether it took long."""
+        begun_ns = self.now_ns
+        if events != _OUT:
+            reader = self._readers[fd]
+            if reader is not None:
+                reader()
+            self._tell_end(fd, events)
         if events != _IN and fd in self._writers:
             callback, args = self._writers[fd]
             callback(*args)
-        self._costly.pop(fd, None)
-        if monotonic_ns() - begun_ns > COSTLY_NS and self._is_known(fd):
-            self._costly[fd] = None
+        self.now_ns = now_ns = monotonic_ns()
+        self._costs[fd] = _COSTLY if now_ns - begun_ns > CHEAP_NS else _CHEAP
+
+    def _tell_end(self, fd: int, events: int) -> None:
+        """Call back who waits for an end, unless the event is older than that: bytes to be read."""
+        if fd in self._ends and events & ~(_IN | _OUT):
+            self._ends[fd]()

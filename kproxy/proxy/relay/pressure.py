@@ -9,9 +9,9 @@ holds few never notices those that hold many:
   until some of its own are answered.
 - While more than MANY_BYTES are kept, every read takes FEW_BYTES at most.
 - Of the clients that ended while they were not read MOST_ENDED wait for answers; one more, and the one that has waited
-  for longest goes. Who connects, sends megabytes and ends leaves them to the kernel, which takes 8,000 connections to
-  its limit for TCP in seconds (net.ipv4.tcp_mem). Then it drops segments of everybody, and healthy connections wait
-  for retransmissions, 0.2 to 2 s.
+  for longest goes. The kernel holds what they sent, and when connections hold more than net.ipv4.tcp_mem it drops
+  segments of everybody: healthy connections then wait for retransmissions, 0.2 to 2 s. An end behind more than the
+  kernel takes is not seen; such a client is one that is not read, of which only limits of connections bound the number.
 
 So the bounds are MOST_REQUESTS and FREE_REQUESTS per connection, MANY_BYTES and FEW_BYTES per side of a connection.
 Refuses to know sockets, sessions and what is in the bytes.

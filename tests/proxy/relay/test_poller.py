@@ -6,6 +6,9 @@ import struct
 import time
 from functools import partial
 
+import pytest
+
+from kproxy.proxy.relay import poller as poller_module
 from kproxy.proxy.relay.poller import Poller
 from tests.proxy.live import HOST, live
 
@@ -116,7 +119,145 @@ def test_who_costs_much_waits_for_those_who_cost_little():
             poller.remove_reader(ours.fileno())
             ours.close()
             theirs.close()
-        assert not poller._costly
+        assert not poller._queue and not poller._queue_of_cheap
+        poller.close()
+
+    live(test())
+
+
+@pytest.mark.parametrize("cost_us,most", [(50, 81), (500, 10), (900, 6), (20_000, 2)])
+def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeypatch, cost_us, most):
+    """Time is what the events of this test take. Who costs little waits for one turn, from the first on, if it has been
+    seen to; where all cost as little, for each of them once."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
+    count = 300
+
+    async def test():
+        nonlocal now_ns
+        poller = Poller(asyncio.get_running_loop())
+        floods = [await pair() for _ in range(count)]
+        cheap, friend = await pair()
+        waited: list[int] = []  # events of others between what was sent to the cheap one and its turn
+        in_turns: list[int] = []  # events between two turns of the loop
+        served = [0] * count
+        since = in_turn = 0
+
+        def flooded(number: int) -> None:
+            nonlocal now_ns, since, in_turn
+            now_ns += cost_us * 1000
+            served[number] += 1
+            since += 1
+            in_turn += 1
+            if since == 1:
+                friend.send(b"x")
+
+        def answer() -> None:
+            nonlocal since
+            cheap.recv(9)
+            waited.append(since)
+            since = 0
+
+        def next_turn() -> None:
+            nonlocal in_turn
+            in_turns.append(in_turn)
+            in_turn = 0
+
+        poller.add_reader(cheap.fileno(), answer)
+        now_ns += poller_module.LOOK_NS
+        friend.send(b"x")
+        poller._ready()
+        assert waited == [0]
+        for number, (ours, theirs) in enumerate(floods):
+            theirs.send(b"flood")
+            poller.add_reader(ours.fileno(), partial(flooded, number))
+        before: list[int] = []  # they are all known
+        while not before or sum(served) - sum(before) < 3 * count:
+            await asyncio.sleep(0)
+            next_turn()
+            if not before and min(served):
+                before = served.copy()
+        assert max(waited) <= most + (count if cost_us * 1000 <= poller_module.CHEAP_NS else 0)
+        assert max(in_turns) <= most  # so have timers and listeners
+        turns_of = [now - then for now, then in zip(served, before, strict=True)]
+        assert max(turns_of) - min(turns_of) <= 2  # they take turns
+        for ours, theirs in (*floods, (cheap, friend)):
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
+        assert not poller._queue and not poller._queue_of_cheap
+        poller.close()
+
+    live(test())
+
+
+def test_few_sockets_are_handled_without_a_look_at_the_time(monkeypatch):
+    """The clock is asked once when epoll returns: where few are ready at once, bounding a turn costs nothing."""
+    asked = 0
+
+    def monotonic_ns() -> int:
+        nonlocal asked
+        asked += 1
+        return time.monotonic_ns()
+
+    monkeypatch.setattr(poller_module, "monotonic_ns", monotonic_ns)
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        pairs = [await pair() for _ in range(poller_module.FEW)]
+        heard: list[bytes] = []
+        for ours, _ in pairs:
+            poller.add_reader(ours.fileno(), lambda sock=ours: heard.append(sock.recv(9)))
+        nonlocal asked
+        poller._look_ns = 1 << 63
+        for turn in range(1, 4):
+            asked = 0
+            for _, theirs in pairs:
+                theirs.send(b"x")
+            poller._ready()
+            assert len(heard) == turn * len(pairs) and asked == 1
+        for ours, theirs in pairs:
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
+        poller.close()
+
+    live(test())
+
+
+@pytest.mark.parametrize("others", [0, 300], ids=["at once", "queued"])
+def test_an_event_from_before_somebody_waited_for_the_end_is_no_end(monkeypatch, others):
+    """Of two that are ready at once, the first has the second's end awaited."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        (one, told), (two, unread), *rest = [await pair() for _ in range(2 + others)]
+        heard: list[str] = []
+
+        def first() -> None:
+            nonlocal now_ns
+            now_ns += 1_000_000_000  # so that others queue
+            one.recv(9)
+            poller.add_end_reader(two.fileno(), lambda: heard.append("end"))
+
+        poller.add_reader(one.fileno(), first)
+        poller.add_reader(two.fileno(), lambda: heard.append("read"))
+        for theirs in (told, unread):
+            theirs.send(b"x")
+        for ours, theirs in rest:
+            poller.add_reader(ours.fileno(), lambda sock=ours: heard.append(sock.recv(9).decode()))
+            theirs.send(b"y")
+        await turns()
+        assert heard == ["y"] * others
+        unread.close()
+        await turns()
+        assert heard[others:] and set(heard[others:]) == {"end"}
+        for sock in (one, two, *(ours for ours, _ in rest)):
+            poller.remove_reader(sock.fileno())
+        for sock in (one, two, told, *(end for ends in rest for end in ends)):
+            sock.close()
         poller.close()
 
     live(test())
