@@ -9,6 +9,7 @@ second kproxy (job "troubled", trouble.py). It needs root, takes four minutes an
 of it before the demo's cluster (test_dashboards.py).
 """
 
+import os
 import signal
 import tempfile
 import time
@@ -184,6 +185,8 @@ def _exemplars_name_clients(prometheus: Prometheus) -> None:
 @click.option("--keep", type=click.Path(path_type=Path), help="A folder for all logs. Default: one in /tmp.")
 def main(keep: Path | None) -> None:
     """Watch a kproxy before three brokers with Prometheus: boards, rules, alerts, a rolling restart."""
+    if os.geteuid() != 0:
+        raise click.ClickException("it needs root, for kproxy watch and for a small disk: run it with sudo")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     folder = keep or Path(tempfile.mkdtemp(prefix="dashboards-"))
