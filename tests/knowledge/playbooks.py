@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from tests.broker.cluster import wait_for
-from tests.knowledge.rig import ELECTION, FEATURES, REASSIGN, STREAMS_GROUPS, TOPICS, Rig
+from tests.knowledge.rig import ELECTION, FEATURES, REASSIGN, SHARE_GROUPS, STREAMS_GROUPS, TOPICS, Rig
 
 RD, PY = "confluent-kafka", "kafka-python"
 RANGE = "org.apache.kafka.clients.consumer.RangeAssignor"
@@ -123,8 +123,8 @@ def epochs(rig: Rig) -> None:
     rig.java("new-3", "new-g", ["orders", "clicks"], jvm="killed", **new)
     rig.settled("new-g", 3)
     rig.settled("streams-g", 2)
-    rig.describe()
-    rig.ask("share-state", "org.apache.kafka.tools.consumer.group.ShareGroupCommand", "--describe", "--all-groups")
+    rig.settled("share-g", 2, kind="share")
+    describe_with_shares(rig)
 
     rig.java("tx-2", "tx-g", ["orders"], kind="transactions", transactional_id="tx-2", output="paid")
     rig.settled("tx-g", 2)
@@ -134,7 +134,8 @@ def epochs(rig: Rig) -> None:
     rig.tell("new-1", "topics", topics=["orders", "clicks"])
     wait_for("the new partitions to be assigned", lambda: owned(rig, "new-g", "orders") == 8, 40)
     rig.settled("new-g", 2)
-    rig.describe()
+    rig.settled("share-g", 1, kind="share")
+    describe_with_shares(rig)
     rig.close_members("new-2")
     rig.settled("new-g", 1)
     static = new | {"group_instance_id": "one"}
@@ -144,6 +145,13 @@ def epochs(rig: Rig) -> None:
     rig.settled("tx-g", 1)
     rig.describe()
     rig.close_members("new-1", "new-4", "tx-2", "streams-1")
+
+
+def describe_with_shares(rig: Rig) -> None:
+    """Share groups too, which a tool of their own asks for."""
+    rig.describe()
+    for how in ("--state", "--members"):
+        rig.ask(f"share{how}", SHARE_GROUPS, "--describe", "--all-groups", how, "--verbose")
 
 
 def brokers(rig: Rig) -> None:

@@ -311,7 +311,7 @@ class Rig:
     def settled(self, group: str, members: int, timeout_s: float = 45, *, kind: str = "consumer") -> None:
         """Waits until the coordinator says that a group is stable, or empty, with so many members.
 
-        kind: consumer; classic, of members of any kind; streams.
+        kind: consumer; classic, of members of any kind; streams; share.
         """
         wanted = ["Stable" if members else "Empty", str(members)]
 

@@ -245,6 +245,18 @@ def _streams_members(described: Described, text: str) -> None:
             described.epochs.setdefault(cells[0], {})[cells[3]] = int(cells[5])
 
 
+def _share_members(described: Described, text: str) -> None:
+    """GROUP, CONSUMER-ID, ..., MEMBER-EPOCH, ASSIGNMENT ("clicks:0,1")"""
+    names: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("GROUP "):
+            names = line.split()
+        elif names and len(cells := line.split()) == len(names):
+            row = dict(zip(names, cells, strict=True))
+            described.owned.setdefault(row["GROUP"], {})[row["CONSUMER-ID"]] = _parts(row["ASSIGNMENT"])
+            described.epochs.setdefault(row["GROUP"], {})[row["CONSUMER-ID"]] = int(row["MEMBER-EPOCH"])
+
+
 def _workers(described: Described, text: str) -> None:
     described.workers = {}
     for worker, running in json.loads(text).items():
@@ -304,5 +316,7 @@ _READERS = {
     "lag": _lags,
     "streams--state": _streams_states,
     "streams--members": _streams_members,
+    "share--state": _streams_states,
+    "share--members": _share_members,
     "connect": _workers,
 }

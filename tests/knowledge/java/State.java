@@ -24,6 +24,10 @@ public class State {
                     var found = admin.describeStreamsGroups(one).all().get().get(group);
                     yield found.groupState() + " " + found.members().size() + " " + found.coordinator().id();
                 }
+                case "share" -> {
+                    var found = admin.describeShareGroups(one).all().get().get(group);
+                    yield found.groupState() + " " + found.members().size() + " " + found.coordinator().id();
+                }
                 default -> {
                     var found = admin.describeConsumerGroups(one).all().get().get(group);
                     yield found.groupState() + " " + found.members().size() + " " + found.coordinator().id();
