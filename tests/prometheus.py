@@ -129,7 +129,16 @@ class Prometheus:
         assert len(rules) > 30
         assert {rule["name"]: rule.get("lastError") for rule in rules if rule["health"] != "ok"} == {}
         recorded = [rule["name"] for rule in rules if rule["type"] == "recording"]
-        assert not [name for name in recorded if not self.query(name)]
+        without: list[str] = []
+
+        def have_data() -> bool:
+            without[:] = [name for name in recorded if not self.query(name)]
+            return not without
+
+        try:  # they are evaluated each second, so a second after panels have data
+            wait_for("data of rules", have_data, 20)
+        except AssertionError:
+            raise AssertionError(f"no data: {', '.join(without)}") from None
 
     def exemplars(self, query: str) -> list[dict[str, str]]:
         """The labels of all exemplars of a query so far."""
