@@ -96,11 +96,11 @@ def _size(path: Path | str, storage: Storage) -> int:
 
 
 def windows_of(
-    source: files.Source, quality: Quality, secrets: list[bytes], begin: int = HEADER_BYTES
+    source: files.Source, quality: Quality, secrets: list[bytes], begin: int = HEADER_BYTES, end: int = 0
 ) -> Iterator[Window]:
     """The records of one file, whose first bytes name its format. Raises CaptureError for what is no capture.
 
-    begin: where to begin in a plain pcap file of this machine: a record does.
+    begin, end: where to begin, and what not to read any more, in a pcap file as it is: records begin there.
     """
     head = _exactly(source, 4)
     if head in CLASSIC:
@@ -112,7 +112,7 @@ def windows_of(
         if isinstance(source, files.Bytes) and ((held := source.mapped()) is not None or source.is_remote):
             from kproxy.capture.columns.mapped import Mapped  # numpy, which `kproxy decode` has no need of
 
-            return Mapped(source, held, quality, order, unit, link & LINK_MASK, snap).windows(begin)
+            return Mapped(source, held, quality, order, unit, link & LINK_MASK, snap, end).windows(begin)
         return Classic(source, quality, order, unit, link & LINK_MASK, snap).windows()
     if head == SECTION:
         return Sections(source, quality, head, secrets).windows()

@@ -19,6 +19,7 @@ from kproxy.capture.reassembly import MASK, Budget, Conversation, Receiver
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import CLIENT, NONE, Desync, Event, Exchange, Gap
+from kproxy.wire.interest import Interest
 from kproxy.wire.state import Usual
 from kproxy.zookeeper import session as zookeeper
 
@@ -56,6 +57,7 @@ class Flow:
         "keys",
         "last_ns",
         "later",
+        "noted",
         "payload_bytes",
         "plain",
         "reset_by",
@@ -68,8 +70,9 @@ class Flow:
         "talk",
     )
 
-    def __init__(self, keys: tuple[bytes, bytes], time_ns: int, budget: Budget) -> None:
+    def __init__(self, keys: tuple[bytes, bytes], time_ns: int, budget: Budget, noted: Quality) -> None:
         self.keys = keys  # of segments from side 0 and from side 1 of the conversation
+        self.noted = noted  # where its flaws are counted as they come
         self.ends = (_address(keys[0]), _address(keys[1]))
         self.client = -1  # the conversation's side that is the client; -1: not known yet
         self.first_ns = time_ns
@@ -193,6 +196,19 @@ class Flow:
             "gaps": self.total("gaps"),
             "gap_bytes": self.total("gap_bytes"),
         }
+
+
+class Shard:
+    """The flows that are together, whichever process has them, and the memory that they share."""
+
+    __slots__ = ("budget", "ended", "interest", "open", "zookeeper")
+
+    def __init__(self, interest: Interest, queued_bytes: int, zookeeper_bytes: int) -> None:
+        self.interest = interest
+        self.open: dict[Flow, None] = {}
+        self.ended: deque[Flow] = deque()
+        self.budget = Budget(queued_bytes)
+        self.zookeeper = zookeeper.Room(zookeeper_bytes)
 
 
 class Deaf:

@@ -12,10 +12,8 @@ QUEUED_BYTES of segments out of order, ZOOKEEPER_BYTES; what flow.py and copies.
 Refuses to know files, tables and progress.
 """
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from zlib import crc32
 
 import numpy as np
 
@@ -24,10 +22,11 @@ from kproxy.capture.columns import inorder
 from kproxy.capture.columns.later import Deferred, Later
 from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.copies import SAME_PACKET_NS, Recent, times_of
-from kproxy.capture.flow import DEAF, Deaf, Flow, Kafka, Listener, Undecided, ZooKeeper, ZooKeeperListener
+from kproxy.capture.flow import DEAF, Deaf, Flow, Kafka, Listener, Shard, Undecided, ZooKeeper, ZooKeeperListener
+from kproxy.capture.keys import SHARDS, back, shard_of
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.quality import Quality
-from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Budget, Receiver, ahead
+from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Receiver, ahead
 from kproxy.capture.records import Record, Window
 from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS, Logs, Room
 from kproxy.wire.bulk import Bulk
@@ -37,8 +36,6 @@ from kproxy.wire.interest import Interest
 from kproxy.wire.kept import Kept
 from kproxy.zookeeper import session as zookeeper
 
-SHARDS = 16  # fixed: which flows are together must not depend on the number of processes
-
 MAX_FLOWS = 1024  # per shard
 MAX_ENDED = 256
 MAX_FOREIGN = 1 << 16
@@ -47,6 +44,8 @@ QUEUED_BYTES = 4 << 20  # per shard
 ZOOKEEPER_BYTES = 8 << 20  # per shard, of large frames and requests without an answer
 
 _EMPTY = memoryview(b"")
+
+ALL, NEW, NOBODY = range(3)  # connections that are taken: NEW ones begin before the reader's eyes
 
 CALM = 8  # packets of a connection that are taken one by one after disorder, before columns are tried again
 MOST_CALM = 64  # where that was in vain
@@ -84,8 +83,12 @@ class Flows:
         kept: Callable[[], Kept] | None = None,
         logs: Logs | None = None,
         only: Collection[bytes] | None = None,
+        apart: bool = False,
     ) -> None:
-        """only: the keys of connections; None: all that fall into `shards`."""
+        """only: the keys of connections; None: all that fall into `shards`.
+
+        apart: the flaws of a flow are kept with it until it ends, so that it may be left to another reader.
+        """
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
         self.keep_encrypted = False
@@ -104,14 +107,20 @@ class Flows:
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._only = only
         self._away: set[bytes] = set()  # keys of which another reader has what comes
+        self.takes = ALL  # of connections that are met from now on; others are another reader's
+        self._apart = apart
         self.is_crowded = False  # connections were put away while others are away: which, may depend on these
         if kept is None:
             interest = Interest(details=True, detail=detail, room=room, logs=logs)
-            self._shards = {number: _Shard(interest) for number in shards}
+            self._shards = {number: Shard(interest, QUEUED_BYTES, ZOOKEEPER_BYTES) for number in shards}
         else:  # what is kept is bounded by shard, so that it does not depend on which shards share a process
             self.kept = [kept() for _ in shards]
             self._shards = {
-                number: _Shard(Interest(details=True, detail=detail, room=room, kept=of_shard, logs=logs))
+                number: Shard(
+                    Interest(details=True, detail=detail, room=room, kept=of_shard, logs=logs),
+                    QUEUED_BYTES,
+                    ZOOKEEPER_BYTES,
+                )
                 for number, of_shard in zip(shards, self.kept, strict=True)
             }
         self._last_ns = -1  # the latest time so far
@@ -211,7 +220,7 @@ class Flows:
                 lanes.append((number, 1))
             else:
                 lanes.append((len(firsts), 0))
-                numbers[key] = numbers[_back(key)] = len(firsts)
+                numbers[key] = numbers[back(key)] = len(firsts)
                 firsts.append(key)
 
         others = np.ones(len(records), bool)
@@ -332,6 +341,7 @@ class Flows:
                 self._end(flow, "open")
             shard.ended.clear()
         self._ways.clear()
+        self._away.clear()
         self._recent.clear()
         self._last_ns = -1
 
@@ -346,6 +356,20 @@ class Flows:
         self._shards[shard_of(flow.keys[0])].open.pop(flow)
         self._forget(flow)
         self._away.update(flow.keys)
+
+    def take_back(self, keys: Collection[bytes]) -> None:
+        """What comes with these keys is this reader's again."""
+        self._away.difference_update(keys)
+
+    @property
+    def away(self) -> Collection[bytes]:
+        """The keys of which another reader has what comes."""
+        return self._away
+
+    @property
+    def ended(self) -> list[Flow]:
+        """The flows that ended and are remembered, for late segments."""
+        return [flow for shard in self._shards.values() for flow in shard.ended]
 
     @property
     def most_queued(self) -> int:
@@ -381,7 +405,7 @@ class Flows:
         """Takes the decrypted bytes of an ended TLS flow, as if they had come in clear."""
         if not flow.decrypted:
             flow.decrypted = True
-            flow.talk.receiver = Undecided(flow, self.decide, self.quality, self._trusted(flow.keys[0])[0])
+            flow.talk.receiver = Undecided(flow, self.decide, flow.noted, self._trusted(flow.keys[0])[0])
         return flow.talk.receiver
 
     def end_encrypted(self) -> None:
@@ -406,6 +430,9 @@ class Flows:
         if self._ports and self._trusted(key)[0] is None:
             self._note("other_ports", time_ns, size=length)
             return None
+        if self.takes != ALL and (self.takes == NOBODY or flags & (SYN | ACK) != SYN):
+            self._away.update((key, back(key)))
+            return None
         shard = self._shards.get(shard_of(key))
         if shard is None:
             if len(self._foreign) >= MAX_FOREIGN:
@@ -416,9 +443,9 @@ class Flows:
             return None  # the rest of something that ended before the capture, or a keep-alive: nothing to learn
         return self._open(shard, key, time_ns, flags, segment[2], segment[3])
 
-    def _open(self, shard: "_Shard", key: bytes, time_ns: int, flags: int, seq: int, ack: int) -> Flow:
-        back = _back(key)
-        flow = Flow((key, back), time_ns, shard.budget)
+    def _open(self, shard: Shard, key: bytes, time_ns: int, flags: int, seq: int, ack: int) -> Flow:
+        reverse = back(key)
+        flow = Flow((key, reverse), time_ns, shard.budget, Quality() if self._apart else self.quality)
         trusted, side = self._trusted(key)
         if flags & SYN:
             flow.start_seen = True
@@ -432,9 +459,9 @@ class Flows:
                 flow.plain = False
         elif side >= 0:
             flow.client = side
-        flow.talk.receiver = Undecided(flow, self.decide, self.quality, trusted)
+        flow.talk.receiver = Undecided(flow, self.decide, flow.noted, trusted)
         self._ways[key] = (flow, 0)
-        self._ways[back] = (flow, 1)
+        self._ways[reverse] = (flow, 1)
         shard.open[flow] = None
         self.is_crowded |= bool(self._away) and len(shard.open) + len(self._away) > MAX_FLOWS
         if len(shard.open) > MAX_FLOWS:
@@ -521,6 +548,8 @@ class Flows:
 
     def _report_end(self, flow: Flow) -> None:
         """Count a flow whose protocol is clear for good, report its end and release it."""
+        if flow.noted is not self.quality:
+            self.quality.add(flow.noted)
         if flow.session is not None:
             flow.sasl_tokens = flow.session.sasl_tokens
         if not flow.continues:
@@ -555,12 +584,12 @@ class Flows:
             listen = self._handlers.zookeeper
             room = self._shards[shard_of(flow.keys[0])].zookeeper
             session = zookeeper.Session(midstream=not flow.start_seen, room=room)
-            return ZooKeeper(session, flow.client, listen(flow.info) if listen is not None else None, self.quality)
+            return ZooKeeper(session, flow.client, listen(flow.info) if listen is not None else None, flow.noted)
         if speaks == content.TLS:
             self._handlers.decided(flow)
             return DEAF
         flow.session = CapturedSession(self._shards[shard_of(flow.keys[0])].interest, midstream=not flow.start_seen)
-        receiver = Kafka(flow, flow.session, self._handlers.decided(flow), self.quality)
+        receiver = Kafka(flow, flow.session, self._handlers.decided(flow), flow.noted)
         if not self._reads_columns:
             return receiver
         flow.later = Later(flow, receiver, self._deferred)
@@ -569,27 +598,3 @@ class Flows:
     def _note(self, kind: str, time_ns: int, *, count: int = 1, size: int = 0, last_ns: int = -1) -> None:
         if self._first:
             self.quality.note(kind, time_ns, count=count, size=size, last_ns=last_ns)
-
-
-class _Shard:
-    __slots__ = ("budget", "ended", "interest", "open", "zookeeper")
-
-    def __init__(self, interest: Interest) -> None:
-        self.interest = interest
-        self.open: dict[Flow, None] = {}
-        self.ended: deque[Flow] = deque()
-        self.budget = Budget(QUEUED_BYTES)
-        self.zookeeper = zookeeper.Room(ZOOKEEPER_BYTES)
-
-
-def _back(key: bytes) -> bytes:
-    """The key of the other direction."""
-    half = len(key) // 2 - 2
-    return key[half : 2 * half] + key[:half] + key[-2:] + key[-4:-2]
-
-
-def shard_of(key: bytes) -> int:
-    """The shard of a flow, the same for both directions and in every process."""
-    half = len(key) // 2 - 2
-    a, b = key[:half] + key[-4:-2], key[half : 2 * half] + key[-2:]
-    return crc32(a + b if a < b else b + a) % SHARDS

@@ -16,7 +16,7 @@ from pathlib import Path
 from struct import Struct
 from typing import BinaryIO
 
-from kproxy.capture import captures, pcap, pcapng
+from kproxy.capture import captures, files, pcap, pcapng
 from kproxy.capture.captures import Capture
 from kproxy.capture.packets import Dissector
 from kproxy.capture.quality import Quality
@@ -81,6 +81,11 @@ class Split:
         return not self.end
 
     @property
+    def is_classic(self) -> bool:
+        """Whether it is of a plain pcap file."""
+        return not self.whole and (self.opening or self.storage.read(self.path, 0, 4))[:4] in pcap.CLASSIC
+
+    @property
     def before(self) -> "Split":
         """The records before this split that it must look at for fragments."""
         return Split(self.path, self.overlap, self.start, self.opening, last=False, storage=self.storage)
@@ -121,7 +126,9 @@ def survey(piece: Range) -> Survey:
     if is_remote(piece.path):
         return _look(piece)
     with Path(piece.path).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        walker = (_Blocks if data[:4] == captures.SECTION else _Records)(data)
+        if data[:4] in pcap.CLASSIC:
+            return _found(piece, _Records(data), 0, piece.size)
+        walker = _Blocks(data)
         first = walker.begin if not piece.number else walker.boundary(piece.start, piece.stop)
         following = Range(piece.path, piece.number + 1, piece.count, piece.size)
         last = following.number == piece.count
@@ -140,14 +147,20 @@ def _look(piece: Range) -> Survey:
     start = max(_Records.begin, piece.start - OVERLAP)
     stop = min(piece.size, piece.start + LOOKED_AT)
     data = header + piece.storage.read(piece.path, start, stop)
-    shift = start - len(header)
-    walker = _Records(data)
+    return _found(piece, _Records(data), start - len(header), stop)
+
+
+def _found(piece: Range, walker: "_Records", shift: int, stop: int) -> Survey:
+    """Where records begin in bytes of a file up to `stop`, which stand by `shift` earlier here."""
+    header = walker.header
+    if not piece.number:
+        return Survey(True, 0, NOT_WALKED, 0, header)
     chain = CHAIN * (16 + walker.most)  # what may be looked at behind a place
-    until = len(data) if stop == piece.size else max(0, len(data) - chain)
+    until = stop - shift if stop == piece.size else max(0, stop - shift - chain)
     first = walker.boundary(piece.start - shift, min(piece.stop - shift, until))
     if first is None:
         return Survey(False)
-    before = walker.boundary(len(header), first + 1)
+    before = walker.boundary(max(len(header), piece.start - OVERLAP - shift), first + 1)
     return Survey(True, first + shift, NOT_WALKED, (first if before is None else before) + shift)
 
 
@@ -188,10 +201,17 @@ def windows(split: Split, quality: Quality, secrets: list[bytes] | None = None) 
         yield from capture.windows()
         return
     ours = Quality()
-    with split.storage.open(split.path) as file:
-        shift = split.start - len(split.opening)
-        for window in captures.windows_of(_Piece(split, file), ours, secrets):
-            yield window._replace(offset=window.offset + shift)
+    if split.is_classic:
+        source = files.Bytes(split.path, storage=split.storage)
+        try:
+            yield from captures.windows_of(source, ours, secrets, max(split.start, pcap.HEADER_BYTES), split.end)
+        finally:
+            source.close()
+    else:
+        with split.storage.open(split.path) as file:
+            shift = split.start - len(split.opening)
+            for window in captures.windows_of(_Piece(split, file), ours, secrets):
+                yield window._replace(offset=window.offset + shift)
     for row in ours:
         if split.last or row.kind != "kernel_drops":  # whose counts only grow: the last split has them all
             quality.note(row.kind, row.first_ns, count=row.count, size=row.bytes, last_ns=row.last_ns)
@@ -221,11 +241,10 @@ class _Records:
     """The record headers of a classic pcap file."""
 
     begin = 24
-    secrets = False
 
     def __init__(self, data: mmap | bytes) -> None:
         self._data = data
-        self.opening = b""
+        self.header = bytes(data[: self.begin])
         order, unit = pcap.CLASSIC[data[:4]]
         self._head = Struct(order + "IIII")
         self._fractions = SECOND // unit
@@ -244,24 +263,6 @@ class _Records:
             if self._chained(position) and self._packet(position):
                 return position
         return None
-
-    def walk(self, position: int, until: int, last: bool) -> tuple[int, int]:
-        """(where the walk from `position` passes `until`, a record's place before that); (-1, 0): damaged."""
-        data, unpack = self._data, self._head.unpack_from
-        most, fractions = self.most, self._fractions
-        size = len(data)
-        overlap = position
-        near = until - OVERLAP
-        if position == self.begin:
-            self.opening = bytes(data[: self.begin])
-        while position < until and position + 16 <= size:
-            _, fraction, captured, _ = unpack(data, position)
-            if captured > most or fraction >= fractions:
-                return -1, 0
-            if position < near:
-                overlap = position
-            position += 16 + captured
-        return (until if last else position), overlap  # a last record that is cut is its reader's to report
 
     def _chained(self, position: int) -> bool:
         data, size = self._data, len(self._data)

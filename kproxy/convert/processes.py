@@ -26,7 +26,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from kproxy.capture.flows import SHARDS
+from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.capture.storage import is_remote
 from kproxy.convert import machine, slices

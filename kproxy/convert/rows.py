@@ -17,7 +17,8 @@ from kproxy.capture.captures import Capture
 from kproxy.capture.columns.later import Later
 from kproxy.capture.decrypt import decrypt
 from kproxy.capture.flow import DEAF, Flow, Kafka
-from kproxy.capture.flows import SHARDS, Flows, Handlers
+from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Job
 from kproxy.convert.spoken import BATCH_BYTES, SPOKEN, SpokenColumns
@@ -105,8 +106,9 @@ class Rows:
         shards: Collection[int] = range(SHARDS),
         first: bool = True,
         only: Collection[bytes] | None = None,
+        apart: bool = False,
     ) -> Flows:
-        """Flows whose rows come here; `only`: those of some connections."""
+        """Flows whose rows come here; `only`: those of some connections; `apart`: see `Flows`."""
         keeps = self.spoken is not None
         flows = Flows(
             job.source,
@@ -118,6 +120,7 @@ class Rows:
             shards=shards,
             first=first,
             only=only,
+            apart=apart,
             detail=job.detail if self.records is None else RECORDS,
             room=None if self.records is None else self.records.room,
             kept=_kept if keeps else None,

@@ -37,6 +37,7 @@ from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.copies import SAME_PACKET_NS
 from kproxy.capture.flow import Flow
 from kproxy.capture.flows import QUEUED_BYTES, Flows
+from kproxy.capture.keys import pair_of
 from kproxy.capture.pcap import CLASSIC
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import PATIENCE
@@ -215,9 +216,7 @@ def _sampled(path: str, size: int) -> tuple[dict[tuple[bytes, bytes], int], int]
             continue
         sizes = np.bincount(heads.lane, (columns.end - columns.start)[heads.index], len(heads.keys))
         for key, some in zip(heads.keys, sizes.tolist(), strict=True):
-            half = len(key) // 2 - 2
-            back = key[half : 2 * half] + key[:half] + key[-2:] + key[-4:-2]
-            pair = (key, back) if key < back else (back, key)
+            pair = pair_of(key)
             bytes_of[pair] = bytes_of.get(pair, 0) + int(some)
     return bytes_of, size * packets // max(length, 1)
 
@@ -273,7 +272,7 @@ def read_slice(job: Job, work: Path, prefix: str, mine: Slice) -> Share:
     beginner = _Beginner(slices, flows, border + WARM_BYTES)
     successors = _Successors(mine, flows, rows, sliced)
     place = splits.first_record(job.paths[0], border)
-    offsets: list[_Offsets] = []
+    offsets: list[Offsets] = []
     for window in _windows(job.paths[0], place) if place is not None else ():
         begin = 0
         while not sliced.claimed and begin < len(window.records):
@@ -286,15 +285,15 @@ def read_slice(job: Job, work: Path, prefix: str, mine: Slice) -> Share:
                 rows.note(quality)
                 rows.names.forget()
                 quality.forget()
-                offsets = [_Offsets() for _ in slices.keys]
+                offsets = [Offsets() for _ in slices.keys]
                 sliced.claimed, claim = beginner.claim(at, rows, offsets)
                 _publish(claims, number, claim)
             else:
-                end = min(begin + CHUNK, max(begin + 1, _index(window, at + CHUNK_BYTES)))
-                beginner.take(_part(window, begin, end))
+                end = min(begin + CHUNK, max(begin + 1, index_at(window, at + CHUNK_BYTES)))
+                beginner.take(part_of(window, begin, end))
                 begin = end
         if begin < len(window.records):
-            for part in successors.parts(_part(window, begin)):
+            for part in successors.parts(part_of(window, begin)):
                 if sliced.handed_to:
                     break
                 flows.window(part)
@@ -316,7 +315,7 @@ def read_slice(job: Job, work: Path, prefix: str, mine: Slice) -> Share:
     return share(sorted_by, quality, rows.names, sliced)
 
 
-class _Offsets(Positions):
+class Offsets(Positions):
     """Where a consumer is: what is not known from a claim on is LATER, and less."""
 
     def __init__(self) -> None:
@@ -409,17 +408,17 @@ class _Successors:
                 self._following += 1
                 continue
             place, standings = claim
-            at = _index(window, place)
+            at = index_at(window, place)
             if at == len(window.records):
                 break
             if at > begin:
-                yield _part(window, begin, at)
+                yield part_of(window, begin, at)
                 begin = at
             if window.offset + window.records[at][2] - _RECORD == place:
                 self._hand_over(standings)
             self._following += 1
         if begin < len(window.records):
-            yield _part(window, begin)
+            yield part_of(window, begin)
 
     def _hand_over(self, standings: Sequence[Any]) -> None:
         flows = [self._flows.of(pair[0]) for pair in self._slices.keys]
@@ -443,11 +442,11 @@ class _Successors:
         self._sliced.handed_to = self._following
 
 
-def _part(window: Window, begin: int, end: int | None = None) -> Window:
+def part_of(window: Window, begin: int, end: int | None = None) -> Window:
     return window if not begin and end is None else window._replace(records=window.records[begin:end])
 
 
-def _index(window: Window, place: int) -> int:
+def index_at(window: Window, place: int) -> int:
     """The first record that begins at a place or behind it."""
     start = place + _RECORD - window.offset
     if isinstance(window.records, Columns):

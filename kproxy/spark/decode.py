@@ -8,12 +8,14 @@ Memory: one capture's open connections, or one connection; RUN_ROWS rows per tab
 own pages. Refuses to know how captures and connections are shared out among tasks.
 """
 
-import json
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from mmap import ACCESS_READ, MADV_DONTNEED, PAGESIZE, mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +27,14 @@ from kproxy.capture.quality import Quality
 from kproxy.capture.records import Record, Window
 from kproxy.convert import machine
 from kproxy.convert.job import Job
+from kproxy.convert.joining import Joiner, Mend
 from kproxy.convert.rows import BATCH_ROWS, Rows
-from kproxy.convert.spoken import SPOKEN
+from kproxy.convert.stints import PLACE, Stint, Torn
 from kproxy.errors import CaptureError
 from kproxy.spark import pieces
-from kproxy.spark.places import PLACE, REPORT, listed
-from kproxy.tables import schema, writer
-from kproxy.tables.schema import Table
+from kproxy.spark.places import STINTS, listed
+from kproxy.spark.sorters import Sorters
+from kproxy.tables import arrays, schema
 
 OPEN_FILES = 64
 MAPPED_BYTES = 256 << 20  # pages of files that a task has in its address space
@@ -39,7 +42,6 @@ TOGETHER = 32 * 1024  # packets of a connection
 FIRST_PACKETS = 64  # of a connection, taken one by one until it is under way
 SHORT = 320  # packets: a connection that has no more costs less one by one
 HEAD = mapped.HEAD - 16  # bytes of a packet, without the record's own header, that flows look at by column
-FED = {table.name: table for table in (SPOKEN, schema.REGISTRY)}  # what insight is fed
 
 
 def whole(unit: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
@@ -47,9 +49,9 @@ def whole(unit: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
     machine.retain()
     with TemporaryDirectory(prefix="kproxy-") as place, machine.seldom_collected():
         folder = Path(place)
-        together = _Sorters(unit[0][1], folder, ".all")
+        together = Sorters(unit[0][1], folder, ".all")
         for number, job in unit:
-            mine = _Sorters(job, folder, f".{number}")
+            mine = Sorters(job, folder, f".{number}")
             quality = Quality()
             rows = Rows(mine.add, job.records, keeps=job.is_known)
             try:
@@ -75,46 +77,6 @@ def whole(unit: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
         yield from together.pieces()
 
 
-class _Sorters:
-    """The rows of a task's tables, sorted on the disk; apart from them what insight is fed."""
-
-    def __init__(self, job: Job, folder: Path, prefix: str) -> None:
-        self._tables = {name: writer.Sorter(schema.BY_NAME[name], folder, prefix) for name in job.tables}
-        self._fed = {name: writer.Sorter(table, folder, f"{prefix}.said") for name, table in FED.items()}
-
-    def add(self, table: Table, batch: pa.RecordBatch) -> None:
-        (self._fed.get(table.name) or self._tables[table.name]).add(batch)
-
-    def tables(self) -> Iterator[tuple[Table, Iterator[pa.Table]]]:
-        """Each table that has rows, with them."""
-        for name, sorter in self._tables.items():
-            sorter.spill()
-            if sorter.runs:
-                yield schema.BY_NAME[name], writer.merged(schema.BY_NAME[name], sorter.runs)
-
-    def feed(self, other: "_Sorters") -> None:
-        """Add what insight is fed of another one."""
-        for name, sorter in other._fed.items():
-            sorter.spill()
-            for part in writer.merged(FED[name], sorter.runs):
-                for batch in part.to_batches():
-                    self._fed[name].add(batch)
-
-    def pieces(self) -> Iterator[pa.RecordBatch]:
-        for table, parts in self.tables():
-            yield from pieces.rows(table, parts)
-        for name, sorter in self._fed.items():
-            sorter.spill()
-            if sorter.runs:
-                said = pieces.SAID + name
-                yield from pieces.rows(FED[name], writer.merged(FED[name], sorter.runs), said)
-
-    def remove(self) -> None:
-        for sorter in (*self._tables.values(), *self._fed.values()):
-            for run in sorter.runs:
-                run.unlink()
-
-
 def decode(jobs: Mapping[int, Job]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Takes the rows of `places`; `jobs`: the captures that are shared out, by their numbers."""
 
@@ -134,7 +96,7 @@ class _Decoder:
 
     def __init__(self, jobs: Mapping[int, Job], folder: Path) -> None:
         self._jobs = jobs
-        self._sorters = _Sorters(next(iter(jobs.values())), folder, "")
+        self._sorters = Sorters(next(iter(jobs.values())), folder, "")
         self._rows: dict[int, Rows] = {}  # by capture
         self._files = _Files()
         self._capture = -1
@@ -144,60 +106,110 @@ class _Decoder:
         self._waiting: list[np.ndarray] = []  # packets of that connection in that file, TOGETHER about
         self._flows: Flows | None = None
         self._qualities: dict[int, Quality] = {}
-        self._reports: list[tuple[int, object]] = []
+        self._gate = [True]  # whether rows are told
+        self._joiner: Joiner | None = None  # of that connection
+        self._stints: list[Stint] = []  # of that connection
+        self._read_bytes = 0
+        self._part = -1
+        self._torn: dict[int, str] = {}  # captures that one reader is to read, and why
+        self._mends: dict[int, list[Mend]] = {}
 
     def take(self, batch: pa.RecordBatch) -> None:
-        numbers = [batch.column(name).to_pylist() for name in ("capture", "connection", "file")]
-        for index, (capture, connection, file) in enumerate(zip(*numbers, strict=True)):
-            packets, inline = batch.column("packets")[index], batch.column("bytes")[index]
-            if file == REPORT:
-                self._reports.append((capture, json.loads(packets.as_py())))
-            else:
-                if (capture, connection) != (self._capture, self._connection):
-                    self._begin(capture, connection)
-                if file != self._file or sum(map(len, self._waiting)) >= TOGETHER:
-                    self._hand_on()
-                    self._file = file
-                places = np.frombuffer(packets.as_buffer(), PLACE)
-                if inline.is_valid:
-                    ends = np.cumsum(places["captured"], dtype=np.int64)
-                    self._packets(places, inline.as_py(), ends - places["captured"])
-                else:
-                    self._waiting.append(places.copy())
+        numbers = [batch.column(name).to_pylist() for name in ("capture", "connection", "part", "file")]
+        for index, (capture, connection, part, file) in enumerate(zip(*numbers, strict=True)):
+            if capture in self._torn:
+                continue
+            try:
+                self._take(
+                    capture, connection, part, file, batch.column("packets")[index], batch.column("bytes")[index]
+                )
+            except Torn as fault:
+                self._tear(fault)
+
+    def _take(self, capture: int, connection: int, part: int, file: int, packets: Any, inline: Any) -> None:
+        if (capture, connection) != (self._capture, self._connection):
+            self._begin(capture, connection)
+        if file == STINTS:
+            self._stints += pickle.loads(packets.as_py())
+            return
+        if self._joiner is None and self._stints:
+            assert self._flows is not None
+            self._joiner = Joiner(self._stints, self._flows, self._rows[capture], self._gate)
+        if (part, file) != (self._part, self._file) or sum(map(len, self._waiting)) >= TOGETHER:
+            self._hand_on()
+            self._part, self._file = part, file
+        if self._joiner is not None and not self._joiner.at(part // 2, part % 2):
+            return
+        places = np.frombuffer(packets.as_buffer(), PLACE)
+        if inline.is_valid:
+            ends = np.cumsum(places["captured"], dtype=np.int64)
+            self._packets(places, inline.as_py(), ends - places["captured"])
+        else:
+            self._waiting.append(places.copy())
+            self._read_bytes += int(places["captured"].sum(dtype=np.int64))
+
+    def _tear(self, fault: Torn) -> None:
+        self._torn[self._capture] = str(fault)
+        self._stints, self._joiner = [], None
+        self._waiting.clear()
+        self._gate[0] = True
+        self._flows = None
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """The last connection has ended: the rows, what the scan reported, and the counts of the connections."""
-        self._hand_on()
-        if self._flows is not None:
-            self._flows.finish()
-        for capture, report in self._reports:
-            yield pieces.words(capture, pieces.REPORT, report)
+        """The last connection has ended: the rows, and the counts of the connections."""
+        self._end()
+        yield pieces.words(self._capture, pieces.READ, self._read_bytes)
+        for capture, reason in self._torn.items():
+            yield pieces.words(capture, pieces.TORN, reason)
+        for capture, mends in self._mends.items():
+            yield pieces.words(capture, pieces.MENDS, [astuple(mend) for mend in mends])
         for capture, rows in self._rows.items():
             rows.flush(1)
             rows.note(self._qualities[capture])
             if rows.names:
                 yield pieces.words(capture, pieces.NAMES, rows.names.told())
+            if rows.logs is not None and (rows.logs.decided or rows.logs.doubted):
+                logs = [list(rows.logs.decided.items()), sorted(rows.logs.doubted)]
+                yield pieces.words(capture, pieces.LOGS, logs)
         for capture, quality in self._qualities.items():
             yield pieces.words(capture, pieces.COUNTS, listed(quality))
         yield from self._sorters.pieces()
 
+    def _end(self) -> None:
+        """The connection is over."""
+        if self._flows is None:
+            return
+        try:
+            if self._joiner is None and self._stints:
+                self._joiner = Joiner(self._stints, self._flows, self._rows[self._capture], self._gate)
+            self._hand_on()
+            if self._joiner is None:
+                self._flows.finish()
+                return
+            self._joiner.finish()
+            if self._joiner.mends:
+                self._mends.setdefault(self._capture, []).extend(self._joiner.mends)
+            if self._joiner.rows:
+                self._sorters.add(schema.CONNECTIONS, arrays.batch(schema.CONNECTIONS.schema, self._joiner.rows))
+        except Torn as fault:
+            self._tear(fault)
+
     def _begin(self, capture: int, connection: int) -> None:
-        self._hand_on()
-        if self._flows is not None:
-            self._flows.finish()
+        self._end()
+        self._joiner, self._stints, self._part = None, [], -1
         if capture != self._capture:
             job = self._jobs[capture]
             quality = self._qualities[capture] = Quality()
             if self._capture in self._rows:
                 self._rows[self._capture].flush(1)
             rows = self._rows_of(capture)
-            self._flows = rows.flows(job, quality, first=False)
+            self._flows = rows.flows(job, quality, first=False, apart=True)
         self._capture, self._connection, self._met = capture, connection, False
 
     def _rows_of(self, capture: int) -> Rows:
         if capture not in self._rows:
             self._rows[capture] = Rows(
-                self._sorters.add,
+                lambda table, batch: self._sorters.add(table, batch) if self._gate[0] else None,
                 self._jobs[capture].records,
                 keeps=self._jobs[capture].is_known,
             )
@@ -220,6 +232,8 @@ class _Decoder:
             records = _records(here, data, starts[done : done + len(here)])
             self._flows.window(Window(data, 0, records))
             self._met = True
+            if self._joiner is not None:
+                self._joiner.seen()
             done += len(here)
             self._rows[self._capture].flush(BATCH_ROWS)
         if isinstance(data, mmap):

@@ -18,10 +18,11 @@ import pyarrow as pa
 from kproxy.capture.quality import Quality
 from kproxy.convert import machine
 from kproxy.convert.job import Job
+from kproxy.convert.joining import Mend
 from kproxy.convert.knowledge import Told, know
 from kproxy.convert.rows import Rows
 from kproxy.convert.spoken import SPOKEN
-from kproxy.spark.pieces import COUNTS, NAMES, PIECES, SAID, unpacked, words
+from kproxy.spark.pieces import COUNTS, NAMES, PIECES, SAID, adopt, unpacked, words
 from kproxy.spark.pieces import rows as piece_rows
 from kproxy.spark.places import listed
 from kproxy.tables import schema, writer
@@ -33,17 +34,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def pieces_of(spoken: "DataFrame", cluster: str, sources: Sequence[str]) -> "DataFrame":
+def pieces_of(
+    spoken: "DataFrame", cluster: str, sources: Sequence[str], mends: Mapping[str, Sequence[Mend]]
+) -> "DataFrame":
     """The pieces of insight's tables, and counts of what they lack. sources: of captures, by their numbers."""
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
     return (
-        spoken.where(kind.startswith(SAID) | (kind == NAMES)).repartition(1).mapInArrow(_task(cluster, sources), PIECES)
+        spoken.where(kind.startswith(SAID) | (kind == NAMES))
+        .repartition(1)
+        .mapInArrow(_task(cluster, sources, mends), PIECES)
     )
 
 
-def _task(cluster: str, sources: Sequence[str]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(
+    cluster: str, sources: Sequence[str], mends: Mapping[str, Sequence[Mend]]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         machine.retain()
         with TemporaryDirectory(prefix="kproxy-") as place:
@@ -52,6 +59,7 @@ def _task(cluster: str, sources: Sequence[str]) -> Callable[[Iterator[pa.RecordB
                 table.name: writer.Sorter(table, folder, ".all") for table in (SPOKEN, schema.REGISTRY)
             }
             names: dict[str, Names] = {}
+            every = [mend for of_source in mends.values() for mend in of_source]
             count = 0
             for batch in batches:
                 kinds, captures = batch.column("kind").to_pylist(), batch.column("capture").to_pylist()
@@ -61,9 +69,11 @@ def _task(cluster: str, sources: Sequence[str]) -> Callable[[Iterator[pa.RecordB
                         names.setdefault(sources[capture], Names()).add(json.loads(data))
                     else:
                         run = unpacked(data, folder / f"{count}.piece")
-                        runs[kind.removeprefix(SAID)].adopt([run])
+                        adopt(runs[kind.removeprefix(SAID)], run, every)
                         count += 1
             if count:
+                for sorter in runs.values():
+                    sorter.spill()
                 told = Told(folder)
                 left_out = know(cluster, runs[SPOKEN.name].runs, runs[schema.REGISTRY.name].runs, names, told)
                 for table in schema.KNOWLEDGE:

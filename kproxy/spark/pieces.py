@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from kproxy.convert.joining import Mend, mended
 from kproxy.tables import arrays, writer
 from kproxy.tables.schema import Table
 
@@ -32,6 +33,9 @@ FEW = 1000  # pieces of work that travel with the function; more travel as rows
 # Kinds that are no tables: what the scan of a split found; names that answers told; counts of flaws; a capture that
 # cannot be read. What insight is to be fed is of the kind SAID and the name of its table.
 REPORT, NAMES, COUNTS, FAILED, SAID = "report", "names", "counts", "failed", "said "
+# And of captures that are read in parts: why one cannot be, what rows of a connection lack, topics that are logs, and
+# bytes that were read once more.
+TORN, MENDS, LOGS, READ = "torn", "mends", "logs", "read"
 NO_HOUR = -1
 _SCHEMA = pa.schema(
     [
@@ -108,6 +112,18 @@ def unpacked(data: bytes | None, path: Path) -> Path:
     """Rows of a piece as a run that `writer.merged` takes."""
     path.write_bytes(data or b"")
     return path
+
+
+def adopt(sorter: writer.Sorter, run: Path, mends: Sequence[Mend]) -> None:
+    """Take over the rows of a piece, whose connections have their ids and numbers by then."""
+    if not mends:
+        sorter.adopt([run])
+        return
+    with pa.memory_map(str(run)) as held:
+        rows = pa.ipc.open_file(held)
+        for number in range(rows.num_record_batches):
+            sorter.add(mended(mends, rows.get_batch(number)))
+    run.unlink()
 
 
 def _count(parts: Sequence[pa.Table]) -> int:

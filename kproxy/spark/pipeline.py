@@ -22,8 +22,9 @@ after the other. Memory of a task: see `places` and `decode`.
 """
 
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,12 @@ import pyarrow as pa
 
 import kproxy
 from kproxy.capture.quality import Quality
-from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, is_plain, ranges, survey
+from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
 from kproxy.capture.storage import is_remote, local_path, name_of
+from kproxy.convert import stints
 from kproxy.convert.job import Job, Settings, Summary, captures_of
+from kproxy.convert.joining import Mend, clash
+from kproxy.convert.stints import Part
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark import decode, knowledge, pieces, places, results, store
 from kproxy.spark.pieces import PIECES, each
@@ -51,6 +55,7 @@ UNIT_BYTES = 32 << 20  # of captures that one task reads whole
 NEAR = 32  # files that the driver looks at itself
 LEAD_BYTES = 64 << 10  # that a capture is known again by, at its beginning and at its end
 _DEFAULT = Settings()
+log = logging.getLogger("kproxy.spark")
 
 
 def ingest(
@@ -217,6 +222,9 @@ class _Run:
         self._sources = [job.source for job in jobs]
         self._kept: list[DataFrame] = []  # in Spark's store
         self._pieces: DataFrame | None = None
+        self.torn: dict[str, str] = {}  # captures that could not be read in parts, and why
+        self.read_bytes = 0  # of those that were
+        self._mends: dict[str, list[Mend]] = {}  # what rows of captures that were shared out lack
         self._names: dict[str, Names] = {}  # of captures that were shared out
         self._counts: dict[int, Quality] = {}  # likewise
         self._rows: dict[str, int] = {}
@@ -235,11 +243,11 @@ class _Run:
         from pyspark.sql import functions as F
 
         large = [number for number, look in enumerate(self.looks) if self._is_shared(number, look)]
-        splits = self._plan(large)
-        whole = sorted(set(range(len(self.jobs))) - set(splits) - set(self.failed))
+        parts = self._plan(large)
+        whole = sorted(set(range(len(self.jobs))) - {number for number, _ in parts} - set(self.failed))
         frames = [self._whole(whole)] if whole else []
-        if splits:
-            frames += self._decode_shared(splits)
+        if parts:
+            frames += self._decode_shared(parts)
         if not frames:
             return
         together = frames[0]
@@ -249,30 +257,69 @@ class _Run:
         for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
             self.failed[row["capture"]] = CaptureError(*json.loads(row["data"]))
         if self.jobs[0].is_known:
-            insight = self._keep(knowledge.pieces_of(together, self.jobs[0].cluster, self._sources))
+            insight = self._keep(knowledge.pieces_of(together, self.jobs[0].cluster, self._sources, self._mends))
             self._pieces = together.union(insight)
 
-    def _decode_shared(self, splits: Mapping[int, list[tuple[int, Split]]]) -> "list[DataFrame]":
-        """The pieces of captures that are shared out; of those that cannot be after all, read whole."""
+    def _decode_shared(self, parts: Sequence[tuple[int, Part]]) -> "list[DataFrame]":
+        """The pieces of captures that are read in parts; of those that cannot be after all, read whole."""
         from pyspark.sql import functions as F
 
-        parts = [(number, file, split) for number, of_job in splits.items() for file, split in of_job]
-        frame = self._keep(self._shared(parts))
-        said = frame.where(F.col("kind").isin(pieces.REPORT, pieces.NAMES)).select("capture", "kind", "data")
-        found = [(row["capture"], row["kind"], json.loads(row["data"])) for row in said.collect()]
-        reports = [text for _, kind, text in found if kind == pieces.REPORT]
+        jobs = {number: self.jobs[number] for number, _ in parts}
+
+        def scan(numbered: tuple[int, tuple[int, Part]]) -> Iterator[pa.RecordBatch]:
+            index, (number, part) = numbered
+            yield from packets(index, number, part, jobs[number])
+
+        found = self._keep(each(self.spark, list(enumerate(parts)), scan, PACKET_SCHEMA))
+        said = found.where(F.col("file") == places.REPORT).select("capture", "packets").collect()
+        reports = [(row["capture"], json.loads(row["packets"])) for row in said]
         # damaged in a way that only its packets show, or with keys of TLS
-        again = sorted({parts[text["split"]][0] for text in reports if text["torn"] or text["secrets"]})
-        if again:
-            left = {number: of_job for number, of_job in splits.items() if number not in again}
-            self._kept.remove(frame)
-            frame.unpersist()
-            return [self._whole(again), *(self._decode_shared(left) if left else ())]
-        for capture, kind, text in found:
+        torn = {number: report["torn"] for number, report in reports if report["torn"]}
+        while True:
+            left = found.where(~F.col("capture").isin(list(torn))) if torn else found
+            carried = left.where((F.col("file") >= 0) | (F.col("file") == places.STINTS))
+            order = "capture", "connection", "part", "file", "offset"
+            rest = _shared_out(carried, self._tasks).sortWithinPartitions(*order)
+            decoded = self._keep(rest.mapInArrow(decode.decode(jobs), PIECES))
+            kinds = pieces.NAMES, pieces.TORN, pieces.MENDS, pieces.LOGS, pieces.READ
+            told = decoded.where(F.col("kind").isin(*kinds)).select("capture", "kind", "data").collect()
+            words = [(row["capture"], row["kind"], json.loads(row["data"])) for row in told]
+            more = {number: text for number, kind, text in words if kind == pieces.TORN}
+            more |= self._clashing(reports, words)
+            if not more.keys() - torn.keys():
+                break
+            torn |= more
+            self._kept.remove(decoded)
+            decoded.unpersist()
+        for number, reason in torn.items():
+            log.info("%s is read by one task: %s", self._sources[number], reason)
+        self.torn |= {self._sources[number]: reason for number, reason in torn.items()}
+        for number, report in reports:
+            self.read_bytes += report["read_bytes"]
+            if number not in torn:
+                self._names.setdefault(self._sources[number], Names()).add(report["names"])
+        for number, kind, text in words:
             if kind == pieces.NAMES:
-                self._names.setdefault(self._sources[capture], Names()).add(text)
-        self._counts = results.of_splits(self.spark, parts, reports)
-        return [frame]
+                self._names.setdefault(self._sources[number], Names()).add(text)
+            elif kind == pieces.READ:
+                self.read_bytes += text
+            elif kind == pieces.MENDS:
+                self._mends.setdefault(self._sources[number], []).extend(Mend(*mend) for mend in text)
+        self._counts = results.of_splits(
+            self.spark, parts, [report for number, report in reports if number not in torn]
+        )
+        pieces_of = left.where(F.col("file") == places.PIECE).select("packets").mapInArrow(places.unpacked, PIECES)
+        return [pieces_of, decoded, *([self._whole(sorted(torn))] if torn else [])]
+
+    def _clashing(self, reports: Sequence[tuple[int, Any]], words: Sequence[tuple[int, str, Any]]) -> dict[int, str]:
+        """Captures of which two readers took a topic for a coordinators' log and for none."""
+        told: dict[int, list[tuple[dict[int, bool], set[int]]]] = {}
+        for number, (decided, doubted) in (
+            *((number, report["logs"]) for number, report in reports),
+            *((number, text) for number, kind, text in words if kind == pieces.LOGS),
+        ):
+            told.setdefault(number, []).append((dict(decided), set(doubted)))
+        return {number: "logs" for number, logs in told.items() if clash(logs)}
 
     def store(self, place: Callable[[str], str], form: str) -> None:
         """Pieces become tables."""
@@ -297,7 +344,7 @@ class _Run:
         rows = sizes.collect()
         for row in rows:
             self._rows[row["kind"]] = self._rows.get(row["kind"], 0) + int(row["rows"])
-        store.store(self._pieces, store.sizes_of(rows), self._names, self.jobs[0].records, place, form)
+        store.store(self._pieces, store.sizes_of(rows), self._names, self._mends, self.jobs[0].records, place, form)
 
     def tell(self, summary: Summary, stage: str, form: str) -> None:
         """What came of it, for whoever asked."""
@@ -348,9 +395,8 @@ class _Run:
         worth: bool = look[2] > self._split_bytes or look[0] > 4 * self._split_bytes
         return worth and self.jobs[number].key_log is None
 
-    def _plan(self, numbers: Sequence[int]) -> dict[int, list[tuple[int, Split]]]:
-        """The splits of each capture, by the number of the file. What is no capture is noted, what cannot be shared
-        out left out."""
+    def _plan(self, numbers: Sequence[int]) -> list[tuple[int, Part]]:
+        """The parts of captures. What is no capture is noted, what cannot be shared out left out."""
         cut = [
             (number, file, piece)
             for number in numbers
@@ -358,7 +404,7 @@ class _Run:
             for piece in ranges(path, self._split_bytes, self.jobs[number].storage)
         ]
         if not cut:
-            return {}
+            return []
 
         def run(numbered: tuple[int, tuple[int, int, Range]]) -> Iterator[pa.RecordBatch]:
             index, (_, _, piece) = numbered
@@ -387,30 +433,14 @@ class _Run:
             if number not in self.failed and number not in secret:
                 agreed = agree([piece for piece, _ in of_file], [seen for _, seen in of_file])
                 splits.setdefault(number, []).extend((file, split) for split in agreed)
-        return {number: of_job for number, of_job in splits.items() if len(of_job) > 1 or _is_worth(of_job[0][1])}
-
-    def _shared(self, parts: Sequence[tuple[int, int, Split]]) -> "DataFrame":
-        jobs = {number: self.jobs[number] for number, _, _ in parts}
-
-        def scan(numbered: tuple[int, tuple[int, int, Split]]) -> Iterator[pa.RecordBatch]:
-            index, (number, file, split) = numbered
-            yield from packets(index, number, file, split, jobs[number])
-
-        found = self._keep(each(self.spark, list(enumerate(parts)), scan, PACKET_SCHEMA))
-        shared = _shared_out(found, self._tasks).sortWithinPartitions("capture", "connection", "file", "offset")
-        return shared.mapInArrow(decode.decode(jobs), PIECES)
-
-
-def _is_worth(split: Split) -> bool:
-    """Whether the connections of a file that is one split are to be shared out: those of a compressed one can be.
-
-    A plain file that cannot be cut is damaged: one task reads it best.
-    """
-    return not split.whole or not is_plain(split.path, split.storage)
-
-
-def _counts(one: tuple[int, Any]) -> Iterator[pa.RecordBatch]:
-    yield pieces.words(one[0], pieces.COUNTS, one[1])
+        parts = []
+        for number, of_job in sorted(splits.items()):
+            if len(of_job) < 2:  # damaged, or compressed: one task reads it best
+                continue
+            following = [split for _, split in of_job[1:]]
+            for index, ((file, split), after) in enumerate(zip(of_job, [*following, None], strict=True)):
+                parts.append((number, Part(index, split, file, after, stints.OVERLAP_PART)))
+        return parts
 
 
 def _shared_out(packets: "DataFrame", tasks: int) -> "DataFrame":

@@ -1,39 +1,48 @@
-"""Where a capture's packets are: what a task of the scan emits for the tasks that decode.
+"""A part of a capture, and what its task hands on: rows, and of connections that it does not have the packets' places.
 
-Duty: walk the segments of a split and emit, per connection and some MEASURE packets, one row with the time and the
-place of each packet, 28 bytes, never its payload. Only packets of compressed files, which have no place to go back to,
-and of files in a storage, where to go to places would be a request for each, are carried along. What a split alone
-cannot know, whether a packet is stamped earlier than those of the splits before it, is left open in its `Clock`.
+Duty: a task of the scan reads a part (see `convert.stints`) from front to end, and emits four kinds of rows: pieces of
+tables; a report; what it says of each connection that it claimed, or that ended or was handed over; and of each
+connection that is carried, per some MEASURE packets, the time and the place of each packet, 28 bytes. Only packets of
+files in a storage, where to go to places would be a request for each, and of compressed ones are carried along. What a
+part alone cannot know, whether a packet is stamped earlier than those of the parts before it, is left open in its
+`Clock`.
 
-Memory: MEASURE packets' places, or of a compressed file some MEASURE_BYTES of packets. Refuses to know sessions and
-tables.
+Memory: places of a part's packets. Refuses to know sessions and tables.
 """
 
 import json
+import pickle
 from collections.abc import Iterator
-from struct import Struct
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 
+from kproxy.capture.keys import hash_of
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import Window
-from kproxy.capture.splits import Split, is_plain
+from kproxy.capture.splits import is_plain
 from kproxy.capture.storage import is_remote
+from kproxy.convert import machine, stints
 from kproxy.convert.job import Job
-from kproxy.spark.scan import segments
+from kproxy.convert.joining import without
+from kproxy.convert.stints import Part
+from kproxy.spark.pieces import NAMES, words
+from kproxy.spark.sorters import Sorters
 
+SIGN = 1 << 31  # Spark's integers have one
 MEASURE = 128 * 1024  # packets in one batch of rows
-MEASURE_BYTES = 8 << 20  # and of compressed files
+MEASURE_BYTES = 8 << 20  # and where they are carried along
 
-# What the scan emits: rows of packets of one connection, in their order. In place of a file's number: a report of the
-# scan itself, its text in `packets`.
-REPORT = -1
+# What the scan emits: rows of packets of one connection, in their order; in place of a file's number one of these, and
+# then `packets` is a report as JSON, a batch of pieces, or a pickled list of `Stint`.
+REPORT, PIECE, STINTS = -1, -2, -3
 _PACKETS = (
     ("capture", "int"),
     ("connection", "int"),  # a hash of its ends; Flows distinguishes connections that share a hash
+    ("part", "int"),  # twice the part's number, and 1 behind its warm-up
     ("file", "int"),
     ("offset", "bigint"),  # of the last packet
     ("size", "bigint"),  # of the packets, as captured
@@ -41,62 +50,94 @@ _PACKETS = (
     ("bytes", "binary"),  # the packets, of a file in which nobody can go to a place
 )
 PACKET_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in _PACKETS)
-_ROW = pa.schema(list(zip(
-    (name for name, _ in _PACKETS),
-    (pa.int32(), pa.int32(), pa.int32(), pa.int64(), pa.int64(), pa.binary(), pa.binary()),
-    strict=True,
-)))  # fmt: skip
-PLACE = np.dtype(
-    [("offset", "<i8"), ("time_ns", "<i8"), ("link", "<i4"), ("captured", "<i4"), ("original", "<i4")]
-)  # of a packet
-_PLACED = Struct("<qqiii")
-_OTHER_PORTS = 1 << 40  # no hash of a connection
+_TYPES = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary()}
+_ROW = pa.schema([(name, _TYPES[kind]) for name, kind in _PACKETS])
 
 
-def packets(number: int, capture: int, file: int, split: Split, job: Job) -> Iterator[pa.RecordBatch]:
-    quality = Quality()
-    clock = Clock()
-    wanted = frozenset(port.to_bytes(2) for port in (*job.ports, *job.zookeeper_ports) if job.ports)
-    known: dict[bytes, int] = {}
-    inline = is_remote(split.path) or (split.whole and not is_plain(split.path, split.storage))
-    connections: list[int] = []  # of the packets that are in no row yet
-    places = bytearray()
-    bodies: list[bytes] = []
-    held = 0  # bytes of bodies
-    pack = _PLACED.pack
-    secrets: list[bytes] = []
-    for window, found in segments(split, quality, secrets):
-        clock.window(window, quality)
-        data, base = window.data, window.offset
-        for (time_ns, link, start, end, original), segment, earlier in found:
-            key = segment[1]
-            connection = known.get(key)
-            if connection is None:
-                if len(known) >= 1 << 16:
-                    known.clear()
-                connection = known[key] = _connection(key, wanted)
-            if connection == _OTHER_PORTS:
-                quality.note("other_ports", time_ns, size=segment[8])
-                continue
-            for before_ns, before_link, offset, packet, length in earlier:
-                places += pack(offset, before_ns, before_link, len(packet), length)
-                connections.append(connection)
-                if inline:
-                    bodies.append(packet)
-            places += pack(base + start, time_ns, link, end - start, original)
-            connections.append(connection)
-            if inline:
-                bodies.append(data[start:end])
-                held += end - start
-        if len(connections) >= MEASURE or held >= MEASURE_BYTES:
-            yield _rows(capture, file, connections, places, bodies)
-            connections, places, bodies, held = [], bytearray(), [], 0
-    yield _rows(capture, file, connections, places, bodies)
-    # what ends inside a record before the file does, began at a place that is no record's
-    torn = not split.whole and bool(quality.count("damaged") or (quality.count("cut_file") and not split.last))
-    report: dict[str, Any] = {"split": number, "file": file, "torn": torn, "secrets": bool(secrets)}
-    report |= {"quality": listed(quality), "clock": vars(clock)}
-    yield _row(capture, number, REPORT, 0, 0, json.dumps(report).encode(), None)
+def packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.RecordBatch]:
+    """number: of the task, for its report."""
+    machine.retain()
+    carries = [split for split in (part.split, part.following) if split is not None]
+    inline = any(is_remote(split.path) or not is_plain(split.path, split.storage) for split in carries)
+    with TemporaryDirectory(prefix="kproxy-") as place, machine.seldom_collected():
+        folder = Path(place)
+        sorters = Sorters(job, folder, "")
+        if inline:
+            with (folder / "spool").open("w+b") as spool:
+                found = stints.read(job, part, sorters.add, spool)
+                yield from _told(number, capture, found)
+                spool.flush()
+                yield from _carried(capture, part.number, found, np.memmap(spool, mode="r") if spool.tell() else None)
+        else:
+            found = stints.read(job, part, sorters.add)
+            yield from _told(number, capture, found)
+            yield from _carried(capture, part.number, found, None)
+        if found.names:
+            yield _piece(capture, words(capture, NAMES, found.names.told()))
+        for piece in sorters.pieces(lambda rows: without(found.left, rows)):
+            yield _piece(capture, piece)
+
+
+def _piece(capture: int, piece: pa.RecordBatch) -> pa.RecordBatch:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, piece.schema) as stream:
+        stream.write_batch(piece)
+    return _row(capture, 0, 0, PIECE, 0, 0, sink.getvalue().to_pybytes(), None)
+
+
+def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The pieces of rows that are PIECE."""
+    for batch in batches:
+        for packed in batch.column("packets"):
+            yield from pa.ipc.open_stream(packed.as_buffer())
+
+
+def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordBatch]:
+    counts = listed(found.quality)
+    back = next((row for row in counts if row[0] == "clock_back"), None)
+    report: dict[str, Any] = {
+        "split": number,
+        "torn": found.torn,
+        "quality": [row for row in counts if row is not back],
+        "clock": {
+            "first_ns": found.first_ns,
+            "last_ns": found.last_ns,
+            "back": [0, NONE, NONE] if back is None else [back[1], back[3], back[4]],
+        },
+        "names": found.names.told(),
+        "logs": [list(found.logs.items()), sorted(found.doubted)],
+        "read_bytes": found.read_bytes,
+    }
+    yield _row(capture, 0, 0, REPORT, 0, 0, json.dumps(report).encode(), None)
+    for connection, some in _by_hash(found.stints).items():
+        yield _row(capture, connection, NONE, STINTS, 0, 0, pickle.dumps(some), None)
+
+
+def _by_hash(said: list[stints.Stint]) -> dict[int, list[stints.Stint]]:
+    found: dict[int, list[stints.Stint]] = {}
+    for stint in said:
+        found.setdefault(hash_of(stint.pair[0]) - SIGN, []).append(stint)
+    return found
+
+
+def _carried(
+    capture: int, number: int, found: stints.Found, spool: "np.memmap[Any, Any] | None"
+) -> Iterator[pa.RecordBatch]:
+    """The packets of connections that are carried, brought together by connection."""
+    hashes = np.array([hash_of(pair[0]) - SIGN for pair in found.packets.pairs], np.int32)
+    waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    size = count = 0
+    where = (-1, -1)
+    for file, phase, owners, places, spooled in found.packets.of(found.carried):
+        if waiting and ((file, phase) != where or count >= MEASURE or (spool is not None and size >= MEASURE_BYTES)):
+            yield _rows(capture, 2 * number + where[1], where[0], waiting, spool)
+            waiting, size, count = [], 0, 0
+        where = file, phase
+        waiting.append((hashes[owners], places, spooled))
+        count += len(places)
+        size += int(places["captured"].sum(dtype=np.int64))
+    if waiting:
+        yield _rows(capture, 2 * number + where[1], where[0], waiting, spool)
 
 
 def _row(*values: Any) -> pa.RecordBatch:
@@ -105,66 +146,63 @@ def _row(*values: Any) -> pa.RecordBatch:
     )
 
 
-def _rows(capture: int, file: int, connections: list[int], places: bytearray, bodies: list[bytes]) -> pa.RecordBatch:
+def _rows(
+    capture: int,
+    part: int,
+    file: int,
+    waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    spool: "np.memmap[Any, Any] | None",
+) -> pa.RecordBatch:
     """Packets brought together by connection, a row each."""
-    owners = np.array(connections, np.int32)
+    owners, table, spooled = (np.concatenate([each[index] for each in waiting]) for index in range(3))
     order = np.argsort(owners, kind="stable")
-    owners = owners[order]
-    table = np.frombuffer(places, PLACE)[order]
-    edges = np.flatnonzero(np.diff(owners, prepend=_OTHER_PORTS, append=_OTHER_PORTS))
+    owners, table, spooled = owners[order], table[order], spooled[order]
+    edges = np.concatenate(([0], np.flatnonzero(np.diff(owners)) + 1, [len(owners)]))
     starts, stops = edges[:-1], edges[1:]
-    packets = (edges * PLACE.itemsize).astype(np.int32)
+    packets = (edges * stints.PLACE.itemsize).astype(np.int32)
+    bodies: list[bytes | None] = [None] * len(starts)
+    if spool is not None:
+        ends = spooled + table["captured"]
+        bodies = [
+            b"".join(spool[at:end].tobytes() for at, end in zip(spooled[start:stop], ends[start:stop], strict=True))
+            for start, stop in zip(starts, stops, strict=True)
+        ]
     return pa.RecordBatch.from_arrays(
         [
             pa.array(np.full(len(starts), capture, np.int32)),
             pa.array(owners[starts]),
+            pa.array(np.full(len(starts), part, np.int32)),
             pa.array(np.full(len(starts), file, np.int32)),
             pa.array(table["offset"][stops - 1]),
-            pa.array(np.add.reduceat(table["captured"], starts, dtype=np.int64) if len(starts) else [], pa.int64()),
-            pa.Array.from_buffers(pa.binary(), len(starts), [None, pa.py_buffer(packets), pa.py_buffer(table)]),
-            pa.array(
-                [b"".join([bodies[at] for at in order[start:stop]]) for start, stop in zip(starts, stops, strict=True)]
-                if bodies
-                else [None] * len(starts),
-                pa.binary(),
+            pa.array(np.add.reduceat(table["captured"], starts, dtype=np.int64)),
+            pa.Array.from_buffers(
+                pa.binary(), len(starts), [None, pa.py_buffer(packets), pa.py_buffer(np.ascontiguousarray(table))]
             ),
+            pa.array(bodies, pa.binary()),
         ],
         schema=_ROW,
     )
 
 
 class Clock:
-    """What a split knows of the capture's clock: the rest depends on the splits before it."""
+    """What a part knows of the capture's clock, whose latest time before it is known."""
 
-    def __init__(self, last_ns: int = NONE) -> None:
-        self.first_ns = NONE  # the earliest time
-        self.last_ns = last_ns  # the latest
+    def __init__(self, last_ns: int) -> None:
+        self.last_ns = last_ns
         self.back = [0, NONE, NONE]  # packets stamped earlier than one before them: how many, first, last
 
-    def window(self, window: Window, quality: Quality | None) -> None:
+    def window(self, window: Window) -> None:
         records = window.records
-        if not records:
-            return
         times = np.fromiter((record[0] for record in records), np.int64, len(records))
+        if not len(times):
+            return
         reached = np.maximum.accumulate(np.concatenate(([self.last_ns], times)))
         late = times[times < reached[:-1]]
         if len(late):
             count, first, last = self.back
             first = int(late.min()) if first == NONE else min(first, int(late.min()))
             self.back = [count + len(late), first, max(last, int(late.max()))]
-        earliest = int(times.min())
-        self.first_ns = earliest if self.first_ns == NONE else min(self.first_ns, earliest)
         self.last_ns = int(reached[-1])
-        if quality is not None:
-            quality.note("packets", earliest, count=len(records), last_ns=self.last_ns)
-
-
-def _connection(key: bytes, ports: frozenset[bytes]) -> int:
-    if ports and key[-4:-2] not in ports and key[-2:] not in ports:
-        return _OTHER_PORTS
-    half = len(key) // 2 - 2
-    ends = sorted((key[:half] + key[-4:-2], key[half : 2 * half] + key[-2:]))
-    return crc32(b"".join(ends)) - (1 << 31)
 
 
 def listed(quality: Quality) -> list[tuple[str, int, int, int, int]]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kproxy.capture.quality import NONE, Quality
-from kproxy.capture.splits import Split, windows
 from kproxy.convert.rows import quality_batch
+from kproxy.convert.stints import Part
 from kproxy.spark import pieces
 from kproxy.spark.places import Clock, listed
 from kproxy.tables import schema
@@ -27,7 +27,7 @@ SHOWN = 200  # captures whose counts are told one by one; of more they are told 
 COUNTED = "counted"  # the kind of a piece: all counts of a capture, or of many
 TOGETHER = 500  # captures whose counts one task adds up
 
-Part = tuple[int, int, Split]  # the numbers of a capture and of its file, and a split of that
+Parts = Sequence[tuple[int, Part]]  # with the numbers of their captures
 
 
 def counted(counts: "DataFrame", sources: Sequence[str]) -> "DataFrame":
@@ -56,7 +56,7 @@ def counted(counts: "DataFrame", sources: Sequence[str]) -> "DataFrame":
     return counts.repartition(tasks, "capture").mapInArrow(run, pieces.PIECES)
 
 
-def of_splits(spark: "SparkSession", parts: Sequence[Part], reports: Sequence[Mapping[str, Any]]) -> dict[int, Quality]:
+def of_splits(spark: "SparkSession", parts: Parts, reports: Sequence[Mapping[str, Any]]) -> dict[int, Quality]:
     """The counts that the scans of splits reported, by capture."""
     qualities: dict[int, Quality] = {}
     late: list[tuple[int, int]] = []  # splits that begin earlier than one before them ended
@@ -78,14 +78,15 @@ def of_splits(spark: "SparkSession", parts: Sequence[Part], reports: Sequence[Ma
     return qualities
 
 
-def _clocks(parts: Sequence[Part]) -> Callable[[tuple[int, int]], Iterator[pa.RecordBatch]]:
-    """Count packets stamped too early in splits, knowing the latest time before each."""
+def _clocks(parts: Parts) -> Callable[[tuple[int, int]], Iterator[pa.RecordBatch]]:
+    """Count packets stamped too early in parts, knowing the latest time before each."""
 
     def run(late: tuple[int, int]) -> Iterator[pa.RecordBatch]:
         split, before = late
         clock = Clock(before)
-        for window in windows(parts[split][2], Quality()):
-            clock.window(window, None)
+        for _, is_warm, window in parts[split][1].windows(Quality()):
+            if not is_warm:
+                clock.window(window)
         yield pieces.words(parts[split][0], pieces.COUNTS, clock.back)
 
     return run

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kproxy.spark.pieces import NO_HOUR, unpacked
+from kproxy.convert.joining import Mend
+from kproxy.spark.pieces import NO_HOUR, adopt, unpacked
 from kproxy.tables import arrays, schema, writer
 from kproxy.tables.names import FILLED, Names
 from kproxy.tables.records import Chosen
@@ -56,14 +57,18 @@ def store(
     pieces: "DataFrame",
     sizes: Mapping[tuple[str, int], int],
     names: Mapping[str, Names],
+    mends: Mapping[str, Sequence[Mend]],
     chosen: Chosen | None,
     place: Callable[[str], str],
     form: str,
 ) -> None:
-    """Write the tables of pieces. sizes: bytes by table and hour; names: by source; place: where a table goes."""
+    """Write the tables of pieces.
+
+    sizes: bytes by table and hour; names, mends: by source; place: where a table goes.
+    """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [
-            pool.submit(_write, _rows(pieces, table, hours, names, chosen), place(table.name), form, hours)
+            pool.submit(_write, _rows(pieces, table, hours, names, mends, chosen), place(table.name), form, hours)
             for table in schema.BY_NAME.values()
             if (hours := {hour: size for (name, hour), size in sizes.items() if name == table.name})
         ]
@@ -81,7 +86,12 @@ def _write(rows: "DataFrame", place: str, form: str, hours: Mapping[int, int]) -
 
 
 def _rows(
-    pieces: "DataFrame", table: Table, hours: Mapping[int, int], names: Mapping[str, Names], chosen: Chosen | None
+    pieces: "DataFrame",
+    table: Table,
+    hours: Mapping[int, int],
+    names: Mapping[str, Names],
+    mends: Mapping[str, Sequence[Mend]],
+    chosen: Chosen | None,
 ) -> "DataFrame":
     """The rows of a table, each file's in a partition."""
     from pyspark.sql import functions as F
@@ -101,12 +111,12 @@ def _rows(
         mine.select("hour", "data", number.alias("number"))
         .repartitionById(first, "number")
         .select("hour", "data")
-        .mapInArrow(_merged(table, names, chosen), columns)
+        .mapInArrow(_merged(table, names, mends, chosen), columns)
     )
 
 
 def _merged(
-    table: Table, names: Mapping[str, Names], chosen: Chosen | None
+    table: Table, names: Mapping[str, Names], mends: Mapping[str, Sequence[Mend]], chosen: Chosen | None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from kproxy.spark.source import RECORDS
@@ -115,15 +125,17 @@ def _merged(
         with TemporaryDirectory(prefix="kproxy-") as place:
             folder = Path(place)
             sorter = writer.Sorter(table, folder, ".all")
+            every = [mend for of_source in mends.values() for mend in of_source]
             count = 0
             for batch in batches:
                 data = batch.column(1)
                 for index in range(batch.num_rows):
                     hour = batch.column(0)[index].as_py()  # the same of all
-                    sorter.adopt([unpacked(data[index].as_py(), folder / f"{count}.piece")])
+                    adopt(sorter, unpacked(data[index].as_py(), folder / f"{count}.piece"), every)
                     count += 1
             if not count:
                 return
+            sorter.spill()
             for part in writer.merged(table, sorter.runs):
                 told = named(part, names)
                 if chosen is not None and table.name == schema.RECORDS.name:

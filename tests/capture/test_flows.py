@@ -8,7 +8,8 @@ import pytest
 from kproxy.capture import content, flows, pcap
 from kproxy.capture.captures import Capture
 from kproxy.capture.columns import mapped
-from kproxy.capture.flows import SHARDS, Flows, Handlers, shard_of
+from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.keys import SHARDS, shard_of
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import SAME_STREAM_NS, Quality
 from kproxy.protocol import codec, schema

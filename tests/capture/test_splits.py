@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -61,7 +62,12 @@ def test_what_cannot_be_split_is_read_in_one_piece(tmp_path):
     sections.write_bytes(capture("k41_ng").read_bytes() * 2)
     packed = tmp_path / "packed.pcap.gz"
     shutil.copy(capture("k41_gz"), packed)
-    for path in (damaged, sections, packed):
+    cut = splits.plan(str(damaged), 100_000)
+    quality, seen = Quality(), Quality()
+    found = [record for part in cut for record in records(splits.windows(part, seen))]
+    assert len(cut) > 3 and found == records(Capture([damaged], quality).windows())
+    assert seen.count("damaged") == quality.count("damaged") == 1
+    for path in (sections, packed):
         assert splits.plan(str(path), 100_000) == [splits.Split(str(path))]
         assert records(splits.windows(splits.Split(str(path)), Quality())) == records(
             Capture([path], Quality()).windows()
@@ -69,12 +75,17 @@ def test_what_cannot_be_split_is_read_in_one_piece(tmp_path):
 
 
 def test_splits_that_do_not_meet_are_no_splits():
-    path = str(capture("k41_BASE"))
+    path = str(capture("k41_ng"))
     pieces = splits.ranges(path, 200_000)
     surveys = [splits.survey(piece) for piece in pieces]
     assert len(splits.agree(pieces, surveys)) == 3
     wrong = [surveys[0], splits.Survey(True, surveys[1].first + 5, surveys[1].arrival), surveys[2]]
     assert splits.agree(pieces, wrong) == [splits.Split(path)]
+    classic = splits.plan(str(capture("k41_BASE")), 200_000)
+    for wrong in (classic[1].end - 1, classic[1].end + 1):  # a reader sees where its own records end
+        quality = Quality()
+        list(splits.windows(replace(classic[1], end=wrong), quality))
+        assert quality.count("damaged")
 
 
 @pytest.mark.parametrize("name", ["k41_BASE", "k41_ng"])

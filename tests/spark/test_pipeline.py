@@ -3,6 +3,7 @@
 import gzip
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import pyarrow as pa
@@ -12,9 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 import kproxy.spark
+from bench.offline import KINDS, generate
 from kproxy.capture import flows, splits
 from kproxy.capture.packets import ACK, FIN, SYN
 from kproxy.capture.storage import Storage
+from kproxy.convert import stints
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
@@ -119,8 +122,12 @@ def converted(tmp_path_factory):
 def ingested(spark, tmp_path_factory):
     """Cut so small that most captures have many splits, and connections span them."""
     place = tmp_path_factory.mktemp("ingested")
-    result = pipeline.ingest(spark, captures(), place, split_bytes=400_000, tasks=4)
+    with pytest.MonkeyPatch.context() as patch, watched() as runs:
+        patch.setattr(stints, "OVERLAP_PART", 3)
+        result = pipeline.ingest(spark, captures(), place, split_bytes=400_000, tasks=4)
     assert not result.failed
+    ((run, _),) = runs
+    assert len(run.torn) < 10 and sum(map(len, run._mends.values())) > 100, run.torn
     return place
 
 
@@ -182,19 +189,46 @@ def test_a_large_connection_holds_nobody_up(spark, tmp_path):
     same(tmp_path / "tables", tmp_path / "converted")
 
 
-def test_a_compressed_capture_is_shared_out_as_a_plain_one(spark, tmp_path, monkeypatch):
-    """By the size of its packets, which is known once they were scanned, not by that of the file."""
-    monkeypatch.setattr(pipeline, "TASK_BYTES", 200_000)
-    plain = capture("k41_java_cluster")
-    packed = tmp_path / f"{plain.name}.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert packed.stat().st_size < plain.stat().st_size / 2
-    with shared_out() as tasks:
-        for path in (plain, packed):
-            pipeline.ingest(
-                spark, [path], tmp_path / path.name.removeprefix("k41_"), split_bytes=packed.stat().st_size // 2
-            )
-    assert len(tasks) == 2 and len(tasks[0]) == len(tasks[1]) > 3
+def shuffled(spark):
+    """The bytes that all stages so far wrote for others."""
+    jvm = spark.sparkContext._jvm
+    none = spark.sparkContext._gateway.new_array(jvm.double, 0)
+    store = spark.sparkContext._jsc.sc().statusStore()
+    stages = store.stageList(None, False, False, none, jvm.java.util.ArrayList())
+    return sum(stages.apply(number).shuffleWriteBytes() for number in range(stages.size()))
+
+
+@contextmanager
+def watched():
+    """Each ingest's run as it is when all is read, and the bytes that were shuffled by then."""
+    found = []
+    real = pipeline._Run.store
+
+    def noted(run, place, form):
+        found.append((run, shuffled(run.spark)))
+        real(run, place, form)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline._Run, "store", noted)
+        yield found
+
+
+def test_each_byte_is_read_once_and_hardly_any_travels(spark, tmp_path, monkeypatch):
+    """Of a capture in parts whose connections are handed over at each border."""
+    path = tmp_path / "busy.pcap"
+    with path.open("wb") as file:
+        generate(replace(KINDS[0], connections=2), file, 13_000)  # two milliseconds in a warm-up
+    size = path.stat().st_size
+    monkeypatch.setattr(stints, "OVERLAP_PART", 20)
+    convert([path], tmp_path / "converted", processes=1)
+    with watched() as runs:
+        before = shuffled(spark)
+        pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=size // 2)
+    same(tmp_path / "ingested", tmp_path / "converted")
+    ((run, after),) = runs
+    assert not run.torn
+    assert size <= run.read_bytes <= 1.1 * size
+    assert after - before < 0.01 * size
 
 
 def test_a_link_is_the_source_that_it_is_called(spark, tmp_path):

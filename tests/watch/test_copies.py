@@ -6,7 +6,7 @@ from kproxy.capture.columns import inorder
 from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.flow import Flow
 from kproxy.capture.packets import RAW
-from kproxy.capture.quality import SAME_STREAM_NS
+from kproxy.capture.quality import SAME_STREAM_NS, Quality
 from kproxy.capture.reassembly import Budget
 from kproxy.capture.records import Window
 from kproxy.watch import copies
@@ -79,7 +79,7 @@ def test_directions_are_bounded(monkeypatch):
 
 
 def flow(number, first_ns, client=1000, broker=2000):
-    found = Flow((bytes(10) + number.to_bytes(2), number.to_bytes(2) + bytes(10)), first_ns, Budget(0))
+    found = Flow((bytes(10) + number.to_bytes(2), number.to_bytes(2) + bytes(10)), first_ns, Budget(0), Quality())
     found.client = 0
     found.talk.halves[0].first, found.talk.halves[1].first = client, broker
     return found

@@ -117,11 +117,21 @@ class Mapped:
     """The records of one classic pcap file, its header already read."""
 
     def __init__(
-        self, source: Bytes, held: mmap | None, quality: Quality, order: str, unit: int, link: int, snap: int
+        self,
+        source: Bytes,
+        held: mmap | None,
+        quality: Quality,
+        order: str,
+        unit: int,
+        link: int,
+        snap: int,
+        end: int = 0,
     ) -> None:
+        """end: where a record begins that is not to be read any more; 0: there is none."""
         self._source = source
         self._held = held  # None: in a storage
         self._length = source.length() if held is None else len(held)
+        self._end = end or self._length
         self._quality = quality
         self._order = order
         self._unit = unit
@@ -136,8 +146,10 @@ class Mapped:
         last_ns = NONE
         count, mean = FIRST_RECORDS, 0
         sound = True
-        while sound and position + HEAD <= self._length <= self._source.length():
+        while sound and position < self._end and position + HEAD <= self._length <= self._source.length():
             window, sound = (self._mapped if mean > LARGE and self._held is not None else self._copied)(position, count)
+            if self._end < self._length:
+                window = self._until_end(window)
             if not window.records:
                 break
             last_ns, _, _, end, _ = window.records[-1]
@@ -150,10 +162,29 @@ class Mapped:
             position = stop
             if len(window.records) == count:
                 count = min(2 * count, RECORDS)
+        if position >= self._end and self._end < self._length:
+            if position > self._end:  # the next reader begins inside what was a record here
+                self._quality.note("damaged", last_ns)
+            return
         self._source.go_to(position)
-        yield from Classic(
+        for window in Classic(
             self._source, self._quality, self._order, self._unit, self._link, self._snap, position, last_ns
-        ).windows()
+        ).windows():
+            mine = self._until_end(window)
+            yield mine
+            if mine.records:
+                position = mine.offset + mine.records[-1][3]
+            if len(mine.records) < len(window.records):
+                if position > self._end:
+                    self._quality.note("damaged", last_ns)
+                return
+
+    def _until_end(self, window: Window) -> Window:
+        """Without records that begin at the end or behind it."""
+        count = len(window.records)
+        while count and window.offset + window.records[count - 1][2] - 16 >= self._end:
+            count -= 1
+        return window if count == len(window.records) else window._replace(records=window.records[:count])
 
     def _copied(self, position: int, count: int) -> tuple[Window, bool]:
         """At most `count` whole records from `position` on, in the buffer, and whether sound ones may follow.
@@ -168,7 +199,8 @@ class Mapped:
         filled = at = found = 0
         with memoryview(buffer) as room:
             while found <= count and (self._held is None or found < 2 or filled <= LARGE * (found + FEW)):
-                more = peek_into(room[filled : filled + PIECE_BYTES], position + filled)
+                left = min(PIECE_BYTES, self._end + HEAD - position - filled)
+                more = peek_into(room[filled : filled + left], position + filled) if left > 0 else 0
                 if not more:
                     break
                 filled += more

@@ -1,0 +1,236 @@
+"""What the readers of a capture's parts say of one connection, joined: its rows are those of one reader.
+
+Duty: `Joiner` gets the stints of a connection in their order, and the packets of it that are carried. It reads these,
+compares each claim with what it knows by then, and joins the stints: numbers, ids, lags and the connection's row. What
+does not fit is `Torn`: the capture is to be read by one reader.
+
+Memory: that of Flows with one connection. Refuses to know who runs it, and how packets and stints travel.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kproxy.capture.flow import Flow
+from kproxy.capture.flows import Flows
+from kproxy.convert.rows import Counted, Rows
+from kproxy.convert.slices import Edge, Offsets
+from kproxy.convert.stints import WARM, Stint, Torn, let_go
+from kproxy.tables.partitions import MAX_POSITIONS, Positions, with_offsets
+from kproxy.wire.events import NONE
+
+
+@dataclass
+class Mend:
+    """What rows of a connection need that one reader told: its true id, and what its numbers and lags lack."""
+
+    id: int
+    whole: int
+    added: int
+    offsets: list[int]
+
+
+class Joiner:
+    """The stints of one connection, and its packets that are carried, in the order of the capture.
+
+    `at` is called before packets of a part and phase are given to `flows`, which are `apart`; `finish` at the end.
+    """
+
+    def __init__(self, stints: Sequence[Stint], flows: Flows, rows: Rows, gate: list[bool]) -> None:
+        """gate: what stands in it says whether rows are told."""
+        self.mends: list[Mend] = []
+        self.rows: list[dict[str, Any]] = []  # of `connections`
+        self._stints = {stint.part: stint for stint in stints}
+        self._pair = stints[0].pair
+        if any(stint.pair != self._pair for stint in stints) or len(self._stints) < len(stints):
+            raise Torn("two connections of one hash")
+        self._flows = flows
+        self._rows = rows
+        self._gate = gate
+        self._steps = sorted(
+            (2 * stint.part + after, stint.part, step)
+            for stint in stints
+            for after, step in ((-0.5, "enter"), (0.5, "warmed"), (1.5, "leave"))
+        )
+        self._begun = 0
+        self._before: tuple[Edge, int] | None = None  # handed over, and to which part
+        self._ids: dict[int, tuple[int, int]] = {}  # (the whole connection's id, what to add to numbers) by others
+        self._known: dict[int, Edge] = {}  # whole connections so far
+        self._waiting: list[tuple[int, int, int, Positions, Callable[[], Sequence[Any]]]] = []
+        self._is_over = ""  # how it ended that a reader told
+
+    def at(self, part: int, phase: int) -> bool:
+        """Whether the packets of a part and phase are to be given to the flows."""
+        self._go(2 * part + phase)
+        if phase == WARM:
+            if self._gate[0]:
+                if self._running is not None:
+                    return False
+                self._rows.flush(1)
+                self._gate[0] = False
+        elif self._before is not None:
+            raise Torn("nobody took a connection")
+        return True
+
+    def seen(self) -> None:
+        """Packets were given to the flows."""
+        flow = self._flows.of(self._pair[0])
+        if self._is_over and self._gate[0] and flow is not None and (self._is_over == "reset" or not flow.start_seen):
+            raise Torn("late packets")
+        self._end()
+
+    def finish(self) -> None:
+        self._go(float("inf"))
+        if self._before is not None:
+            raise Torn("nobody took a connection")
+        self._flows.finish()
+        self._end()
+        for claimed, whole, added, positions, missed in self._waiting:
+            self.mends.append(Mend(claimed, whole, added, [positions.get(each, NONE) for each in missed()]))
+
+    @property
+    def _running(self) -> Flow | None:
+        flow = self._flows.of(self._pair[0])
+        return flow if flow is not None and flow.close == "open" else None
+
+    def _go(self, until: float) -> None:
+        while self._begun < len(self._steps) and self._steps[self._begun][0] < until:
+            _, part, step = self._steps[self._begun]
+            self._begun += 1
+            getattr(self, f"_{step}")(self._stints[part])
+
+    def _enter(self, stint: Stint) -> None:
+        running = self._running
+        if self._before is not None and (self._before[1] != stint.part or stint.standing is None):
+            raise Torn("nobody took a connection")
+        if stint.standing is None:
+            if running is not None:
+                raise Torn("ports used again")
+            return
+        if running is not None and self._before is not None:
+            raise Torn("two readers of a connection")
+        if stint.is_left:
+            if running is None and self._before is None:
+                raise Torn("a connection that nobody had")
+            return
+        if running is not None:
+            if running.standing != stint.standing:
+                raise Torn("readers differ")
+            assert running.session is not None and running.info is not None
+            positions = dict(self._rows.positions(running))
+            if len(positions) * 2 >= MAX_POSITIONS:
+                raise Torn("too many positions")
+            session = running.session
+            edge = Edge(running.info.id, session.number, self._rows.counted(running), positions, session.has_seen_gap)
+            self._flows.quality.add(running.noted)
+            let_go(running, self._rows, self._flows)
+            self._flows.take_back(running.keys)
+            edge.counted.let_go()
+            self._before = edge, stint.part
+        if self._before is None:
+            raise Torn("a connection that nobody had")
+        if stint.is_full:
+            raise Torn("too many positions")
+        self._link(stint.id, stint.number, lambda: stint.missed)
+
+    def _warmed(self, stint: Stint) -> None:
+        """Packets of a warm-up were given to the flows: what they know now is what was handed over."""
+        if self._before is None or not stint.is_left:
+            return
+        self._rows.flush(1)
+        self._gate[0] = True
+        flow = self._running
+        if flow is None or flow.standing != stint.standing:
+            raise Torn("readers differ")
+        assert flow.session is not None and flow.info is not None
+        flow.noted.forget()
+        offsets = Offsets()
+        self._rows.count_anew(flow, offsets)
+        flow.count_anew()
+
+        def missed() -> list[Any]:
+            if offsets.is_full:
+                raise Torn("too many positions")
+            return list(offsets.missed)
+
+        self._link(flow.info.id, flow.session.number, missed)
+
+    def _leave(self, stint: Stint) -> None:
+        if stint.ended:
+            if self._running is not None:
+                raise Torn("ports used again")
+            self._is_over = stint.ended
+        if stint.counted is not None:
+            self._ended(stint.counted)
+            self._is_over = stint.counted.flow.close
+        if stint.edge is not None:
+            self._before = stint.edge, stint.part + 1
+
+    def _link(self, claimed: int, number: int, missed: Callable[[], Sequence[Any]]) -> None:
+        """A connection that was handed over goes on under another id."""
+        assert self._before is not None
+        edge, _ = self._before
+        self._before = None
+        whole, added = self._ids.get(edge.id, (edge.id, 0))
+        if whole in self._known and not edge.follow(self._known[whole]):
+            raise Torn("what is between depends on what was before")
+        self._known[whole] = edge
+        self._ids[claimed] = whole, added + edge.number - number
+        self._waiting.append((claimed, *self._ids[claimed], edge.positions, missed))
+
+    def _end(self) -> None:
+        for counted in self._rows.continued:
+            self._ended(counted)
+        self._rows.continued.clear()
+
+    def _ended(self, counted: Counted) -> None:
+        assert counted.flow.info is not None
+        before = self._known[self._ids[counted.flow.info.id][0]]
+        if before.has_seen_gap and counted.is_surprised:
+            raise Torn("what is between depends on what was before")
+        counted.join(before.counted)
+        counted.flow.count(self._flows.quality)
+        counted.flow.count_kind(self._flows.quality)
+        self.rows.append(counted.row())
+
+
+def mended(mends: Sequence[Mend], rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of connections that began elsewhere with their ids, numbers and lags; those of others as they are."""
+    if not {"connection", "number"} <= set(rows.schema.names):
+        return rows
+    known = list({mend.id: mend for mend in mends}.values())
+    found = pc.index_in(rows["connection"], pa.array([mend.id for mend in known], pa.int64()))
+    if found.null_count == len(found):
+        return rows
+    if "lag_records" in rows.schema.names:
+        for index in pc.unique(found.drop_null()).to_pylist():
+            mend = known[index]
+            rows = with_offsets(rows, mend.id, mend.offsets)
+    whole = pa.array([mend.whole for mend in known], pa.int64()).take(found)
+    added = pa.array([mend.added for mend in known], pa.int64()).take(found)
+    columns = {
+        "connection": pc.coalesce(whole, rows["connection"]),
+        "number": pc.add(rows["number"], pc.fill_null(added, 0)),
+    }
+    return pa.RecordBatch.from_arrays([columns.get(name, rows[name]) for name in rows.schema.names], schema=rows.schema)
+
+
+def clash(told: Sequence[tuple[dict[int, bool], set[int]]]) -> bool:
+    """Whether readers took one topic for a coordinators' log and for none, or left something out of one."""
+    decided: dict[int, bool] = {}
+    for logs, _ in told:
+        for identity, is_log in logs.items():
+            if decided.setdefault(identity, is_log) != is_log:
+                return True
+    return any(decided.get(identity, False) for _, doubted in told for identity in doubted)
+
+
+def without(left: Collection[int], rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows but those of some connections."""
+    if not left or "connection" not in rows.schema.names:
+        return rows
+    mine = pc.is_in(rows["connection"], pa.array(sorted(left), pa.int64()))
+    return rows.filter(pc.invert(pc.fill_null(mine, False)))
