@@ -71,18 +71,9 @@ class ClassicGroup(Group):
     @property
     def weight(self) -> int:
         """About how many members it remembers, those that left and what they said included."""
-        forming = self._forming
-        now = len(self.members) + len(self._before)
-        now += 0 if forming is None else len(forming.joined) + len(forming.called)
-        return (
-            1
-            + now
-            + len(self._left)
-            + len(self._causes)
-            + len(self.expected)
-            + len(self._called)
-            + self._held_bytes // HEAVY_BYTES
-        )
+        forming = () if self._forming is None else (self._forming.joined, self._forming.called)
+        known = (self.members, self._before, self._left, self._causes, self.expected, self._called, *forming)
+        return 1 + sum(map(len, known)) + self._held_bytes // HEAVY_BYTES
 
     def feed(self, spoken: Spoken, partitions: Mapping[str, int], before: Counts = NONE) -> Iterator[GroupRow]:
         """The rows of an exchange of `_READERS`' APIs.

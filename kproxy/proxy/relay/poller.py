@@ -85,9 +85,8 @@ class Poller:
         self.is_in_order = False
         self._emptied = True  # the last call left nothing ready
         self.lag_bucket = 0
-        self.wall_offset_ns = (
-            time_ns() - self.turn_ns
-        )  # the time of day less `turn_ns`, of a late turn: steps of that clock are followed
+        # The time of day less `turn_ns`, of a late turn: steps of that clock are followed.
+        self.wall_offset_ns = time_ns() - self.turn_ns
         loop.add_reader(self._epoll.fileno(), self._ready)
 
     def close(self) -> None:
