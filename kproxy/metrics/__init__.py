@@ -1,5 +1,6 @@
 """Events of sessions in plain integer cells, and a Prometheus collector that reads the cells when it is asked."""
 
-from kproxy.metrics.cells import ConnectionMetrics, Metrics
+from kproxy.metrics.counting import ConnectionMetrics
+from kproxy.metrics.process import Metrics
 
 __all__ = ["ConnectionMetrics", "Metrics"]

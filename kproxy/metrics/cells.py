@@ -1,10 +1,12 @@
-"""Events to plain integer cells: the hot half of the metrics.
+"""What is counted, as plain integer cells: the hot half of the metrics.
 
-Duty: count. An exchange costs a few hundred nanoseconds here: one dictionary look-up by the identity of its plan, then
-additions to integers; labels, floats and text are made by the collector, at a scrape.
+Duty: have a cell for whatever is counted. An exchange costs a few hundred nanoseconds (`counting`): one dictionary
+look-up by the identity of its plan, then additions to integers; labels, floats and text are made by the collector, at a
+scrape.
 
-Cells form a tree as labels do: `Metrics` has the clusters, a `ClusterCells` its brokers, a `BrokerCells` the APIs and
-versions that it served. Counters whose label values are known beforehand (`known`) exist at 0 from the start.
+Cells form a tree as labels do: `Metrics` (`process`) has the clusters, a `ClusterCells` its brokers, a `BrokerCells`
+the APIs and versions that it served. Counters whose label values are known beforehand (`known`) exist at 0 from the
+start.
 
 Bounds, per cluster: MAX_APIS known APIs and UNKNOWN_APIS unknown keys have a name, and MAX_ERRORS pairs of an API and
 an error code (UNKNOWN_ERRORS unknown codes), the rest share `other` or `unknown_other`; MAX_BORN brokers are exposed
@@ -16,10 +18,8 @@ copied in one step first, and a histogram's count is the sum of its buckets: wha
 Refuses to know labels' text, sockets and how a scrape comes.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from time import monotonic_ns, time_ns
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from kproxy.metrics.bounds import (
     DURATION_NS,
@@ -47,33 +47,16 @@ from kproxy.metrics.known import (
     UNHEARD,
     UNKNOWN_OTHER_ERROR,
 )
-from kproxy.metrics.lag import Fetching, Lags
-from kproxy.metrics.named import ClientCells, Clients, Topics
-from kproxy.metrics.passive import ENDS, PassiveCells
-from kproxy.metrics.reloads import ReloadCells
-from kproxy.metrics.slow import Slow
+from kproxy.metrics.lag import Lags
+from kproxy.metrics.named import Clients, Topics
 from kproxy.metrics.telemetry import Answers, Pushes
 from kproxy.metrics.tls import TlsSide
-from kproxy.metrics.upstream import ClusterState, UpstreamCells
+from kproxy.metrics.upstream import UpstreamCells
 from kproxy.protocol.error_codes import ERRORS
-from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
-    ANSWERED,
-    ANSWERED_BY_PROXY,
-    NO_ANSWER_EXPECTED,
     SIDES,
-    AddressesHidden,
-    ClientNamed,
-    Closed,
-    Desync,
-    Event,
-    Exchange,
-    Unanswered,
 )
 from kproxy.wire.interest import ApiPlan
-
-if TYPE_CHECKING:
-    from kproxy.metrics.zookeeper import ZooKeeperCells
 
 MAX_APIS = 64  # known ones by name: those of every day always, the others in the order in which they come
 UNKNOWN_APIS = 16
@@ -126,7 +109,10 @@ class ApiCells:
         return sum(self.request_size)
 
 
-_NO_CELLS = ApiCells("")  # of no exchange: what a loop holds before its first
+class Live(Protocol):
+    """A connection, as far as its broker's cells know it."""
+
+    pending: Sized  # its requests that wait for answers now
 
 
 class BrokerCells:
@@ -151,7 +137,7 @@ class BrokerCells:
     def __init__(self, cluster: str, broker: str) -> None:
         self.cluster = cluster
         self.broker = broker
-        self.live: set[ConnectionMetrics] = set()
+        self.live: set[Live] = set()
         self.elsewhere = 0  # requests that wait in other processes, where these cells are the sum of several
         self.open: dict[str, int] = {}  # connections now, by listener
         self.accepted: dict[str, int] = {}  # connections since the start, by listener
@@ -245,12 +231,12 @@ class ClusterCells:
 
     def refused(self, api: str, reason: str) -> None:
         """A request was refused by the policy."""
-        _add(self.refusals, (OTHER_API if api.startswith("unknown_") else api, reason), 1)
+        add(self.refusals, (OTHER_API if api.startswith("unknown_") else api, reason), 1)
 
     def leaked(self, api: str) -> str:
         """An answer of that API has a broker's own address in it; returns the label under which it is counted."""
         label = api if api in self.leaks or len(self.leaks) < MAX_LEAKING_APIS else OTHER_API
-        _add(self.leaks, label, 1)
+        add(self.leaks, label, 1)
         return label
 
     def expect_authentications(self, side: str, mechanism: str, outcomes: Iterable[str]) -> None:
@@ -260,7 +246,7 @@ class ClusterCells:
 
     def authenticated(self, side: str, mechanism: str, outcome: str) -> None:
         """A login of that side ended; mechanism and outcome are of known sets."""
-        _add(self.authentications, (side, mechanism or "unknown", outcome), 1)
+        add(self.authentications, (side, mechanism or "unknown", outcome), 1)
 
     def api_label(self, plan: ApiPlan) -> str:
         """Kafka's name of the API; those beyond the caps share one."""
@@ -323,292 +309,6 @@ class DurationCells:
         self.total_ns = 0
 
 
-class ConnectionMetrics:
-    """The counting of one connection; what it counts is shared with all connections to that broker.
-
-    `pending` is whatever has the length of the requests that wait for answers now: the session's own queue.
-    """
-
-    __slots__ = (
-        "_by_plan",
-        "_cells",
-        "_client",
-        "_cluster",
-        "_fetching",
-        "_info",
-        "_listener",
-        "_open",
-        "_seldom",
-        "_slow",
-        "errors",
-        "inside",
-        "lag",
-        "pending",
-    )
-
-    def __init__(
-        self,
-        cluster: ClusterCells,
-        cells: BrokerCells,
-        listener: str,
-        pending: Sized,
-        topics: Topics | None,
-        lags: Lags | None,
-        inside: "tuple[DurationCells, DurationCells]",
-        loop_lag: "DurationCells",
-        slow: Slow,
-        info: ConnectionInfo,
-    ) -> None:
-        self._cluster = cluster
-        self._cells = cells
-        self._by_plan = cells.by_plan
-        self._listener = listener
-        self._fetching = Fetching(lags) if lags is not None else None
-        self._seldom: tuple[Callable[[list[Event]], None], ...] = ()
-        if topics is not None:
-            self.tell(topics.events)
-        if self._fetching is not None:
-            self.tell(self._fetching.events)
-        self._client: ClientCells | None = None
-        self._open = True
-        self._slow = slow
-        self._info = info
-        self.errors = 0  # codes in its answers, all levels
-        self.lag = loop_lag
-        self.inside = inside  # one pair for all connections
-        self.pending = pending
-
-    def tell(self, sink: Callable[[list[Event]], None]) -> None:
-        """From now on it gets the events too, but where all of them are exchanges that have neither a body nor frames:
-        as heartbeats, which are by far the most where nothing else happens.
-        """
-        self._seldom += (sink,)
-
-    def events(self, events: list[Event]) -> None:
-        """Count these events; nothing of them is kept."""
-        if self._seldom:
-            for event in events:
-                if (
-                    event.__class__ is not Exchange
-                    or event.request_body is not None
-                    or event.response_body is not None
-                    or (event.plan.kept is not None and (event.errors or not event.plan.keeps_small))
-                ):
-                    for sink in self._seldom:
-                        sink(events)
-                    break
-        plan: ApiPlan | None = None
-        cells = _NO_CELLS
-        request_bytes = response_bytes = -1
-        request_bucket = response_bucket = 0
-        of_broker = self._cells
-        slow_ns = self._slow.threshold_ns
-        for event in events:
-            if event.__class__ is not Exchange or event.outcome is not ANSWERED:
-                self._unusual(event)
-                continue
-            if event.plan is not plan:
-                plan = event.plan
-                cells = self._by_plan.get(plan) or self._cluster.api_cells(of_broker, plan)
-            size = event.request_bytes
-            if size != request_bytes:  # those of one read are often alike
-                request_bytes = size
-                request_bucket = bisect_left(SIZE_BYTES, size)
-            cells.request_bytes += size
-            cells.request_size[request_bucket] += 1
-            size = event.response_bytes
-            if size != response_bytes:
-                response_bytes = size
-                response_bucket = bisect_left(SIZE_BYTES, size)
-            cells.response_bytes += size
-            cells.response_size[response_bucket] += 1
-            duration = event.response_start - event.request_end
-            queue = event.queue_ns
-            if queue:
-                duration -= queue
-                of_broker.queue[bisect_left(QUEUE_NS, queue)] += 1
-                of_broker.queue_ns += queue
-            muted = event.muted_ns
-            if muted:
-                duration -= muted
-                of_broker.mute[bisect_left(MUTE_NS, muted)] += 1
-                of_broker.mute_ns += muted
-            if duration > 0:
-                cells.duration_ns += duration
-            cells.duration[bisect_left(DURATION_NS, duration)] += 1
-            if duration > slow_ns:
-                self._slow.add(event, duration, self._info, of_broker.broker)
-            if event.max_wait_ms is not None:
-                excess = duration - event.max_wait_ms * 1_000_000
-                if excess > 0:
-                    cells.excess_wait_ns += excess
-                cells.excess_wait[bisect_left(EXCESS_WAIT_NS, excess)] += 1
-            if event.throttle_ms > 0:
-                throttle = event.throttle_ms * 1_000_000
-                cells.throttle_ns += throttle
-                cells.throttle[bisect_left(THROTTLE_NS, throttle)] += 1
-            if event.errors:
-                self.errors += len(event.errors)
-                self._cluster.count_errors(cells, event.errors)
-
-    # --- what is read by column (columns.py), and seen from beside the connection ------------------------------------
-
-    @property
-    def of_broker(self) -> BrokerCells:
-        """What is counted of the broker."""
-        return self._cells
-
-    def api_cells(self, plan: ApiPlan) -> ApiCells:
-        """What is counted of an API at the broker."""
-        return self._by_plan.get(plan) or self._cluster.api_cells(self._cells, plan)
-
-    def count_error(self, cells: ApiCells, code: int, times: int) -> None:
-        """Add the error code that so many answers have at their top level."""
-        self._cluster.count_errors(cells, (code,), times)
-
-    def move(self, broker: str) -> None:
-        """It has become known which broker is at the other end: from now on its cells count."""
-        former, listener = self._cells, self._listener
-        cells = self._cells = self._cluster.broker(broker, listener)
-        self._by_plan = cells.by_plan
-        if self._open:
-            former.live.discard(self)
-            former.open[listener] -= 1
-            cells.live.add(self)
-            cells.open[listener] += 1
-
-    def _unusual(self, event: Event) -> None:
-        cluster = self._cluster
-        if isinstance(event, Exchange):
-            if event.outcome == NO_ANSWER_EXPECTED:
-                self._request_only(event)
-            elif event.outcome == ANSWERED_BY_PROXY:  # the broker never saw it: it has neither its time nor its errors
-                self._request_only(event)
-                _add(cluster.own_answers, cluster.api_label(event.plan), 1)
-            # An answer without a request comes with a Desync, and is counted there.
-        elif isinstance(event, Unanswered):
-            self._request_only(event.exchange)
-            _add(cluster.unanswered, (cluster.api_label(event.exchange.plan), event.cause), 1)
-        elif isinstance(event, AddressesHidden):
-            self.neutralised(cluster.api_label(event.exchange.plan), 1)
-        elif isinstance(event, Desync):
-            _add(cluster.faults, (SIDES[event.side], event.kind), 1)
-        elif isinstance(event, ClientNamed):
-            self._client_left(event.now_ns)
-            self._client = cluster.clients.joined(event)
-        elif isinstance(event, Closed):
-            self._client_left(event.now_ns)
-
-    def _client_left(self, now_ns: int) -> None:
-        if self._client is not None:
-            self._client.left(now_ns)
-            self._client = None
-
-    def _request_only(self, exchange: Exchange) -> None:
-        cells = self._by_plan.get(exchange.plan) or self._cluster.api_cells(self._cells, exchange.plan)
-        cells.request_bytes += exchange.request_bytes
-        cells.request_size[bisect_left(SIZE_BYTES, exchange.request_bytes)] += 1
-
-    def paused(self, side: str) -> None:
-        """Reading of a side stopped, since the other takes no more."""
-        _add(self._cluster.paused, side, 1)
-
-    def limit_reached(self, limit: str) -> None:
-        """A limit slowed this connection down: a setting of [cluster.limits], or one of all connections (known.py)."""
-        _add(self._cluster.limits, limit, 1)
-
-    def rewritten(self, api: str, count: int) -> None:
-        """Addresses of brokers in an answer became addresses of this proxy."""
-        _add(self._cluster.rewritten, api, count)
-
-    def unbound(self, count: int) -> None:
-        """An answer named `count` brokers for which no port is open."""
-        self._cluster.unbound += count
-
-    def neutralised(self, api: str, count: int) -> None:
-        """Address lists made unreadable in passing, so that the client asks Metadata instead."""
-        _add(self._cluster.neutralised, api, count)
-
-    def closed(self, cause: str) -> None:
-        """The connection is gone; only the first call counts."""
-        if self._open:
-            self._open = False
-            if self._fetching is not None:
-                self._fetching.closed()
-            cells = self._cells
-            cells.live.discard(self)
-            cells.open[self._listener] -= 1
-            _add(cells.disconnects, (self._listener, cause), 1)
-
-
-class Metrics:
-    """All cells of one process, and the clock of its events."""
-
-    def __init__(self) -> None:
-        self.started_ns = time_ns()
-        # Monotonic time and this is the time of day at the start. Every event has this clock, so whatever compares with
-        # an event's time must ask `now_ns`: the wall clock steps, and goes on while a virtual machine is suspended.
-        self.clock_offset_ns = self.started_ns - monotonic_ns()
-        self.clusters: dict[str, ClusterCells] = {}
-        self.directions = {"request": DurationCells(), "response": DurationCells()}
-        self._inside = self.directions["request"], self.directions["response"]
-        self.loop_lag = DurationCells()  # from the arrival of bytes to the read of them
-        self.slow = Slow()
-        self.connection_limit = 0
-        self.workers = 1  # processes that relay
-        self.worker_restarts = 0
-        self.insight_restarts = {"ended": 0, "hung": 0}  # of the process that decodes what relays keep
-        self.worker_usage: dict[str, tuple[int, int]] = {}  # of several: ns of CPU, bytes of memory
-        self.log_lines_dropped: Callable[[], int] = int  # since the start; a program's own logging drops none
-        self.audit_lines: Callable[[], tuple[int, int]] = lambda: (0, 0)  # written and dropped since the start
-        self.reloads = ReloadCells(self.started_ns)
-        self.upgrades = {"failed": 0}  # attempts to have another process take over; one that succeeds ends this one
-        self.predecessor_connections = 0  # that the process before this one still has
-        self.flight_dumps: dict[str, dict[str, int]] = {}  # by cause and outcome; empty: no flight recorder
-        self.flight_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)  # that it holds: of frames, of headers
-        self.otlp_pushes: dict[str, int] = {}  # by outcome; empty: none are made
-        self.otlp_pushed_ns = 0  # when the last was taken, since the epoch
-        self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
-        self.passive: PassiveCells | None = None  # of `kproxy watch`
-        self.zookeeper: dict[str, ZooKeeperCells] = {}  # by listener
-
-    def upstream(self, cluster: str, causes: Sequence[str], state: Callable[[], ClusterState]) -> UpstreamCells:
-        """The cells of a cluster's upstream: why dials may fail, and from now on a function that returns its state."""
-        of_cluster = self.cluster(cluster)
-        if of_cluster.upstream is None:
-            of_cluster.upstream = UpstreamCells(causes, state)
-        of_cluster.upstream.state = state
-        return of_cluster.upstream
-
-    def now_ns(self) -> int:
-        """The clock of the events, in nanoseconds: the time of day at the start, monotonic from then on."""
-        return monotonic_ns() + self.clock_offset_ns
-
-    def cluster(self, name: str) -> ClusterCells:
-        """The cells of a cluster; its series begin with the first call."""
-        cells = self.clusters.get(name)
-        if cells is None:
-            cells = self.clusters[name] = ClusterCells(name, DISCONNECT_CAUSES if self.passive is None else ENDS)
-        return cells
-
-    def connection(
-        self, info: ConnectionInfo, listener: str, broker: str, pending: Sized = (), *, topics: bool = False
-    ) -> ConnectionMetrics:
-        """Count a new connection, and what it does from now on; with `topics` also what its bodies say of those."""
-        cluster = self.cluster(info.cluster)
-        cells = cluster.broker(broker, listener)
-        if topics and cluster.topics is None:
-            cluster.topics = Topics()
-            cluster.lags = Lags(cluster.topics)
-        of_bodies = (cluster.topics, cluster.lags) if topics else (None, None)
-        connection = ConnectionMetrics(
-            cluster, cells, listener, pending, *of_bodies, self._inside, self.loop_lag, self.slow, info
-        )
-        cells.live.add(connection)
-        cells.open[listener] += 1
-        cells.accepted[listener] += 1
-        return connection
-
-
-def _add(counts: dict[Label, int], key: Label, count: int) -> None:
+def add(counts: dict[Label, int], key: Label, count: int) -> None:
+    """Count, also what is met for the first time."""
     counts[key] = counts.get(key, 0) + count

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from kproxy import __version__
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
-from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics
+from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells
 from kproxy.metrics.collector_groups import of_groups
 from kproxy.metrics.exemplars import exemplars
 from kproxy.metrics.families import Exemplars
@@ -29,6 +29,7 @@ from kproxy.metrics.families import Sum as _Sum
 from kproxy.metrics.known import error_label
 from kproxy.metrics.named import OTHER, shown
 from kproxy.metrics.passive_families import OF_A_PROXY, passive_families
+from kproxy.metrics.process import Metrics
 from kproxy.metrics.telemetry_families import telemetry_families
 from kproxy.protocol.compression import codec_name
 

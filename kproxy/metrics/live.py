@@ -16,8 +16,9 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, quantile
-from kproxy.metrics.cells import ApiCells, Metrics
+from kproxy.metrics.cells import ApiCells
 from kproxy.metrics.known import error_label
+from kproxy.metrics.process import Metrics
 
 STEP_S = 10.0
 SAMPLES = 360

@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kproxy.metrics.cells import ApiCells, Metrics
+from kproxy.metrics.cells import ApiCells
+from kproxy.metrics.process import Metrics
 from kproxy.metrics.units import API, BROKER, CLUSTER, UPSTREAM, Place, units
 
 TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS, SLOW, PUSHED = (

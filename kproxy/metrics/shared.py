@@ -14,9 +14,10 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics
+from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells
 from kproxy.metrics.lag import MAX_COMMITTED, MAX_LOGS, Fetching, Lags, Log, Position
 from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Carried, ClientCells, TopicCells, Topics
+from kproxy.metrics.process import Metrics
 from kproxy.metrics.published import CLIENT, COMMITTED, FETCHING, LOG, NAMES, PROCESS, PUSHED, SLOW, TOPIC, Change
 from kproxy.metrics.slow import merged as merged_slow
 from kproxy.metrics.telemetry import Pushes

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, cell, quantile
-from kproxy.metrics.cells import ApiCells, Metrics
+from kproxy.metrics.cells import ApiCells
 from kproxy.metrics.known import error_label
+from kproxy.metrics.process import Metrics
 
 
 @dataclass

@@ -9,7 +9,8 @@ wrong (a time, the same fact in every process), the class says so in LATEST. Ref
 from collections.abc import Iterator
 from typing import Any
 
-from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, Metrics
+from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells
+from kproxy.metrics.process import Metrics
 
 Place = tuple[Any, ...]  # its first part is one of these kinds
 METRICS, CLUSTER, UPSTREAM, BROKER, API = "metrics", "cluster", "upstream", "broker", "api"

@@ -13,8 +13,8 @@ from kproxy.capture import content
 from kproxy.capture.flow import Flow
 from kproxy.insight.knowledge import APIS, ONLY_FAILED
 from kproxy.metrics import Metrics
-from kproxy.metrics.cells import ConnectionMetrics
 from kproxy.metrics.columns import count
+from kproxy.metrics.counting import ConnectionMetrics
 from kproxy.proxy.config.addresses import Address, numeric
 from kproxy.proxy.control.knowledge.feed import Feed
 from kproxy.proxy.relay.listeners import normal

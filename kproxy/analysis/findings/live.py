@@ -16,7 +16,8 @@ from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
 from kproxy.analysis.pieces import MS
 from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, cell, quantile
-from kproxy.metrics.cells import BrokerCells, ClusterCells, Metrics
+from kproxy.metrics.cells import BrokerCells, ClusterCells
+from kproxy.metrics.process import Metrics
 from kproxy.protocol.schema import schema
 
 _PLAIN = 1  # the bit of codec none

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from kproxy.errors import Malformed
-from kproxy.metrics.cells import ConnectionMetrics
+from kproxy.metrics.counting import ConnectionMetrics
 from kproxy.proxy.access.telemetry import TELEMETRY_APIS, AnswerTelemetry
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream.rewrite import API_VERSIONS, add_offers, cap_versions, rewrite_addresses

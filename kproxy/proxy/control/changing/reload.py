@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kproxy.errors import ConfigError
-from kproxy.metrics.cells import Metrics
+from kproxy.metrics.process import Metrics
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.changing.changes import Changes, changes
 

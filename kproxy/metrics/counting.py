@@ -1,0 +1,250 @@
+"""What the events of one connection add to the cells: the hot path of the metrics.
+
+Duty: count, as `cells` says. Bounds: those of the cells; of a connection nothing is kept but which client it is of.
+Refuses to know labels' text, and sockets.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sized
+from typing import Final
+
+from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
+from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, DurationCells, add
+from kproxy.metrics.lag import Fetching, Lags
+from kproxy.metrics.named import ClientCells, Topics
+from kproxy.metrics.slow import Slow
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import (
+    ANSWERED,
+    ANSWERED_BY_PROXY,
+    NO_ANSWER_EXPECTED,
+    SIDES,
+    AddressesHidden,
+    ClientNamed,
+    Closed,
+    Desync,
+    Event,
+    Exchange,
+    Unanswered,
+)
+from kproxy.wire.interest import ApiPlan
+
+_NO_CELLS: Final = ApiCells("")  # of no exchange: what a loop holds before its first
+
+
+class ConnectionMetrics:
+    """The counting of one connection; what it counts is shared with all connections to that broker.
+
+    `pending` is whatever has the length of the requests that wait for answers now: the session's own queue.
+    """
+
+    __slots__ = (
+        "_by_plan",
+        "_cells",
+        "_client",
+        "_cluster",
+        "_fetching",
+        "_info",
+        "_listener",
+        "_open",
+        "_seldom",
+        "_slow",
+        "errors",
+        "inside",
+        "lag",
+        "pending",
+    )
+
+    def __init__(
+        self,
+        cluster: ClusterCells,
+        cells: BrokerCells,
+        listener: str,
+        pending: Sized,
+        topics: Topics | None,
+        lags: Lags | None,
+        inside: tuple[DurationCells, DurationCells],
+        loop_lag: DurationCells,
+        slow: Slow,
+        info: ConnectionInfo,
+    ) -> None:
+        self._cluster = cluster
+        self._cells = cells
+        self._by_plan = cells.by_plan
+        self._listener = listener
+        self._fetching = Fetching(lags) if lags is not None else None
+        self._seldom: tuple[Callable[[list[Event]], None], ...] = ()
+        if topics is not None:
+            self.tell(topics.events)
+        if self._fetching is not None:
+            self.tell(self._fetching.events)
+        self._client: ClientCells | None = None
+        self._open = True
+        self._slow = slow
+        self._info = info
+        self.errors = 0  # codes in its answers, all levels
+        self.lag = loop_lag
+        self.inside = inside  # one pair for all connections
+        self.pending = pending
+
+    def tell(self, sink: Callable[[list[Event]], None]) -> None:
+        """From now on it gets the events too, but where all of them are exchanges that have neither a body nor frames:
+        as heartbeats, which are by far the most where nothing else happens.
+        """
+        self._seldom += (sink,)
+
+    def events(self, events: list[Event]) -> None:
+        """Count these events; nothing of them is kept."""
+        if self._seldom:
+            for event in events:
+                if (
+                    event.__class__ is not Exchange
+                    or event.request_body is not None
+                    or event.response_body is not None
+                    or (event.plan.kept is not None and (event.errors or not event.plan.keeps_small))
+                ):
+                    for sink in self._seldom:
+                        sink(events)
+                    break
+        plan: ApiPlan | None = None
+        cells = _NO_CELLS
+        request_bytes = response_bytes = -1
+        request_bucket = response_bucket = 0
+        of_broker = self._cells
+        slow_ns = self._slow.threshold_ns
+        for event in events:
+            if event.__class__ is not Exchange or event.outcome is not ANSWERED:
+                self._unusual(event)
+                continue
+            if event.plan is not plan:
+                plan = event.plan
+                cells = self._by_plan.get(plan) or self._cluster.api_cells(of_broker, plan)
+            size = event.request_bytes
+            if size != request_bytes:  # those of one read are often alike
+                request_bytes = size
+                request_bucket = bisect_left(SIZE_BYTES, size)
+            cells.request_bytes += size
+            cells.request_size[request_bucket] += 1
+            size = event.response_bytes
+            if size != response_bytes:
+                response_bytes = size
+                response_bucket = bisect_left(SIZE_BYTES, size)
+            cells.response_bytes += size
+            cells.response_size[response_bucket] += 1
+            duration = event.response_start - event.request_end
+            queue = event.queue_ns
+            if queue:
+                duration -= queue
+                of_broker.queue[bisect_left(QUEUE_NS, queue)] += 1
+                of_broker.queue_ns += queue
+            muted = event.muted_ns
+            if muted:
+                duration -= muted
+                of_broker.mute[bisect_left(MUTE_NS, muted)] += 1
+                of_broker.mute_ns += muted
+            if duration > 0:
+                cells.duration_ns += duration
+            cells.duration[bisect_left(DURATION_NS, duration)] += 1
+            if duration > slow_ns:
+                self._slow.add(event, duration, self._info, of_broker.broker)
+            if event.max_wait_ms is not None:
+                excess = duration - event.max_wait_ms * 1_000_000
+                if excess > 0:
+                    cells.excess_wait_ns += excess
+                cells.excess_wait[bisect_left(EXCESS_WAIT_NS, excess)] += 1
+            if event.throttle_ms > 0:
+                throttle = event.throttle_ms * 1_000_000
+                cells.throttle_ns += throttle
+                cells.throttle[bisect_left(THROTTLE_NS, throttle)] += 1
+            if event.errors:
+                self.errors += len(event.errors)
+                self._cluster.count_errors(cells, event.errors)
+
+    # --- what is read by column (columns.py), and seen from beside the connection ------------------------------------
+
+    @property
+    def of_broker(self) -> BrokerCells:
+        """What is counted of the broker."""
+        return self._cells
+
+    def api_cells(self, plan: ApiPlan) -> ApiCells:
+        """What is counted of an API at the broker."""
+        return self._by_plan.get(plan) or self._cluster.api_cells(self._cells, plan)
+
+    def count_error(self, cells: ApiCells, code: int, times: int) -> None:
+        """Add the error code that so many answers have at their top level."""
+        self._cluster.count_errors(cells, (code,), times)
+
+    def move(self, broker: str) -> None:
+        """It has become known which broker is at the other end: from now on its cells count."""
+        former, listener = self._cells, self._listener
+        cells = self._cells = self._cluster.broker(broker, listener)
+        self._by_plan = cells.by_plan
+        if self._open:
+            former.live.discard(self)
+            former.open[listener] -= 1
+            cells.live.add(self)
+            cells.open[listener] += 1
+
+    def _unusual(self, event: Event) -> None:
+        cluster = self._cluster
+        if isinstance(event, Exchange):
+            if event.outcome == NO_ANSWER_EXPECTED:
+                self._request_only(event)
+            elif event.outcome == ANSWERED_BY_PROXY:  # the broker never saw it: it has neither its time nor its errors
+                self._request_only(event)
+                add(cluster.own_answers, cluster.api_label(event.plan), 1)
+            # An answer without a request comes with a Desync, and is counted there.
+        elif isinstance(event, Unanswered):
+            self._request_only(event.exchange)
+            add(cluster.unanswered, (cluster.api_label(event.exchange.plan), event.cause), 1)
+        elif isinstance(event, AddressesHidden):
+            self.neutralised(cluster.api_label(event.exchange.plan), 1)
+        elif isinstance(event, Desync):
+            add(cluster.faults, (SIDES[event.side], event.kind), 1)
+        elif isinstance(event, ClientNamed):
+            self._client_left(event.now_ns)
+            self._client = cluster.clients.joined(event)
+        elif isinstance(event, Closed):
+            self._client_left(event.now_ns)
+
+    def _client_left(self, now_ns: int) -> None:
+        if self._client is not None:
+            self._client.left(now_ns)
+            self._client = None
+
+    def _request_only(self, exchange: Exchange) -> None:
+        cells = self._by_plan.get(exchange.plan) or self._cluster.api_cells(self._cells, exchange.plan)
+        cells.request_bytes += exchange.request_bytes
+        cells.request_size[bisect_left(SIZE_BYTES, exchange.request_bytes)] += 1
+
+    def paused(self, side: str) -> None:
+        """Reading of a side stopped, since the other takes no more."""
+        add(self._cluster.paused, side, 1)
+
+    def limit_reached(self, limit: str) -> None:
+        """A limit slowed this connection down: a setting of [cluster.limits], or one of all connections (known.py)."""
+        add(self._cluster.limits, limit, 1)
+
+    def rewritten(self, api: str, count: int) -> None:
+        """Addresses of brokers in an answer became addresses of this proxy."""
+        add(self._cluster.rewritten, api, count)
+
+    def unbound(self, count: int) -> None:
+        """An answer named `count` brokers for which no port is open."""
+        self._cluster.unbound += count
+
+    def neutralised(self, api: str, count: int) -> None:
+        """Address lists made unreadable in passing, so that the client asks Metadata instead."""
+        add(self._cluster.neutralised, api, count)
+
+    def closed(self, cause: str) -> None:
+        """The connection is gone; only the first call counts."""
+        if self._open:
+            self._open = False
+            if self._fetching is not None:
+                self._fetching.closed()
+            cells = self._cells
+            cells.live.discard(self)
+            cells.open[self._listener] -= 1
+            add(cells.disconnects, (self._listener, cause), 1)

@@ -1,0 +1,92 @@
+"""All cells of one process, and the clock of its events.
+
+Duty: have the cells of each cluster, and of what belongs to none; begin the counting of a connection. Bounds: those of
+the cells. Refuses to know how events are counted.
+"""
+
+from collections.abc import Callable, Sequence, Sized
+from time import monotonic_ns, time_ns
+from typing import TYPE_CHECKING
+
+from kproxy.metrics.cells import ClusterCells, DurationCells
+from kproxy.metrics.counting import ConnectionMetrics
+from kproxy.metrics.known import DISCONNECT_CAUSES
+from kproxy.metrics.lag import Lags
+from kproxy.metrics.named import Topics
+from kproxy.metrics.passive import ENDS, PassiveCells
+from kproxy.metrics.reloads import ReloadCells
+from kproxy.metrics.slow import Slow
+from kproxy.metrics.upstream import ClusterState, UpstreamCells
+from kproxy.wire.connection import ConnectionInfo
+
+if TYPE_CHECKING:
+    from kproxy.metrics.zookeeper import ZooKeeperCells
+
+
+class Metrics:
+    """All cells of one process, and the clock of its events."""
+
+    def __init__(self) -> None:
+        self.started_ns = time_ns()
+        # Monotonic time and this is the time of day at the start. Every event has this clock, so whatever compares with
+        # an event's time must ask `now_ns`: the wall clock steps, and goes on while a virtual machine is suspended.
+        self.clock_offset_ns = self.started_ns - monotonic_ns()
+        self.clusters: dict[str, ClusterCells] = {}
+        self.directions = {"request": DurationCells(), "response": DurationCells()}
+        self._inside = self.directions["request"], self.directions["response"]
+        self.loop_lag = DurationCells()  # from the arrival of bytes to the read of them
+        self.slow = Slow()
+        self.connection_limit = 0
+        self.workers = 1  # processes that relay
+        self.worker_restarts = 0
+        self.insight_restarts = {"ended": 0, "hung": 0}  # of the process that decodes what relays keep
+        self.worker_usage: dict[str, tuple[int, int]] = {}  # of several: ns of CPU, bytes of memory
+        self.log_lines_dropped: Callable[[], int] = int  # since the start; a program's own logging drops none
+        self.audit_lines: Callable[[], tuple[int, int]] = lambda: (0, 0)  # written and dropped since the start
+        self.reloads = ReloadCells(self.started_ns)
+        self.upgrades = {"failed": 0}  # attempts to have another process take over; one that succeeds ends this one
+        self.predecessor_connections = 0  # that the process before this one still has
+        self.flight_dumps: dict[str, dict[str, int]] = {}  # by cause and outcome; empty: no flight recorder
+        self.flight_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)  # that it holds: of frames, of headers
+        self.otlp_pushes: dict[str, int] = {}  # by outcome; empty: none are made
+        self.otlp_pushed_ns = 0  # when the last was taken, since the epoch
+        self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
+        self.passive: PassiveCells | None = None  # of `kproxy watch`
+        self.zookeeper: dict[str, ZooKeeperCells] = {}  # by listener
+
+    def upstream(self, cluster: str, causes: Sequence[str], state: Callable[[], ClusterState]) -> UpstreamCells:
+        """The cells of a cluster's upstream: why dials may fail, and from now on a function that returns its state."""
+        of_cluster = self.cluster(cluster)
+        if of_cluster.upstream is None:
+            of_cluster.upstream = UpstreamCells(causes, state)
+        of_cluster.upstream.state = state
+        return of_cluster.upstream
+
+    def now_ns(self) -> int:
+        """The clock of the events, in nanoseconds: the time of day at the start, monotonic from then on."""
+        return monotonic_ns() + self.clock_offset_ns
+
+    def cluster(self, name: str) -> ClusterCells:
+        """The cells of a cluster; its series begin with the first call."""
+        cells = self.clusters.get(name)
+        if cells is None:
+            cells = self.clusters[name] = ClusterCells(name, DISCONNECT_CAUSES if self.passive is None else ENDS)
+        return cells
+
+    def connection(
+        self, info: ConnectionInfo, listener: str, broker: str, pending: Sized = (), *, topics: bool = False
+    ) -> ConnectionMetrics:
+        """Count a new connection, and what it does from now on; with `topics` also what its bodies say of those."""
+        cluster = self.cluster(info.cluster)
+        cells = cluster.broker(broker, listener)
+        if topics and cluster.topics is None:
+            cluster.topics = Topics()
+            cluster.lags = Lags(cluster.topics)
+        of_bodies = (cluster.topics, cluster.lags) if topics else (None, None)
+        connection = ConnectionMetrics(
+            cluster, cells, listener, pending, *of_bodies, self._inside, self.loop_lag, self.slow, info
+        )
+        cells.live.add(connection)
+        cells.open[listener] += 1
+        cells.accepted[listener] += 1
+        return connection
