@@ -52,9 +52,8 @@ class Groups:
         self._weight = 0  # of all
         self._coordinators: dict[str, int] = {}
         self._in_transactions: dict[str, dict[str, int]] = {}  # by transactional id: offsets of each group
-        self._waited_for: dict[
-            Key, int
-        ] = {}  # until when, of groups with members that were given an id and did not join
+        # Until when, of groups with members that were given an id and did not join.
+        self._waited_for: dict[Key, int] = {}
         self._next_ns = 0  # before it none of these is due
 
     @property

@@ -54,9 +54,8 @@ class Taken:
     open: int = 0
     accepted: int = 0
     topics: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)  # batches, plain ones, records, bytes
-    groups: dict[str, tuple[int, int, int, str | None]] = field(
-        default_factory=dict
-    )  # rebalances, ns, members, protocol
+    # Rebalances, their nanoseconds, members, protocol.
+    groups: dict[str, tuple[int, int, int, str | None]] = field(default_factory=dict)
     causes: Counts = field(default_factory=dict)
     lags: dict[tuple[str, str, str], int] = field(default_factory=dict)  # by kind, name and topic: records
 
