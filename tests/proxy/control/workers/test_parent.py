@@ -512,8 +512,10 @@ def test_what_several_workers_count_is_what_one_counts():
             await broker.frame()
             broker.close()
             await client.rest()
-            for client, broker in pairs[2:]:
+            client.close()
+            for client, broker in pairs[3:]:
                 client.close()
+                await broker.rest()  # whose end came first is what is counted
                 broker.close()
 
             async def closed() -> bool:
