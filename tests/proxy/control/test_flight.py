@@ -64,6 +64,8 @@ def test_what_is_asked_for_is_written_without_secrets(tmp_path):
             told = await done(http, "/api/dump")
             assert told["exchanges"] == 4 and told["frames"] == 8 and not told["left_out"]
             client.close()
+            await broker.rest()
+            broker.close()
             await here.until(lambda: here.relays == 0)
             told = await done(http, "/api/dump")
             found.append(Path(told["folder"]))
