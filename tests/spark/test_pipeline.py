@@ -280,13 +280,13 @@ def test_records_of_chosen_topics(spark, tmp_path):
     files = [capture("k41_librdkafka"), capture("k41_kip848_share"), capture("tls13_embedded_secrets")]
     settings = Settings(records=chosen("rdk2,__trans*,gamma", "hash"))
     convert(files, tmp_path / "converted", settings, processes=1)
-    pipeline.ingest(spark, files, tmp_path / "ingested", settings, split_bytes=100_000, tasks=3)
+    pipeline.ingest(spark, files, tmp_path / "ingested", settings, split_bytes=250_000, tasks=3)
     same(tmp_path / "ingested", tmp_path / "converted", schema.RECORDS)
     told = rows(tmp_path / "ingested", schema.RECORDS)
     assert {"rdk2", "gamma", "__transaction_state"} == set(told["topic"].to_pylist())
     manifest = json.loads((tmp_path / "ingested" / "_kproxy.json").read_text())
     assert manifest["rows"]["records"] == len(told) > 100
-    pipeline.ingest(spark, files, tmp_path / "ingested", Settings(overwrite=True))
+    pipeline.ingest(spark, files[2:], tmp_path / "ingested", Settings(overwrite=True))
     assert not list((tmp_path / "ingested/records").rglob("*.parquet"))
 
 
