@@ -15,8 +15,9 @@ Where `is_in_order`, epoll reports sockets in the order in which they became rea
 Then the first read that turns out to be recent ends the lateness of the turn, and a wake-up costs one such read.
 
 A turn in which many sockets are ready is bounded by what it has taken, looked at after each event. First come those
-whose last event took at most CHEAP_NS, then those of whom that is not known, both for three quarters of the turn, then
-all others, one at least. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few of
+whose events take at most CHEAP_NS, then those of whom that is not known, both for three quarters of the turn, then all
+others, one at least; one event that took longer, as when the kernel ran somebody else, does not yet make a socket one
+of these. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few of
 those that cost much, however many there are, and all of a kind have their turn equally often. FEW sockets that are
 ready at once are handled without a look at the time, but every LOOK_NS, so that those of every day are known.
 
@@ -38,7 +39,8 @@ FEW = 8  # sockets
 LONG_TURN_NS = 4_000_000  # of one turn; with one event more, that is how long who costs little waits
 CHEAP_NS = 200_000  # of one event: to read and send 512 KiB of a large body takes some 500 us
 LOOK_NS = 10_000_000
-_UNKNOWN, _CHEAP, _COSTLY = range(3)
+_UNKNOWN, _CHEAP, _ONCE, _COSTLY = range(4)  # _ONCE: cheap, but for its last event
+_NEXT = (_COSTLY, _ONCE, _COSTLY, _COSTLY)  # by what was known, after an event that was not cheap
 
 Callback = Callable[..., None]
 
@@ -74,7 +76,7 @@ class Poller:
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
-        self._costs = bytearray()  # by file descriptor: what is known of the last event since it is watched
+        self._costs = bytearray()  # by file descriptor: what is known of the last events since it is watched
         self._look_ns = 0  # when the time of events is looked at again
         # Events that were reported and wait, by file descriptor; the first for longest.
         self._queue_of_cheap: OrderedDict[int, int] = OrderedDict()
@@ -228,10 +230,10 @@ class Poller:
         queues = bool(cheap or queue)
         for fd, events in ready:
             cost = costs[fd]
-            if queues or cost == _COSTLY or now_ns > (soon_ns if cost == _CHEAP else early_ns):
+            if queues or cost == _COSTLY or now_ns > (soon_ns if cost else early_ns):
                 self.is_in_order = False
                 if fd in queue or fd in cheap or cost != _UNKNOWN:
-                    waiting = cheap if fd in cheap or (cost == _CHEAP and fd not in queue) else queue
+                    waiting = cheap if fd in cheap or (cost != _COSTLY and fd not in queue) else queue
                     if self._is_known(fd):  # unless an earlier event of this turn closed it
                         waiting[fd] = events  # one that queues keeps its place
                         queues = True
@@ -243,7 +245,7 @@ class Poller:
                     reader()
                 begun_ns = now_ns
                 self.now_ns = now_ns = monotonic_ns()
-                costs[fd] = _COSTLY if now_ns - begun_ns > CHEAP_NS else _CHEAP
+                costs[fd] = _NEXT[cost] if now_ns - begun_ns > CHEAP_NS else _CHEAP
             else:
                 self._handle(fd, events)
                 now_ns = self.now_ns
@@ -273,7 +275,7 @@ class Poller:
             callback, args = self._writers[fd]
             callback(*args)
         self.now_ns = now_ns = monotonic_ns()
-        self._costs[fd] = _COSTLY if now_ns - begun_ns > CHEAP_NS else _CHEAP
+        self._costs[fd] = _NEXT[self._costs[fd]] if now_ns - begun_ns > CHEAP_NS else _CHEAP
 
     def _tell_end(self, fd: int, events: int) -> None:
         """Call back who waits for an end, unless the event is older than that: bytes to be read."""
