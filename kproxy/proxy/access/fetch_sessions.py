@@ -1,7 +1,7 @@
-"""Fetch without sessions (KIP-227), for clients that may read some topics and not others.
+"""Fetch without sessions (KIP-227), for clients that may not read every topic.
 
 A Fetch that goes on with a session names no topic: the broker remembers those of earlier requests, whoever sent them.
-Its number is all that it takes to read what somebody else asked for. So a client whose rules tell topics apart gets no
+Its number is all that it takes to read what somebody else asked for. So a client that may not read every topic gets no
 session: each of its requests names what it wants, and clients do so as at a broker that has no room for more sessions.
 
 Pure. Refuses to know rules.

@@ -210,10 +210,17 @@ class ApiRules:
 
     def depends_on(self, kind: str) -> bool:
         """Whether some names of that kind may pass and others not."""
+        return len(self._outcomes(kind)) > 1
+
+    def restricts(self, kind: str) -> bool:
+        """Whether some names of that kind, or all, may not pass."""
+        return False in self._outcomes(kind)
+
+    def _outcomes(self, kind: str) -> set[bool]:
         outcomes = {rule.allows for rule in self._rules if not rule.named or kind in rule.named}
         if not self._rules or self._rules[-1].named:
             outcomes.add(self._default.allowed)
-        return len(outcomes) > 1
+        return outcomes
 
     def cluster(self) -> Verdict:
         """About what is none of the kinds."""
@@ -270,9 +277,9 @@ class Clearance:
         return self._describing(kind).named(kind, name).allowed
 
     @cached_property
-    def sees_some(self) -> bool:
-        """Whether answers may mention some topics or groups, and others not."""
-        return self._describing(TOPIC).depends_on(TOPIC) or self._describing(GROUP).depends_on(GROUP)
+    def sees_all(self) -> bool:
+        """Whether answers may mention every topic and every group."""
+        return not (self._describing(TOPIC).restricts(TOPIC) or self._describing(GROUP).restricts(GROUP))
 
     def _describing(self, kind: str) -> ApiRules:
         key = METADATA if kind == TOPIC else DESCRIBE_GROUPS
@@ -380,7 +387,7 @@ class Policy:
 
     @cached_property
     def _tells_names_apart(self) -> bool:
-        return any(TOPIC in rule.named or GROUP in rule.named for rule in self.rules)
+        return any(rule.named for rule in self.rules)
 
     def clears_auto_creation(self, api_key: int, version: int) -> bool:
         """Whether brokers must not create a topic that such a request asks for."""

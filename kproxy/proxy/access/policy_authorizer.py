@@ -155,9 +155,9 @@ class PolicyAuthorizer:
         elif self._hides(key):
             self._edits[exchange.number] = partial(hide_mentioned, key, version, sees=self._clearance.sees)
             exchange.plan = self._interest.held_plan(plan)
-        if key == FETCH and rules.depends_on(TOPIC):
+        if key == FETCH and rules.restricts(TOPIC):
             return self._without_session(exchange, frame)
-        if key in (SHARE_FETCH, SHARE_ACKNOWLEDGE) and rules.depends_on(TOPIC):
+        if key in (SHARE_FETCH, SHARE_ACKNOWLEDGE) and rules.restricts(TOPIC):
             return self._of_own_share_session(exchange, frame)
         if key == DESCRIBE_TOPIC_PARTITIONS and self._cursors:
             return self._with_real_cursor(exchange, frame)
@@ -221,7 +221,7 @@ class PolicyAuthorizer:
         return rules, None if passes else reader(key, version), is_audited, clears
 
     def _hides(self, key: int) -> bool:
-        return self._policy.hides_in(key) and self._clearance.sees_some
+        return self._policy.hides_in(key) and not self._clearance.sees_all
 
     def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
         edit = self._edits.pop(exchange.number, None)

@@ -1,8 +1,8 @@
-"""Sessions of ShareFetch (KIP-932), for clients that may read some topics and not others.
+"""Sessions of ShareFetch (KIP-932), for clients that may not read every topic.
 
 A ShareFetch that goes on with a session names only what changes: the broker remembers the rest, by group and member,
-whoever named it. Acknowledgements need a session, so clients cannot do without. So a client whose rules tell topics
-apart may go on with sessions that it began on the same connection, where each topic was judged; of any other it learns
+whoever named it. Acknowledgements need a session, so clients cannot do without. So a client that may not read every
+topic may go on with sessions that it began on the same connection, where each topic was judged; of any other it learns
 that the broker has no such session, and begins one, as after a broker's restart.
 
 Bounded: MOST sessions of a connection, the oldest is forgotten. Pure. Refuses to know rules.

@@ -209,11 +209,11 @@ def expected(settings: dict[str, Any], layout: Layout, body: dict[str, Any], who
     verdicts = {access: allowed(rules, default, api, layout.version, who, access) for access in found}
     if all(verdicts.values()):
         someone = allowed(rules, default, api, layout.version, who, ("topic", UUID(int=77)))
-        if api == "Fetch" and layout.version >= 7 and someone is None:  # rules tell topics apart: no sessions
+        if api == "Fetch" and layout.version >= 7 and not someone:  # not every topic may be read: no sessions
             if body["sessionEpoch"] > 0:
                 return "no session"
             return "forwarded" if (body["sessionId"], body["sessionEpoch"]) == (0, -1) else "in part"
-        if api in ("ShareFetch", "ShareAcknowledge") and someone is None:  # it goes on with what others began
+        if api in ("ShareFetch", "ShareAcknowledge") and not someone:  # it goes on with what others began
             return "forwarded" if api == "ShareFetch" and body["shareSessionEpoch"] == 0 else "no session"
         return "forwarded"
     if api == "Metadata" and not any(kind in ("all", "nothing") for kind, _ in found):
@@ -411,6 +411,21 @@ def test_an_answer_mentions_what_the_client_may_name_and_nothing_else(api_key, s
         passes = Decided(*rules, filter_lists=False).client(sized(ask.encode(body, "c")))
         assert passes.broker(sized(frame)).answers() == [frame]
     assert hidden > 2
+
+
+@pytest.mark.parametrize(
+    "rule", [{"group": "g"}, {"api": "ConsumerGroupDescribe", "group": "*"}, {"api": "69", "group": "?"}]
+)
+def test_who_may_name_no_topic_at_all_is_shown_none(rule):
+    key = 69
+    member = {"subscribedTopicNames": ["orders"], "assignment": {"topicPartitions": []}}
+    members = [member | {"targetAssignment": member["assignment"]}]
+    talk = Decided({"action": "allow"} | rule)
+    talk.client(playbook.request(key, 1, 1, {"groupIds": ["g"]}))
+    body = {"groups": [{"groupId": "g", "members": members}]}
+    talk.broker(sized(bytes(codec.encode_response(key, 1, {"correlationId": 1}, body))))
+    ((shown,),) = ([one["members"] for one in talk.answer(key, 1)["groups"]],)
+    assert [one["subscribedTopicNames"] for one in shown] == [[]]
 
 
 def test_a_page_that_ends_at_a_hidden_topic_goes_on_there_and_does_not_name_it():

@@ -61,6 +61,12 @@ def test_what_is_denied_begins_none():
     assert talk.sent[BROKER] == b""
 
 
+def test_who_may_read_no_topic_goes_on_with_no_session_of_a_group_that_it_may_join():
+    for rules in ({"action": "allow", "group": "g"},), (NO_SECRETS | {"topic": "*"}, {"action": "allow", "group": "g"}):
+        talk = Decided(*rules).client(ask(SHARE_FETCH, 1, 5))
+        assert talk.sent[BROKER] == b"" and talk.answer(SHARE_FETCH, 1)["errorCode"] == 122
+
+
 def test_few_sessions_are_remembered(monkeypatch):
     monkeypatch.setattr(share_sessions, "MOST", 2)
     talk = judged()
