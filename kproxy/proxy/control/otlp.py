@@ -80,7 +80,8 @@ class OtlpPush:
         self._exporter.hurry()
         self._thread = None
         try:
-            await asyncio.wait_for(self._push(), LAST_S)
+            async with asyncio.timeout(LAST_S):
+                await self._push()
         except TimeoutError:
             log.warning("otlp: the last push was given up after %g s", LAST_S)
 
@@ -100,7 +101,8 @@ class OtlpPush:
             bound_s = 2 * self._settings.timeout_s + SLACK_S  # of an attempt, connecting and its answer have their time
             metrics = await self._gather()
             try:
-                fault = await asyncio.wait_for(self._on_a_thread(metrics), bound_s)
+                async with asyncio.timeout(bound_s):  # wait_for of Python 3.11 may forget that it was cancelled
+                    fault = await self._on_a_thread(metrics)
                 self._thread = None  # what it had to do is done
             except TimeoutError:
                 fault = f"its answer has not ended after {bound_s:g} s"

@@ -20,6 +20,7 @@ from tests.otlp import Collector, exposed, grpc_collector, series_of
 from tests.ports import free_ports
 
 SECRET = "hunter2"
+LONG_S = 60.0  # for a push that succeeds, on a machine that is busy
 
 
 def pushing(endpoint: str, **settings: Any) -> tuple[OtlpPush, Metrics]:
@@ -29,7 +30,7 @@ def pushing(endpoint: str, **settings: Any) -> tuple[OtlpPush, Metrics]:
     async def gather() -> Metrics:
         return metrics
 
-    of = Otlp(endpoint=endpoint, **{"protocol": "grpc", "timeout_s": 5.0, **settings})
+    of = Otlp(endpoint=endpoint, **{"protocol": "grpc", "timeout_s": LONG_S, **settings})
     return OtlpPush(of, metrics, gather, 9092), metrics
 
 
@@ -109,7 +110,7 @@ def test_a_failure_is_told_without_what_the_collector_says(tmp_path: Path, caplo
 
 
 def test_one_that_is_away_is_named_and_one_that_hangs_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    push, metrics = pushing(f"http://127.0.0.1:{free_ports(1)}", timeout_s=0.5)
+    push, metrics = pushing(f"http://127.0.0.1:{free_ports(1)}", timeout_s=5.0)
     once(push)
     assert metrics.otlp_pushes["failed"] == 1 and "UNAVAILABLE: " in caplog.text and "refused" in caplog.text
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -140,8 +141,8 @@ def test_tls_with_a_ca_and_a_certificate_of_its_own(tmp_path: Path) -> None:
     own = {"certificate": client["certificate"], "key": client["key"]}
     with grpc_collector(credentials) as here:
         for settings, outcome in (
-            ({}, "failed"),
-            ({"ca": authority.bundle}, "failed"),
+            ({"timeout_s": 5.0}, "failed"),
+            ({"ca": authority.bundle, "timeout_s": 5.0}, "failed"),
             ({"ca": authority.bundle, **own}, "success"),
         ):
             push, metrics = pushing(f"https://localhost:{here.port}", **settings)
@@ -159,7 +160,8 @@ def test_a_running_push_over_grpc_by_the_port_alone() -> None:
         async def gather() -> Metrics:
             return metrics
 
-        push = OtlpPush(Otlp(endpoint=f"http://127.0.0.1:{here.port}", interval_s=1), metrics, gather, 9092)
+        of = Otlp(endpoint=f"http://127.0.0.1:{here.port}", interval_s=1, timeout_s=LONG_S)
+        push = OtlpPush(of, metrics, gather, 9092)
         push.start()
         while len(here.pushes) < 2:  # noqa: ASYNC110 - a thread makes them
             await asyncio.sleep(0.02)

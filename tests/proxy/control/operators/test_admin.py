@@ -319,9 +319,10 @@ def test_a_request_under_way_is_not_cut_and_a_silent_one_after_it_is(monkeypatch
 
 def test_a_stream_that_nobody_takes_ends_and_its_connection_is_free_again(monkeypatch):
     monkeypatch.setattr("kproxy.proxy.control.operators.admin.TAKEN_S", 0.2)
-    ended = []
+    begun, ended = [], []
 
     async def lines(_):
+        begun.append(True)
         try:
             while True:
                 yield {"frame": "x" * 100_000}
@@ -329,18 +330,20 @@ def test_a_stream_that_nobody_takes_ends_and_its_connection_is_free_again(monkey
             ended.append(True)
 
     async def main():
-        async with serving(streams={"trace": lines}, max_connections=3) as client:
+        async with serving(streams={"trace": lines}, max_connections=2) as client, asyncio.timeout(60):
             address = client._base_url.host, client._base_url.port
-            paused = [socket.create_connection(address) for _ in range(2)]
-            for sock in paused:
-                sock.sendall(
+            paused = []
+            for number in range(2):  # one after the other: the last that fits would replace one that has not asked yet
+                paused.append(socket.create_connection(address))
+                paused[-1].sendall(
                     b"POST /api/trace HTTP/1.1\r\nHost: localhost\r\nX-Kproxy: yes\r\nContent-Length: 0\r\n\r\n"
                 )
-            async with asyncio.timeout(60):
-                async with client.get("/health") as answer:
-                    assert answer.status == 200
-                while len(ended) < 2:  # noqa: ASYNC110 (of generators, whose ends nothing tells)
-                    await asyncio.sleep(0.02)
+                while len(begun) == number:  # noqa: ASYNC110 (of generators, whose beginnings nothing tells)
+                    await asyncio.sleep(0.001)
+            async with client.get("/health") as answer:  # there is no connection left for it
+                assert answer.status == 200 and ended
+            while len(ended) < 2:  # noqa: ASYNC110 (of generators, whose ends nothing tells)
+                await asyncio.sleep(0.02)
             for sock in paused:
                 sock.close()
 
