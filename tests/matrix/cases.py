@@ -34,7 +34,9 @@ _REASON_CHARACTERS = 240
 _DRIVER_FAULTS = ("ModuleNotFoundError", "ImportError", "TypeError", "NameError", "AttributeError", "KeyError")
 _WORKS, _FAILS, _CANNOT, OPEN = "works", "fails", "cannot", "open"
 # What clients say when they ran out of time, and when one of the two sides lacks what the other asks for.
-_TIMED_OUT = re.compile(r"nothing happened for|time ?d? ?out|deadline exceeded|not (acknowledged|present in)", re.I)
+_TIMED_OUT = re.compile(
+    r"nothing happened for|records after|time ?d? ?out|deadline exceeded|not (acknowledged|present in)", re.I
+)
 _LACKS = re.compile(
     r"unsupported|(not|don't|doesn't) support|version|mechanism|not enabled|invalid[_ ](token|credential)", re.I
 )

@@ -78,6 +78,7 @@ def outcomes(*reasons: str) -> Iterator[cases.Outcome]:
         pytest.param(["CorruptRecordException", "context deadline exceeded"], "open", id="then out of time"),
         pytest.param(["TimeoutException: Topic t not present in metadata after 30000 ms."], "open", id="Java"),
         pytest.param(["RuntimeError: 10 records not acknowledged, []"], "open", id="librdkafka"),
+        pytest.param(["IllegalStateException: 14 records after 45 s"], "open", id="Java, of its records"),
         pytest.param(["KafkaTimeoutError: Unable to bootstrap from 127.0.3.1:21161"], "open", id="kafka-python"),
     ],
 )
