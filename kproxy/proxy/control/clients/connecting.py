@@ -24,6 +24,7 @@ from kproxy.proxy.access.topic_names import TopicNames
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control import transparent
+from kproxy.proxy.control.changing.draining import drain
 from kproxy.proxy.control.clients.entrance import Entrance, Ticket, Welcome
 from kproxy.proxy.control.clients.logins import Logins
 from kproxy.proxy.control.operators.operating import END_LINE, end_fields
@@ -336,7 +337,12 @@ class Connector:
             self._logins.named(session, client, worker.now_ns())
             self._logins.begin(relay, client, authorizer, self._interest_expired)
         if self.ends:
-            asyncio.get_running_loop().call_later(FIRST_REQUEST_S, relay.finish)
+            self._tasks.spawn(self._end(relay))
+
+    async def _end(self, relay: Relay) -> None:
+        """Bring a connection to its end that was being made when its settings ceased to hold."""
+        await asyncio.sleep(FIRST_REQUEST_S)
+        await drain([relay], self._worker.config.drain_timeout_s, asyncio.Event(), f"cluster {self._cluster.name}")
 
     def _authorizer(self, client: Incoming) -> PolicyAuthorizer | None:
         """What decides a client's requests; None: the listener has no policy."""

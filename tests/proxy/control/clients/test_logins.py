@@ -14,6 +14,8 @@ from kproxy.metrics.cells import ClusterCells
 from kproxy.protocol import codec
 from kproxy.proxy.access.sasl.users import change
 from kproxy.proxy.config.load import load
+from kproxy.proxy.config.policy import Rule
+from kproxy.proxy.control.changing.changes import changes
 from kproxy.proxy.control.clients.logins import Logins
 from kproxy.proxy.control.server import Server
 from kproxy.proxy.upstream.loops import LoopGuard
@@ -222,6 +224,32 @@ def test_after_a_login_that_was_refused_nothing_is_served(tmp_path: Path, togeth
             broker.close()
             await here.until(lambda: not here.relays)
             assert here.counted.disconnects == {"fault": 1}
+
+    live(test())
+
+
+def test_whoever_logs_in_while_a_policy_comes_is_not_served_without_it_for_ever(tmp_path: Path) -> None:
+    """Its connection was begun by the former settings. It has always one more request unanswered, as consumers have."""
+
+    async def test() -> None:
+        async with served(tmp_path, AUTHENTICATION) as here:
+            await ready(here)
+            client = await Wire.dial(here.port)
+            assert (await asked(client, HANDSHAKE, 1, {"mechanism": "PLAIN"}))["errorCode"] == 0
+            now = here.server.config
+            cluster = now.clusters[0].model_copy(update={"policy": (Rule(action="deny", topic="secret-*"),)})
+            new = now.model_copy(update={"clusters": (cluster,)})
+            await here.server.reconfigure(new, changes(now, new))
+            await answers(here.broker)  # which is asked anew for its brokers
+            token = await asked(client, AUTHENTICATE, 2, {"authBytes": b"\0alice\0pass of alice"})
+            assert token["errorCode"] == 0
+            await answers(here.broker)
+            ask = request(METADATA, 12, 2, {"topics": []})
+            await client.send(ask * 3)
+            with suppress(OSError):
+                while await client.frame():
+                    await client.send(ask)
+            await here.until(lambda: not here.relays)
 
     live(test())
 
