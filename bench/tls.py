@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from tests.certificates import Authority, Certificate
 
 # Of HAProxy's CPU time. Pipelined requests share a record of TLS, so that what is left is what they cost in plaintext.
 LIMITS = {"small": 1.5, "pipelined": 2.2, "produce": 1.0, "fetch": 1.0}
-_VERSIONS = {cases.PRODUCE: 13, cases.FETCH: 18}
 _WAIT_S = 20.0
 _FILES_BESIDE = 1200  # what kproxy sets aside for ports, names and operators
 _FLOODS = 2  # processes that shake hands
@@ -172,11 +171,13 @@ def _listens(process: Process) -> bool:
     return any(one.status == psutil.CONN_LISTEN for one in sockets)
 
 
-def cpu(stage: list[Proxy], context: ssl.SSLContext, upstream: processes.Address, rounds: int) -> list[dict[str, Any]]:
-    """For each case the least CPU time of either, and their ratio."""
+def cpu(
+    stage: list[Proxy], context: ssl.SSLContext, upstream: processes.Address, rounds: int, names: Collection[str]
+) -> list[dict[str, Any]]:
+    """For each of the named cases the least CPU time of either, and their ratio."""
     found = []
-    for case in cases.CASES:
-        version = _VERSIONS[case.api_key]
+    for case in (case for case in cases.CASES if case.name in names):
+        version = case.versions[-1]
         request, answer = cases.request(case, version), cases.answer(case.api_key, version, upstream[1])
         requests = max(case.connections * case.depth, case.requests // 3)
         times: dict[str, list[float]] = {proxy.name: [] for proxy in stage}
@@ -366,6 +367,7 @@ def shake(port: int, ca: Path) -> None:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("parts", nargs=-1)
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option("--cases", "names", metavar="NAME,...", default=",".join(LIMITS), show_default=True, help="Of `cpu`.")
 @click.option("--connections", type=click.IntRange(1, 10_000), default=10_000, show_default=True)
 @click.option("--active", type=click.IntRange(1, 5000), default=1000, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.1, 60), default=5.0, show_default=True)
@@ -379,6 +381,7 @@ def shake(port: int, ca: Path) -> None:
 def main(
     parts: tuple[str, ...],
     rounds: int,
+    names: str,
     connections: int,
     active: int,
     seconds: float,
@@ -390,6 +393,8 @@ def main(
     if parts[:1] == ("shake",):
         shake(int(parts[1]), Path(parts[2]))
     wanted = parts or ("cpu", "idle", "flood")
+    if unknown := {*names.split(",")} - LIMITS.keys():
+        raise click.UsageError(f"no case {', '.join(sorted(unknown))}; there are: {', '.join(LIMITS)}")
     found: dict[str, Any] = {}
     cores = sorted(os.sched_getaffinity(0))
     own, other = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
@@ -406,7 +411,7 @@ def main(
         if {"cpu", "flood"} & {*wanted}:
             with proxies(folder / "one", upstream, made, own) as stage, processes.pinned(other):
                 if "cpu" in wanted:
-                    found["cpu"] = cpu(stage, context, upstream, rounds)
+                    found["cpu"] = cpu(stage, context, upstream, rounds, names.split(","))
                 if "flood" in wanted:
                     found["flood"] = {proxy.name: flood(proxy, context, authority.bundle, seconds) for proxy in stage}
         if "idle" in wanted:
