@@ -256,6 +256,11 @@ class PolicyAuthorizer:
             if not verdict.allowed:
                 first = first or verdict
                 denied[CLUSTER, ""] = CODES[CLUSTER]
+        if names.expression is not None:
+            verdict = rules.all_of(TOPIC)
+            if not verdict.allowed:
+                first = first or verdict
+                denied[CLUSTER, ""] = CODES[TOPIC]
         if names.cluster:
             verdict = rules.cluster()
             if not verdict.allowed:

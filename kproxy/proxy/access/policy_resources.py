@@ -78,7 +78,11 @@ NAMED: dict[str, dict[str, str]] = {
     "OffsetDelete": {"groupId": GROUP, "topics.name": TOPIC},
     "DescribeProducers": {"topics.name": TOPIC},
     "DescribeTransactions": {"transactionalIds[]": TRANSACTIONAL_ID},
-    "ConsumerGroupHeartbeat": {"groupId": GROUP, "subscribedTopicNames[]": TOPIC},
+    "ConsumerGroupHeartbeat": {
+        "groupId": GROUP,
+        "subscribedTopicNames[]": TOPIC,
+        "subscribedTopicRegex": "expression",
+    },
     "ConsumerGroupDescribe": {"groupIds[]": GROUP},
     "DescribeTopicPartitions": {"topics.name": TOPIC},
     "ShareGroupHeartbeat": {"groupId": GROUP, "subscribedTopicNames[]": TOPIC},
@@ -88,6 +92,7 @@ NAMED: dict[str, dict[str, str]] = {
     "StreamsGroupHeartbeat": {
         "groupId": GROUP,
         "topology.subtopologies.sourceTopics[]": TOPIC,
+        "topology.subtopologies.sourceTopicRegex[]": "expression",
         "topology.subtopologies.repartitionSinkTopics[]": TOPIC,
         "topology.subtopologies.stateChangelogTopics.name": TOPIC,
         "topology.subtopologies.repartitionSourceTopics.name": TOPIC,
@@ -153,7 +158,7 @@ _RESOURCE_TYPES = {2: TOPIC, 32: GROUP}  # ConfigResource.Type
 class Names:
     """What one request names; plans fill it in."""
 
-    __slots__ = ("all_of", "cluster", "group", "topic", "topic_id", "transactional_id")
+    __slots__ = ("all_of", "cluster", "expression", "group", "topic", "topic_id", "transactional_id")
 
     def __init__(self) -> None:
         self.topic: list[str] = []
@@ -161,6 +166,7 @@ class Names:
         self.group: list[str] = []
         self.transactional_id: list[str] = []
         self.all_of: str | None = None  # a kind of which the request means all
+        self.expression: str | None = None  # a broker looks for topics that fit: it may be any of them
         self.cluster = False  # it names something that is none of the kinds, like a broker's settings
 
     def is_empty(self) -> bool:
@@ -231,6 +237,8 @@ class _NamesPlan(Plan):
             self.after(f"if {var} is not None: {kind}s.append({var})")
         elif kind == "key":
             self.after(f"keys.append({var})")
+        elif kind == "expression":
+            self.after(f"expression = {var} or expression")
         elif kind == "resource":
             self.after(f"resources.append((resource_type, {var}))")
         else:
@@ -254,6 +262,7 @@ class _NamesPlan(Plan):
         self.line("topics, topic_ids, groups, transactional_ids = [], [], [], []")
         self.line("total = key_type = resource_type = 0")
         self.line(f"all_of = {self.all_of!r}")
+        self.line("expression = None")
         for variable, _ in used:
             self.line(f"{variable} = []")
         with self.translated():
@@ -263,6 +272,7 @@ class _NamesPlan(Plan):
         self.line("names = Names()")
         self.line("names.topic, names.topic_id, names.group = topics, topic_ids, groups")
         self.line("names.transactional_id, names.all_of = transactional_ids, all_of")
+        self.line("names.expression = expression")
         for _, statement in used:
             self.line(statement)
         self.line("return names")

@@ -41,7 +41,8 @@ ALL_IF_NULL = {
     "ListPartitionReassignments": "topics",
     "DescribeShareGroupOffsets": "topics",
 }
-MUTATES_ALL = {"ElectLeaders"}
+TOUCHES_ALL = {"ElectLeaders", "ConsumerGroupHeartbeat", "StreamsGroupHeartbeat"}
+EXPRESSIONS = {"subscribedTopicRegex", "sourceTopicRegex"}  # of which a broker looks for topics that fit
 
 
 def accesses(api: str, version: int, body: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -74,6 +75,9 @@ def accesses(api: str, version: int, body: dict[str, Any]) -> list[tuple[str, An
         elif isinstance(value, dict):
             for name, inner in value.items():
                 if name in NO_ACCESS or (api == "ConsumerGroupHeartbeat" and name == "topicPartitions"):
+                    continue
+                if name in EXPRESSIONS:
+                    found.extend([("all", "topic")] if any(inner or ()) else [])
                     continue
                 if inner is None and name == ALL_IF_NULL.get(api):
                     found.append(("all", "topic"))
@@ -178,7 +182,7 @@ def allowed(
         elif kind == "nothing":
             if allows and set(patterns) & can_name(api, version):
                 return True
-        elif kind == "all" and api not in MUTATES_ALL:
+        elif kind == "all" and api not in TOUCHES_ALL:
             if allows and name in rule:
                 return True
         elif kind == "all" and name in rule and (not allows or rule[name] == "*"):

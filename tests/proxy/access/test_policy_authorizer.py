@@ -118,6 +118,20 @@ def test_everything_on_all_topics_is_judged_by_every_rule():
     assert len(talk.requests()) == 1
 
 
+@pytest.mark.parametrize("rules", [(NO_SECRETS,), ({"action": "allow", "topic": "orders", "group": "*"},)])
+def test_a_broker_looks_for_no_topics_by_an_expression_for_who_may_not_name_all(rules):
+    """It would say which there are, by their ids."""
+    key, body = 68, {"groupId": "g", "memberId": "m", "subscribedTopicNames": None}
+    talk = Decided(*rules).client(request(key, 1, 1, body | {"subscribedTopicRegex": "secret-.*"}))
+    assert talk.sent[BROKER] == b"" and talk.answer(key, 1)["errorCode"] == TOPIC
+    for expression in (None, ""):
+        same = request(key, 1, 2, body | {"subscribedTopicRegex": expression})
+        assert Decided(*rules).client(same).sent[BROKER] == same
+    everything = ({"action": "allow", "topic": "*", "group": "*"},)
+    some = request(key, 1, 1, body | {"subscribedTopicRegex": ".*"})
+    assert Decided(*everything).client(some).sent[BROKER] == some
+
+
 def test_who_asks_decides_too():
     rules = (
         {"action": "allow", "principal": "User:alice", "topic": "a"},
