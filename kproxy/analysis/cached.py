@@ -9,6 +9,7 @@ captures go. `batches` is made only for questions that read it. Nobody may read 
 Bounds: a folder for each capture, or for several that are asked about together. Refuses to know questions.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 FOLDER = ".kproxy"
 _DONE = "_complete.json"  # the sizes of all files: written last
+_DRAFT = ".part"  # ends the name of a folder that is being written
 _MAX_NAME_BYTES = 150  # of a capture's name: a folder's has 255 at most
 _DETAILS = {"batches": "batches"}  # the detail that a table needs; others do with "topics"
 
@@ -79,7 +81,6 @@ def tables_of(
         return folder / "tables", True
     name = _name(found)
     key = _key(found, settings)
-    mode = _mode(found)
     for parent in _parents(found[0]):
         for detail in dict.fromkeys((need, "batches")):
             place = parent / f"{name}-{key}-{detail}"
@@ -90,19 +91,20 @@ def tables_of(
         before = _made(place)
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            work = Path(tempfile.mkdtemp(prefix=f"{name}-", suffix=".part", dir=parent))
+            work, claim = _draft(parent, name)
         except OSError:
             continue
         try:
             _convert(convert, work / "tables", _with_detail(settings, need))
             _complete(work / "tables")
-            (work / "tables").chmod(mode)
+            _allow(work / "tables", found)
             if not is_whole(place) or _made(place) == before:  # else somebody was faster, and may be reading them
                 _forget(parent, name, key, place)
                 with suppress(OSError):
                     (work / "tables").rename(place)
         finally:
             shutil.rmtree(work, ignore_errors=True)
+            os.close(claim)
         return place, False
     raise KproxyError(
         f"tables of {name} can be written neither beside it nor to {tempfile.gettempdir()}: make them elsewhere with "
@@ -133,12 +135,41 @@ def _made(place: Path) -> tuple[int, int] | None:
     return stat.st_ino, stat.st_mtime_ns
 
 
-def _mode(paths: Sequence[str]) -> int:
-    """Who may read the tables: who may read all of the captures."""
-    read = 0o444
-    for path in paths:
-        read &= os.stat(path).st_mode  # noqa: PTH116 - a name may be bytes
-    return 0o700 | read & 0o044 | (read & 0o044) >> 2
+def _draft(parent: Path, name: str) -> tuple[Path, int]:
+    """A folder to write to, locked while its process lives; those of processes that were killed go."""
+    for old in parent.glob("*" + _DRAFT):
+        if old.name.startswith(f"{name}-"):
+            with suppress(OSError):  # somebody is at it
+                claim = os.open(old, os.O_RDONLY)
+                try:
+                    fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(old, ignore_errors=True)
+                finally:
+                    os.close(claim)
+    while True:
+        work = Path(tempfile.mkdtemp(prefix=f"{name}-", suffix=_DRAFT, dir=parent))
+        claim = os.open(work, os.O_RDONLY)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(claim, fcntl.LOCK_EX)
+        if work.exists():
+            return work, claim
+        os.close(claim)  # swept away before it was locked
+
+
+def _allow(folder: Path, paths: Sequence[str]) -> None:
+    """Those may read the tables who may read all of the captures."""
+    stats = [os.stat(path) for path in paths]  # noqa: PTH116 - a name may be bytes
+    read = 0o044
+    for stat in stats:
+        read &= stat.st_mode
+    if read == 0o040:  # the captures' group, which need not be the one that new files get
+        groups = {stat.st_gid for stat in stats}
+        try:
+            os.chown(folder, -1, groups.pop())
+        except OSError:
+            read = 0
+        read = 0 if groups else read
+    folder.chmod(0o700 | read | read >> 2)
 
 
 def _with_detail(settings: "Settings", detail: str) -> "Settings":

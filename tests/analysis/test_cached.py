@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -161,6 +163,43 @@ def test_who_may_not_read_the_capture_may_not_read_its_tables(place, tmp_path, m
     own.chmod(0o777)  # as somebody else would make it, who wants to choose what is read there
     with pytest.raises(KproxyError, match="can be written neither beside it nor to"):
         asked("latency", place)
+
+
+def test_a_capture_of_another_group_is_not_for_ones_own(place, monkeypatch):
+    """New files are of the group of whoever asks, of which others may not read the capture."""
+    place.chmod(0o640)
+    group = 12_345 if os.getuid() == 0 else os.getgid()
+    os.chown(place, -1, group)
+    asked("latency", place)
+    (folder,) = (place.parent / cached.FOLDER).iterdir()
+    assert (folder.stat().st_gid, folder.stat().st_mode & 0o777) == (group, 0o750)
+    shutil.rmtree(folder)
+
+    def refused(*given):
+        raise PermissionError("as who is not root may not give files to any group")
+
+    monkeypatch.setattr(os, "chown", refused)
+    asked("latency", place)
+    (folder,) = (place.parent / cached.FOLDER).iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_killed_process_was_writing_goes(place, made):
+    script = (
+        "import os, sys\nfrom kproxy.analysis import cached\nfrom kproxy.convert.job import Settings\n"
+        "def killed(folder, settings):\n    folder.mkdir()\n    os.kill(os.getpid(), 9)\n"
+        "cached.tables_of(sys.argv[1:], ['exchanges'], Settings(), convert=killed)"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(place)], check=False).returncode == -9
+    (left,) = folders(place)
+    alive, claim = cached._draft(place.parent / cached.FOLDER, place.name)
+    assert folders(place) == [alive.name] != [left]
+    asked("latency", place)
+    assert alive.name in folders(place) and len(folders(place)) == 2
+    os.close(claim)
+    asked("lag", place)
+    asked("batching", place)
+    assert alive.name not in folders(place)
 
 
 def test_a_capture_may_have_the_longest_name(place, made):
