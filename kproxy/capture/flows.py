@@ -109,6 +109,7 @@ class Flows:
         self._away: set[bytes] = set()  # keys of which another reader has what comes
         self.takes = ALL  # of connections that are met from now on; others are another reader's
         self._apart = apart
+        self.forgotten: set[bytes] = set()  # where `apart`: keys of flows that ended and are not remembered any more
         self.is_crowded = False  # connections were put away while others are away: which, may depend on these
         if kept is None:
             interest = Interest(details=True, detail=detail, room=room, logs=logs)
@@ -538,7 +539,9 @@ class Flows:
             self._report_end(flow)
         shard.ended.append(flow)
         if len(shard.ended) > MAX_ENDED:
-            self._forget(shard.ended.popleft())
+            self._forget(old := shard.ended.popleft())
+            if self._apart:
+                self.forgotten.update(old.keys)
 
     def _forget(self, flow: Flow) -> None:
         """Let go of an ended flow: what comes with its keys begins another one."""
@@ -566,20 +569,8 @@ class Flows:
             return DEAF
         if flow.client < 0:  # TLS in the middle of a stream: servers have the lower ports
             flow.client = int(flow.ends[0][1] < flow.ends[1][1])
-        (client_address, client_port), (broker_address, broker_port) = (
-            flow.ends[flow.client],
-            flow.ends[1 - flow.client],
-        )
-        flow.info = ConnectionInfo(
-            self._cluster,
-            self._source,
-            client_address,
-            client_port,
-            broker_address,
-            broker_port,
-            None,
-            flow.first_ns,
-        )
+        client, broker = flow.ends[flow.client], flow.ends[1 - flow.client]
+        flow.info = ConnectionInfo(self._cluster, self._source, *client, *broker, None, flow.first_ns)
         if speaks == content.ZOOKEEPER:
             listen = self._handlers.zookeeper
             room = self._shards[shard_of(flow.keys[0])].zookeeper

@@ -177,8 +177,11 @@ class Joiner:
         whole, added = self._ids.get(edge.id, (edge.id, 0))
         if whole in self._known and not edge.follow(self._known[whole]):
             raise Torn("what is between depends on what was before")
+        added += edge.number - number
+        if claimed in self._ids or (claimed == whole and added):  # a coarse clock: both begin at the same time
+            raise Torn("one id for two readers")
         self._known[whole] = edge
-        self._ids[claimed] = whole, added + edge.number - number
+        self._ids[claimed] = whole, added
         self._waiting.append((claimed, *self._ids[claimed], edge.positions, missed))
 
     def _end(self) -> None:

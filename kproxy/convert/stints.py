@@ -333,7 +333,7 @@ def read(job: Job, part: Part, add: Add, spool: BinaryIO | None = None) -> Found
             if stint is not None and not flow.continues:
                 torn = torn or "ports used again"
             if standing is None or claims.get(pair) != standing or len(positions) * 2 >= MAX_POSITIONS:
-                if pair in ended:
+                if pair in ended or pair[0] in flows.forgotten:
                     torn = torn or "ports used again"
                 carried[pair] = MAIN if stint is None else WARM
                 if flow.info is not None:
@@ -357,7 +357,7 @@ def read(job: Job, part: Part, add: Add, spool: BinaryIO | None = None) -> Found
         stint = stints.get(pair)
         if pair not in carried and (stint is None or stint.edge is None):
             carried[pair] = MAIN
-            if pair in ended or stint is not None:
+            if pair in ended or stint is not None or key in flows.forgotten:
                 torn = torn or "ports used again"
     flows.finish()
     rows.flush(1)

@@ -6,14 +6,15 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from struct import pack_into, unpack_from
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.offline import generate
-from kproxy.capture import splits
+from bench.offline import Connection, generate
+from kproxy.capture import flows, splits
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Window
 from kproxy.convert import joining, processes, stints
@@ -22,9 +23,11 @@ from kproxy.convert.joining import Joiner
 from kproxy.convert.rows import Rows
 from kproxy.convert.slices import share, sorters
 from kproxy.convert.stints import Part, Torn
+from kproxy.protocol import codec
 from kproxy.tables import schema
 from kproxy.tables.arrays import batch
 from tests.capture.dialogues import stretches
+from tests.capture.packet import pcap
 from tests.convert.test_slices import ALL, ONE, made_up, told
 
 
@@ -206,3 +209,50 @@ def test_readers_read_each_byte_once_and_their_warm_ups_twice(tmp_path, monkeypa
         assert not found.carried and not found.torn
     assert size <= counted["bytes"] <= 1.1 * size
     assert told == pytest.approx(counted["bytes"], rel=0.02)
+
+
+def test_a_clock_so_coarse_that_a_connection_seems_to_begin_twice(tmp_path):
+    """Its id is of its ends and its first packet's time: what a reader calls by the whole one's id it must not mend."""
+    path = tmp_path / "coarse.pcap"
+    with path.open("wb") as file:
+        generate(ONE, file, 1000)
+    data = bytearray(path.read_bytes())
+    place = 24
+    while place < len(data):
+        pack_into("<I", data, place + 4, 0 if place < 0.7 * len(data) else 10_000)
+        place += 16 + unpack_from("<I", data, place + 8)[0]
+    path.write_bytes(data)
+    read = InParts(path, tmp_path)
+    read.check([len(data) // 2], 2)
+    assert read.torn == {"one id for two readers": 1}
+
+
+def test_late_packets_of_a_connection_that_is_not_remembered_any_more(tmp_path, monkeypatch):
+    """They look like another connection's, whose packets would be carried, and the first one's with them."""
+    monkeypatch.setattr(flows, "MAX_ENDED", 2)
+    busy, *others = (Connection(number, 1448) for number in range(100))
+    head = {"requestApiKey": 12, "requestApiVersion": 4, "clientId": "c"}
+
+    def asked(number):
+        body = codec.encode_request(head | {"correlationId": number}, {"groupId": "g", "memberId": "m"})
+        return len(body).to_bytes(4) + body
+
+    def answered(number):
+        body = codec.encode_response(12, 4, {"correlationId": number}, {"errorCode": 0})
+        return len(body).to_bytes(4) + body
+
+    packets = [*busy.shake()]
+    for number in range(3000):
+        packets += busy.send(0, asked(number))
+        packets += busy.send(1, answered(number))
+    late = []
+    for number, one in enumerate(others):
+        packets += [*one.shake(), *one.send(0, asked(0)), *one.send(1, answered(0))]
+        packets += [one._packet(0, b"", 0x11), one._packet(1, b"", 0x11)]
+        late = late or [*one.send(0, asked(1)), *one.send(1, answered(1))]
+        packets += late if number == 80 else []
+    path = tmp_path / "late.pcap"
+    path.write_bytes(pcap([(1_700_000_000_000_000_000 + at * 10_000, packet) for at, packet in enumerate(packets)]))
+    read = InParts(path, tmp_path)
+    read.check([path.stat().st_size // 2], 5)
+    assert read.torn == {"ports used again": 1}
