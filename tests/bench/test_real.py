@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from bench import processes, real
 from kproxy.protocol import codec, records
 
@@ -14,6 +16,24 @@ def test_a_real_broker_takes_what_the_bench_sends(tmp_path):
         assert proxy.requests_counted("Produce") - before == 2 * case.requests + 50
     assert len(result.us["kproxy"]) == 2 and result.median("kproxy") > 0
     assert result.ratio("kproxy", "kproxy") == 1
+
+
+def test_a_broker_that_does_not_lead_its_new_topic_yet_is_asked_again(monkeypatch):
+    def answer(key, version, body):
+        frame = codec.encode_response(key, version, {"correlationId": 0}, body)
+        return len(frame).to_bytes(4, "big") + frame
+
+    def produced(code):
+        partition = {"index": 0, "errorCode": code, "baseOffset": 0, "logStartOffset": 0}
+        return answer(0, real.VERSION, {"responses": [{"name": "bench", "partitionResponses": [partition]}]})
+
+    topic = answer(3, 4, {"brokers": [], "topics": [{"errorCode": 0, "name": "bench", "partitions": []}]})
+    answers = [topic, produced(6), produced(0)]
+    monkeypatch.setattr(processes, "ask", lambda address, frame: answers.pop(0))
+    assert real.first_answer(("127.0.0.1", 1), b"") == produced(0)
+    answers = [topic, produced(2)]
+    with pytest.raises(processes.BenchError, match="refuses the bench's batch"):
+        real.first_answer(("127.0.0.1", 1), b"")
 
 
 def test_sizes_and_checksums():
