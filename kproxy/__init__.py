@@ -11,9 +11,10 @@ Proxy                              a proxy inside a program
 KproxyError and what is below it   all that kproxy raises on purpose, see `kproxy.errors`
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as type checkers know it; to import it would be the longest part of starting a program
 if TYPE_CHECKING:
+    from typing import Any
+
     from kproxy.convert.reading import exchanges
     from kproxy.errors import (
         CaptureError,
@@ -58,7 +59,7 @@ _MODULE_OF = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in __all__:
         raise AttributeError(f"module 'kproxy' has no attribute {name!r}")
     from importlib import import_module

@@ -1,16 +1,12 @@
 """The program `kproxy`, also as `python -m kproxy`: ends at an interrupt without a stack while it is still loaded."""
 
-import signal
+from kproxy.interrupts import EndsAtOnce
 
 
 def main() -> None:
     """What the command `kproxy` runs."""
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # not where a script in the background has it ignored
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from kproxy.cli import main as run
-
-    signal.signal(signal.SIGINT, handler)
+    with EndsAtOnce():
+        from kproxy.cli import main as run
     run()
 
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from kproxy.interrupts import EndsAtOnce
+
 
 @click.command()
 @click.option(
@@ -26,6 +28,7 @@ def demo(seconds: float | None, record: Path | None) -> None:
     A miniature cluster of three brokers and its clients, all of it on this machine, with kproxy in between and kproxy
     top on it. Where input or output is no terminal, and with TERM=dumb: a line every two seconds.
     """
-    from kproxy.demo import app
+    with EndsAtOnce():  # until it has handlers of its own
+        from kproxy.demo import app
 
-    app.run(seconds, record)
+        app.run(seconds, record)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kproxy.interrupts import EndsAtOnce
+
 if TYPE_CHECKING:
     from kproxy.proxy.config.settings import Config
 
@@ -123,23 +125,24 @@ def run(file: str | None, **flags: Any) -> None:
     As a sidecar of each broker, on the same port everywhere:
       kproxy run --route sidecar --listen :19092 --bootstrap localhost:9092
     """
-    from kproxy.proxy.config.load import load
-    from kproxy.proxy.control.flight import FINDINGS, FindingsTrigger
-    from kproxy.proxy.control.process import Inheritance, Process
-    from kproxy.proxy.control.workers.processes import begun
+    with EndsAtOnce():  # until Process has handlers of its own
+        from kproxy.proxy.config.load import load
+        from kproxy.proxy.control.flight import FINDINGS, FindingsTrigger
+        from kproxy.proxy.control.process import Inheritance, Process
+        from kproxy.proxy.control.workers.processes import begun
 
-    inheritance = Inheritance.of(os.environ)
+        inheritance = Inheritance.of(os.environ)
 
-    def read() -> "Config":
-        return load(file, os.environ, flags)
+        def read() -> "Config":
+            return load(file, os.environ, flags)
 
-    settings = read()
-    server = begun(settings)
-    triggered = settings.flight is not None and FINDINGS in settings.flight.triggers
-    if settings.admin is not None or triggered:
-        from kproxy.analysis.findings.following import Following
+        settings = read()
+        server = begun(settings)
+        triggered = settings.flight is not None and FINDINGS in settings.flight.triggers
+        if settings.admin is not None or triggered:
+            from kproxy.analysis.findings.following import Following
 
-        tell = FindingsTrigger(settings.flight, server.operate).told if settings.flight and triggered else None
-        server.questions[FINDINGS] = Following(server.counted, tell)
-    path = file or os.environ.get("KPROXY_CONFIG")
-    Process(server, inheritance, os.environ, read if path else None, Path(path) if path else None).run()
+            tell = FindingsTrigger(settings.flight, server.operate).told if settings.flight and triggered else None
+            server.questions[FINDINGS] = Following(server.counted, tell)
+        path = file or os.environ.get("KPROXY_CONFIG")
+        Process(server, inheritance, os.environ, read if path else None, Path(path) if path else None).run()

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kproxy.interrupts import EndsAtOnce
+
 if TYPE_CHECKING:
     from kproxy.watch.settings import Settings
 
@@ -92,24 +94,25 @@ def watch(log_format: str, log_level: str, **options: Any) -> None:
       sudo kproxy watch --interface any --port any --admin 9464
       curl -s localhost:9464/api/connections
     """
-    from kproxy.errors import KproxyError, of_extras
-    from kproxy.proxy import log_lines
+    with EndsAtOnce():  # until Watcher has handlers of its own
+        from kproxy.errors import KproxyError, of_extras
+        from kproxy.proxy import log_lines
 
-    if log_format not in log_lines.FORMATS:
-        raise KproxyError(f"--log-format {log_format}: one of {', '.join(log_lines.FORMATS)}")
-    if log_level not in _LEVELS:
-        raise KproxyError(f"--log-level {log_level}: one of {', '.join(_LEVELS)}")
-    settings = settings_of(**options)
-    with of_extras(lambda missing: KproxyError(f"watching {missing}")):
-        from kproxy.watch.watcher import Watcher
+        if log_format not in log_lines.FORMATS:
+            raise KproxyError(f"--log-format {log_format}: one of {', '.join(log_lines.FORMATS)}")
+        if log_level not in _LEVELS:
+            raise KproxyError(f"--log-level {log_level}: one of {', '.join(_LEVELS)}")
+        settings = settings_of(**options)
+        with of_extras(lambda missing: KproxyError(f"watching {missing}")):
+            from kproxy.watch.watcher import Watcher
 
-    watcher = Watcher(settings)
-    watcher.open(os.environ)  # before the log, whose thread would keep what this one gives up
-    log_lines.begin(log_level, log_format)
+        watcher = Watcher(settings)
+        watcher.open(os.environ)  # before the log, whose thread would keep what this one gives up
+        log_lines.begin(log_level, log_format)
 
-    import uvloop
+        import uvloop
 
-    uvloop.run(watcher.run(os.environ))
+        uvloop.run(watcher.run(os.environ))
 
 
 def settings_of(*, admin: str | None, interfaces: tuple[str, ...], ports: tuple[str, ...], **rest: Any) -> "Settings":

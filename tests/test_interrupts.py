@@ -1,0 +1,65 @@
+"""Ctrl-C at every stage of a start: it ends the program, without a stack."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+# Interrupts itself when the module of that number, of all that the program imports, is about to be loaded.
+AT_IMPORT = """
+import signal, sys
+
+class Interrupts:  # of those that are not loaded before the first line of kproxy
+    left = int(sys.argv.pop(1))
+
+    def find_spec(self, name, path=None, target=None):
+        Interrupts.left -= 1
+        if not Interrupts.left:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from kproxy.__main__ import main
+main()
+"""
+# Interrupts itself where C calls Python: an exception that is raised there is told of, and lost.
+IN_A_CALLBACK = """
+import signal, sys
+from pydantic.plugin import _schema_validator
+
+def make(*arguments, **named):
+    signal.raise_signal(signal.SIGINT)
+    raise AssertionError("went on")
+
+def validator(*arguments, **named):
+    class Lost:
+        def __del__(self):
+            make()
+    Lost()
+    return made(*arguments, **named)
+
+made = _schema_validator.SchemaValidator
+_schema_validator.SchemaValidator = validator
+from kproxy.__main__ import main
+main()
+"""
+
+
+def interrupted(code, *arguments):
+    """How the program ended, and what it said."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # which it cannot listen at: it never runs for long
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-c", code, *arguments, "run", "--listen", address, "--bootstrap", "127.0.0.1:1"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=os.environ)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("number", [8, 60, 120, 220, 320, 400])
+def test_at_any_import_it_ends_the_program_without_a_word(number):
+    assert interrupted(AT_IMPORT, str(number)) == (-signal.SIGINT, "")
+
+
+def test_it_is_not_lost_in_a_callback():
+    assert interrupted(IN_A_CALLBACK) == (-signal.SIGINT, "")
