@@ -257,6 +257,7 @@ class Watcher:
         from kproxy.metrics.collector import registry_of
         from kproxy.metrics.exposition import render
         from kproxy.proxy.control.operators.admin import Admin
+        from kproxy.proxy.control.operators.admin_guard import Guard
         from kproxy.proxy.control.operators.live import Live
         from kproxy.proxy.control.operators.page import load_page
 
@@ -276,6 +277,7 @@ class Watcher:
                 **({"groups": self._link.api_groups} if self._link is not None else {}),
             },
             page=page,
+            guard=Guard(hosts=(address.host,)),
         )
         try:
             await admin.start()

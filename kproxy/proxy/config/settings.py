@@ -10,7 +10,7 @@ import string
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, parse_address
 from kproxy.proxy.config.authentication import Authentication
@@ -45,6 +45,13 @@ def _admin(value: Any) -> Address:
     """HOST:PORT, or a port alone."""
     text = str(value).strip()
     return _bound(f":{text}" if text.isascii() and text.isdigit() else value)
+
+
+def _host(value: str) -> str:
+    name = value.strip()
+    if not name or set(name) & set(" /:*"):
+        raise ValueError(f"{value!r} is no name: write it as it stands in a URL, without scheme and port, no patterns")
+    return name
 
 
 def _upstreams(value: Any) -> Any:
@@ -171,6 +178,8 @@ class Config(Frozen):
     admin_tls: ClientTls | None = None  # the admin port speaks TLS
     page: bool = True  # the admin port has a page to look at, and keeps the last hour in memory for it
     admin_open_metrics: bool = False  # /metrics takes no token
+    # names by which browsers and others without a token ask, like kproxy.example.com
+    admin_hosts: Annotated[tuple[Annotated[str, AfterValidator(_host)], ...], BeforeValidator(_upstreams)] = ()
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1  # processes that relay
     max_connections: Annotated[int, Field(ge=1)] | None = None  # 10,000, or as many as open files allow
     accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024  # clients that wait in the listen backlog of each port

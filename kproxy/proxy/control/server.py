@@ -280,7 +280,12 @@ class Server:
             actions={**operator.actions, "reload": self._api_reload},
             streams=operator.streams,
             tls=_admin_tls(self.config.admin_tls) if self.config.admin_tls is not None else None,
-            guard=Guard(token, open_metrics=self.config.admin_open_metrics, open_page=page is not None),
+            guard=Guard(
+                token,
+                open_metrics=self.config.admin_open_metrics,
+                open_page=page is not None,
+                hosts=(host, *self.config.admin_hosts),
+            ),
             page=page,
             max_connections=shares.admin,
         )

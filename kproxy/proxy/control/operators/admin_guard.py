@@ -3,9 +3,13 @@
 - With a token file, everything but /health and /ready (and /metrics, if so configured) takes `Authorization: Bearer`.
   The file is read again when it changes; one that cannot be read any more leaves the last token in force.
 - Without one, what changes something is for those on this machine alone.
-- A browser on this machine is on this machine. So a POST takes a header that a foreign page cannot send, and whoever
-  comes over loopback must have asked for this machine by name or number: a foreign name that leads here (DNS rebinding)
-  is refused.
+- A browser on this machine is on this machine. So a POST takes a header that a foreign page cannot send.
+- A page may come from a foreign name that leads here afterwards (DNS rebinding), and is then of the same origin. So who
+  has no token must have asked by a number, by a name of this machine, or by one that is listed (`admin_hosts`). Over
+  loopback this holds for all; from elsewhere not for what is scraped and probed, nor for names that no public server of
+  names can give: those without a dot, and of `.svc`, `.local`, `.internal`. Whoever could make up such a name is on the
+  network already, and can ask directly.
+- `kproxy ctl` and `top` come by any name: they send a header that browsers let no page send.
 
 Refuses to know what is asked. Bounded: a token of 4096 bytes.
 """
@@ -14,7 +18,7 @@ import hmac
 import ipaddress
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +27,14 @@ from aiohttp import web
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.files import open_regular
-from kproxy.proxy.control.operators.asking import token_in
+from kproxy.proxy.control.operators.asking import NO_PAGE, token_in
 from kproxy.proxy.log_limiter import LogLimiter
 
 HEADER = "X-Kproxy"  # any value; a page of another origin cannot send it
 _OPEN = frozenset(("/health", "/ready"))
+_SCRAPED = _OPEN | {"/metrics"}
 _READS = frozenset(("GET", "HEAD"))
+_PRIVATE = ("svc", "local", "internal", "localhost")  # of Kubernetes; RFC 6762; set aside by ICANN; RFC 6761
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -74,15 +80,30 @@ class Guard:
     """token: None where the port has none; open_metrics: /metrics takes no token.
 
     open_page: the page takes none, which is files without data: it asks for the token, and sends it to /api/.
+    hosts: further names by which this machine is asked.
     """
 
-    def __init__(self, token: Token | None = None, *, open_metrics: bool = False, open_page: bool = False) -> None:
+    def __init__(
+        self,
+        token: Token | None = None,
+        *,
+        open_metrics: bool = False,
+        open_page: bool = False,
+        hosts: Collection[str] = (),
+    ) -> None:
         self._token = token
+        self._hosts = frozenset(filter(None, map(_plain, hosts)))
         self._open = _OPEN | {"/metrics"} if open_metrics else _OPEN
         self._open_page = open_page
 
     def _is_open(self, path: str) -> bool:
         return path in self._open or (self._open_page and (path == "/" or path.startswith("/page/")))
+
+    def _is_known(self, asked: str, path: str, is_local: bool) -> bool:
+        """Whether a Host header may stand in a question without a token."""
+        if _is_ours(asked) or _name_in(asked) in self._hosts:
+            return True
+        return not is_local and (path in _SCRAPED or _is_private(_name_in(asked)))
 
     @property
     def middleware(self) -> Any:
@@ -102,10 +123,11 @@ class Guard:
             return
         is_local = _is_loopback(_peer(request))
         asked = request.headers.get("Host")  # not request.host, which looks a name up where there is none
-        if is_local and asked is not None and not _is_ours(asked):
-            name = asked[:100]
+        if asked is not None and NO_PAGE not in request.headers and not self._is_known(asked, request.path, is_local):
+            name, here = asked[:100], "localhost, or its address" if is_local else "the address"
             raise web.HTTPForbidden(
-                text=f"{name!r} is no name of this machine: ask localhost, or its address (against DNS rebinding)\n"
+                text=f"{name!r} is no name of this machine: ask {here}; if it is one, list it in admin_hosts (against "
+                "DNS rebinding)\n"
             )
         if self._token is not None and not self._is_open(request.path):
             raise web.HTTPUnauthorized(
@@ -133,10 +155,24 @@ def _is_loopback(host: str) -> bool:
     return address is not None and address.is_loopback
 
 
+def _plain(name: str) -> str:
+    return name.strip("[]").rstrip(".").lower()
+
+
+def _name_in(host: str) -> str:
+    """The name or number in a Host header, without its port."""
+    return _plain(host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host)
+
+
+def _is_private(name: str) -> bool:
+    """Whether no public server of names can say where that is."""
+    rest, _, last = name.rpartition(".")
+    return bool(name) and (not rest or last in _PRIVATE)
+
+
 def _is_ours(host: str) -> bool:
     """Whether a Host header names this machine in a way that no foreign server of names can make up."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    name = name.strip("[]").rstrip(".").lower()
+    name = _name_in(host)
     try:
         ipaddress.ip_address(name.partition("%")[0])
         return True

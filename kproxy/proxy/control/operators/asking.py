@@ -22,6 +22,9 @@ MAX_TOKEN = 4096
 MAX_ANSWER = 256 * 1024 * 1024
 MAX_LINE = 16 * 1024 * 1024
 TIMEOUT_S = 30.0
+# A name with Sec- is one that browsers let no script set (https://fetch.spec.whatwg.org/#forbidden-request-header): who
+# sends it is no web page.
+NO_PAGE = "Sec-Kproxy"
 
 
 def token_in(file: BinaryIO) -> bytes:
@@ -46,7 +49,7 @@ class AdminPort:
             address = f"{'https' if ca is not None else 'http'}://{address}"
         self.url = address
         self._token_file = token_file
-        self._headers = {"X-Kproxy": "ctl", "Accept": "application/json"}
+        self._headers = {"X-Kproxy": "ctl", NO_PAGE: "ctl", "Accept": "application/json"}
         if token_file is not None:
             try:
                 with token_file.open("rb") as file:  # may be a pipe: <(vault read ...)

@@ -98,6 +98,69 @@ def test_a_foreign_name_that_leads_here_is_refused(name):
     run(main())
 
 
+def test_from_elsewhere_a_foreign_name_reads_nothing_but_what_is_scraped_and_probed(tmp_path):
+    """As a page that a browser in the network holds open, whose name leads here by now."""
+    own = next((host for host in _own_addresses() if not host.startswith("127.")), None)
+    if own is None:
+        pytest.skip("this machine has no address but loopback")
+    told = {"/": 200, "/metrics": 200, "/health": 200, "/ready": 200, "/api": 200, "/api/connections": 200}
+    scraped = told | dict.fromkeys(("/", "/api", "/api/connections"), 403)
+    of_names = {
+        "evil.example": scraped,
+        "10.0.0.7.evil.example:9600": scraped,
+        "svc.evil.example": scraped,
+        "kproxy.example.com:9600": told,
+        "KPROXY.example.com.": told,
+        "kproxy.internal.example": told,  # where it listens
+        "kproxy": told,
+        "kproxy.kafka.svc:9600": told,
+        "kproxy.kafka.svc.cluster.local": told,
+        "10.0.0.7:9600": told,
+        "[fd00::7]:9600": told,
+    }
+
+    async def main():
+        guard = Guard(hosts=("kproxy.internal.example", "kproxy.example.com"))
+        async with serving(host="0.0.0.0", guard=guard) as (http, url, _):
+            url = url.replace("127.0.0.1", own)
+            for name, wanted in of_names.items():
+                found = {
+                    path: (await status(http, "GET", url + path, headers={"Host": name}))[0] for path in EVERYWHERE
+                }
+                assert found == wanted, name
+            refused = await status(http, "GET", f"{url}/api", headers={"Host": "evil.example"})
+            assert "admin_hosts" in refused[1]
+            tool = {"Host": "evil.example", "Sec-Kproxy": "ctl"}  # as kproxy ctl sends it, and no page can
+            assert (await status(http, "GET", f"{url}/api", headers=tool))[0] == 200
+        token = Guard(token_of(tmp_path), hosts=("kproxy.example.com",))
+        async with serving(host="0.0.0.0", guard=token) as (http, url, _):
+            named = {"Host": "evil.example"}
+            assert (await status(http, "GET", f"{url}/api", headers=named | bearer("s3cret-token")))[0] == 200
+            listed = {"Host": "kproxy.example.com"}
+            assert (await status(http, "GET", f"{url}/api", headers=listed))[0] == 401
+
+    run(main())
+
+
+def test_a_listed_name_leads_here_over_loopback_too_as_through_a_reverse_proxy():
+    async def main():
+        async with serving(guard=Guard(hosts=("kproxy.example.com",))) as (http, url, _):
+            for path in EVERYWHERE:
+                assert (await status(http, "GET", url + path, headers={"Host": "kproxy.example.com"}))[0] == 200
+                assert (await status(http, "GET", url + path, headers={"Host": "kproxy.svc"}))[0] == 403
+
+    run(main())
+
+
+@pytest.mark.parametrize("wrong", ["http://kproxy.example.com", "kproxy.example.com:9600", "*.example.com", " "])
+def test_what_is_no_name_is_refused_as_one(wrong):
+    flags = {"listen": f"{HOST}:9092", "bootstrap": "kafka:9092", "admin_hosts": wrong}
+    if wrong.strip():
+        with pytest.raises(ConfigError, match="without scheme and port"):
+            load(flags=flags)
+    assert load(flags=flags | {"admin_hosts": "a.example, b.example"}).admin_hosts == ("a.example", "b.example")
+
+
 def test_names_and_numbers_of_this_machine_are_ours():
     own = socket.gethostname()
     for host in (
