@@ -21,6 +21,7 @@ GROUP = (*CLUSTER, "group")
 ONLY = 'detail = "topics", and groups are seen'
 TOPICS = 'detail = "topics"'
 RISEN = f"increase({of('kproxy_group_rebalances_total', *GROUP)}[$__range])"
+SPLIT = f"increase({of('kproxy_group_split_brains_total', *GROUP)}[$__range])"
 
 
 def _largest(metric: str, legend: str) -> tuple[str, str]:
@@ -44,7 +45,13 @@ PARTS = (
         thresholds=((None, "green"), (1, "orange")),
         only=ONLY,
     ),
-    stat("Members", "Members of all groups.", "none", f"sum({of('kproxy_group_members', *GROUP)})", only=ONLY),
+    stat(
+        "Members",
+        "Members of all groups.",
+        "none",
+        f"sum({alike(of('kproxy_group_members', *GROUP), 'group')})",
+        only=ONLY,
+    ),
     stat(
         "Failed commits",
         "Commits that coordinators refused, within the time range: records are worked on twice.",
@@ -56,7 +63,7 @@ PARTS = (
         "Split brain",
         "Partitions that two members worked on at once, within the time range.",
         "none",
-        within_range("kproxy_group_split_brains_total", *GROUP),
+        f"sum({alike(SPLIT, 'group')}) or vector(0)",
         thresholds=((None, "green"), (1, "red")),
     ),
     stat(
@@ -103,10 +110,10 @@ PARTS = (
             grown("kproxy_group_rebalance_seconds_bucket", *GROUP, by="le"),
         ),
         series(
-            "Members",
+            "Members of each group",
             "Steps up and down are members that come and go.",
             "none",
-            (f"sum by (cluster, group) ({of('kproxy_group_members', *GROUP)})", "{{group}}"),
+            (alike(of("kproxy_group_members", *GROUP), "group"), "{{group}}"),
             width=6,
             only=ONLY,
         ),
@@ -132,8 +139,8 @@ PARTS = (
             "Coordinators that moved, and split brain",
             "Rebalances since the coordinator moved (a broker ended), and partitions that two members worked on.",
             "ops",
-            (rate("kproxy_group_coordinator_moves_total", *GROUP, by="group"), "{{group}} moved"),
-            (rate("kproxy_group_split_brains_total", *GROUP, by="group"), "{{group}} split"),
+            (alike(f"rate({of('kproxy_group_coordinator_moves_total', *GROUP)}[{RATE}])", "group"), "{{group}} moved"),
+            (alike(f"rate({of('kproxy_group_split_brains_total', *GROUP)}[{RATE}])", "group"), "{{group}} split"),
             width=12,
             only=ONLY,
         ),

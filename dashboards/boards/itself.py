@@ -302,6 +302,20 @@ PARTS = (
             only="kproxy pushes to a collector",
         ),
         series(
+            "Dumps of the flight recorder",
+            "By outcome. failed: the log says why, and nothing of it stays; skipped: another one was just written.",
+            "none",
+            (grown("kproxy_flight_dumps_total", *PROCESS, by="instance, outcome"), "{{instance}} {{outcome}}"),
+            only="--flight",
+        ),
+        series(
+            "Memory of the flight recorder",
+            "What it keeps of frames and of rows; at its bound the oldest goes.",
+            "bytes",
+            (of("kproxy_flight_bytes", *PROCESS), "{{instance}} {{kind}}"),
+            only="--flight",
+        ),
+        series(
             "Upgrades that failed",
             "Upgrades in place that left the former process serving.",
             "none",

@@ -91,6 +91,7 @@ admin = "{self.admin}"
 workers = 2
 audit = '{folder / "audit.jsonl"}'
 record = '{folder / "recorded"}'
+flight = '{folder / "flight"}'
 
 [otlp]
 endpoint = "http://{HOST}:{collector}"

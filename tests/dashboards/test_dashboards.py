@@ -155,6 +155,7 @@ def test_what_several_kproxies_see_alike_of_a_cluster_counts_once(tmp_path):
         "kproxy_partitions_offline": ("", 3, 2, 1),
         "kproxy_partitions_isr_shrunk": ("", 5, 5, 2),
         "kproxy_group_rebalancing": (', group="g"', 1, 1, 1),
+        "kproxy_group_members": (', group="g"', 3, 2, 4),
     }
     series = [
         {"series": f'{name}{{job="k", instance="{instance}", cluster="{cluster}"{more}}}', "values": f"{value}x10"}
@@ -165,6 +166,11 @@ def test_what_several_kproxies_see_alike_of_a_cluster_counts_once(tmp_path):
         ("overview.json", "Partitions offline"): {"{}": 4},
         ("overview.json", "Groups that rebalance"): {"{}": 2},
         ("groups.json", "Groups that rebalance"): {"{}": 2},
+        ("groups.json", "Members"): {"{}": 7},
+        ("groups.json", "Members of each group"): {
+            '{job="k", cluster="one", group="g"}': 3,
+            '{job="k", cluster="two", group="g"}': 4,
+        },
         ("groups.json", "Partitions without a leader"): {'{job="k", cluster="one"}': 3, '{job="k", cluster="two"}': 1},
         ("groups.json", "Partitions with replicas that are not in sync"): {
             '{job="k", cluster="one"}': 5,
@@ -299,7 +305,8 @@ def test_a_real_prometheus_fills_the_boards_and_its_alerts_fire(tmp_path):
     """In seconds: durations of the rules are divided by 60. Quotas and errors are the demo's own."""
     (tmp_path / "broken").mkdir()
     broken = Kproxy("127.0.0.1:1", tmp_path / "broken")
-    with traffic() as demo, Kproxy(demo.bootstrap, tmp_path, "--detail", "topics", "--workers", "2") as kproxy:
+    options = ("--detail", "topics", "--workers", "2", "--flight", str(tmp_path / "flight"))
+    with traffic() as demo, Kproxy(demo.bootstrap, tmp_path, *options) as kproxy:
         demo.admit(kproxy.bootstrap)
         broken.start(waits_until_ready=False)
         try:

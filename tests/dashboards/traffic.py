@@ -24,6 +24,7 @@ from kproxy.metrics.zookeeper import ZooKeeperCells
 from kproxy.protocol import codec
 from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.flight import Flight
 from kproxy.proxy.config.otlp import Otlp
 from kproxy.proxy.config.settings import Cluster as ClusterConfig
 from kproxy.proxy.config.settings import Config
@@ -85,7 +86,8 @@ async def _played(complete: Callable[[str], bool]) -> str:
         ),
     )
     otlp = Otlp(endpoint=f"http://{HOST}:1", timeout_s=0.5)  # a collector that is not there
-    server = Server(Config(cluster=clusters, max_connections=100, drain_timeout_s=0.5, otlp=otlp))
+    flight = Flight(folder=folder / "flight")
+    server = Server(Config(cluster=clusters, max_connections=100, drain_timeout_s=0.5, otlp=otlp, flight=flight))
     server.metrics.zookeeper["old"] = _zookeeper()
     await server.start()
     tasks: list[asyncio.Future[None]] = []

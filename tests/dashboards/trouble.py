@@ -21,7 +21,9 @@ from typing import Any
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, Producer, TopicPartition
 
+from kproxy.errors import KproxyError
 from kproxy.protocol.codec import framed_request
+from kproxy.proxy.control.operators.asking import AdminPort
 from tests.broker.cluster import Broker, Cluster, wait_for
 from tests.broker.kproxy import KPROXY, Kproxy
 from tests.certificates import Authority, now
@@ -48,6 +50,8 @@ PROVOKED = {
     "KproxyAcceptsNobody": "the same",
     "KproxyAddressLeaks": "a group whose name is a broker's address as Kafka writes it",
     "KproxyRecorderDrops": "a full disk",
+    "KproxyDumpsFail": "the same",
+    "KproxyPushesFail": "a collector that is not there",
     "KproxyCertificateExpires": "a certificate with hours left",
     "KproxyCertificateNotUsed": "a new certificate without its key",
     "KproxyGroupStandsStill": "a member that does not poll while another one joins",
@@ -90,6 +94,12 @@ class Troubled(Kproxy):
             f"""
 admin = "{self.admin}"
 record = '{self.disk / "recorded"}'
+flight = '{self.disk / "flight"}'
+
+[otlp]
+endpoint = "http://{HOST}:1"
+interval_s = 2
+timeout_s = 1
 
 [[cluster]]
 name = "open"
@@ -163,6 +173,7 @@ class Trouble:
             self._stand_still_in_a_rebalance,
             self._wake_up_too_late,
             self._rewrite_the_certificate,
+            self._ask_for_a_dump,
         )
         self._threads = [threading.Thread(target=self._again, args=(task,), daemon=True) for task in tasks]
         self._crowd: list[socket.socket] = []
@@ -322,6 +333,11 @@ class Trouble:
                 heir.close()
             finally:
                 paused.kill()
+
+    def _ask_for_a_dump(self) -> None:
+        with contextlib.suppress(KproxyError):
+            AdminPort(self._kproxy.admin).post("/api/dump")
+        self._ended.wait(3)
 
     def _rewrite_the_certificate(self) -> None:
         """It gets the key of another one."""
