@@ -144,6 +144,14 @@ class Client:
         wanted = [{"name": topic} for topic in topics]
         return await connection.request(METADATA, {"topics": wanted, "allowAutoTopicCreation": False})
 
+    async def ask_any(self, api_key: int, body: Body) -> Body:
+        """Ask a broker, whichever; Metadata must have named some."""
+        return await (await self.connection(random.choice(list(self._addresses)))).request(api_key, body)
+
+    async def another_connection(self, host: str, port: int) -> Connection:
+        """One that is not shared, for who waits long on it, as members of groups do."""
+        return await Connection.open(host, port, self.client_id, self._versions)
+
     async def connection(self, node_id: int) -> Connection:
         connection = self._connections.get(node_id)
         if connection is None or connection.closed:

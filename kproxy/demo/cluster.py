@@ -1,11 +1,12 @@
 """A Kafka cluster in miniature: brokers on loopback that speak the protocol through our own codec, logs in memory.
 
-Real clients can find leaders, produce (also idempotently) and consume assigned partitions. Groups and transactions are
-not implemented, and not offered. As at a real broker, requests of a connection are served one at a time and answered in
-order, a Fetch waits for data, and a client over its quota gets a throttle time and is then muted (KIP-219).
+Real clients can find leaders, produce (also idempotently) and consume, alone or in classic groups (`groups`).
+Transactions are not implemented, and not offered. As at a real broker, requests of a connection are served one at a
+time and answered in order, a Fetch waits for data, and a client over its quota gets a throttle time and is then muted
+(KIP-219).
 
-Bounded: the logs (see `log`), MAX_TOPICS topics, one request of MAX_REQUEST_BYTES per connection. Refuses to know
-kproxy and the clients.
+Bounded: the logs (see `log`), the groups (see `groups`), MAX_TOPICS topics, one request of MAX_REQUEST_BYTES per
+connection. Refuses to know kproxy and the clients.
 """
 
 import asyncio
@@ -15,7 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
+from zlib import crc32
 
+from kproxy.demo.groups import Groups
 from kproxy.demo.log import Log, Refused
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
@@ -28,6 +31,7 @@ NONE = 0
 UNKNOWN_TOPIC_OR_PARTITION = 3
 NOT_LEADER_OR_FOLLOWER = 6
 COORDINATOR_NOT_AVAILABLE = 15
+NOT_COORDINATOR = 16
 INVALID_TOPIC_EXCEPTION = 17
 INVALID_REQUIRED_ACKS = 21
 UNSUPPORTED_VERSION = 35
@@ -37,6 +41,7 @@ UNKNOWN_TOPIC_ID = 100
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
 FIND_COORDINATOR, API_VERSIONS, INIT_PRODUCER_ID, DESCRIBE_CLUSTER = 10, 18, 22, 60
+OFFSET_COMMIT, OFFSET_FETCH, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 8, 9, 11, 12, 13, 14
 
 # Versions offered to clients: those whose semantics are implemented here.
 OFFERED: Mapping[int, tuple[int, int]] = {
@@ -44,12 +49,19 @@ OFFERED: Mapping[int, tuple[int, int]] = {
     FETCH: (4, 18),
     LIST_OFFSETS: (1, 10),
     METADATA: (0, 13),
+    OFFSET_COMMIT: (2, 9),  # from 10 on by topic id
+    OFFSET_FETCH: (1, 9),
+    JOIN_GROUP: (0, 9),
+    HEARTBEAT: (0, 4),
+    LEAVE_GROUP: (0, 5),
+    SYNC_GROUP: (0, 5),
     FIND_COORDINATOR: (0, 6),
     API_VERSIONS: (0, 4),
     INIT_PRODUCER_ID: (0, 5),
     DESCRIBE_CLUSTER: (0, 1),
 }
 
+_OF_GROUPS = 0  # a type of coordinator
 _LATEST, _EARLIEST, _MAX_TIMESTAMP = -1, -2, -3
 
 Body = dict[str, Any]
@@ -105,6 +117,7 @@ class Cluster:
         self.quotas = {client_id: Quota(rate) for client_id, rate in (quotas or {}).items()}
         self.delay = delay
         self.brokers = {node_id: Broker(self, node_id, host) for node_id in range(1, count + 1)}
+        self.groups = Groups(lambda topic, index: topic in self.topics and index < len(self.topics[topic].partitions))
         self._next_producer_id = 1000
         for name, partitions in (topics or {}).items():
             self.create_topic(name, partitions)
@@ -116,6 +129,7 @@ class Cluster:
     async def stop(self) -> None:
         for broker in self.brokers.values():
             await broker.stop()
+        self.groups.stop()
 
     @property
     def bootstrap(self) -> list[tuple[str, int]]:
@@ -138,6 +152,9 @@ class Cluster:
         for waiter in tuple(partition.log.waiters):
             waiter()
 
+    def coordinator(self, group: str) -> "Broker":
+        return list(self.brokers.values())[crc32(group.encode()) % len(self.brokers)]
+
     def next_producer_id(self) -> int:
         self._next_producer_id += 1
         return self._next_producer_id
@@ -153,7 +170,7 @@ class Broker:
         self.port = 0
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._handlers: dict[int, Callable[[int, Body], Awaitable[Body]]] = {
+        self._handlers: Mapping[int, Callable[[Body, Body], Awaitable[Body]]] = {  # given header and body
             PRODUCE: self._produce,
             FETCH: self._fetch,
             LIST_OFFSETS: self._list_offsets,
@@ -162,7 +179,9 @@ class Broker:
             API_VERSIONS: self._api_versions,
             INIT_PRODUCER_ID: self._init_producer_id,
             DESCRIBE_CLUSTER: self._describe_cluster,
-        }
+        } | dict.fromkeys(
+            (OFFSET_COMMIT, OFFSET_FETCH, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP), self._coordinate
+        )
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accepted, self.host, self.port, limit=1 << 20)
@@ -208,7 +227,7 @@ class Broker:
             self._send(writer, codec.encode_response(api_key, 0, {"correlationId": correlation_id}, body))
             return True
         header, body = codec.decode_request(frame)
-        answer = await self._handlers[api_key](version, body)
+        answer = await self._handlers[api_key](header, body)
         api = schema().apis[api_key]
         if self.cluster.delay is not None:
             await asyncio.sleep(self.cluster.delay(api.name, size))
@@ -233,7 +252,7 @@ class Broker:
 
     # --- records -----------------------------------------------------------------------------------------------------
 
-    async def _produce(self, _: int, body: Body) -> Body:
+    async def _produce(self, _: Body, body: Body) -> Body:
         leaders: set[int] = set()
         responses = []
         for wanted in body["topicData"]:
@@ -257,7 +276,7 @@ class Broker:
             responses.append(_named(wanted, "name") | {"partitionResponses": answers})
         return {"responses": responses} | self._endpoints(leaders)
 
-    async def _fetch(self, _: int, body: Body) -> Body:
+    async def _fetch(self, _: Body, body: Body) -> Body:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(max(body["maxWaitMs"], 0), 30_000) / 1000
         arrived = asyncio.Event()
@@ -314,7 +333,7 @@ class Broker:
             responses.append(_named(wanted, "topic") | {"partitions": answers})
         return {"responses": responses} | self._endpoints(leaders), size, failed
 
-    async def _list_offsets(self, _: int, body: Body) -> Body:
+    async def _list_offsets(self, _: Body, body: Body) -> Body:
         topics = []
         for wanted in body["topics"]:
             answers = []
@@ -359,10 +378,10 @@ class Broker:
     def address(self, id_field: str) -> Body:
         return {id_field: self.id, "host": self.host, "port": self.port, "rack": None}
 
-    async def _metadata(self, version: int, body: Body) -> Body:
+    async def _metadata(self, header: Body, body: Body) -> Body:
         cluster = self.cluster
         wanted = body["topics"]
-        if wanted is None or (version == 0 and not wanted):
+        if wanted is None or (header["requestApiVersion"] == 0 and not wanted):
             topics = [_topic(topic) for topic in cluster.topics.values()]
         else:
             create = body.get("allowAutoTopicCreation", True)
@@ -390,24 +409,48 @@ class Broker:
             return {"errorCode": INVALID_TOPIC_EXCEPTION, "name": name}
         return _topic(cluster.create_topic(name, len(cluster.brokers)))
 
-    async def _describe_cluster(self, _: int, body: Body) -> Body:
+    async def _describe_cluster(self, _: Body, body: Body) -> Body:
         brokers = [broker.address("brokerId") for broker in self.cluster.brokers.values()]
         return {"clusterId": self.cluster.id, "controllerId": min(self.cluster.brokers), "brokers": brokers}
 
-    async def _find_coordinator(self, version: int, body: Body) -> Body:
-        """Refuse with COORDINATOR_NOT_AVAILABLE: this cluster has no groups."""
-        refusal = {"errorCode": COORDINATOR_NOT_AVAILABLE, "nodeId": -1, "host": "", "port": -1}
-        refusal["errorMessage"] = "the demo cluster keeps no groups and no transactions: assign partitions instead"
-        if version < 4:
-            return refusal
-        return {"coordinators": [refusal | {"key": key} for key in body["coordinatorKeys"]]}
+    async def _find_coordinator(self, _: Body, body: Body) -> Body:
+        of_groups = body.get("keyType", _OF_GROUPS) == _OF_GROUPS
+        if "coordinatorKeys" not in body:
+            return self._coordinator(body["key"], of_groups)
+        return {"coordinators": [{"key": key, **self._coordinator(key, of_groups)} for key in body["coordinatorKeys"]]}
 
-    async def _init_producer_id(self, _: int, body: Body) -> Body:
+    def _coordinator(self, key: str, of_groups: bool) -> Body:
+        """Where a group is; COORDINATOR_NOT_AVAILABLE for all else."""
+        if of_groups:
+            broker = self.cluster.coordinator(key)
+            return {"errorCode": NONE, "nodeId": broker.id, "host": broker.host, "port": broker.port}
+        text = "the demo's cluster keeps no transactions and no share groups"
+        refusal = {"errorCode": COORDINATOR_NOT_AVAILABLE, "nodeId": -1, "host": "", "port": -1}
+        return refusal | {"errorMessage": text}
+
+    async def _coordinate(self, header: Body, body: Body) -> Body:
+        """What is asked about a group."""
+        groups, key = self.cluster.groups, header["requestApiKey"]
+        asked = [each["groupId"] for each in body["groups"]] if "groups" in body else [body["groupId"]]
+        if any(self.cluster.coordinator(group) is not self for group in asked):
+            if key == OFFSET_COMMIT:
+                return groups.commit(body, NOT_COORDINATOR)
+            if key == OFFSET_FETCH and "groups" in body:
+                return {"groups": [{"groupId": group, "errorCode": NOT_COORDINATOR} for group in asked]}
+            return {"errorCode": NOT_COORDINATOR}
+        if key == JOIN_GROUP:
+            return await groups.join(header["requestApiVersion"], body, header.get("clientId") or "")
+        if key == SYNC_GROUP:
+            return await groups.sync(body)
+        at_once = {HEARTBEAT: groups.heartbeat, LEAVE_GROUP: groups.leave, OFFSET_COMMIT: groups.commit}
+        return at_once.get(key, groups.fetch)(body)
+
+    async def _init_producer_id(self, _: Body, body: Body) -> Body:
         if body["transactionalId"] is not None:
             return {"errorCode": COORDINATOR_NOT_AVAILABLE, "producerEpoch": -1}
         return {"producerId": self.cluster.next_producer_id(), "producerEpoch": 0}
 
-    async def _api_versions(self, version: int, body: Body) -> Body:
+    async def _api_versions(self, _: Body, body: Body) -> Body:
         return {"apiKeys": [_range(api_key) for api_key in OFFERED]}
 
 

@@ -10,10 +10,12 @@ import random
 import string
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from kproxy.demo.client import Client, Connection
 from kproxy.demo.cluster import DESCRIBE_CLUSTER, FETCH, LIST_OFFSETS, METADATA, PRODUCE, Cluster
+from kproxy.demo.member import Member
 from kproxy.errors import UpstreamError
 from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from kproxy.protocol.records import Record, iterate_headers, write_batch
@@ -22,6 +24,9 @@ TOPICS = {"orders": 6, "clicks": 6, "telemetry": 3, "exports": 3}
 QUOTAS = {"nightly-export": 600_000.0}  # bytes per second
 
 _LEADER_MOVES_S = 12.0
+_AWAY_S, _THERE_S = 20.0, 40.0  # of the member that comes and goes
+_READS_S, _WRITES_S = 4.0, 15.0  # of the one that falls behind, and catches up
+_IDLE_S = 1.0
 _RETRY_S = 0.5
 
 Body = dict[str, Any]
@@ -50,9 +55,11 @@ def clients(host: str, port: int) -> list[Awaitable[None]]:
             ("legacy-billing", old, _producer("orders", per_second=8, records=1, value_bytes=900, codec=GZIP, acks=-1)),
             ("sensors", old, _producer("telemetry", per_second=60, records=2, value_bytes=80, codec=SNAPPY, acks=0)),
             ("nightly-export", None, _producer("exports", per_second=6, records=24, value_bytes=6000, codec=NONE)),
-            ("fraud-detector", None, _consumer("orders", max_wait_ms=500, min_bytes=1)),
-            ("session-builder", None, _consumer("clicks", max_wait_ms=500, min_bytes=64_000)),
-            ("data-lake-sink", {FETCH: 16}, _consumer("exports", max_wait_ms=1000, min_bytes=500_000)),
+            ("fraud-detector", None, _member("fraud", "orders", max_wait_ms=500, min_bytes=1)),
+            ("fraud-detector", None, _autoscaled(_member("fraud", "orders", max_wait_ms=500, min_bytes=1))),
+            ("session-builder", None, _member("sessions", "clicks", max_wait_ms=500, min_bytes=64_000)),
+            ("session-builder", None, _member("sessions", "clicks", max_wait_ms=500, min_bytes=64_000)),
+            ("data-lake-sink", {FETCH: 16}, _member("data-lake", "exports", 1000, 500_000, writes_s=_WRITES_S)),
             ("dashboards", old, _consumer("telemetry", max_wait_ms=250, min_bytes=1)),
             ("lag-monitor", None, _monitor),
             ("wrong-topic", None, _misconfigured),
@@ -114,30 +121,69 @@ def _producer(
 
 
 def _consumer(topic: str, *, max_wait_ms: int, min_bytes: int) -> Callable[[Client], Awaitable[None]]:
-    """Consumes all partitions of a topic with one long poll per broker, as real consumers do."""
+    """Consumes all partitions of a topic, in no group."""
 
     async def work(client: Client) -> None:
-        offsets: dict[int, int] = {}
-        while True:
-            await client.refresh(topic)
-            by_leader: dict[int, list[int]] = {}
-            for partition in range(TOPICS[topic]):
-                by_leader.setdefault(client.leaders[topic, partition], []).append(partition)
-            polls = [
-                asyncio.create_task(_poll(client, topic, await client.connection(leader), partitions, offsets, wait))
-                for leader, partitions in by_leader.items()
-                for wait in [{"maxWaitMs": max_wait_ms, "minBytes": min_bytes}]
-            ]
-            try:
-                done, _ = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for poll in polls:
-                    poll.cancel()
-                await asyncio.gather(*polls, return_exceptions=True)
-            for poll in done:
-                poll.result()
+        wait = {"maxWaitMs": max_wait_ms, "minBytes": min_bytes}
+        await _consume(client, topic, list(range(TOPICS[topic])), {}, wait)
 
     return work
+
+
+def _member(
+    group: str, topic: str, max_wait_ms: int, min_bytes: int, *, writes_s: float = 0.0
+) -> Callable[[Client], Awaitable[None]]:
+    """Consumes what its group gives it. writes_s: so long it reads nothing, again and again, as it writes files."""
+
+    async def work(client: Client) -> None:
+        wait = {"maxWaitMs": max_wait_ms, "minBytes": min_bytes}
+
+        async def consume(partitions: list[int], offsets: dict[int, int]) -> None:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_READS_S if writes_s else None):
+                        await _consume(client, topic, partitions, offsets, wait)
+                await asyncio.sleep(writes_s)
+
+        await Member(client, group, topic, TOPICS[topic]).run(consume)
+
+    return work
+
+
+def _autoscaled(work: Callable[[Client], Awaitable[None]]) -> Callable[[Client], Awaitable[None]]:
+    """Is there for a while, and away for a while: each time its group rebalances."""
+
+    async def comes_and_goes(client: Client) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(0.5, 1.5) * _AWAY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(random.uniform(0.5, 1.5) * _THERE_S):
+                    await work(client)
+            await client.close()
+
+    return comes_and_goes
+
+
+async def _consume(client: Client, topic: str, partitions: list[int], offsets: dict[int, int], wait: Body) -> None:
+    """Consume these partitions with one long poll per broker, as real consumers do, until cancelled."""
+    while True:
+        await client.refresh(topic)
+        by_leader: dict[int, list[int]] = {}
+        for partition in partitions:
+            by_leader.setdefault(client.leaders[topic, partition], []).append(partition)
+        connections = {leader: await client.connection(leader) for leader in by_leader}
+        polls = [
+            asyncio.create_task(_poll(client, topic, connections[leader], led, offsets, wait))
+            for leader, led in by_leader.items()
+        ] or [asyncio.create_task(asyncio.sleep(_IDLE_S))]  # it owns nothing until the next rebalance
+        try:
+            done, _ = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+        for poll in done:
+            poll.result()
 
 
 async def _poll(

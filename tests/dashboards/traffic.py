@@ -1,6 +1,6 @@
 """What a kproxy exposes after real traffic: the demo's cluster and clients before it, and a broker with a script.
 
-The demo's brokers know no groups and never fail, so a second cluster, of one scripted broker, has a group that commits,
+The demo's brokers never fail, so a second cluster, of one scripted broker, has a group that commits,
 a request that is never answered, and a client that speaks TLS; a third has a listener for TLS.
 """
 

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 import urllib.request
 
 import psutil
@@ -41,6 +42,11 @@ def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
             traffic = json.load(answer)
         assert traffic["apis"]["Produce"]["requests"] > 0
         assert {broker["broker"] for broker in traffic["brokers"]} == {"1", "2", "3", "bootstrap"}
+        groups = told(url.replace("/metrics", "/api/groups"), lambda found: len(found) == 3)
+        assert {group["group"] for group in groups} == {"fraud", "sessions", "data-lake"}
+        assert {group["strategy"] for group in groups} == {"range"}
+        lags = told(url.replace("/metrics", "/api/live"), lambda found: any(row[1] == "group" for row in found["lags"]))
+        assert {row[2] for row in lags["lags"] if row[1] == "group"} <= {"fraud", "sessions", "data-lake"}
         with urllib.request.urlopen(url.replace("/metrics", "/api/connections"), timeout=10) as answer:
             assert {connection["broker"] for connection in json.load(answer)} >= {1, 2, 3}
         children = psutil.Process(process.pid).children()
@@ -57,6 +63,18 @@ def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
     finally:
         process.kill()
         process.communicate()
+
+
+def told(url, complete):
+    """What the admin port answers, once it is complete: members join within seconds, and then commit."""
+    deadline = time.monotonic() + 60
+    while True:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            found = json.load(answer)
+        if complete(found):
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.5)
 
 
 def world_of(process):

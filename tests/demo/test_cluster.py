@@ -15,11 +15,17 @@ from kproxy.demo.cluster import (
     DESCRIBE_CLUSTER,
     FETCH,
     FIND_COORDINATOR,
+    HEARTBEAT,
     INIT_PRODUCER_ID,
+    JOIN_GROUP,
+    LEAVE_GROUP,
     LIST_OFFSETS,
     METADATA,
     OFFERED,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
     PRODUCE,
+    SYNC_GROUP,
     Cluster,
 )
 from kproxy.metrics.summary import summarise
@@ -186,6 +192,7 @@ def test_every_version_that_is_offered_is_served_and_names_no_broker_but_kproxy(
             identity = {"name": "t", "topicId": topic.id}
             fetched = {"topic": "t", "topicId": topic.id, "partitions": [{"partitionMaxBytes": 1 << 20}]}
             stranger = 1 + topic.partitions[0].leader % 3  # leads no partition 0
+            coordinator = {door for door in doors if door[0] == cluster.coordinator("g").id}
             leader = {door for door in doors if door[0] == topic.partitions[0].leader}
             produce = {"acks": -1, "topicData": [identity | {"partitionData": [{"index": 0, "records": batch}]}]}
             fetch = {"maxBytes": 1 << 20, "topics": [fetched]}
@@ -194,7 +201,13 @@ def test_every_version_that_is_offered_is_served_and_names_no_broker_but_kproxy(
                 FETCH: (fetch, lambda version: leader if version >= 16 else set()),
                 LIST_OFFSETS: ({"topics": [{"name": "t", "partitions": [{"timestamp": -2}]}]}, lambda _: set()),
                 METADATA: ({"topics": [identity]}, lambda _: doors),
-                FIND_COORDINATOR: ({"key": "g", "coordinatorKeys": ["g"]}, lambda _: set()),
+                FIND_COORDINATOR: ({"key": "g", "coordinatorKeys": ["g"]}, lambda _: coordinator),
+                OFFSET_COMMIT: ({"groupId": "g", "topics": [{"name": "t", "partitions": [{}]}]}, lambda _: set()),
+                OFFSET_FETCH: ({"groupId": "g", "topics": [], "groups": [{"groupId": "g"}]}, lambda _: set()),
+                JOIN_GROUP: ({"groupId": "g", "protocolType": "consumer"}, lambda _: set()),
+                HEARTBEAT: ({"groupId": "g"}, lambda _: set()),
+                LEAVE_GROUP: ({"groupId": "g", "members": [{}]}, lambda _: set()),
+                SYNC_GROUP: ({"groupId": "g"}, lambda _: set()),
                 API_VERSIONS: ({"clientSoftwareName": "t", "clientSoftwareVersion": "1"}, lambda _: set()),
                 INIT_PRODUCER_ID: ({"transactionalId": None}, lambda _: set()),
                 DESCRIBE_CLUSTER: ({}, lambda _: doors),
