@@ -72,7 +72,7 @@ class KnowledgeRecorder:
 
     def _hand_on(self) -> None:
         if self._work is None:
-            self._work = self._dataset.begin("record-knowledge")
+            self._work = self._dataset.begin_beside("record-knowledge")
             self._sorters = {table.name: writer.Sorter(table, self._work) for table in schema.KNOWLEDGE}
         for table, batch in self._columns.batches():
             self._sorters[table.name].add(batch)

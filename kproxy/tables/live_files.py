@@ -67,9 +67,12 @@ class Quality:
 class Files:
     """Rows, and the files that they become; all of it on one thread."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any], quality: Quality, worker: int | None) -> None:
+    def __init__(
+        self, folder: Path, settings: dict[str, Any], quality: Quality, worker: int | None, *, beside: bool = False
+    ) -> None:
         self.exchanges = 0  # in files
         self._worker = worker
+        self._beside = beside
         self._work_name = "record" if worker is None else f"record-{worker}"
         self._dataset = writer.Dataset(folder)
         self._settings = settings
@@ -96,8 +99,8 @@ class Files:
 
     def claim(self) -> None:
         if self._worker is None:  # else its parent has claimed it, for all workers
-            self._claim = claim(self._dataset.folder)
-        self._dataset.begin(self._work_name)  # sweeps away what a killed run left
+            self._claim = claim(self._dataset.folder, beside=self._beside)
+        self._dataset.begin_beside(self._work_name)  # sweeps away what a killed run left
         self._dataset.publish({}, self._manifest())
 
     def release(self) -> None:
@@ -124,7 +127,7 @@ class Files:
 
     def _sort(self, table: Table, batch: pa.RecordBatch) -> None:
         if self._work is None:
-            work = self._work = self._dataset.begin(self._work_name)
+            work = self._work = self._dataset.begin_beside(self._work_name)
             self._sorters = {name: writer.Sorter(each, work) for name, each in schema.TABLES.items()}
         self._sorters[table.name].add(batch)
         self._counts[table.name] = self._counts.get(table.name, 0) + batch.num_rows

@@ -50,12 +50,15 @@ class Recorder:
         *,
         worker: int | None = None,
         retention: Retention = _EVERYTHING_STAYS,
+        beside: bool = False,
     ) -> None:
-        """`settings`: what the dataset says of how it was made; `worker`: one of several that write to the folder."""
+        """`settings`: what the dataset says of how it was made; `worker`: one of several that write to the folder;
+        `beside`: a kproxy that this one follows still records into it.
+        """
         self.folder = folder
         self._retention = retention
         self._quality = Quality()
-        self._files = Files(folder, settings, self._quality, worker)
+        self._files = Files(folder, settings, self._quality, worker, beside=beside)
         self._thread = Thread(target=self._run, name="recorder", daemon=True)
         self._stopping = Signal()
         self._lock = Lock()  # of the following

@@ -37,6 +37,13 @@ STEP_BYTES = 1 << 20
 FAN_IN = 64  # runs merged at a time
 
 
+MOST_BESIDE = 16  # kproxies that drain one after the other, and still record
+
+
+class InUseError(KproxyError):
+    """Another process has that piece of work of a dataset."""
+
+
 class Dataset:
     """A folder of tables. `begin` gives a place to write in; `publish` makes files of it part of the dataset."""
 
@@ -63,11 +70,18 @@ class Dataset:
                 fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(claim)
-                raise KproxyError(f"{self.folder}: another kproxy writes to it; wait, or name another folder") from None
+                raise InUseError(f"{self.folder}: another kproxy writes to it; wait, or name another folder") from None
             for left in work.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         self._work, self._claim = work, claim
         return work
+
+    def begin_beside(self, name: str) -> Path:
+        """As `begin`, and under a name like it where a process that is followed has that one still."""
+        for number in range(1, MOST_BESIDE):
+            with suppress(InUseError):
+                return self.begin(name if number == 1 else f"{name}-beside-{number}")
+        return self.begin(f"{name}-beside-{MOST_BESIDE}")
 
     def publish(self, files: dict[str, Path], manifest: dict[str, Any]) -> None:
         """Move finished files (their place -> where they are now) into the dataset; the manifest comes last.

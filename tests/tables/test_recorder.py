@@ -228,9 +228,20 @@ def test_faults_and_ends_are_told(recording):
 
 
 def test_a_folder_has_one_writer_and_must_be_one(recording, tmp_path):
+    (recording.folder / ".unfinished-record-beside-2").mkdir(parents=True)  # of one that was killed
     recording.start()
     with pytest.raises(KproxyError, match="another kproxy records into it"):
         Recorder(recording.folder, {}).start()
+    following = Recorder(recording.folder, {}, beside=True)
+    following.start()
+    for number, each in enumerate((recording, following)):
+        each.connected(INFO)([exchange(number)])
+    recording.close()
+    with pytest.raises(KproxyError, match="another kproxy records into it"):
+        Recorder(recording.folder, {}).start()
+    following.close()
+    assert sum(part.num_rows for part in parts(recording.folder, "exchanges")) == 2
+    assert not list(recording.folder.glob(".unfinished*"))
     (tmp_path / "file").touch()
     with pytest.raises(KproxyError, match="cannot be written to"):
         Recorder(tmp_path / "file", {}).start()

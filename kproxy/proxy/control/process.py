@@ -159,6 +159,7 @@ class Process:
         server = self._server
         state = await link.receive_state(self._given)
         server.hold(True)
+        server.records_beside = state.record == str(server.config.record)
         await server.start()
         server.learn_all(state.bootstraps, state.learnt)
         self._generation = state.generation + 1
@@ -325,6 +326,7 @@ class Process:
             [each.cluster.name for each in clusters if not any(each.not_ready())],
             {each.cluster.name: [str(address) for address in each.cluster.bootstrap] for each in clusters},
             {each.cluster.name: {str(id): list(at) for id, at in each.routes.upstreams.items()} for each in clusters},
+            str(self._server.config.record or ""),
         )
 
     async def _report(self, link: upgrade.Link) -> None:

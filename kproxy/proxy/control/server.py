@@ -82,6 +82,7 @@ class Server:
         self.clusters: list[ClusterProxy] = []
         self.zookeeper: list[ZooKeeperProxy] = []
         self.given = GivenSockets()
+        self.records_beside = False  # a kproxy that this one follows records into the same folder, while it drains
         self.questions: dict[str, Question] = {}  # further reads of the admin API; whoever composes adds them
         self.reloader = Reloader(self)
         self._is_held = False
@@ -202,7 +203,7 @@ class Server:
     def _start_recorder(self, worker: int | None = None) -> None:
         config = self.config
         if config.record is not None:
-            self._recorder = _recorder(config, worker)
+            self._recorder = _recorder(config, worker, beside=self.records_beside)
             self._recorder.start()
             self.metrics.recorder_dropped = self._recorder.dropped
             self._sinks += (self._recorder,)
@@ -583,7 +584,7 @@ def _admin_tls(settings: ClientTls) -> "Reloading":
     return contexts.Reloading("admin", lambda: contexts.for_clients(settings, None, "admin_tls"))
 
 
-def _recorder(config: Config, worker: int | None) -> "Recorder":
+def _recorder(config: Config, worker: int | None, *, beside: bool) -> "Recorder":
     with of_extras(lambda missing: ConfigError([("record", missing)])):  # heavy, and not everybody's
         from kproxy.tables.recorder import Recorder
         from kproxy.tables.retention import Retention
@@ -591,4 +592,4 @@ def _recorder(config: Config, worker: int | None) -> "Recorder":
     detail = {cluster.name: cluster.detail for cluster in config.clusters}
     age_s = config.record_keep_h * 3600 if config.record_keep_h is not None else None
     retention = Retention(age_s, config.record_keep_bytes)
-    return Recorder(config.record, {"detail": detail}, worker=worker, retention=retention)
+    return Recorder(config.record, {"detail": detail}, worker=worker, retention=retention, beside=beside)

@@ -8,6 +8,7 @@ import signal
 import socket
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 import uvloop
 
@@ -64,7 +65,7 @@ def test_upgrade_under_load(settings, workers):
     async def test():
         first, second = Brokers(1, 2), Brokers(1)
         config = settings(first, second)
-        config.process["workers"] = workers
+        config.process |= {"workers": workers, "record": str(config.file.parent / "tables")}
         config.write()
         async with kproxy_process(config.file, config.admin) as kproxy:
             async with Load(config.one) as load, Load(config.one + 2) as broker_load:
@@ -85,6 +86,9 @@ def test_upgrade_under_load(settings, workers):
             assert load.reconnects >= 5 * 4
             assert open_files(current) <= before + 4
             assert await kproxy.end() == 0
+            recorded = pyarrow.parquet.read_table(config.file.parent / "tables/exchanges", columns=["number"])
+            assert recorded.num_rows == load.answered + broker_load.answered
+            assert not list((config.file.parent / "tables").glob(".unfinished*"))
 
     live(test())
 

@@ -42,6 +42,7 @@ class State:
     waits_for: list[str] = field(default_factory=list)  # clusters that are ready, and have to be in the new one
     bootstraps: dict[str, list[str]] = field(default_factory=dict)  # cluster -> its addresses, as texts
     learnt: dict[str, dict[str, list[Any]]] = field(default_factory=dict)  # cluster -> node id -> [host, port]
+    record: str = ""  # the folder into which it records, and goes on to while it drains
 
 
 class Link:

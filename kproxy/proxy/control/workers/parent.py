@@ -63,7 +63,7 @@ class Parent(Server):
     def _start_recorder(self, worker: int | None = None) -> None:
         """Workers record, each into files of its own; the folder is claimed for all of them until this process ends."""
         if self.config.record is not None:
-            claim(self.config.record)
+            claim(self.config.record, beside=self.records_beside)
             if self.config.zookeeper:
                 super()._start_recorder(PARENT)
 
