@@ -7,7 +7,10 @@ or the topics changed. An epoch that no member was told is not on the wire: of s
 was silent for long is gone with those that nobody said the cause of. Members of a streams group own tasks, which
 are called by their subtopology as partitions are by their topic.
 
-A member that joins is told the group's epoch. Where that is lower than before, the group was removed and made again.
+A member that joins is told the group's epoch: the one that it set off, whatever the order in which members are told.
+Where that is lower than before, and it asked later, the group was removed and made again. Answers of several
+connections overtake each other: a rebalance becomes a row LATE_NS after the first member was told of it, so that what
+comes late counts as if it had come in time.
 
 `STATES` is what members' epochs show of the coordinator's own states. Bounds: those of `group` and `embedded`. Refuses
 to know where exchanges come from.
@@ -27,6 +30,7 @@ PROTOCOLS = {68: "consumer", 76: "share", 88: "streams"}  # ConsumerGroupHeartbe
 SILENT_INTERVALS = 3  # of heartbeats: a coordinator expires a session after nine by default
 GONE_INTERVALS = 24  # twice as many as a session lasts at most by default: whatever else may explain an epoch
 LATE_NS = 10**9  # by which an answer may be overtaken, or clocks of captures differ
+MAX_HELD = 16  # rebalances that are no rows yet, and epochs that nobody was told yet
 UNSAID = "metadata_changed"  # the cause of an epoch when no member said anything
 LEAVING, LEAVING_STATIC = -1, -2  # for good; and as a static member that comes back
 GONE = (25, 110)  # UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH: whoever hears this is no member any more
@@ -70,6 +74,8 @@ class EpochGroup(Group):
         self._begun_ns = 0  # when its first member was told of the last epoch
         self._forming: Rebalance | None = None
         self._told: set[str] = set()  # members that know the epoch that forms
+        self._held: list[Rebalance] = []  # formed, and not so long ago that nothing more may be said of them
+        self._skipped: set[int] = set()  # epochs below the last one that nobody was told yet
 
     @property
     def state(self) -> str:
@@ -97,6 +103,7 @@ class EpochGroup(Group):
             if answer["errorCode"] in GONE:
                 yield from self._fenced(spoken)
             return
+        yield from self.due(spoken.response_start)
         yield from self.coordinated_by(spoken.broker_id, spoken)
         if request["memberEpoch"] in (LEAVING, LEAVING_STATIC):
             yield from self._leave(spoken)
@@ -109,7 +116,7 @@ class EpochGroup(Group):
         self._subscribed(member, spoken)
         member.epoch = answer["memberEpoch"]
         if member.epoch > self.epoch:
-            yield from self.finish()
+            self._close()
             yield from self._begin(member, spoken)
         owned = _owned(answer, names)
         if owned is not None:
@@ -122,13 +129,38 @@ class EpochGroup(Group):
                 forming = self._forming = forming._replace(ended_ns=spoken.response_start)
             # One that nobody said the cause of waits for the next heartbeat: who set it off may be told last.
             if forming.ended_ns is not None and (forming.cause != UNSAID or spoken.request_end > forming.ended_ns):
-                yield from self.finish()
+                self._close()
+
+    @property
+    def until_ns(self) -> int | None:
+        """When the first of its rebalances is a row for certain; None: there is none."""
+        return self._held[0].joined_ns + LATE_NS if self._held else None
+
+    def due(self, now_ns: int) -> Iterator[Rebalance]:
+        """Rebalances that nothing more can be said of."""
+        while self._held and (self._held[0].joined_ns + LATE_NS < now_ns or len(self._held) > MAX_HELD):
+            yield self._held.pop(0)
 
     def finish(self) -> Iterator[Rebalance]:
-        """The epoch that was forming when nothing more came."""
+        """All rebalances when nothing more comes."""
+        self._close()
+        yield from self._held
+        self._held.clear()
+
+    def _close(self) -> None:
+        """What was forming forms no more."""
         if self._forming is not None:
-            yield self._forming
+            self._held.append(self._forming)
             self._forming = None
+
+    def _recent(self) -> list[Rebalance]:
+        """What is no row yet, in the order of epochs."""
+        return self._held if self._forming is None else [*self._held, self._forming]
+
+    def _amend(self, recent: list[Rebalance]) -> None:
+        """Other words of the same epochs, and of those between that nobody had been told."""
+        self._forming = recent.pop() if self._forming is not None else None
+        self._held = recent
 
     def heard(self, member_id: str, at: int) -> None:
         """A member gave a sign of life."""
@@ -220,20 +252,55 @@ class EpochGroup(Group):
     def _note(self, spoken: Spoken, cause: str, member_id: str, reason: str) -> None:
         """Keep a cause for the epoch to come, or give it to the one that others were told before this answer."""
         assert spoken.response is not None
-        at, forming = spoken.request_end, self._forming
-        is_late = at < self._begun_ns and spoken.response["memberEpoch"] in (self.epoch, LEAVING, LEAVING_STATIC)
-        if is_late and forming is not None and forming.cause == UNSAID:
-            self._before = len(self.members)
-            self._forming = forming._replace(
-                cause=cause,
-                cause_member=member_id,
-                reason=reason,
-                started_ns=at,
-                ended_ns=None,
-                members_after=self._before,
-            )
-        elif not is_late or cause != "member_joined":  # a new member is told the epoch that it set off
-            self.caused(at, cause, member_id, reason)
+        at, told = spoken.request_end, spoken.response["memberEpoch"]
+        recent = self._recent()
+        if cause == "member_joined" and told <= self.epoch and at < self._begun_ns:
+            self._joined_late(spoken, member_id, reason)
+            return
+        if told in (self.epoch, LEAVING, LEAVING_STATIC):
+            for place, row in enumerate(recent):
+                if row.cause == UNSAID and at < row.joined_ns:
+                    left = cause == "member_left"
+                    said = Cause(at, cause, member_id, reason)
+                    changed = [_counted(each, -left, -left, -left) for each in recent[place + 1 :]]
+                    self._amend([*recent[:place], _because(_counted(row, 0, -left, -left), said), *changed])
+                    self._before = len(self.members)
+                    return
+        self.caused(at, cause, member_id, reason)
+
+    def _joined_late(self, spoken: Spoken, member_id: str, reason: str) -> None:
+        """A member joined, and others were told its epoch, or later ones, before it was."""
+        assert spoken.response is not None
+        told, recent = spoken.response["memberEpoch"], self._recent()
+        said = Cause(spoken.request_end, "member_joined", member_id, reason)
+        place = sum(row.generation < told for row in recent)
+        former = recent[:place]
+        later = [_counted(row, row.generation > told, 1, row.generation > told) for row in recent[place:]]
+        self._before = len(self.members)
+        if later and later[0].generation == told:
+            row = later[0]
+            if (row.cause, row.cause_member) != ("member_joined", member_id):
+                later[0] = _because(row, said)
+                self._displaced(row, later)
+        elif told in self._skipped and (later or recent):
+            self._skipped.discard(told)
+            before = recent[place].members_before if later else recent[-1].members_after
+            like = (later or former)[0]
+            fields = {"generation": told, "members_before": before, "members_after": before + 1, "rejoined": before}
+            row = like._replace(joined_ns=spoken.response_start, ended_ns=None, strategy=self.strategy, **fields)
+            later.insert(0, _because(row, said))
+        self._amend([*former, *later])
+
+    def _displaced(self, row: Rebalance, later: list[Rebalance]) -> None:
+        """What was thought to have set an epoch off set off a later one."""
+        if row.cause == UNSAID:
+            return
+        cause = Cause(row.started_ns, row.cause, row.cause_member, row.reason or "")
+        for place, each in enumerate(later):
+            if each.cause == UNSAID:
+                later[place] = _because(each, cause)
+                return
+        self._causes.insert(0, cause)
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
@@ -244,7 +311,7 @@ class EpochGroup(Group):
         yield from self.finish()
         for member in self.members.values():
             yield self._gone(member, spoken.request_end)
-        self.members, self._static, self._told, self._causes = {}, {}, set(), []
+        self.members, self._static, self._told, self._causes, self._skipped = {}, {}, set(), [], set()
         self.epoch = self._before = self._held_bytes = 0
 
     def _begin(self, member: _Member, spoken: Spoken) -> Iterator[GroupEvent]:
@@ -252,10 +319,16 @@ class EpochGroup(Group):
         topics = sum(sum(map(len, each.topics or ())) for each in self.members.values())
         self._held_bytes = topics + sum(PARTITION_BYTES * len(each.owned) for each in self.members.values())
         skipped = member.epoch - self.epoch - 1
+        self._skipped = set(range(max(self.epoch + 1, member.epoch - MAX_HELD), member.epoch))
         self.epoch, self._begun_ns = member.epoch, spoken.response_start
-        self._causes.sort(key=lambda cause: cause.at)
+        # A member that joins set off the epoch that it is told; else the first of what was said did.
+        own = "member_joined", member.id
+        self._causes.sort(key=lambda cause: (cause[1:3] == own, cause.at))
+        joins = bool(self._causes) and self._causes[-1][1:3] == own
         left_over = min(skipped, max(0, len(self._causes) - 1))  # epochs that no member was told had causes too
         causes = self._causes[left_over:]
+        if joins:
+            causes.insert(0, causes.pop())
         expired = self._silent(spoken.request_end, max(0, skipped + 1 - len(self._causes)))
         for each in expired:
             if self.members.pop(each.id, None) is None and each.instance_id is not None:
@@ -264,10 +337,8 @@ class EpochGroup(Group):
         if not causes:
             causes = [self._unsaid(expired, spoken.request_end)]
         cause, self._causes = causes[0], causes[1:]
-        others = [
-            each for each in self.members.values() if each.id != cause.member_id or cause.cause != "member_joined"
-        ]
-        before, self._before = self._before, len(self.members)
+        after = len(self.members) + sum(each.cause == "member_left" for each in self._causes)  # who leaves is in it yet
+        before, self._before = self._before, after
         self._told = set()
         self._forming = Rebalance(
             self.cluster,
@@ -282,9 +353,9 @@ class EpochGroup(Group):
             spoken.response_start,
             None,
             before,
-            len(self.members),
-            len(others),
-            member.id,
+            after,
+            after - (cause.cause == "member_joined"),
+            _joiner(cause),
             self.coordinator_id,
             group_type=self.group_type,
         )
@@ -337,11 +408,11 @@ class EpochGroup(Group):
 
     # --- what the coordinator's log says ---------------------------------------------------------------------------
 
-    def stored_epoch(self, epoch: int, at: int) -> Iterator[Rebalance]:
+    def stored_epoch(self, epoch: int, at: int) -> None:
         """An epoch that no member was seen to be told by now."""
         if epoch <= self.epoch:
             return
-        yield from self.finish()
+        self._close()
         is_first, self.epoch = self.epoch == 0, epoch
         causes, self._causes = sorted(self._causes, key=lambda cause: cause.at), []
         words = "by the coordinator's log, which does not say why"
@@ -365,7 +436,7 @@ class EpochGroup(Group):
             before,
             len(self.members),
             max(0, again),
-            None,
+            _joiner(cause),
             self.coordinator_id,
             group_type=self.group_type,
         )
@@ -403,7 +474,7 @@ class EpochGroup(Group):
         else:
             self.caused(at, "member_left", member_id, "by the coordinator's log, which does not say whether it expired")
 
-    def stored_owned(self, member_id: str, epoch: int, owned: Owned, at: int) -> Iterator[Assignment | Rebalance]:
+    def stored_owned(self, member_id: str, epoch: int, owned: Owned, at: int) -> Iterator[Assignment]:
         """What a member owns from an epoch on, if it was not seen to be told."""
         member = self.members.get(member_id)
         if member is None or member.epoch > epoch or (member.epoch == epoch and member.owned == owned):
@@ -418,7 +489,7 @@ class EpochGroup(Group):
             self._told.add(member_id)
             if self._told >= self.members.keys():
                 self._forming = forming._replace(ended_ns=at)
-                yield from self.finish()
+                self._close()
 
     # --- what is told of it ------------------------------------------------------------------------------------------
 
@@ -444,6 +515,31 @@ class EpochGroup(Group):
         known = {"member_id": answer.get("memberId") or spoken.request["memberId"]}
         epoch = answer["memberEpoch"] if not error and at is None else spoken.request["memberEpoch"]
         return self.event(spoken, event, error=error, at=at, reason=reason, generation=epoch, **known)
+
+
+def _joiner(cause: Cause) -> str | None:
+    """The last member to join of an epoch: whose join set it off, if one did."""
+    return cause.member_id if cause.cause in ("member_joined", "member_replaced") else None
+
+
+def _because(row: Rebalance, cause: Cause) -> Rebalance:
+    """The same epoch, and what set it off as it is known later."""
+    return row._replace(
+        cause=cause.cause,
+        cause_member=cause.member_id,
+        reason=cause.reason,
+        started_ns=cause.at,
+        last_to_join=_joiner(cause),
+    )
+
+
+def _counted(row: Rebalance, before: int, after: int, rejoined: int) -> Rebalance:
+    """The same epoch with so many members more, or less, before it, after it, and of those that were told."""
+    return row._replace(
+        members_before=max(0, row.members_before + before),
+        members_after=max(0, row.members_after + after),
+        rejoined=max(0, row.rejoined + rejoined),
+    )
 
 
 def _owned(answer: Body, names: Mapping[UUID, str]) -> Owned | None:

@@ -52,7 +52,7 @@ class Groups:
         self._weight = 0  # of all
         self._coordinators: dict[str, int] = {}
         self._in_transactions: dict[str, dict[str, int]] = {}  # by transactional id: offsets of each group
-        # Until when, of groups with members that were given an id and did not join.
+        # Until when, of groups with members that were given an id and did not join, or rebalances that are no rows yet.
         self._waited_for: dict[Key, int] = {}
         self._next_ns = 0  # before it none of these is due
 
@@ -108,8 +108,8 @@ class Groups:
             return
         for key in [key for key, until_ns in self._waited_for.items() if until_ns < now_ns]:
             group = self._groups.get(key)
-            if isinstance(group, ClassicGroup):
-                yield from group.expected.due(now_ns)
+            if group is not None:
+                yield from (group.expected if isinstance(group, ClassicGroup) else group).due(now_ns)
                 yield from self._weigh(key, group)
         self._next_ns = max(min(self._waited_for.values(), default=0), now_ns + LOOK_NS)
 
@@ -141,7 +141,7 @@ class Groups:
 
     def _weigh(self, key: Key, group: AnyGroup) -> Iterator[GroupRow]:
         """Forget groups, if there are too many now."""
-        until_ns = group.expected.until_ns if isinstance(group, ClassicGroup) else None
+        until_ns = (group.expected if isinstance(group, ClassicGroup) else group).until_ns
         if until_ns is not None:
             self._waited_for[key] = until_ns
             self._next_ns = min(self._next_ns, until_ns)

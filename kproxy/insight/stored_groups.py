@@ -98,7 +98,7 @@ def _epoch(group: EpochGroup, entry: Entry) -> Iterator[GroupRow]:
         return
     yield _event(group, entry, "stored", generation=value["epoch"], reason=f"epoch {value['epoch']}")
     if not entry.is_history:
-        yield from group.stored_epoch(value["epoch"], entry.time_ns)
+        group.stored_epoch(value["epoch"], entry.time_ns)
 
 
 def _member(group: EpochGroup, entry: Entry) -> Iterator[GroupRow]:

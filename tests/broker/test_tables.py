@@ -28,6 +28,8 @@ from tests.broker.kproxy import Kproxy
 from tests.broker.tools import as_root, create_topic
 from tests.watch.live import why_not
 
+pytestmark = pytest.mark.timeout(900)  # of one setup, on a machine that is busy
+
 # The columns in which a capture of kproxy's clients differs from what kproxy records, by nature.
 CLOCKS = {
     "source": "the name of the file, or of the cluster that was recorded",
@@ -81,7 +83,9 @@ def captured(path: Path, port: int) -> Iterator[None]:
         while b"listening on" not in process.stderr.readline():
             assert process.poll() is None
         yield
-        time.sleep(1)  # of packets that are in its buffers
+        size = -1
+        while size != (size := path.stat().st_size):  # of packets that are in its buffers
+            time.sleep(2)
     finally:
         process.terminate()
         process.communicate(timeout=30)
@@ -194,10 +198,13 @@ def same(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Same:
         del admin, producer, paid, of_group, end
         gc.collect()
         wait_for("the end of all clients", lambda: run.metric("kproxy_open_connections") == 0, 60)
-        time.sleep(3)  # of what is told once a second
         figures = {"run": Figures(run)}
         if why_not() is None:
             figures["watch"] = Figures(watch)
+            until = time.monotonic() + 60  # what is told once a second, and when there is time for it
+            while vars(figures["run"]) != vars(figures["watch"]) and time.monotonic() < until:
+                time.sleep(1)
+                figures = {"run": Figures(run), "watch": Figures(watch)}
             watch.stop()
     convert([folder / "same.pcap"], folder / "captured")
     return Same(folder, figures)

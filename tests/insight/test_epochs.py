@@ -1,8 +1,12 @@
 """Groups with epochs: joins, leaves, epochs and owned partitions are those of the coordinator's log and tools."""
 
 import re
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
+from itertools import zip_longest
+from random import Random
 
 import pytest
 
@@ -138,13 +142,65 @@ def test_a_member_whose_answer_comes_after_those_of_others_set_off_the_epoch_tha
     ]
 
 
+def delayed(talk, most_ns, seed):
+    """The same exchanges, each seen for some time more on its way to the broker, and on its way back."""
+    random = Random(seed)
+    found = []
+    for connection in {each.connection for each in talk}:
+        before_ns = 0
+        own = [each for each in talk if each.connection == connection]
+        for each, following in zip_longest(own, own[1:]):
+            sent_ns = each.request_end - int(random.random() * min(most_ns, each.request_end - before_ns))
+            room_ns = most_ns if following is None else following.request_end - each.response_start
+            before_ns = each.response_start + int(random.random() * min(most_ns, room_ns))
+            found.append(replace(each, request_end=sent_ns, response_start=before_ns))
+    return sorted(found, key=lambda each: each.response_start)
+
+
+def test_where_traffic_is_seen_and_whose_answer_comes_first_changes_nothing():
+    """Beside the broker, beside clients, or by a process that is late, the order of connections differs."""
+    talk = [each for each in spoken(CAPTURE, (9092,), {68}) if each.response is not None]
+
+    def known(talk):
+        groups, found = {}, []
+        for each in talk:
+            name = each.request["groupId"]
+            found += groups.setdefault(name, EpochGroup("default", name, "consumer")).feed(each, {})
+        for group in groups.values():
+            found += group.finish()
+        rows = [row._asdict() for row in found]
+        apart = ("reason", "time_ns", "started_ns", "joined_ns", "ended_ns")
+        return Counter(tuple((name, row[name]) for name in row if name not in apart) for row in rows)
+
+    expected = known(delayed(talk, 0, 0))
+    for seed in range(40):
+        assert known(delayed(talk, 300_000_000, seed)) == expected, seed
+
+
+def test_members_that_join_at_once_set_off_the_epochs_that_they_are_told():
+    """The answer of the first comes last. One that leaves is told no epoch: it set off the one that is left."""
+    group = EpochGroup("default", "g", "consumer")
+    talk = [beat("c", 0, 3, 12, topics=["x"]), beat("b", 0, 2, 11, topics=["x"]), beat("a", 0, 1, 10, topics=["x"])]
+    talk += [beat("b", 2, 4, 30), beat("a", 1, 4, 31), beat("c", -1, -1, 20), beat("b", 4, 4, 40)]
+    for at, each in enumerate(talk):
+        each.response_start = 100 + at
+    found = [*(row for each in talk for row in group.feed(each, {})), *group.finish()]
+    rows = [row for row in found if isinstance(row, Rebalance)]
+    assert [row[4:7] + row[11:15] for row in rows] == [
+        (1, "member_joined", "a", 0, 1, 0, "a"),
+        (2, "member_joined", "b", 1, 2, 1, "b"),
+        (3, "member_joined", "c", 2, 3, 2, "c"),
+        (4, "member_left", "c", 3, 2, 2, None),
+    ]
+
+
 def test_several_that_expire_at_once_are_all_gone():
     """The one that is left is told the last of their epochs only."""
     second = 10**9
     group = EpochGroup("default", "g", "consumer")
     talk = [beat("a", 0, 1, 1, topics=["x"]), beat("b", 0, 2, 2, topics=["x"]), beat("c", 0, 3, 3, topics=["x"])]
     talk += [beat("a", 1, 3, 4), beat("a", 3, 5, 60 * second), beat("a", 5, 5, 61 * second)]
-    found = [row for each in talk for row in group.feed(each, {})]
+    found = [*(row for each in talk for row in group.feed(each, {})), *group.finish()]
     last = [row for row in found if isinstance(row, Rebalance)][-1]
     assert (last.generation, last.cause, last.members_before, last.members_after) == (5, "session_expired", 3, 1)
     assert last.ended_ns is not None
@@ -170,10 +226,11 @@ def test_a_group_that_was_removed_and_made_again_begins_anew():
     assert group.epoch == 7
     talk = [beat("n", 0, 1, 3600 * second, topics=["x"]), beat("o", 0, 2, 3601 * second, topics=["x"])]
     talk += [beat("n", 1, 2, 3602 * second), beat("o", 2, 2, 3603 * second)]
-    found = [row for each in talk for row in group.feed(each, {})]
+    found += [*(row for each in talk for row in group.feed(each, {})), *group.finish()]
     rows = [row for row in found if isinstance(row, Rebalance)]
     counts = [(row.generation, row.cause, row.members_before, row.members_after) for row in rows]
-    assert counts[1:] == [(1, "member_joined", 0, 1), (2, "member_joined", 1, 2)]
+    assert counts[:3] == [(1, "member_joined", 0, 1), (6, "member_joined", 1, 2), (7, "metadata_changed", 2, 2)]
+    assert counts[3:] == [(1, "member_joined", 0, 1), (2, "member_joined", 1, 2)]
     assert sorted(group.members) == ["n", "o"]
     assert group.state == "Stable"
 

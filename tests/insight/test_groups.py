@@ -301,7 +301,7 @@ def test_tasks_of_streams_groups_are_assigned_and_revoked():
         active = None if tasks is None else [{"subtopologyId": "0", "partitions": tasks}]
         return Spoken(88, 0, request, answer | {"activeTasks": active}, at, at + 1)
 
-    found = fed(beat(0, 1, 1, [0, 1], topology), beat(1, 1, 3, None), beat(1, 2, 5, [1]))
+    found = fed(beat(0, 1, 1, [0, 1], topology), beat(1, 1, 3, None), beat(1, 2, 2 * 10**9, [1]))
     said = [
         (row.event, row.reason) for row in found if isinstance(row, GroupEvent) and row.event in ("assigned", "revoked")
     ]
