@@ -29,8 +29,8 @@ from kproxy.tables import dataset, schema
 
 # What converts is imported where there are captures: tables are asked without it.
 if TYPE_CHECKING:
-    from kproxy.convert import processes
     from kproxy.convert.job import Settings, Summary
+    from kproxy.convert.workers import Progress
 
 FOLDER = ".kproxy"
 _DONE = "_complete.json"  # the sizes of all files: written last
@@ -249,7 +249,7 @@ def _state(path: str) -> tuple[int, int, str | None]:
     return stat.st_size, stat.st_mtime_ns, fingerprint(path)
 
 
-def convert_with(captures: Sequence[str], progress: "processes.Progress") -> "Callable[[Path, Settings], Summary]":
+def convert_with(captures: Sequence[str], progress: "Progress") -> "Callable[[Path, Settings], Summary]":
     """What `tables_of` calls to convert captures, telling `progress`."""
     from kproxy.convert import processes
 

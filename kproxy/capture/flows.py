@@ -204,7 +204,7 @@ class Flows:
         records = Columns.of(window) if len(window.records) >= inorder.FEWEST else None
         if records is None:
             return None
-        heads = inorder.heads(records.link, records.start, records.end, records.head)
+        heads = records.heads
         if heads is None or len(heads.index) < inorder.FEWEST:
             return None
         numbers: dict[bytes, int] = {}  # of connections, by both of their keys

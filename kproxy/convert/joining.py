@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from kproxy.capture.flow import Flow
 from kproxy.capture.flows import Flows
+from kproxy.convert.edges import Edge, Offsets
+from kproxy.convert.places import WARM
 from kproxy.convert.rows import Counted, Rows
-from kproxy.convert.slices import Edge, Offsets
-from kproxy.convert.stints import WARM, Stint, Torn, let_go
+from kproxy.convert.stints import Stint, Torn, let_go
 from kproxy.tables.partitions import MAX_POSITIONS, Positions, with_offsets
 from kproxy.wire.events import NONE
 

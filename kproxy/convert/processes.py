@@ -1,40 +1,39 @@
 """Captures -> tables, on one machine: `kproxy convert`.
 
-Duty: join the flows of captures to the writers of tables, and share flows out among processes. The same captures give
-the same files whatever the number of processes: flows fall into fixed shards, a process takes some of them, and the
-rows of all are merged in one order.
+Duty: join the flows of captures to the writers of tables, and share captures out among processes. The same captures
+give the same files whatever the number of processes. Many small captures are read side by side, each by one process. Of
+a large one each process reads some parts (`parts`). Where that cannot be (a compressed file, say), each reads all of it
+and decodes its own flows: these fall into fixed shards, of which a process has some. The rows of all are merged in one
+order.
 
-Each process reads the whole capture and decodes its own flows; the one that merges their rows never held a flow. Many
-small captures are read side by side, each by one process.
-Memory: see capture.flows, RUN_ROWS rows of each table, and while merging one row group.
+Memory: see capture.flows and parts, RUN_ROWS rows of each table, and while merging one row group.
 """
 
-import os
+import logging
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from threading import Thread, current_thread, main_thread
-from typing import cast
+from threading import current_thread, main_thread
 
 import pyarrow as pa
 
 from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.capture.storage import is_remote
-from kproxy.convert import machine, slices
+from kproxy.convert import machine, parts
 from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, output_folder, refuse_replacing
 from kproxy.convert.knowledge import Told, by_source, know
 from kproxy.convert.rows import Rows, quality_batch
-from kproxy.convert.slices import Share
+from kproxy.convert.shares import FED, Share, share, sorters
 from kproxy.convert.spoken import SPOKEN
+from kproxy.convert.stints import Torn
+from kproxy.convert.workers import Progress, Seen, Workers
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema, writer
 from kproxy.tables.dataset import file_of
@@ -45,6 +44,7 @@ POLL_S = 0.2  # of a file that grows
 PROCESS_BYTES = 256 << 20  # that one may take
 SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
 _DEFAULT = Settings()
+log = logging.getLogger("kproxy.convert")
 
 
 @dataclass
@@ -54,12 +54,6 @@ class _Said:
     spoken: writer.Sorter
     registry: writer.Sorter
     names: dict[str, Names]
-
-
-_Part = tuple[int, ...] | slices.Slice  # flows by their shards, or a slice of the file
-
-# (source, bytes read, bytes in all or 0); of captures that are read side by side, how many of them
-Progress = Callable[[str, int, int], None]
 
 
 def convert(
@@ -77,7 +71,8 @@ def convert(
         own, named by its file, unless `settings` say that they are one rotated capture.
     follow: the last file still grows; read on until SIGINT or SIGTERM.
     processes: how many decode a capture; 0: as many as cores and memory allow, and one for a small capture.
-    progress: called with (source, bytes read, bytes in all or 0) now and then.
+    progress: called with (source, bytes read, bytes in all or 0) now and then; of captures that are read side by side,
+        with how many of them.
 
     Files appear whole or not at all, and the same captures give the same bytes. A capture that cannot be read is in
     `Summary.failed` and does not stop the others. Raises KproxyError before anything is written if settings exclude
@@ -135,8 +130,8 @@ def _know(
     for table in schema.KNOWLEDGE:
         summary.rows[table.name] = 0
         files = {source: work / f"{number}.{table.name}.parquet" for source, number in numbers.items()}
-        for source, parts in by_source(told.parts(table)):
-            summary.rows[table.name] += writer.store(table, parts, files[source])
+        for source, of_source in by_source(told.parts(table)):
+            summary.rows[table.name] += writer.store(table, of_source, files[source])
         for source, file in files.items():
             if not file.exists():
                 writer.store(table, (), file)
@@ -180,21 +175,23 @@ def _reads(
     jobs: Sequence[Job], work: Path, processes: int, follow: bool, progress: Progress | None
 ) -> Iterator[tuple[int, Share | CaptureError]]:
     """Read captures, by their numbers: those that are not worth several processes side by side, then the others."""
-    small = [] if follow else [number for number, job in enumerate(jobs) if _is_small(job)]
-    workers = min(processes or _most_processes(), len(small))
-    if workers < 2 or (not processes and sum(_size(jobs[number]) for number in small) < SMALL_BYTES):
-        small = []
-    if small:
-        yield from _side_by_side(jobs, small, work, workers, progress)
-    for number in sorted(set(range(len(jobs))) - set(small)):
-        try:
-            yield number, _read(jobs[number], work, number, processes, follow, progress)
-        except CaptureError as fault:
-            yield number, fault
+    with Workers(processes or _most_processes()) as workers:
+        small = [] if follow else [number for number, job in enumerate(jobs) if _is_small(job)]
+        if (processes or workers.most) < 2 or len(small) < 2:
+            small = []
+        if not processes and sum(_size(jobs[number]) for number in small) < SMALL_BYTES:
+            small = []
+        if small:
+            yield from _side_by_side(jobs, small, work, workers, progress)
+        for number in sorted(set(range(len(jobs))) - set(small)):
+            try:
+                yield number, _read(jobs[number], work, number, processes, follow, progress, workers)
+            except CaptureError as fault:
+                yield number, fault
 
 
 def _is_small(job: Job) -> bool:
-    """Whether one process is to read it alone: each process reads all of a capture, of a storage's once is enough."""
+    """Whether one process is to read it alone: of a storage's each would read all that is not cut."""
     try:
         return all(map(job.storage.is_file, job.paths)) and (any(map(is_remote, job.paths)) or _size(job) < SMALL_BYTES)
     except CaptureError:
@@ -206,39 +203,33 @@ def _size(job: Job) -> int:
 
 
 def _side_by_side(
-    jobs: Sequence[Job], numbers: Sequence[int], work: Path, workers: int, progress: Progress | None
+    jobs: Sequence[Job], numbers: Sequence[int], work: Path, workers: Workers, progress: Progress | None
 ) -> Iterator[tuple[int, Share | CaptureError]]:
-    """Captures of one process each, `workers` at a time."""
+    """Captures of one process each, as many at a time as there are."""
     waiting: deque[tuple[int, Future[Share]]] = deque()
+    left = deque(numbers)
     read = 0
-    with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker) as pool:
-        left = deque(numbers)
-        while left or waiting:
-            while left and len(waiting) < 4 * workers:  # so that few runs are on the disk
-                number = left.popleft()
-                waiting.append((number, pool.submit(_whole, jobs[number], work, f".{number}.0")))
-            number, future = waiting.popleft()
-            job = jobs[number]
-            try:
-                yield number, future.result()
-            except CaptureError as fault:
-                yield number, fault
-            except BrokenProcessPool:
-                raise KproxyError(
-                    f"{job.source}, or a capture near it: a worker process ended; was it short of memory? "
-                    "--processes 1 needs the least"
-                ) from None
-            read += 1
-            if progress is not None:
-                progress(f"{len(numbers)} captures", read, len(numbers))
+    while left or waiting:
+        while left and len(waiting) < 4 * workers.most:  # so that few runs are on the disk
+            number = left.popleft()
+            waiting.append((number, workers.submit(_whole, jobs[number], work, f".{number}.0")))
+        number, future = waiting.popleft()
+        try:
+            yield number, workers.result(jobs[number].source, future)
+        except CaptureError as fault:
+            yield number, fault
+        read += 1
+        if progress is not None:
+            progress(f"{len(numbers)} captures", read, len(numbers))
 
 
-def _whole(job: Job, work: Path, prefix: str) -> Share:
-    with machine.seldom_collected():
-        return _share(job, work, prefix, tuple(range(SHARDS)), True, None, None)
+def _whole(job: Job, work: Path, prefix: str, seen: Seen) -> Share:
+    return _share(job, work, prefix, tuple(range(SHARDS)), True, None, None, lambda size: seen(0))
 
 
-def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None) -> Share:
+def _read(
+    job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None, workers: Workers
+) -> Share:
     """Read a capture into sorted runs by table."""
     here = follow or not all(map(job.storage.is_file, job.paths))  # a pipe has one reader, what grows no common end
     if follow and any(map(is_remote, job.paths)):
@@ -246,37 +237,38 @@ def _read(job: Job, work: Path, number: int, processes: int, follow: bool, progr
     if here:
         processes = 1
     elif not processes:
-        processes = 1 if _is_small(job) else _most_processes()
-    if not here and (sliced := slices.worth(job, processes)) is not None:
-        claims = work / f"{number}.claims"
-        claims.mkdir()
-        readers = [slices.Slice(sliced, index, claims) for index in range(len(sliced.borders) + 1)]
-        parts = _in_processes(job, work, number, readers, progress)
-        joined = slices.stitched(parts, work, f".{number}")
-        if joined is not None:
-            return _together(job, joined)
-        slices.remove(parts)
+        processes = 1 if _is_small(job) else workers.most
+    if processes == 1:
+        with _Interrupt(follow) if here else nullcontext() as interrupt, machine.seldom_collected():
+            waits = interrupt if follow else None
+            return _together(job, [_share(job, work, f".{number}.0", tuple(range(SHARDS)), True, waits, progress)])
+    workers.watch(job.source, _size(job), progress)
+    prefix = f".{number}.part"
+    if cut := parts.plan(job, processes):
+        try:
+            return _together(job, parts.read(job, cut, workers, work, prefix, processes))
+        except Torn as fault:
+            log.info("%s is read by connections: %s", job.source, fault)
+            for left in work.glob(f"*{prefix}*"):
+                left.unlink()
     processes = min(processes, SHARDS)
-    shares = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
-    if here:
-        with _Interrupt(follow) as interrupt, machine.seldom_collected():
-            results = [_share(job, work, f".{number}.0", shares[0], True, interrupt if follow else None, progress)]
-    elif processes == 1:
-        with machine.seldom_collected():
-            results = [_share(job, work, f".{number}.0", shares[0], True, None, progress)]
-    else:
-        results = _in_processes(job, work, number, shares, progress)
-    return _together(job, results)
+    shards = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
+    arguments = [(job, work, f".{number}.{index}", mine, index == 0) for index, mine in enumerate(shards)]
+    return _together(job, workers.each(job, _some_flows, arguments))
+
+
+def _some_flows(job: Job, work: Path, prefix: str, shards: tuple[int, ...], first: bool, seen: Seen) -> Share:
+    return _share(job, work, prefix, shards, first, None, None, seen if first else lambda size: seen(0))
 
 
 def _together(job: Job, results: Sequence[Share]) -> Share:
-    whole = Share({name: [] for name in (*job.tables, *slices.FED)}, Quality(), Names())
-    for share in results:
-        whole.quality.add(share.quality)
-        whole.names.add(share.names.told())
-        for table, paths in share.runs.items():
+    whole = Share({name: [] for name in (*job.tables, *FED)}, Quality(), Names())
+    for each in results:
+        whole.quality.add(each.quality)
+        whole.names.add(each.names.told())
+        for table, paths in each.runs.items():
             whole.runs[table] += paths
-        whole.mends.update(share.mends)
+        whole.mends.update(each.mends)
     return whole
 
 
@@ -319,68 +311,6 @@ class _Interrupt:
         self._seen = True
 
 
-def _in_processes(job: Job, work: Path, number: int, parts: Sequence[_Part], progress: Progress | None) -> list[Share]:
-    context = get_context("spawn")
-    workers = []
-    for index, part in enumerate(parts):
-        ours, theirs = context.Pipe(duplex=False)
-        arguments = (theirs, job, work, f".{number}.{index}", part, index == 0)
-        process = context.Process(target=_worker, args=arguments, daemon=True)
-        process.start()
-        theirs.close()
-        workers.append((process, ours))
-    results: dict[Connection, Share] = {}
-    try:
-        while open_pipes := [ours for _, ours in workers if ours not in results]:
-            for ours in cast(list[Connection], wait(open_pipes)):  # of all: one may wait for what another was to tell
-                try:
-                    message = ours.recv()
-                except EOFError:
-                    process = next(process for process, its in workers if its is ours)
-                    process.join()
-                    raise KproxyError(
-                        f"{job.source}: a worker process ended with status {process.exitcode}; "
-                        "was it short of memory? --processes 1 needs the least"
-                    ) from None
-                if isinstance(message, Exception):
-                    raise message
-                if isinstance(message, Share):
-                    results[ours] = message
-                elif progress is not None:
-                    progress(*message)
-    finally:
-        for process, ours in workers:
-            ours.close()
-            process.terminate()
-            process.join()
-    return [results[ours] for _, ours in workers]
-
-
-def _worker(pipe: Connection, job: Job, work: Path, prefix: str, part: _Part, first: bool) -> None:
-    """A process of its own: its part of a capture."""
-    _begin_worker()
-    try:
-        report = (lambda *message: pipe.send(message)) if first else None
-        with machine.seldom_collected():
-            if not isinstance(part, slices.Slice):
-                read = _share(job, work, prefix, part, first, None, report)
-            elif first:
-                read = slices.read_first(job, work, prefix, part, report)
-            else:
-                read = slices.read_slice(job, work, prefix, part)
-            pipe.send(read)
-    except KproxyError as fault:
-        pipe.send(fault)
-
-
-def _begin_worker() -> None:
-    """What a process of ours does first: it ends with its parent, whose folder it writes in."""
-    parent = parent_process()
-    assert parent is not None
-    machine.retain()
-    Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
-
-
 def _share(
     job: Job,
     work: Path,
@@ -389,12 +319,20 @@ def _share(
     first: bool,
     follow: Callable[[], bool] | None,
     progress: Progress | None,
+    seen: Seen | None = None,
 ) -> Share:
-    """Read a capture and decode the flows of some shards; `first`: count also what belongs to no flow."""
+    """Read a capture and decode the flows of some shards; `first`: count also what belongs to no flow.
+
+    seen: called after each window with the bytes that were read of it.
+    """
     quality = Quality()
-    sorted_by = slices.sorters(job, work, prefix)
+    sorted_by = sorters(job, work, prefix)
     rows = Rows(lambda table, batch: sorted_by[table.name].add(batch), job.records, keeps=job.is_known)
+    consumed = 0
     for capture in rows.read(job, quality, shards=shards, first=first, follow=follow):
         if progress is not None:
             progress(job.source, capture.consumed, capture.size)
-    return slices.share(sorted_by, quality, rows.names)
+        if seen is not None:
+            seen(capture.consumed - consumed)
+            consumed = capture.consumed
+    return share(sorted_by, quality, rows.names)

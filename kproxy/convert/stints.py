@@ -14,40 +14,35 @@ nothing is guessed; what does not fit (`Torn`) means that the capture is to be r
 Memory: that of Flows, and the places of a part's packets. Refuses to know who runs readers, and how packets travel.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
-import numpy as np
 import pyarrow as pa
 
 from kproxy.capture import splits
-from kproxy.capture.columns import inorder
-from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.content import TLS
 from kproxy.capture.copies import SAME_PACKET_NS
 from kproxy.capture.flow import Flow
 from kproxy.capture.flows import ALL, NEW, NOBODY, Flows
 from kproxy.capture.keys import Pair, pair_of
-from kproxy.capture.packets import Dissector
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.reassembly import PATIENCE
 from kproxy.capture.records import Window
 from kproxy.capture.splits import Split
+from kproxy.convert.edges import Edge, Offsets
 from kproxy.convert.job import Job
+from kproxy.convert.places import MAIN, WARM, Packets, index_at, part_of
 from kproxy.convert.rows import BATCH_ROWS, Counted, Rows
-from kproxy.convert.slices import Edge, Offsets, index_at, part_of
 from kproxy.tables.names import Names
 from kproxy.tables.partitions import MAX_POSITIONS
 from kproxy.tables.schema import Table
 
-OVERLAP_BYTES = 4 << 20  # at a split's beginning, in which its reader warms up
-LOOK = 64  # packets between two looks which connections have seen an answer
+OVERLAP_BYTES = 4 << 20  # at a split's beginning, in which its reader warms up, if that is enough
 OVERLAP_PART = 48  # of it, at most this part
-WARM, MAIN = 0, 1
-PLACE = np.dtype(
-    [("offset", "<i8"), ("time_ns", "<i8"), ("link", "<i4"), ("captured", "<i4"), ("original", "<i4")]
-)  # of a packet
+MOST_BYTES, MOST_PART = 64 << 20, 16  # and where it is not
+ENOUGH = 0.9  # of the bytes, those of connections that stand firm
+LOOK, MOST_LOOK = 64, 4096  # packets until it is looked which connections have seen an answer, and between two looks
 Add = Callable[[Table, pa.RecordBatch], None]
 
 
@@ -64,37 +59,6 @@ class Part:
     file: int  # the number of the split's file
     following: Split | None = None
     overlap_part: int = OVERLAP_PART
-
-    def border(self, split: Split) -> int:
-        """Where packets begin that are not of a split's warm-up any more, by the place of their first byte."""
-        size = OVERLAP_BYTES if split.whole else min(OVERLAP_BYTES, (split.end - split.start) // self.overlap_part)
-        return split.start + size + 16
-
-    def windows(self, quality: Quality, secrets: list[bytes] | None = None) -> Iterator[tuple[int, bool, Window]]:
-        """The part's windows: how many files further, whether it is the warm-up, and the packets."""
-        border = self.border(self.split) if self.number else 0
-        for window in splits.windows(self.split, quality, secrets):
-            at = index_at(window, border - 16) if border and len(window.records) else 0
-            if at:
-                yield 0, True, part_of(window, 0, at)
-            if at < len(window.records):
-                yield 0, False, part_of(window, at)
-        if self.following is not None:
-            further = int(self.following.path != self.split.path)
-            for window in self.warming(self.following):
-                yield further, False, window
-
-    def warming(self, split: Split) -> Iterator[Window]:
-        """The packets of a split's warm-up. Its flaws are told by its own reader."""
-        border = self.border(split)
-        if split.is_classic:
-            split = replace(split, end=min(split.end, border - 16), last=False)
-        for window in splits.windows(split, Quality()):
-            at = index_at(window, border - 16)
-            if at:
-                yield part_of(window, 0, at)
-            if at < len(window.records):
-                return
 
 
 @dataclass
@@ -115,26 +79,95 @@ class Stint:
 
 
 class Warm:
-    """Flows that begin somewhere in a capture, until it is clear which of them stand on firm ground."""
+    """Flows that begin with a split, until it is clear which of them stand on firm ground.
 
-    def __init__(self, flows: Flows) -> None:
+    A warm-up goes on while the connections that stand firm have less than ENOUGH of the bytes, but MOST_BYTES and one
+    of MOST_PART at most. Who takes the same packets, however they come in windows, finds the same.
+    """
+
+    def __init__(self, flows: Flows, split: Split, overlap_part: int) -> None:
         self._flows = flows
+        self._split = split
+        least = most = OVERLAP_BYTES
+        if not split.whole:
+            size = split.end - split.start
+            least = min(least, size // overlap_part)
+            most = max(least, min(MOST_BYTES, size // MOST_PART))
+        self._size, self._most = least, most
         self._packets = 0
+        self._look_at = LOOK
         self._first_ns = self._last_ns = -1
         self._firm: dict[Flow, int] = {}  # the number of a connection's next request when the first was answered
+        self.is_over = False
 
-    def take(self, window: Window) -> None:
+    @property
+    def border(self) -> int:
+        """The place in the file from which on packets are not of the warm-up any more, as far as is known."""
+        return self._split.start + self._size
+
+    @property
+    def part(self) -> float:
+        """Of the bytes of all connections that are open, those of the ones that stand firm."""
+        firm = {id(flow) for flow, _ in self.claims().values()}
+        sizes = [(sum(flow.payload_bytes), id(flow) in firm) for flow in self._flows.open]
+        return sum(size for size, is_firm in sizes if is_firm) / max(1, sum(size for size, _ in sizes))
+
+    def take(self, window: Window) -> int:
+        """How many of a window's packets are of the warm-up: they were taken."""
         begin = 0
-        while begin < len(window.records):  # looked at after the same packets, however they come in windows
-            end = min(len(window.records), begin + LOOK - self._packets % LOOK)
+        while begin < len(window.records) and not self.is_over:
+            stop = index_at(window, self.border)
+            if stop > begin:
+                self._take(part_of(window, begin, stop))
+                begin = stop
+            if begin < len(window.records):
+                self.reached()
+        return begin
+
+    def reached(self) -> None:
+        """What comes next lies behind the border."""
+        if self._size >= self._most or self.part >= ENOUGH:
+            self.is_over = True
+        else:
+            self._size = min(2 * self._size, self._most)
+
+    def windows(self) -> Iterator[Window]:
+        """The packets of the split's warm-up, which were taken. Their flaws are told by who reads the split."""
+        split = self._split
+        if not split.is_classic:
+            for window in splits.windows(split, Quality()):
+                count = self.take(window)
+                if count:
+                    yield part_of(window, 0, count)
+                if count < len(window.records):
+                    return
+            return
+        begin = split.start
+        while begin < split.end and not self.is_over:
+            some = replace(split, start=begin, end=min(split.end, self.border), last=False)
+            before = begin
+            for window in splits.windows(some, Quality()):
+                self.take(window)
+                begin = window.offset + window.records[-1][3]
+                yield window
+            if begin < split.end:
+                if begin == before and self.border > before:
+                    return  # nothing makes sense there
+                self.reached()
+
+    def _take(self, window: Window) -> None:
+        begin = 0
+        while begin < len(window.records):  # looked at after the same packets
+            end = min(len(window.records), begin + self._look_at - self._packets)
             part = part_of(window, begin, end)
             self._packets += len(part.records)
             times = part.records[0][0], part.records[-1][0]
             self._first_ns = times[0] if self._first_ns < 0 else self._first_ns
             self._last_ns = times[1]
             self._flows.window(part)
-            if not self._packets % LOOK:
+            if self._packets == self._look_at:
                 self._look()
+                self._look_at += min(3 * self._packets, MOST_LOOK)
             begin = end
 
     def _look(self) -> None:
@@ -155,94 +188,6 @@ class Warm:
         return found
 
 
-def claimed_at(part: Part, job: Job, split: Split) -> tuple[dict[Pair, Any], int]:
-    """What the reader of the part that begins with a split claims; and the bytes that were read for it."""
-    size = 0
-    quality = Quality()
-    rows = Rows(lambda table, batch: None, keeps=job.is_known)
-    warm = Warm(rows.flows(job, quality, first=False, apart=True))
-    for window in part.warming(split):
-        warm.take(window)
-        size += window.records[-1][3] - window.records[0][2]
-        rows.flush(BATCH_ROWS)
-    return {pair: standing for pair, (_, standing) in warm.claims().items()}, size
-
-
-class Packets:
-    """The places of a part's packets, by connection."""
-
-    def __init__(self, spool: BinaryIO | None) -> None:
-        self.pairs: list[Pair] = []
-        self.is_torn = False  # datagrams come in fragments, which may be anywhere
-        self._numbers: dict[bytes, int] = {}
-        self._dissector = _Dissector(Quality())
-        self._spool = spool
-        self._spooled = 0
-        self._found: list[tuple[np.ndarray, np.ndarray, np.ndarray, int, int]] = []
-        self.times_ns = np.zeros(0, np.int64)  # of the window that was added last
-        self.size = 0  # its bytes
-
-    def add(self, window: Window, file: int, phase: int) -> None:
-        records = window.records
-        columns = Columns.of(window) if len(records) else None
-        owners = np.full(len(records), -1, np.int32)
-        others: Sequence[int] = range(len(records))
-        if columns is not None:
-            heads = inorder.heads(columns.link, columns.start, columns.end, columns.head)
-            if heads is not None:
-                owners[heads.index] = np.array([self._number(key) for key in heads.keys], np.int32)[heads.lane]
-                others = np.flatnonzero(owners < 0).tolist()
-        for index in others:
-            time_ns, link, start, end, _ = records[index]
-            segment = self._dissector.segment(link, window.data, start, end, time_ns)
-            if segment is not None:
-                owners[index] = self._number(segment[1])
-        self.is_torn |= self._dissector.met
-        places = np.empty(len(records), PLACE)
-        if columns is not None:
-            places["time_ns"], places["link"], places["original"] = columns.time_ns, columns.link, columns.original
-            places["offset"], places["captured"] = columns.start + window.offset, columns.end - columns.start
-        elif len(records):
-            time_ns, link, start, end, original = np.array(list(records), np.int64).T
-            places["time_ns"], places["link"], places["original"] = time_ns, link, original
-            places["offset"], places["captured"] = start + window.offset, end - start
-        spooled = self._spooled + np.cumsum(places["captured"], dtype=np.int64) - places["captured"]
-        if self._spool is not None and len(places):
-            starts = (places["offset"] - window.offset).tolist()
-            for start, size in zip(starts, places["captured"].tolist(), strict=True):
-                self._spool.write(window.data[start : start + size])
-            self._spooled = int(spooled[-1] + places["captured"][-1])
-        self._found.append((owners, places, spooled, file, phase))
-        self.times_ns, self.size = places["time_ns"], int(places["captured"].sum(dtype=np.int64)) + 16 * len(places)
-
-    def of(self, phases: dict[Pair, int]) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, np.ndarray]]:
-        """Those of some connections, each from a phase on, by window.
-
-        File, phase, whose they are (an index of `pairs`), their places, and where they are in the spool.
-        """
-        least = np.array([phases.get(pair, MAIN + 1) for pair in self.pairs] + [MAIN + 1])
-        for owners, places, spooled, file, phase in self._found:
-            mine = np.flatnonzero(least[owners] <= phase)
-            if len(mine):
-                yield file, phase, owners[mine], places[mine], spooled[mine]
-
-    def _number(self, key: bytes) -> int:
-        number = self._numbers.get(key)
-        if number is None:
-            pair = pair_of(key)
-            number = self._numbers[pair[0]] = self._numbers[pair[1]] = len(self.pairs)
-            self.pairs.append(pair)
-        return number
-
-
-class _Dissector(Dissector):
-    met = False
-
-    def _fragment(self, name: bytes, *rest: Any) -> Any:
-        self.met = True
-        return super()._fragment(name, *rest)
-
-
 @dataclass
 class Found:
     """What a reader says of its part, beside its rows."""
@@ -253,6 +198,8 @@ class Found:
     packets: Packets
     carried: dict[Pair, int]  # connections whose packets are to be carried, and from which phase on
     left: set[int]  # ids of connections whose rows are not to be told
+    begin: int  # the place of its first packet that is not of the warm-up, or one before it
+    until: int  # where the next part's begin
     first_ns: int  # of its packets but those of the warm-up, the earliest time
     last_ns: int  # of all, the latest
     torn: str  # why the capture cannot be read in parts; "": it can
@@ -261,10 +208,19 @@ class Found:
     read_bytes: int
 
 
-def read(job: Job, part: Part, add: Add, spool: BinaryIO | None = None) -> Found:
+def read(
+    job: Job,
+    part: Part,
+    add: Add,
+    spool: BinaryIO | None = None,
+    *,
+    least: float = 0,
+    seen: Callable[[int], None] | None = None,
+) -> Found:
     """Read a part. Rows of connections that are left (`Found.left`) are told too, and not to be used.
 
-    spool: gets the bytes of all packets.
+    spool: gets the bytes of all packets. seen: gets the bytes of each window. Raises Torn at once where the
+    connections that are claimed have less than `least` of the warm-up's bytes: most would be read twice.
     """
     quality, secrets = Quality(), list[bytes]()
     opened = [not part.number]
@@ -276,7 +232,7 @@ def read(job: Job, part: Part, add: Add, spool: BinaryIO | None = None) -> Found
     flaws = Quality()
     stints: dict[Pair, Stint] = {}
     offsets: dict[Pair, Offsets] = {}
-    warm = Warm(flows)
+    warm = Warm(flows, part.split, part.overlap_part)
     first_ns = last_ns = NONE
     read_bytes = 0
 
@@ -300,21 +256,46 @@ def read(job: Job, part: Part, add: Add, spool: BinaryIO | None = None) -> Found
                 let_go(flow, rows, flows)
         flows.takes = NEW if flows.takes == ALL else flows.takes
 
-    for further, is_warm, window in part.windows(flaws, secrets):
-        if not is_warm and not opened[0]:
-            claim()
-        packets.add(window, part.file + further, WARM if is_warm else MAIN)
-        if is_warm:
-            warm.take(window)
-        else:
-            flows.window(window)
-            times = packets.times_ns
-            first_ns = int(times.min()) if first_ns == NONE else min(first_ns, int(times.min()))
+    def note(window: Window, file: int, phase: int) -> None:
+        nonlocal last_ns, read_bytes
+        packets.add(window, file, phase)
         last_ns = max(last_ns, int(packets.times_ns.max()))
         read_bytes += packets.size
+        if seen is not None:
+            seen(packets.size)
+
+    def take(window: Window, file: int) -> None:
+        nonlocal first_ns
+        if not opened[0]:
+            if warm.part < least:
+                raise Torn("most connections are in the middle of something")
+            claim()
+        note(window, file, MAIN)
+        flows.window(window)
         rows.flush(BATCH_ROWS)
+        times = packets.times_ns
+        first_ns = int(times.min()) if first_ns == NONE else min(first_ns, int(times.min()))
+
+    for window in splits.windows(part.split, flaws, secrets):
+        count = 0 if opened[0] else warm.take(window)
+        if count:
+            note(part_of(window, 0, count), part.file, WARM)
+            rows.flush(BATCH_ROWS)
+        if count < len(window.records):
+            take(part_of(window, count), part.file)
     if not opened[0]:
         claim()
+    claims: dict[Pair, Any] = {}
+    until = NONE
+    if part.following is not None:
+        file = part.file + (part.following.path != part.split.path)
+        theirs = Rows(lambda table, batch: None, keeps=job.is_known)
+        ahead = Warm(theirs.flows(job, Quality(), first=False, apart=True), part.following, part.overlap_part)
+        for window in ahead.windows():
+            take(window, file)
+            theirs.flush(BATCH_ROWS)
+        claims = {pair: standing for pair, (_, standing) in ahead.claims().items()}
+        until = ahead.border
 
     quality.add(flaws)
     torn = "fragments" if packets.is_torn else "secrets" if secrets else ""
@@ -323,8 +304,6 @@ def read(job: Job, part: Part, add: Add, spool: BinaryIO | None = None) -> Found
     ended = {pair_of(flow.keys[0]): flow.close for flow in flows.ended if not flow.continues}
     if part.following is not None:
         torn = torn or ("damage" if flaws.count("damaged") or flaws.count("cut_file") else "")
-        claims, again = claimed_at(part, job, part.following)
-        read_bytes += again
         for flow in flows.open:
             pair = pair_of(flow.keys[0])
             stint = stints.get(pair)
@@ -376,7 +355,8 @@ def read(job: Job, part: Part, add: Add, spool: BinaryIO | None = None) -> Found
             torn = torn or kind
     logs = rows.logs
     return Found(
-        quality, rows.names, list(stints.values()), packets, carried, left, first_ns, last_ns, torn,
+        quality, rows.names, list(stints.values()), packets, carried, left, warm.border if part.number else 0, until,
+        first_ns, last_ns, torn,
         {} if logs is None else logs.decided, set() if logs is None else logs.doubted, read_bytes,
     )  # fmt: skip
 

@@ -274,7 +274,8 @@ class _Run:
         said = found.where(F.col("file") == places.REPORT).select("capture", "packets").collect()
         reports = [(row["capture"], json.loads(row["packets"])) for row in said]
         # damaged in a way that only its packets show, or with keys of TLS
-        torn = {number: report["torn"] for number, report in reports if report["torn"]}
+        torn = results.apart(parts, [report for _, report in reports])
+        torn |= {number: report["torn"] for number, report in reports if report["torn"]}
         while True:
             left = found.where(~F.col("capture").isin(list(torn))) if torn else found
             carried = left.where((F.col("file") >= 0) | (F.col("file") == places.STINTS))

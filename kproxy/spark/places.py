@@ -22,19 +22,17 @@ import pyarrow as pa
 
 from kproxy.capture.keys import hash_of
 from kproxy.capture.quality import NONE, Quality
-from kproxy.capture.records import Window
 from kproxy.capture.splits import is_plain
 from kproxy.capture.storage import is_remote
 from kproxy.convert import machine, stints
 from kproxy.convert.job import Job
 from kproxy.convert.joining import without
+from kproxy.convert.places import MEASURE_BYTES, PLACE, Group, grouped
 from kproxy.convert.stints import Part
 from kproxy.spark.pieces import NAMES, words
 from kproxy.spark.sorters import Sorters
 
 SIGN = 1 << 31  # Spark's integers have one
-MEASURE = 128 * 1024  # packets in one batch of rows
-MEASURE_BYTES = 8 << 20  # and where they are carried along
 
 # What the scan emits: rows of packets of one connection, in their order; in place of a file's number one of these, and
 # then `packets` is a report as JSON, a batch of pieces, or a pickled list of `Stint`.
@@ -100,8 +98,7 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
         "torn": found.torn,
         "quality": [row for row in counts if row is not back],
         "clock": {
-            "first_ns": found.first_ns,
-            "last_ns": found.last_ns,
+            "times": [found.begin, found.until, found.first_ns, found.last_ns],
             "back": [0, NONE, NONE] if back is None else [back[1], back[3], back[4]],
         },
         "names": found.names.told(),
@@ -125,19 +122,8 @@ def _carried(
 ) -> Iterator[pa.RecordBatch]:
     """The packets of connections that are carried, brought together by connection."""
     hashes = np.array([hash_of(pair[0]) - SIGN for pair in found.packets.pairs], np.int32)
-    waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    size = count = 0
-    where = (-1, -1)
-    for file, phase, owners, places, spooled in found.packets.of(found.carried):
-        if waiting and ((file, phase) != where or count >= MEASURE or (spool is not None and size >= MEASURE_BYTES)):
-            yield _rows(capture, 2 * number + where[1], where[0], waiting, spool)
-            waiting, size, count = [], 0, 0
-        where = file, phase
-        waiting.append((hashes[owners], places, spooled))
-        count += len(places)
-        size += int(places["captured"].sum(dtype=np.int64))
-    if waiting:
-        yield _rows(capture, 2 * number + where[1], where[0], waiting, spool)
+    for group in grouped(found.packets, found.carried, MEASURE_BYTES if spool is not None else 1 << 62):
+        yield _rows(capture, 2 * number + group.phase, group, hashes, spool)
 
 
 def _row(*values: Any) -> pa.RecordBatch:
@@ -147,32 +133,24 @@ def _row(*values: Any) -> pa.RecordBatch:
 
 
 def _rows(
-    capture: int,
-    part: int,
-    file: int,
-    waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    spool: "np.memmap[Any, Any] | None",
+    capture: int, part: int, group: Group, hashes: np.ndarray, spool: "np.memmap[Any, Any] | None"
 ) -> pa.RecordBatch:
-    """Packets brought together by connection, a row each."""
-    owners, table, spooled = (np.concatenate([each[index] for each in waiting]) for index in range(3))
-    order = np.argsort(owners, kind="stable")
-    owners, table, spooled = owners[order], table[order], spooled[order]
-    edges = np.concatenate(([0], np.flatnonzero(np.diff(owners)) + 1, [len(owners)]))
-    starts, stops = edges[:-1], edges[1:]
-    packets = (edges * stints.PLACE.itemsize).astype(np.int32)
+    """Packets of connections, a row of each."""
+    starts, stops, table = group.edges[:-1], group.edges[1:], group.places
+    packets = (group.edges * PLACE.itemsize).astype(np.int32)
     bodies: list[bytes | None] = [None] * len(starts)
     if spool is not None:
-        ends = spooled + table["captured"]
+        ends = group.spooled + table["captured"]
         bodies = [
-            b"".join(spool[at:end].tobytes() for at, end in zip(spooled[start:stop], ends[start:stop], strict=True))
-            for start, stop in zip(starts, stops, strict=True)
+            b"".join(spool[at:end].tobytes() for at, end in zip(group.spooled[a:b], ends[a:b], strict=True))
+            for a, b in zip(starts, stops, strict=True)
         ]
     return pa.RecordBatch.from_arrays(
         [
             pa.array(np.full(len(starts), capture, np.int32)),
-            pa.array(owners[starts]),
+            pa.array(hashes[group.owners]),
             pa.array(np.full(len(starts), part, np.int32)),
-            pa.array(np.full(len(starts), file, np.int32)),
+            pa.array(np.full(len(starts), group.file, np.int32)),
             pa.array(table["offset"][stops - 1]),
             pa.array(np.add.reduceat(table["captured"], starts, dtype=np.int64)),
             pa.Array.from_buffers(
@@ -182,27 +160,6 @@ def _rows(
         ],
         schema=_ROW,
     )
-
-
-class Clock:
-    """What a part knows of the capture's clock, whose latest time before it is known."""
-
-    def __init__(self, last_ns: int) -> None:
-        self.last_ns = last_ns
-        self.back = [0, NONE, NONE]  # packets stamped earlier than one before them: how many, first, last
-
-    def window(self, window: Window) -> None:
-        records = window.records
-        times = np.fromiter((record[0] for record in records), np.int64, len(records))
-        if not len(times):
-            return
-        reached = np.maximum.accumulate(np.concatenate(([self.last_ns], times)))
-        late = times[times < reached[:-1]]
-        if len(late):
-            count, first, last = self.back
-            first = int(late.min()) if first == NONE else min(first, int(late.min()))
-            self.back = [count + len(late), first, max(last, int(late.max()))]
-        self.last_ns = int(reached[-1])
 
 
 def listed(quality: Quality) -> list[tuple[str, int, int, int, int]]:

@@ -9,15 +9,18 @@ decoded.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kproxy.capture.quality import NONE, Quality
+from kproxy.capture.quality import Quality
+from kproxy.convert import clocks
+from kproxy.convert.clocks import Times
 from kproxy.convert.rows import quality_batch
 from kproxy.convert.stints import Part
 from kproxy.spark import pieces
-from kproxy.spark.places import Clock, listed
+from kproxy.spark.places import listed
 from kproxy.tables import schema
 
 if TYPE_CHECKING:
@@ -59,35 +62,42 @@ def counted(counts: "DataFrame", sources: Sequence[str]) -> "DataFrame":
 def of_splits(spark: "SparkSession", parts: Parts, reports: Sequence[Mapping[str, Any]]) -> dict[int, Quality]:
     """The counts that the scans of splits reported, by capture."""
     qualities: dict[int, Quality] = {}
-    late: list[tuple[int, int]] = []  # splits that begin earlier than one before them ended
-    reached: dict[int, int] = {}
+    of_captures: dict[int, list[Mapping[str, Any]]] = {}
     for report in sorted(reports, key=lambda report: report["split"]):
-        capture = parts[report["split"]][0]
-        clock = report["clock"]
-        quality = qualities.setdefault(capture, Quality())
-        noted(quality, report["quality"])
-        before = reached.get(capture, NONE)
-        if clock["first_ns"] != NONE and clock["first_ns"] < before:
-            late.append((report["split"], before))
-        else:
-            _add_back(quality, clock["back"])
-        reached[capture] = max(before, clock["last_ns"])
-    if late:
-        for row in pieces.each(spark, late, _clocks(parts), pieces.PIECES).collect():
+        of_captures.setdefault(parts[report["split"]][0], []).append(report)
+    again: list[tuple[int, Times, int]] = []  # splits that begin earlier than one before them ended
+    for capture, told in of_captures.items():
+        quality = qualities[capture] = Quality()
+        times = [Times(*report["clock"]["times"]) for report in told]
+        late = dict(clocks.late(times))
+        for number, report in enumerate(told):
+            noted(quality, report["quality"])
+            if number in late:
+                again.append((report["split"], times[number], late[number]))
+            else:
+                _add_back(quality, report["clock"]["back"])
+    if again:
+        for row in pieces.each(spark, again, _again(parts), pieces.PIECES).collect():
             _add_back(qualities[row["capture"]], json.loads(row["data"]))
     return qualities
 
 
-def _clocks(parts: Parts) -> Callable[[tuple[int, int]], Iterator[pa.RecordBatch]]:
+def apart(parts: Parts, reports: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Captures of which a reader ended its part where the next one did not begin."""
+    found = {}
+    for one, other in pairwise(sorted(reports, key=lambda report: report["split"])):
+        capture, following = (parts[report["split"]][0] for report in (one, other))
+        if capture == following and Times(*one["clock"]["times"]).until != Times(*other["clock"]["times"]).begin:
+            found[capture] = "readers differ"
+    return found
+
+
+def _again(parts: Parts) -> Callable[[tuple[int, Times, int]], Iterator[pa.RecordBatch]]:
     """Count packets stamped too early in parts, knowing the latest time before each."""
 
-    def run(late: tuple[int, int]) -> Iterator[pa.RecordBatch]:
-        split, before = late
-        clock = Clock(before)
-        for _, is_warm, window in parts[split][1].windows(Quality()):
-            if not is_warm:
-                clock.window(window)
-        yield pieces.words(parts[split][0], pieces.COUNTS, clock.back)
+    def run(late: tuple[int, Times, int]) -> Iterator[pa.RecordBatch]:
+        split, times, before_ns = late
+        yield pieces.words(parts[split][0], pieces.COUNTS, clocks.back(parts[split][1], times, before_ns))
 
     return run
 

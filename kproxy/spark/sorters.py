@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from kproxy.convert.job import Job
-from kproxy.convert.slices import FED
+from kproxy.convert.shares import FED
 from kproxy.spark.pieces import SAID, rows
 from kproxy.tables import schema, writer
 from kproxy.tables.schema import Table

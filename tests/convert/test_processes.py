@@ -18,6 +18,7 @@ from kproxy.convert import machine
 from kproxy.convert import processes as conversion
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
+from kproxy.convert.workers import Workers
 from kproxy.errors import KproxyError
 from kproxy.tables.schema import TABLES
 from tests import captures
@@ -82,14 +83,14 @@ def test_as_many_processes_as_cores_and_memory_allow(tmp_path, monkeypatch, memo
     class Started(Exception):
         pass
 
-    def start(job, work, number, parts, progress):
-        shares.extend(parts)
+    def start(self, job, function, work):
+        shares.extend(work)
         raise Started
 
     monkeypatch.setattr(machine, "cores", lambda: 8)
     monkeypatch.setattr(machine, "memory_bytes", lambda: memory)
     monkeypatch.setattr(conversion, "SMALL_BYTES", 0)
-    monkeypatch.setattr(conversion, "_in_processes", start)
+    monkeypatch.setattr(Workers, "each", start)
     with pytest.raises(Started) if started else nullcontext():
         convert([captures.capture("k41_BASE")], tmp_path)
     assert len(shares) == started

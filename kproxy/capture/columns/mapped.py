@@ -44,7 +44,7 @@ FEW = 32  # records that may be larger before they are taken to be large
 class Columns(Sequence[Record]):
     """The records of a window by column; as a sequence they are records like all others."""
 
-    __slots__ = ("end", "head", "link", "original", "start", "time_ns")
+    __slots__ = ("_heads", "end", "head", "link", "original", "start", "time_ns")
 
     def __init__(
         self,
@@ -61,6 +61,14 @@ class Columns(Sequence[Record]):
         self.end = end
         self.original = original
         self.head = head  # the first bytes of each packet, and what is behind it where it has fewer
+        self._heads: tuple[inorder.Heads | None] | None = None
+
+    @property
+    def heads(self) -> "inorder.Heads | None":
+        """What the packets' headers say; None where that is not to be had by column."""
+        if self._heads is None:  # looked at once, however many ask
+            self._heads = (inorder.heads(self.link, self.start, self.end, self.head),)
+        return self._heads[0]
 
     @classmethod
     def of(cls, window: Window) -> "Columns | None":

@@ -2,33 +2,54 @@
 
 import os
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from struct import pack_into, unpack_from
+from struct import pack, pack_into, unpack_from
 
-import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.offline import Connection, generate
+from bench.offline import KINDS, Connection, generate
 from kproxy.capture import flows, splits
-from kproxy.capture.quality import Quality
-from kproxy.capture.records import Window
-from kproxy.convert import joining, processes, stints
+from kproxy.capture.pcap import CLASSIC
+from kproxy.convert import parts, processes, stints
 from kproxy.convert.job import Settings, captures_of
-from kproxy.convert.joining import Joiner
-from kproxy.convert.rows import Rows
-from kproxy.convert.slices import share, sorters
+from kproxy.convert.processes import convert
+from kproxy.convert.shares import FED
 from kproxy.convert.stints import Part, Torn
 from kproxy.protocol import codec
-from kproxy.tables import schema
-from kproxy.tables.arrays import batch
-from tests.capture.dialogues import stretches
+from kproxy.tables import schema, writer
+from tests.capture.dialogues import frames, stretches
 from tests.capture.packet import pcap
-from tests.convert.test_slices import ALL, ONE, made_up, told
+from tests.captures import capture, folder
+
+ALL = [
+    path
+    for name in ("captures", "shapes")
+    for path in sorted(folder(name).iterdir())
+    if path.suffix == ".pcap" and path.read_bytes()[:4] in CLASSIC
+]
+STEP_NS = 1_000_000  # between packets
+ONE = replace(KINDS[0], connections=1)
+
+
+def told(shares):
+    """All that readers say of a capture: rows by table, flaws, and names."""
+    rows = {}
+    for name in shares[0].runs:
+        table = schema.BY_NAME.get(name) or FED[name]
+        runs = [run for share in shares for run in share.runs[name]]
+        mends = {run: mend for share in shares for run, mend in share.mends.items()}
+        parts = list(writer.merged(table, runs, mends))
+        rows[name] = pa.concat_tables(parts) if parts else table.schema.empty_table()
+    quality, names = shares[0].quality, shares[0].names
+    for share in shares[1:]:
+        quality.add(share.quality)
+        names.add(share.names.told())
+    return rows, list(quality), names.told()
 
 
 def parts_of(path, places, overlap_part):
@@ -47,68 +68,15 @@ def parts_of(path, places, overlap_part):
     ]
 
 
-def read(job, parts, work, prefix):
-    """What readers and joiners make of a capture, as shares; and how many of its bytes were carried."""
-    shares, found = [], []
-    for part in parts:
-        sorted_by = sorters(job, work, f"{prefix}.{part.number}")
-        rows = []
-        seen = stints.read(job, part, lambda table, batch, rows=rows: rows.append((table, batch)))
-        found.append(seen)
-        for table, some in rows:
-            sorted_by[table.name].add(joining.without(seen.left, some))
-        shares.append(share(sorted_by, seen.quality, seen.names))
-        if seen.torn:
-            raise Torn(seen.torn)
-    data = Path(job.paths[0]).read_bytes()
-    by_pair = defaultdict(lambda: ([], []))
-    carried = 0
-    for number, seen in enumerate(found):
-        for stint in seen.stints:
-            by_pair[stint.pair][0].append(stint)
-        for _, phase, owners, places, _ in seen.packets.of(seen.carried):
-            for owner in np.unique(owners):
-                mine = places[owners == owner]
-                by_pair[seen.packets.pairs[owner]][1].append((number, phase, mine))
-                carried += int(mine["captured"].sum())
-    sorted_by = sorters(job, work, f"{prefix}.joined")
-    gate, quality = [True], Quality()
-    rows = Rows(lambda table, some: sorted_by[table.name].add(some) if gate[0] else None, keeps=job.is_known)
-    flows = rows.flows(job, quality, first=False, apart=True)
-    mends, connections = [], []
-    for _, (of_pair, packets) in sorted(by_pair.items()):
-        joiner = Joiner(of_pair, flows, rows, gate) if of_pair else None
-        for number, phase, places in packets:
-            if joiner is None or joiner.at(number, phase):
-                records = [
-                    (
-                        int(p["time_ns"]),
-                        int(p["link"]),
-                        int(p["offset"]),
-                        int(p["offset"] + p["captured"]),
-                        int(p["original"]),
-                    )
-                    for p in places
-                ]
-                flows.window(Window(data, 0, records))
-                if joiner is not None:
-                    joiner.seen()
-        if joiner is None:
-            flows.finish()
-        else:
-            joiner.finish()
-            mends += joiner.mends
-            connections += joiner.rows
-    rows.flush(1)
-    rows.note(quality)
-    if joining.clash([(seen.logs, seen.doubted) for seen in found] + [(rows.logs.decided, rows.logs.doubted)]):
-        raise Torn("logs")
-    sorted_by["connections"].add(batch(schema.CONNECTIONS.schema, connections))
-    shares.append(share(sorted_by, quality, rows.names))
-    for each in shares:
-        for runs in each.runs.values():
-            each.mends.update(dict.fromkeys(runs, lambda some: joining.mended(mends, some)))
-    return shares, carried, found
+class Here:
+    """Calls functions in this process, and keeps what they return."""
+
+    def __init__(self):
+        self.told = []
+
+    def each(self, job, function, work):
+        self.told += (made := [function(*arguments, lambda size: None) for arguments in work])
+        return made
 
 
 class InParts:
@@ -124,20 +92,24 @@ class InParts:
 
     def check(self, places, overlap_part):
         self.seen["rounds"] += 1
-        parts = parts_of(self._path, places, overlap_part)
+        cut = parts_of(self._path, places, overlap_part)
+        here = Here()
         try:
-            shares, carried, found = read(self._job, parts, self._work, f".{self.seen['rounds']}")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(parts, "LEAST_CLAIMED", 0)
+                shares = parts.read(self._job, cut, here, self._work, f".{self.seen['rounds']}", 2)
         except Torn as fault:
             self.torn[str(fault)] += 1
             self.seen["torn"] += 1
             return
+        of_parts = [each for each in here.told if isinstance(each, parts.Told)]
         self.seen["bytes"] += self._path.stat().st_size
-        self.seen["carried"] += carried
-        self.seen["borders"] += len(parts) - 1
-        self.seen["handed"] += sum(stint.edge is not None for each in found for stint in each.stints)
+        self.seen["carried"] += sum(run.size for each in of_parts for _, run in each.carried)
+        self.seen["borders"] += len(cut) - 1
+        self.seen["handed"] += sum(stint.edge is not None for each in of_parts for stint in each.stints)
         rows, quality, names = told(shares)
         for name, table in self.whole[0].items():
-            assert rows[name].equals(table), (name, [part.split.start for part in parts])
+            assert rows[name].equals(table), (name, [part.split.start for part in cut])
         assert quality == self.whole[1]
         assert names == self.whole[2]
 
@@ -172,6 +144,30 @@ def test_parts_of_made_up_dialogues_change_nothing(tmp_path_factory):
 
     holds()
     assert total["handed"] and total["torn"] * 4 < total["rounds"], total
+
+
+def made_up(dialogues, dice, disorder):
+    """A capture of connections that say what dialogues have, in turns."""
+    connections = [Connection(number, dice.choice((300, 1448, 9000))) for number in range(len(dialogues))]
+    packets = [packet for connection in connections for packet in connection.shake()]
+    said = [list(frames(dialogue)) for dialogue in dialogues]
+    late = []
+    while any(said):
+        number = dice.choice([number for number, left in enumerate(said) if left])
+        for _ in range(min(len(said[number]), dice.randrange(1, 9))):
+            for packet in connections[number].send(*said[number].pop(0)):
+                fate = dice.random() / disorder if disorder else 9
+                if 1 <= fate < 2:
+                    late.append(packet)
+                elif fate >= 1:
+                    packets += [packet, packet] if fate < 3 else [packet]
+                    packets += late
+                    late.clear()
+    times = [1_700_000_000_000_000_000 + number * STEP_NS for number in range(len(packets))]
+    return pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 262_144, 1) + b"".join(
+        pack("<IIII", time_ns // 10**9, time_ns % 10**9, len(packet), len(packet)) + packet
+        for time_ns, packet in zip(times, packets, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,3 +252,67 @@ def test_late_packets_of_a_connection_that_is_not_remembered_any_more(tmp_path, 
     read = InParts(path, tmp_path)
     read.check([path.stat().st_size // 2], 5)
     assert read.torn == {"ports used again": 1}
+
+
+def same_files(ours, theirs):
+    files = [file.relative_to(theirs) for file in theirs.rglob("*") if file.is_file()]
+    assert len(files) > 10
+    for file in files:
+        assert (ours / file).read_bytes() == (theirs / file).read_bytes(), file
+
+
+def test_processes_share_one_connection_and_nothing_changes(tmp_path, monkeypatch):
+    path = tmp_path / "one.pcap"
+    with path.open("wb") as file:
+        generate(ONE, file, 3000)
+    convert([path], tmp_path / "1", processes=1)
+    monkeypatch.setattr(parts, "LEAST_BYTES", 1 << 20)
+    used = []
+    read = parts.read
+    monkeypatch.setattr(parts, "read", lambda *given: used.append(given[1]) or read(*given))
+    steps = []
+    convert([path], tmp_path / "3", processes=3, progress=lambda *given: steps.append(given))
+    assert [len(cut) for cut in used] == [3]
+    assert steps == sorted(steps) and steps[-1] == (path.name, path.stat().st_size, path.stat().st_size)
+    same_files(tmp_path / "3", tmp_path / "1")
+
+    def torn(*given):
+        read(*given)
+        raise Torn("nothing fits")
+
+    monkeypatch.setattr(parts, "read", torn)
+    convert([path], tmp_path / "again", processes=2)
+    same_files(tmp_path / "again", tmp_path / "1")
+
+
+def test_what_is_worth_parts(tmp_path, monkeypatch):
+    path = tmp_path / "one.pcap"
+    with path.open("wb") as file:
+        generate(ONE, file, 3000)
+    (job,) = captures_of([path], Settings())
+    assert not parts.plan(job, 2)
+    monkeypatch.setattr(parts, "LEAST_BYTES", 1 << 20)
+    assert not parts.plan(job, 1)
+    found = parts.plan(job, 3)
+    assert [part.number for part in found] == [0, 1, 2] and found[-1].split.end == path.stat().st_size
+    monkeypatch.setattr(parts, "MOST_BYTES", 2 << 20)
+    assert len(parts.plan(job, 2)) == 6  # as many for each
+    monkeypatch.setattr(parts, "LEAST_BYTES", 1 << 10)
+    (packed,) = captures_of([capture("k41_gz")], Settings())
+    assert not parts.plan(packed, 2)
+    (keyed,) = captures_of([path], Settings(key_log=path))
+    assert not parts.plan(keyed, 2)
+    two = captures_of([path, capture("k41_BASE")], Settings(rotated=True))
+    assert {part.file for part in parts.plan(*two, 2)} == {0, 1}
+
+
+def test_where_most_is_in_the_middle_of_something_parts_are_given_up_at_once(tmp_path):
+    path = tmp_path / "large.pcap"
+    with path.open("wb") as file:
+        generate(replace(KINDS[1], connections=8), file, 16)  # of 1 MB each
+    (job,) = captures_of([path], Settings())
+    cut = parts_of(path, [path.stat().st_size // 2], 48)
+    seen = []
+    with pytest.raises(Torn, match="in the middle"):
+        parts.read_part(job, cut[1], tmp_path, ".1", seen.append)
+    assert sum(seen) < path.stat().st_size / 4

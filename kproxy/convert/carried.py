@@ -1,0 +1,190 @@
+"""Packets of connections that no reader of a part had -> rows: one connection after the other, joined with its stints.
+
+Duty: `Carried` takes of each connection what readers say of it, and its packets by their places, in the capture's
+order; it reads their bytes where they lie, and gives them to the same Flows and Session as everywhere. What does not
+fit tears the capture (`Carried.torn`), and nothing more of it is read.
+
+Memory: one connection; MAPPED_BYTES of the captures' own pages. Refuses to know how packets came together.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from mmap import ACCESS_READ, MADV_DONTNEED, PAGESIZE, mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kproxy.capture.columns import mapped
+from kproxy.capture.columns.mapped import Columns
+from kproxy.capture.quality import Quality
+from kproxy.capture.records import Record, Window
+from kproxy.convert.job import Job
+from kproxy.convert.joining import Joiner, Mend
+from kproxy.convert.rows import BATCH_ROWS, Rows
+from kproxy.convert.stints import Add, Stint, Torn
+from kproxy.errors import CaptureError
+
+OPEN_FILES = 64
+MAPPED_BYTES = 256 << 20  # pages of files in the address space
+TOGETHER = 32 * 1024  # packets of a connection
+FIRST_PACKETS = 64  # of a connection, taken one by one until it is under way
+SHORT = 320  # packets: a connection that has no more costs less one by one
+HEAD = mapped.HEAD - 16  # bytes of a packet, without the record's own header, that flows look at by column
+
+
+class Carried:
+    """The connections of one capture. `begin` each, `take` its packets; `finish` after the last one."""
+
+    def __init__(self, job: Job, add: Add) -> None:
+        self.quality = Quality()
+        self.mends: list[Mend] = []
+        self.connections: list[dict[str, Any]] = []  # rows of connections that were joined
+        self.read_bytes = 0
+        self.torn = ""  # why one reader is to read the capture
+        self._job = job
+        self._gate = [True]  # whether rows are told
+        self.rows = Rows(
+            lambda table, batch: add(table, batch) if self._gate[0] else None, job.records, keeps=job.is_known
+        )
+        self._flows = self.rows.flows(job, self.quality, first=False, apart=True)
+        self._files = _Files()
+        self._is_open = False
+        self._stints: list[Stint] = []  # of the connection
+        self._joiner: Joiner | None = None
+        self._met = False  # the connection, in an earlier window
+        self._where = (-1, -1, -1)  # part, phase and file of the packets that wait
+        self._waiting: list[np.ndarray] = []  # TOGETHER about
+
+    def begin(self, stints: Sequence[Stint]) -> None:
+        """A connection, of which readers say this."""
+        self._end()
+        self._joiner, self._stints, self._where = None, list(stints), (-1, -1, -1)
+        self._met, self._is_open = False, True
+
+    def say(self, stints: Sequence[Stint]) -> None:
+        """What other readers say of it, before its packets."""
+        self._stints += stints
+
+    def take(self, part: int, phase: int, file: int, places: np.ndarray, inline: bytes | None = None) -> None:
+        """Its next packets: their places in a file of the capture, and their bytes, if they are at hand."""
+        if self.torn:
+            return
+        try:
+            self._take((part, phase, file), places, inline)
+        except Torn as fault:
+            self._tear(fault)
+
+    def finish(self) -> None:
+        """The last connection is over."""
+        self._end()
+        if not self.torn:
+            self.rows.flush(1)
+            self.rows.note(self.quality)
+
+    def _take(self, where: tuple[int, int, int], places: np.ndarray, inline: bytes | None) -> None:
+        self._join()
+        if where != self._where or sum(map(len, self._waiting)) >= TOGETHER:
+            self._hand_on()
+            self._where = where
+        if self._joiner is not None and not self._joiner.at(*where[:2]):
+            return
+        if inline is not None:
+            ends = np.cumsum(places["captured"], dtype=np.int64)
+            self._packets(places, inline, ends - places["captured"])
+        else:
+            self._waiting.append(places)
+            self.read_bytes += int(places["captured"].sum(dtype=np.int64))
+
+    def _join(self) -> None:
+        if self._joiner is None and self._stints:
+            self._joiner = Joiner(self._stints, self._flows, self.rows, self._gate)
+
+    def _end(self) -> None:
+        """The connection is over."""
+        if not self._is_open or self.torn:
+            return
+        try:
+            self._join()
+            self._hand_on()
+            if self._joiner is None:
+                self._flows.finish()
+            else:
+                self._joiner.finish()
+                self.mends += self._joiner.mends
+                self.connections += self._joiner.rows
+        except Torn as fault:
+            self._tear(fault)
+
+    def _tear(self, fault: Torn) -> None:
+        self.torn = str(fault)
+        self._stints, self._joiner = [], None
+        self._waiting.clear()
+        self._gate[0] = True
+
+    def _hand_on(self) -> None:
+        """The packets that wait, many at once: what is done once a window is most of what a small one costs."""
+        if self._waiting:
+            packets = np.concatenate(self._waiting)
+            self._waiting.clear()
+            path = self._job.paths[self._where[2]]
+            data = self._files.open(path)
+            if os.stat(path).st_size < len(data):  # noqa: PTH116 - the kernel would end the process
+                raise CaptureError(path, "it has become shorter while it was read")
+            self._packets(packets, data, packets["offset"])
+
+    def _packets(self, packets: np.ndarray, data: mmap | bytes, starts: np.ndarray) -> None:
+        """Give packets of the connection, which begin at `starts` of `data`, to the flows."""
+        done = 0
+        while done < len(packets):
+            here = packets[done : done + (TOGETHER if self._met or len(packets) <= SHORT else FIRST_PACKETS)]
+            records = _records(here, data, starts[done : done + len(here)])
+            self._flows.window(Window(data, 0, records))
+            self._met = True
+            if self._joiner is not None:
+                self._joiner.seen()
+            done += len(here)
+            self.rows.flush(BATCH_ROWS)
+        if isinstance(data, mmap):
+            self._files.looked_at(min(int(starts.max() - starts.min()), len(packets) * PAGESIZE))
+
+
+def _records(packets: np.ndarray, data: mmap | bytes, start: np.ndarray) -> Sequence[Record]:
+    """Packets as columns; those of several link types, or at the end of the data, one by one."""
+    links, end = packets["link"], start + packets["captured"]
+    if (links == links[0]).all() and start.max() + HEAD <= len(data):
+        heads = np.ndarray((len(data) - HEAD + 1,), f"V{HEAD}", data, strides=(1,))[start].view(np.uint8)
+        return Columns(packets["time_ns"], int(links[0]), start, end, packets["original"], heads.reshape(-1, HEAD))
+    columns = packets["time_ns"], links, start, end, packets["original"]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+class _Files:
+    """The files that were read last, mapped; one is let go when nothing in a connection's hands lies in it any more."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, mmap] = OrderedDict()
+        self._mapped_bytes = 0  # at most
+
+    def open(self, path: str) -> mmap:
+        data = self._open.get(path)
+        if data is None:
+            if len(self._open) >= OPEN_FILES:
+                self._open.popitem(last=False)
+            with Path(path).open("rb") as file:
+                data = self._open[path] = mmap(file.fileno(), 0, access=ACCESS_READ)
+        else:
+            self._open.move_to_end(path)
+        return data
+
+    def looked_at(self, size: int) -> None:
+        """Pages are the files' own, but count as the process's: let them go before they are many.
+
+        Not at once, since packets of other connections lie in the same ones.
+        """
+        self._mapped_bytes += size
+        if self._mapped_bytes >= MAPPED_BYTES:
+            for data in self._open.values():
+                data.madvise(MADV_DONTNEED)
+            self._mapped_bytes = 0

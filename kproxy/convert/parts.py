@@ -1,0 +1,257 @@
+"""A large capture on one machine, its parts read by several processes: what `kproxy convert` does with `stints`.
+
+Duty: `plan` cuts a capture; a process reads each part (`read_part`), and then some of the connections that no reader
+had (`read_carried`); `read` has it done, and makes shares of what came. Where that cannot be, by what the capture is or
+because most connections are in the middle of something where parts meet, it is read in another way.
+
+Memory: a process has one part's flows and places of packets, the owner what is told of connections at
+borders. Refuses to know how processes are started.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from kproxy.capture import splits
+from kproxy.capture.keys import Pair
+from kproxy.capture.quality import Quality
+from kproxy.capture.splits import Split
+from kproxy.capture.storage import is_remote
+from kproxy.convert import clocks, stints
+from kproxy.convert.carried import Carried
+from kproxy.convert.clocks import Times
+from kproxy.convert.job import Job
+from kproxy.convert.joining import Mend, clash, mended, without
+from kproxy.convert.places import PLACE, grouped
+from kproxy.convert.shares import FED, Share, share, sorters
+from kproxy.convert.stints import Part, Stint, Torn
+from kproxy.convert.workers import Seen, Workers
+from kproxy.errors import CaptureError
+from kproxy.tables import schema, writer
+from kproxy.tables.arrays import batch
+
+PART_PACKETS = 1 << 19  # 20 MB of places
+PART_BYTES, MOST_BYTES = 128 << 20, 4 << 30  # of a part, where packets are smaller or larger than others
+LEAST_BYTES = 16 << 20  # of a part: below, other ways cost less
+LEAST_CLAIMED = 0.5  # of the bytes at a border, those of connections that are handed over there
+NO_TIMES = Times(0, 0, 0, 0)
+NEAR_BYTES = 1 << 20  # of packets that are carried: no other process is asked for so few
+TASK_BYTES = 8 << 20  # and for less than so many no second one
+
+
+@dataclass(frozen=True)
+class Run:
+    """Packets of a connection that is carried, in a file of `PLACE`."""
+
+    path: Path
+    start: int
+    count: int
+    part: int
+    phase: int
+    file: int
+    size: int
+
+
+@dataclass
+class Told:
+    """What a process says of a part, or of connections that were carried."""
+
+    share: Share
+    logs: tuple[dict[int, bool], set[int]]
+    left: set[int] = field(default_factory=set)  # see `stints.Found`
+    stints: list[Stint] = field(default_factory=list)
+    carried: list[tuple[Pair, Run]] = field(default_factory=list)
+    times: Times = NO_TIMES
+    mends: list[Mend] = field(default_factory=list)
+
+
+def plan(job: Job, processes: int) -> list[Part]:
+    """The parts of a capture, as many for each process; none: they are not worth it."""
+    if processes < 2 or job.key_log is not None or job.records is not None:
+        return []
+    try:
+        sizes = [job.storage.size(path) for path in job.paths]
+        if any(map(is_remote, job.paths)) or not all(splits.is_plain(path) for path in job.paths):
+            return []
+        whole = sum(sizes)
+        most = min(max(PART_PACKETS * _mean(job.paths[0], sizes[0]), PART_BYTES), MOST_BYTES)
+        rounds = -(-whole // (most * processes))
+        of_part = max(1, whole // (rounds * processes))
+        if of_part < LEAST_BYTES:
+            return []
+        found = [(file, split) for file, path in enumerate(job.paths) for split in splits.plan(path, of_part)]
+    except (OSError, CaptureError):
+        return []  # its reader says why
+    if len(found) < 2 or whole // len(found) < LEAST_BYTES // 2:
+        return []
+    following = [split for _, split in found[1:]]
+    return [
+        Part(number, split, file, after)
+        for number, ((file, split), after) in enumerate(zip(found, [*following, None], strict=True))
+    ]
+
+
+def _mean(path: str, size: int) -> int:
+    """How long the records are that stand in the middle of a file."""
+    place = splits.first_record(path, size // 2)
+    window = None if place is None else next(splits.windows(Split(path, place, size), Quality()), None)
+    if window is None or not window.records:
+        return 1
+    return (window.records[-1][3] - window.records[0][2]) // len(window.records) + 16
+
+
+def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told:
+    """Read a part. Raises Torn."""
+    sorted_by = sorters(job, work, prefix)
+    found = stints.read(job, part, lambda table, rows: sorted_by[table.name].add(rows), least=LEAST_CLAIMED, seen=seen)
+    if found.torn:
+        raise Torn(found.torn)
+    path = work / f"places{prefix}"
+    told = Told(
+        share(sorted_by, found.quality, found.names),
+        (found.logs, found.doubted),
+        found.left,
+        found.stints,
+        times=Times(found.begin, found.until, found.first_ns, found.last_ns),
+    )
+    start = 0
+    with path.open("wb") as sink:
+        for group in grouped(found.packets, found.carried):
+            group.places.tofile(sink)
+            sizes = np.add.reduceat(group.places["captured"], group.edges[:-1], dtype=np.int64).tolist()
+            edges = group.edges.tolist()
+            for owner, begin, end, size in zip(group.owners.tolist(), edges, edges[1:], sizes, strict=False):
+                run = Run(path, start + begin, end - begin, part.number, group.phase, group.file, size)
+                told.carried.append((found.packets.pairs[owner], run))
+            start += len(group.places)
+    return told
+
+
+Connections = Sequence[tuple[Sequence[Stint], Sequence[Run]]]
+
+
+def read_carried(job: Job, work: Path, prefix: str, connections: Connections, seen: Seen) -> Told:
+    """Read what is carried of connections, and join their stints. Raises Torn."""
+    sorted_by = sorters(job, work, prefix)
+    carried = Carried(job, lambda table, rows: sorted_by[table.name].add(rows))
+    for said, runs in connections:
+        carried.begin(said)
+        for run in runs:
+            places = np.fromfile(run.path, PLACE, run.count, offset=run.start * PLACE.itemsize)
+            carried.take(run.part, run.phase, run.file, places)
+            seen(0)
+        if carried.torn:
+            raise Torn(carried.torn)
+    carried.finish()
+    if carried.torn:
+        raise Torn(carried.torn)
+    sorted_by[schema.CONNECTIONS.name].add(batch(schema.CONNECTIONS.schema, carried.connections))
+    logs = carried.rows.logs
+    of_logs = ({}, set()) if logs is None else (logs.decided, logs.doubted)
+    return Told(share(sorted_by, carried.quality, carried.rows.names), of_logs, mends=carried.mends)
+
+
+def read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: str, processes: int) -> list[Share]:
+    """What processes make of a capture. Raises Torn where it cannot be read in parts, CaptureError."""
+    told = workers.each(job, read_part, [(job, part, work, f"{prefix}.{part.number}") for part in parts])
+    times = [each.times for each in told]
+    if any(one.times.until != other.times.begin for one, other in pairwise(told)):
+        raise Torn("readers differ")
+    _settle_clock(job, parts, told, times, workers)
+    connections = _connections(told)
+    groups = _groups(connections, processes)
+    arguments = [(job, work, f"{prefix}.carried{index}", group) for index, group in enumerate(groups)]
+    if len(arguments) == 1 and _size(groups[0]) < NEAR_BYTES:
+        joined = [read_carried(*arguments[0], lambda size: None)]
+    else:
+        joined = workers.each(job, read_carried, arguments)
+    every = [*told, *joined]
+    if clash([each.logs for each in every]):
+        raise Torn("logs")
+    mends = [mend for each in joined for mend in each.mends]
+    for index, each in enumerate(every):
+        _mend(each, mends, work, f"{prefix}.mended{index}")
+    return [each.share for each in every]
+
+
+def _settle_clock(
+    job: Job, parts: Sequence[Part], told: Sequence[Told], times: Sequence[Times], workers: Workers
+) -> None:
+    late = dict(clocks.late(times))
+    again = workers.each(job, back, [(parts[number], times[number], before) for number, before in late.items()])
+    for number, (count, first_ns, last_ns) in zip(late, again, strict=True):
+        quality = Quality()
+        for kind, *row in told[number].share.quality.counts():
+            if kind != "clock_back":
+                quality.note(kind, row[2], count=row[0], size=row[1], last_ns=row[3])
+        if count:
+            quality.note("clock_back", first_ns, count=count, last_ns=last_ns)
+        told[number].share.quality = quality
+
+
+def back(part: Part, times: Times, before_ns: int, seen: Seen) -> tuple[int, int, int]:
+    """As `clocks.back`."""
+    seen(0)
+    return clocks.back(part, times, before_ns)
+
+
+def _connections(told: Sequence[Told]) -> list[tuple[list[Stint], list[Run]]]:
+    """Those of which more than one reader has something to say, or of which packets are carried."""
+    of_pairs: dict[Pair, tuple[list[Stint], list[Run]]] = {}
+    for each in told:
+        for stint in each.stints:
+            of_pairs.setdefault(stint.pair, ([], []))[0].append(stint)
+        for pair, run in each.carried:
+            of_pairs.setdefault(pair, ([], []))[1].append(run)
+    return [
+        (said, runs)
+        for _, (said, runs) in sorted(of_pairs.items())
+        if runs or any(stint.standing is not None or stint.edge is not None for stint in said)
+    ]
+
+
+def _size(connections: Connections) -> int:
+    return sum(run.size for _, runs in connections for run in runs)
+
+
+def _groups(connections: Connections, processes: int) -> list[list[tuple[Sequence[Stint], Sequence[Run]]]]:
+    """As much for each process."""
+    count = max(1, min(processes, _size(connections) // TASK_BYTES))
+    groups: list[list[tuple[Sequence[Stint], Sequence[Run]]]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for connection in sorted(connections, key=lambda one: -_size([one])):
+        least = sizes.index(min(sizes))
+        groups[least].append(connection)
+        sizes[least] += _size([connection]) + 1
+    return groups
+
+
+def _mend(told: Told, mends: Sequence[Mend], work: Path, prefix: str) -> None:
+    """Rows of connections that began elsewhere get their ids, numbers and lags, and those that are left go."""
+    if not mends and not told.left:
+        return
+    mend = partial(_mended, mends, told.left)
+    for name, runs in told.share.runs.items():
+        table = FED.get(name) or schema.BY_NAME[name]
+        if "connection" not in table.schema.names or not runs:
+            continue
+        if name not in FED:
+            told.share.mends.update(dict.fromkeys(runs, mend))
+            continue
+        sorter = writer.Sorter(table, work, prefix)  # it is merged with that of other captures
+        for part in writer.merged(table, runs, dict.fromkeys(runs, mend)):
+            for rows in part.to_batches():
+                sorter.add(rows)
+        sorter.spill()
+        for run in runs:
+            run.unlink()
+        told.share.runs[name] = sorter.runs
+
+
+def _mended(mends: Sequence[Mend], left: set[int], rows: pa.RecordBatch) -> pa.RecordBatch:
+    return mended(mends, without(left, rows))

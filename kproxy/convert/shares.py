@@ -1,0 +1,46 @@
+"""What a reader of captures hands on: sorted rows on the disk, flaws, and names of topics.
+
+Memory: see `tables.writer.Sorter`. Refuses to know who reads what.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from kproxy.capture.quality import Quality
+from kproxy.convert.job import Job
+from kproxy.convert.spoken import SPOKEN
+from kproxy.tables import schema, writer
+from kproxy.tables.names import Names
+
+FED = {table.name: table for table in (SPOKEN, schema.REGISTRY)}  # what insight is fed
+
+
+@dataclass
+class Share:
+    """What was read of a capture, or of some of its flows: sorted runs by table, its flaws, and names of topics."""
+
+    runs: dict[str, list[Path]]
+    quality: Quality
+    names: Names
+    mends: dict[Path, Callable[[pa.RecordBatch], pa.RecordBatch]] = field(default_factory=dict)  # see `writer.merged`
+
+
+def sorters(job: Job, work: Path, prefix: str) -> dict[str, writer.Sorter]:
+    """What sorts the rows of a share, by table."""
+    tables = [*(schema.BY_NAME[name] for name in job.tables), *FED.values()]
+    return {table.name: writer.Sorter(table, work, prefix) for table in tables}
+
+
+def share(sorted_by: dict[str, writer.Sorter], quality: Quality, names: Names) -> Share:
+    for sorter in sorted_by.values():
+        sorter.spill()
+    return Share({name: sorter.runs for name, sorter in sorted_by.items()}, quality, names)
+
+
+def remove(shares: Sequence[Share]) -> None:
+    """Their rows are of no use."""
+    for run in (run for share in shares for runs in share.runs.values() for run in runs):
+        run.unlink()
