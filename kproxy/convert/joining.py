@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kproxy.capture.flow import Flow
 from kproxy.capture.flows import Flows
@@ -20,7 +20,8 @@ from kproxy.convert.edges import Edge, Offsets
 from kproxy.convert.places import WARM
 from kproxy.convert.rows import Counted, Rows
 from kproxy.convert.stints import Stint, Torn, let_go
-from kproxy.tables.partitions import MAX_POSITIONS, Positions, with_offsets
+from kproxy.tables.arrays import array, nulls, numbers
+from kproxy.tables.partitions import LATER, MAX_POSITIONS, Positions, with_offsets
 from kproxy.wire.events import NONE
 
 
@@ -203,21 +204,25 @@ class Joiner:
 
 def mended(mends: Sequence[Mend], rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of connections that began elsewhere with their ids, numbers and lags; those of others as they are."""
-    if not {"connection", "number"} <= set(rows.schema.names):
+    if not mends or not {"connection", "number"} <= set(rows.schema.names):
         return rows
-    known = list({mend.id: mend for mend in mends}.values())
-    found = pc.index_in(rows["connection"], pa.array([mend.id for mend in known], pa.int64()))
-    if found.null_count == len(found):
+    known = sorted({mend.id: mend for mend in mends}.values(), key=lambda mend: mend.id)
+    connection, number = rows["connection"], rows["number"]
+    ids, ours = numbers(connection, 0), np.array([mend.id for mend in known], np.int64)
+    index = np.searchsorted(ours, ids)
+    index[index == len(ours)] = 0
+    mine = (ours[index] == ids) & ~nulls(connection)
+    if not mine.any():
         return rows
-    if "lag_records" in rows.schema.names:
-        for index in pc.unique(found.drop_null()).to_pylist():
-            mend = known[index]
-            rows = with_offsets(rows, mend.id, mend.offsets)
-    whole = pa.array([mend.whole for mend in known], pa.int64()).take(found)
-    added = pa.array([mend.added for mend in known], pa.int64()).take(found)
+    if "lag_records" in rows.schema.names and numbers(rows["lag_records"], 0).min() <= LATER:
+        for mend in (known[each] for each in np.unique(index[mine]).tolist()):
+            if mend.offsets:
+                rows = with_offsets(rows, mend.id, mend.offsets)
+    whole = np.where(mine, np.array([mend.whole for mend in known], np.int64)[index], ids)
+    later = numbers(number, 0) + np.where(mine, np.array([mend.added for mend in known], np.int64)[index], 0)
     columns = {
-        "connection": pc.coalesce(whole, rows["connection"]),
-        "number": pc.add(rows["number"], pc.fill_null(added, 0)),
+        "connection": array(connection.type, whole, nulls(connection)),
+        "number": array(number.type, later, nulls(number)),
     }
     return pa.RecordBatch.from_arrays([columns.get(name, rows[name]) for name in rows.schema.names], schema=rows.schema)
 
@@ -236,5 +241,5 @@ def without(left: Collection[int], rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows but those of some connections."""
     if not left or "connection" not in rows.schema.names:
         return rows
-    mine = pc.is_in(rows["connection"], pa.array(sorted(left), pa.int64()))
-    return rows.filter(pc.invert(pc.fill_null(mine, False)))
+    mine = np.isin(numbers(rows["connection"], 0), np.array(sorted(left), np.int64)) & ~nulls(rows["connection"])
+    return rows.filter(array(pa.bool_(), ~mine)) if mine.any() else rows

@@ -64,6 +64,15 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int) -> np.ndarray:
     return np.where(valid.view(bool), values, null)
 
 
+def nulls(column: pa.Array) -> np.ndarray:
+    """Where the values of a column are missing."""
+    if not column.null_count:
+        return np.zeros(len(column), bool)
+    validity = np.frombuffer(column.buffers()[0], np.uint8)
+    there = np.unpackbits(validity, count=column.offset + len(column), bitorder="little")[column.offset :]
+    return ~there.view(bool)
+
+
 def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The different numbers, in order, and which of them each one is. Near ones, as most are, need no sorting."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)

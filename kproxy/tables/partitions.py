@@ -13,12 +13,12 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.records import BatchHeader
 from kproxy.protocol.render import uuid_text
+from kproxy.tables import arrays
 from kproxy.tables.arrays import array, distinct, listed
 from kproxy.tables.columns import PackedRows, Words, in_order, named, numbers
 from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
@@ -433,16 +433,16 @@ def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndar
 
 def with_offsets(rows: pa.RecordBatch, connection: int, offsets: Sequence[int]) -> pa.RecordBatch:
     """Rows of PARTITIONS of which some of a connection waited for an offset: for LATER the first, and so on down."""
-    lags = rows["lag_records"]
-    waits = pc.fill_null(pc.and_(pc.equal(rows["connection"], connection), pc.less_equal(lags, LATER)), False)
-    places = np.flatnonzero(waits.to_numpy(zero_copy_only=False))
+    lags = arrays.numbers(rows["lag_records"], 0)
+    places = np.flatnonzero((lags <= LATER) & (arrays.numbers(rows["connection"], 0) == connection))
     if not len(places):
         return rows
-    found = np.array(offsets, np.int64)[LATER - np.asarray(lags.take(pa.array(places)))]
-    marks = np.asarray(rows["high_watermark"].take(pa.array(places)))
-    known = pa.array(np.maximum(0, marks - found), I64, mask=found < 0)
-    lags = pc.replace_with_mask(lags, waits, known)
-    return rows.set_column(rows.schema.get_field_index("lag_records"), rows.schema.field("lag_records"), lags)
+    found = np.array(offsets, np.int64)[LATER - lags[places]]
+    marks = arrays.numbers(rows["high_watermark"], 0)[places]
+    values, missing = lags.copy(), arrays.nulls(rows["lag_records"])
+    values[places], missing[places] = np.maximum(0, marks - found), found < 0
+    place = rows.schema.get_field_index("lag_records")
+    return rows.set_column(place, rows.schema.field(place), array(I64, values, missing))
 
 
 def _codecs(bits: int) -> str | None:
