@@ -246,7 +246,7 @@ class Groups:
         member.instance_id = body.get("groupInstanceId")
         member.protocols = protocols
         member.session_s = session_ms / 1000
-        waits_ms: int = body.get("rebalanceTimeoutMs", session_ms)
+        waits_ms: int = body["rebalanceTimeoutMs"] if "rebalanceTimeoutMs" in body else session_ms
         member.rebalance_s = min(max(waits_ms, 0), LONGEST_SESSION_MS) / 1000
         group.protocol_type = body["protocolType"]
         _answer(member.joins, _not_joined(UNKNOWN_MEMBER_ID, member.id))  # it asked on another connection before
