@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from tests.ports import BLOCK, free_ports
 from tests.project import ROOT
 
 # Of those that see a terminal, colours, a width, settings from the environment, SIGINT, or a home.
@@ -24,3 +25,16 @@ def test_the_suite_passes_in_a_hostile_environment():
     command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *pytest]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+
+
+def test_runs_beside_each_other_have_ports_of_their_own():
+    """Though none is bound yet."""
+    take = "from tests.ports import *; print(*(free_ports(8) for _ in range(BLOCK // 4)), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", take], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        theirs = {int(first) for first in other.stdout.readline().split()}
+        ours = {free_ports(8) for _ in range(BLOCK // 4)}
+        other.communicate("\n", timeout=30)
+    assert min(len(theirs), len(ours)) > BLOCK // 16  # others are given first
+    assert not {first + n for first in theirs for n in range(8)} & {first + n for first in ours for n in range(8)}

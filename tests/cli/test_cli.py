@@ -123,6 +123,8 @@ def test_every_command_is_a_file_and_listed_with_its_help():
         assert command.name == name
         assert command.get_short_help_str(200)[:40] in listed
         assert "kproxy " in CliRunner().invoke(cli, [name, "--help"]).output, f"{name} --help shows no example"
+    for example in ("kproxy demo", "kproxy run --listen ", "kproxy convert ", "kproxy analyze "):
+        assert f"    {example}" in listed
     for shell in ("bash", "zsh", "fish"):
         assert f"_KPROXY_COMPLETE={shell}_source" in listed
     files = {

@@ -56,7 +56,7 @@ def test_an_exchange_is_decoded_explained_and_put_in_its_place(tmp_path):
         invoke("show", place, "--connection", rounded, "--number", row["number"])
     with pytest.raises(KproxyError, match="has no request with the number 99999"):
         invoke("show", place, "--connection", row["connection"], "--number", 99999)
-    invoke("convert", place, "--out", tmp_path / "tables")
+    invoke("convert", place, "-o", tmp_path / "tables")
     with pytest.raises(KproxyError, match="tables do not hold the frames"):
         invoke("show", tmp_path / "tables", *which)
     with pytest.raises(KproxyError, match="there is no such file"):

@@ -56,6 +56,7 @@ def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=30)
         assert (process.returncode, errors) == (0, ""), rest
+        assert not any(each.rstrip("\n").endswith(" ") for each in (first, line, *rest.splitlines()))
         assert rest.endswith(f"recorded into {tmp_path}\n")
         for table in ("exchanges", "partitions", "batches", "connections"):
             assert pyarrow.parquet.read_table(tmp_path / table).num_rows

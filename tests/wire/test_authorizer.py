@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.errors import Malformed, ProtocolError
-from kproxy.wire.authorizer import HOLD, MAX_HELD_REQUEST, Answer, Close, Decision, Hold, Replace
+from kproxy.wire.authorizer import HOLD, MAX_HELD_REQUEST, Answer, Close, Decision, Hold, Replace, answered
 from kproxy.wire.events import ANSWERED, ANSWERED_BY_PROXY, BROKER, CLIENT, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
 from tests.wire.playbook import Dialogue, foreign_request, request, response
@@ -219,3 +219,10 @@ def test_logins_without_a_certain_end_are_refused():
     talk.client(request(SASL_HANDSHAKE, 0, 1, {"mechanism": "GSSAPI"}))
     talk.broker(response(SASL_HANDSHAKE, 0, 1, {"errorCode": 0, "mechanisms": ["GSSAPI"]}))
     assert talk.faults[0].fatal
+
+
+@pytest.mark.parametrize("code", [0, DENIED])
+def test_an_answer_of_ours_is_the_frame_of_its_body_and_its_error_is_told(code: int) -> None:
+    pending = Dialogue().client(heartbeat(7)).session.pending
+    said = answered(pending[0], {"errorCode": code, "throttleTimeMs": 3})
+    assert said == Answer(response(HEARTBEAT, 4, 7, {"errorCode": code, "throttleTimeMs": 3}), (code,) if code else ())

@@ -110,3 +110,33 @@ def test_every_byte_that_is_skipped_is_counted_once(piece: int) -> None:
     for event in skipped:  # one after the other
         assert event.offset == offset
         offset += event.count
+
+
+@pytest.mark.parametrize("side", (CLIENT, BROKER))
+@pytest.mark.parametrize("cut", (7, 3000, 5999))
+def test_offsets_behind_what_was_skipped_are_those_of_the_stream(side: int, cut: int) -> None:
+    talk = captured(midstream=True)
+    sizes = request(12, 4, 1) * 2
+    if side == BROKER:
+        talk.client(sizes)
+        sizes = response(12, 4, 1) * 2
+    talk.says(side, b"\xee" * 6000 + sizes + b"\xff" * 16, [cut])
+    assert [(fault.kind, fault.side, fault.offset) for fault in talk.faults] == [("size", side, 6000 + len(sizes))]
+
+
+def test_both_sides_are_framed_once_a_frame_of_each_was_found() -> None:
+    talk = captured()
+    assert talk.session.is_framed
+    assert not talk.client(request(17, 0, 1, {"mechanism": "GSSAPI"})).session.is_framed  # raw tokens may follow
+    talk = captured(midstream=True)
+    for side, data in ((CLIENT, request), (BROKER, response)):
+        assert not talk.session.is_framed
+        talk.says(side, data(12, 4, 1) + data(12, 4, 2))
+    assert talk.session.is_framed
+
+
+def test_what_is_counted_anew_begins_at_nothing() -> None:
+    talk = captured().gap(CLIENT, 5).client(request(12, 4, 2)).broker(b"\xff" * 16)
+    assert talk.session.has_seen_gap and talk.session.faults
+    talk.session.count_anew()
+    assert not (talk.session.has_seen_gap or talk.session.is_surprised or talk.session.faults)

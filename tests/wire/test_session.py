@@ -285,7 +285,10 @@ def test_a_carrier_of_addresses_in_an_unreadable_version_fails_closed_where_we_r
     strict = rewriting().client(ask)
     assert [(fault.kind, fault.fatal) for fault in strict.faults] == [("unreadable_carrier", True)]
     assert strict.sent[BROKER] == b""
+    assert "upgrade kproxy" in strict.faults[0].text
     assert Dialogue().client(ask).sent[BROKER] == ask
+    (fault,) = rewriting().client(foreign_request(key, -1, 1, b"\0\1c")).faults  # no kproxy will ever read that one
+    assert "v-1 does not exist" in fault.text and "upgrade" not in fault.text
 
 
 def test_a_held_answer_is_given_whole_to_the_transform_and_what_it_returns_is_sent() -> None:
@@ -335,7 +338,11 @@ def test_a_transform_that_gives_up_is_a_fatal_fault() -> None:
     "head,kind",
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\x00", "tls"),
+        (b"\x15\x03\x03\x00\x02\x02\x28\x15\x03\x03\x00\x02", "tls"),
         (b"GET / HTTP/1.1\r\n", "http"),
+        (b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n", "proxy_protocol"),
+        (b"\r\n\r\n\0\r\nQUIT\n", "proxy_protocol"),
+        (b"PROXIED request", "size"),
         (b"\xff\xff\xff\xff........", "size"),
         (b"\x7f\xff\xff\xff........", "size"),
         (b"\0\0\0\x07........", "size"),

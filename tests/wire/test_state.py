@@ -1,7 +1,9 @@
 """The work that one call does is bounded, and what is left is neither lost nor put in another order."""
 
 import random
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 from uuid import UUID
 
@@ -298,6 +300,34 @@ def test_any_dialogue_counts_what_pending_requests_name() -> None:
                 read(talk, BROKER, response(PRODUCE, 9, number))
                 answered += 1 + skipped
             assert talk._named == sum(named_count(each.request_body) for each in talk.pending) <= 1 << 16
+
+
+def test_a_request_costs_the_same_however_many_are_pending() -> None:
+    """By functions called, those of C too: nothing looks at each of the pending ones."""
+
+    def cost(pending: int) -> int:
+        talk = session(details=True, detail=TOPICS)
+        bodies = [{"partitionData": [{"index": n} for n in range(20)]}]
+        frames = [request(PRODUCE, 9, n, {"acks": -1, "topicData": bodies}) for n in range(pending + 1)]
+        for start in range(0, pending, 100):
+            read(talk, CLIENT, b"".join(frames[start : min(pending, start + 100)]))
+        assert len(talk.pending) == pending and talk._named
+        called = 0
+
+        def note(frame: FrameType, event: str, argument: Any) -> None:
+            nonlocal called
+            called += event in ("call", "c_call")
+
+        data = memoryview(bytearray(frames[-1]))
+        sys.setprofile(note)
+        try:
+            talk.receive(CLIENT, data, 1)
+        finally:
+            sys.setprofile(None)
+        assert len(talk.pending) == pending + 1
+        return called
+
+    assert abs(cost(1000) - cost(10)) < 10
 
 
 # --- held answers ----------------------------------------------------------------------------------------------------

@@ -73,6 +73,21 @@ def test_any_split_of_any_body(data: st.DataObject) -> None:
             assert sent == frame
 
 
+@pytest.mark.parametrize("layout", [each for each in CARRIERS if each.api_key == 1], ids=repr)
+def test_addresses_under_a_tag_that_is_needlessly_long_do_not_slip_past(layout: Layout) -> None:
+    """To hide a tag changes the one byte of its number, so more bytes are a fault, whatever the split."""
+    told = layout.encode({"nodeEndpoints": [{"nodeId": 1, "host": "broker", "port": 9092}]})
+    plain = layout.encode({})
+    assert plain.endswith(b"\0") and told.startswith(plain[:-1] + b"\1\0")  # one tagged field, number 0
+    frame = plain[:-1] + b"\1\x80\0" + told[len(plain) + 1 :]
+    assert layout.decode(frame)[1]["nodeEndpoints"][0]["host"] == "broker"
+    for seed in range(4):
+        walker, _ = walk(layout, frame, random_sizes(seed), neutralise=True)
+        assert "a varint with a needless byte" in str(walker.fault)  # its owner closes: see BodyWalker
+        walker, sent = walk(layout, frame, random_sizes(seed))
+        assert (walker.fault, sent) == (None, frame)
+
+
 @pytest.mark.parametrize("layout", CARRIERS, ids=repr)
 @pytest.mark.parametrize(
     "tags", [{}, {200: b"x" * 200}, dict.fromkeys(range(200, 327), b""), dict.fromkeys(range(200, 400), b"z")]
