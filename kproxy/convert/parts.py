@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from kproxy.capture import splits
 from kproxy.capture.keys import Pair
+from kproxy.capture.pcap import CLASSIC
 from kproxy.capture.quality import Quality
 from kproxy.capture.splits import Split
 from kproxy.capture.storage import is_remote
@@ -76,10 +77,13 @@ def plan(job: Job, processes: int) -> list[Part]:
         return []
     try:
         sizes = [job.storage.size(path) for path in job.paths]
-        if any(map(is_remote, job.paths)) or not all(splits.is_plain(path) for path in job.paths):
-            return []
+        if any(map(is_remote, job.paths)) or any(job.storage.read(path, 0, 4) not in CLASSIC for path in job.paths):
+            return []  # borders of pcapng are found by a walk over all blocks
         whole = sum(sizes)
-        most = min(max(PART_PACKETS * _mean(job.paths[0], sizes[0]), PART_BYTES), MOST_BYTES)
+        largest, path = max(zip(sizes, job.paths, strict=True))
+        if largest < LEAST_BYTES:
+            return []
+        most = min(max(PART_PACKETS * _mean(path, largest), PART_BYTES), MOST_BYTES)
         rounds = -(-whole // (most * processes))
         of_part = max(1, whole // (rounds * processes))
         if of_part < LEAST_BYTES:

@@ -298,8 +298,12 @@ def test_what_is_worth_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "MOST_BYTES", 2 << 20)
     assert len(parts.plan(job, 2)) == 6  # as many for each
     monkeypatch.setattr(parts, "LEAST_BYTES", 1 << 10)
-    (packed,) = captures_of([capture("k41_gz")], Settings())
-    assert not parts.plan(packed, 2)
+    for name in ("k41_gz", "k41_ng"):
+        (other,) = captures_of([capture(name)], Settings())
+        assert not parts.plan(other, 2)
+    for size in (0, 3, 23, 40):
+        (tmp_path / "short.pcap").write_bytes(path.read_bytes()[:size])
+        assert not parts.plan(*captures_of([tmp_path / "short.pcap"], Settings()), 2)
     (keyed,) = captures_of([path], Settings(key_log=path))
     assert not parts.plan(keyed, 2)
     two = captures_of([path, capture("k41_BASE")], Settings(rotated=True))
