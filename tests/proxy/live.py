@@ -29,7 +29,7 @@ from tests.wire.playbook import request, response
 HOST = "127.0.0.1"
 METADATA = 3
 API_VERSIONS = 18
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 RECEIVE_BYTES = 128 * 1024  # of the test's own sockets, so that back-pressure does not need hundreds of megabytes
 
 
