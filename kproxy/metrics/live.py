@@ -295,9 +295,11 @@ def topic_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
             continue
         for topic, cells in cluster.topics.top.shown(now_ns):
             name = cluster.topics.label(topic)  # of a topic's id too, where an answer has named it
-            row = rows.setdefault((cluster.cluster, name), [cluster.cluster, name, 0, 0, 0, 0])
-            carried = cells.request.bytes, cells.request.records, cells.response.bytes, cells.response.records
-            row[2:] = [a + b for a, b in zip(row[2:], carried, strict=True)]
+            produced, fetched = cells.request, cells.response
+            row = [cluster.cluster, name, produced.bytes, produced.records, fetched.bytes, fetched.records]
+            before = rows.setdefault((cluster.cluster, name), row)
+            if before is not row:
+                before[2:] = [a + b for a, b in zip(before[2:], row[2:], strict=True)]
     return sorted(rows.values(), key=lambda row: -(row[2] + row[4]))[:limit]
 
 

@@ -571,11 +571,13 @@ class Server:
         return self._link.api_groups(query)
 
     async def _connection_slices(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
-        relays = sorted(self._worker.relays.values(), key=lambda relay: relay.number) if self._worker else []
-        first = bisect_right(relays, after, key=lambda relay: relay.number)
-        for start in range(first, min(first + limit, len(relays)), _ROWS_PER_SLICE):
+        relays = self._worker.relays if self._worker else {}
+        numbers = sorted(relays)
+        first = bisect_right(numbers, after)
+        for start in range(first, min(first + limit, len(numbers)), _ROWS_PER_SLICE):
             end = min(start + _ROWS_PER_SLICE, first + limit)
-            yield [connection_row(relay) for relay in relays[start:end] if not relay.closed]
+            asked = [relays[number] for number in numbers[start:end] if number in relays]  # some have ended meanwhile
+            yield [connection_row(relay) for relay in asked if not relay.closed]
 
 
 def _admin_tls(settings: ClientTls) -> "Reloading":
