@@ -246,8 +246,8 @@ class Groups:
         member.instance_id = body.get("groupInstanceId")
         member.protocols = protocols
         member.session_s = session_ms / 1000
-        waits_ms: int = body["rebalanceTimeoutMs"] if "rebalanceTimeoutMs" in body else session_ms
-        member.rebalance_s = min(max(waits_ms, 0), LONGEST_SESSION_MS) / 1000
+        waits_ms = body.get("rebalanceTimeoutMs", -1)  # version 0 has none: as long as a session
+        member.rebalance_s = min(session_ms if waits_ms < 0 else waits_ms, LONGEST_SESSION_MS) / 1000
         group.protocol_type = body["protocolType"]
         _answer(member.joins, _not_joined(UNKNOWN_MEMBER_ID, member.id))  # it asked on another connection before
         member.joins = None
