@@ -37,6 +37,7 @@ TEXT = json.dumps({"user": "somebody", "items": ["a thing", "another thing"], "s
 SPAN_S = 12.0  # longer than lag and transactions are given (10 s)
 SLEEP_S = 7.0  # of a member between two polls: others wait 5 s before it is told
 PAUSE_S = 0.5  # of the slow broker, as often as it runs
+SLOW = 3  # its id
 
 # Topics with the brokers that lead their partitions; but `weak` has one replica.
 BAD = {"drops": [1], "filled": [2], "uneven": [1, 2, 3, 1], "quiet": [2], "stream": [2], "held": [2]}
@@ -292,7 +293,7 @@ class Behaving(Client):
 
     def tidy(self) -> None:
         """Ends each transaction."""
-        producer = self.producer("tidy", transactional_id="tidy-tx", linger_ms=20)
+        producer = self.producer("tidy", transactional_id=self.transactional_id(), linger_ms=20)
         producer.init_transactions(60)
         while self.goes_on():
             producer.begin_transaction()
@@ -300,6 +301,23 @@ class Behaving(Client):
                 producer.produce("ended", b"x%d" % number, partition=0)
             producer.commit_transaction(60)
             time.sleep(0.3)
+
+    def transactional_id(self) -> str:
+        """Of a coordinator that is not the slow broker: leaders ask it before they append what is new in a transaction.
+
+        A coordinator leads the partition that the id's hash, as Java has it, tells (TransactionStateManager).
+        """
+        log = "__transaction_state"
+        partitions = AdminClient({"bootstrap.servers": self.kproxy.bootstrap}).list_topics(log).topics[log].partitions
+        for number in range(100):
+            name = f"tidy-{number}"
+            hashed = 0
+            for letter in name.encode():
+                hashed = (31 * hashed + letter) & 0xFFFFFFFF
+            hashed -= (hashed >> 31) << 32  # as int of Java
+            if partitions[abs(hashed) % len(partitions)].leader != SLOW:
+                return name
+        raise AssertionError("the slow broker coordinates all transactions")
 
     def member(self, client_id: str) -> None:
         """Reads what comes and commits now and then."""
@@ -345,7 +363,7 @@ def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ru
         folder = tmp_path_factory.mktemp(name)
         proxies.append(Kproxy(cluster.bootstrap, folder, "--detail", "batches", "--record", str(folder / "tables")))
     with proxies[0], proxies[1]:
-        provoking, behaving = Provoking(proxies[0], cluster.brokers[2]), Behaving(proxies[1])
+        provoking, behaving = Provoking(proxies[0], cluster.brokers[SLOW - 1]), Behaving(proxies[1])
         with ThreadPoolExecutor(2) as pool:
             for job in [pool.submit(provoking.all), pool.submit(behaving.all)]:
                 job.result(180)
