@@ -70,8 +70,16 @@ def each(
                 yield from run(pickle.loads(packed))
 
     rows = [(number, pickle.dumps(piece)) for number, piece in enumerate(work)]
-    frame = spark.createDataFrame(rows, "number int, piece binary")
-    return frame.repartitionById(len(work), "number").mapInArrow(far, schema)
+    return frame(spark, rows, "number int, piece binary").repartitionById(len(work), "number").mapInArrow(far, schema)
+
+
+def frame(spark: "SparkSession", rows: Sequence[Sequence[Any]], columns: str) -> "DataFrame":
+    """Rows of the driver. By Arrow: a list would go through processes of Python first."""
+    names, kinds = zip(*(column.split() for column in columns.split(", ")), strict=True)
+    types = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary(), "string": pa.string()}
+    values = zip(*rows, strict=True) if rows else [()] * len(names)
+    arrays = [pa.array(column, types[kind]) for column, kind in zip(values, kinds, strict=True)]
+    return spark.createDataFrame(pa.Table.from_arrays(arrays, names=list(names)))
 
 
 def words(capture: int, kind: str, said: Any) -> pa.RecordBatch:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASK_BYTES = 64 << 20  # of packets, to be decoded by one task
+MERGED_BYTES = 64 << 20  # of pieces, to be looked through by one task
 UNIT_BYTES = 32 << 20  # of captures that one task reads whole
 NEAR = 32  # files that the driver looks at itself
 LEAD_BYTES = 64 << 10  # that a capture is known again by, at its beginning and at its end
@@ -222,12 +223,14 @@ class _Run:
         self._sources = [job.source for job in jobs]
         self._kept: list[DataFrame] = []  # in Spark's store
         self._pieces: DataFrame | None = None
+        self._counted: DataFrame | None = None  # those of `quality`
         self.torn: dict[str, str] = {}  # captures that could not be read in parts, and why
         self.read_bytes = 0  # of those that were
         self._mends: dict[str, list[Mend]] = {}  # what rows of captures that were shared out lack
         self._names: dict[str, Names] = {}  # of captures that were shared out
         self._counts: dict[int, Quality] = {}  # likewise
-        self._rows: dict[str, int] = {}
+        self._sizes: dict[tuple[str, int], int] = {}  # bytes of pieces by kind and hour
+        self._rows: dict[str, int] = {}  # by kind
 
     @property
     def done(self) -> list[int]:
@@ -253,12 +256,26 @@ class _Run:
         together = frames[0]
         for frame in frames[1:]:
             together = together.union(frame)
-        self._pieces = together
-        for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
-            self.failed[row["capture"]] = CaptureError(*json.loads(row["data"]))
+        self._count(together)
+        # All that is left to do is to look through what is kept: a task for so many bytes, however many made it.
+        self._pieces = together = together.coalesce(max(1, sum(self._sizes.values()) // MERGED_BYTES))
+        if (pieces.FAILED, pieces.NO_HOUR) in self._sizes:
+            for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
+                self.failed[row["capture"]] = CaptureError(*json.loads(row["data"]))
         if self.jobs[0].is_known:
             insight = self._keep(knowledge.pieces_of(together, self.jobs[0].cluster, self._sources, self._mends))
+            self._count(insight)
             self._pieces = together.union(insight)
+
+    def _count(self, frame: "DataFrame") -> None:
+        """Have tasks make pieces that are kept; note how many bytes and rows they have."""
+        from pyspark.sql import functions as F
+
+        sums = frame.groupBy("kind", "hour").agg(F.sum("size").alias("size"), F.sum("count").alias("rows"))
+        for row in sums.collect():
+            key = row["kind"], row["hour"]
+            self._sizes[key] = self._sizes.get(key, 0) + int(row["size"])
+            self._rows[row["kind"]] = self._rows.get(row["kind"], 0) + int(row["rows"])
 
     def _decode_shared(self, parts: Sequence[tuple[int, Part]]) -> "list[DataFrame]":
         """The pieces of captures that are read in parts; of those that cannot be after all, read whole."""
@@ -280,7 +297,8 @@ class _Run:
             left = found.where(~F.col("capture").isin(list(torn))) if torn else found
             carried = left.where((F.col("file") >= 0) | (F.col("file") == places.STINTS))
             order = "capture", "connection", "part", "file", "offset"
-            rest = _shared_out(carried, self._tasks).sortWithinPartitions(*order)
+            size = sum(report["carried_bytes"] for number, report in reports if number not in torn)
+            rest = _shared_out(carried.drop("kind", "count"), size, self._tasks).sortWithinPartitions(*order)
             decoded = self._keep(rest.mapInArrow(decode.decode(jobs), PIECES))
             kinds = pieces.NAMES, pieces.TORN, pieces.MENDS, pieces.LOGS, pieces.READ
             told = decoded.where(F.col("kind").isin(*kinds)).select("capture", "kind", "data").collect()
@@ -309,8 +327,7 @@ class _Run:
         self._counts = results.of_splits(
             self.spark, parts, [report for number, report in reports if number not in torn]
         )
-        pieces_of = left.where(F.col("file") == places.PIECE).select("packets").mapInArrow(places.unpacked, PIECES)
-        return [pieces_of, decoded, *([self._whole(sorted(torn))] if torn else [])]
+        return [places.pieces_of(left), decoded, *([self._whole(sorted(torn))] if torn else [])]
 
     def _clashing(self, reports: Sequence[tuple[int, Any]], words: Sequence[tuple[int, str, Any]]) -> dict[int, str]:
         """Captures of which two readers took a topic for a coordinators' log and for none."""
@@ -328,35 +345,25 @@ class _Run:
             return
         from pyspark.sql import functions as F
 
-        extra = [(number, places.listed(quality)) for number, quality in self._counts.items()]
-        counts = self._pieces.where(F.col("kind") == pieces.COUNTS)
+        counts = self._pieces.where(F.col("kind") == pieces.COUNTS).select("capture", "data")
+        extra = [(number, json.dumps(places.listed(quality)).encode()) for number, quality in self._counts.items()]
         if extra:
-            counts = counts.union(
-                each(self.spark, extra, lambda one: iter([pieces.words(one[0], pieces.COUNTS, one[1])]), PIECES)
-            )
-        counted = self._keep(results.counted(counts.select("capture", "data"), self._sources))
-        self._pieces = self._pieces.union(counted)
-        known = F.col("kind").isin(*schema.BY_NAME)
-        sizes = (
-            self._pieces.where(known)
-            .groupBy("kind", "hour")
-            .agg(F.sum("size").alias("size"), F.sum("count").alias("rows"))
-        )
-        rows = sizes.collect()
-        for row in rows:
-            self._rows[row["kind"]] = self._rows.get(row["kind"], 0) + int(row["rows"])
-        store.store(self._pieces, store.sizes_of(rows), self._names, self._mends, self.jobs[0].records, place, form)
+            counts = counts.union(pieces.frame(self.spark, extra, "capture int, data binary"))
+        self._counted = self._keep(results.counted(counts, self._sources))
+        self._count(self._counted)
+        every = self._pieces.union(self._counted)
+        store.store(every, self._sizes, self._names, self._mends, self.jobs[0].records, place, form)
 
     def tell(self, summary: Summary, stage: str, form: str) -> None:
         """What came of it, for whoever asked."""
         from pyspark.sql import functions as F
 
         summary.failed = [self.failed[number] for number in sorted(self.failed)]
-        if not self.done or self._pieces is None:
+        if not self.done or self._counted is None:
             return
         tables = [*self.jobs[0].tables, schema.QUALITY.name, *(table.name for table in schema.KNOWLEDGE)]
         summary.rows = {name: self._rows.get(name, 0) for name in tables}
-        for row in self._pieces.where(F.col("kind") == results.COUNTED).select("capture", "data").collect():
+        for row in self._counted.where(F.col("kind") == results.COUNTED).select("capture", "data").collect():
             name = self._sources[row["capture"]] if row["capture"] >= 0 else f"{len(self.done):,} captures"
             results.noted(summary.quality.setdefault(name, Quality()), json.loads(row["data"]))
         summary.quality = dict(sorted(summary.quality.items()))
@@ -444,14 +451,14 @@ class _Run:
         return parts
 
 
-def _shared_out(packets: "DataFrame", tasks: int) -> "DataFrame":
+def _shared_out(packets: "DataFrame", size: int, tasks: int) -> "DataFrame":
     """The rows of the scan by task: a connection larger than an even share is alone, in a task that starts early.
 
     All sizes are of packets as they were captured, whether or not the files are compressed.
     """
     from pyspark.sql import functions as F
 
-    size = packets.agg(F.sum("size")).first()[0] or 0  # type: ignore[index]
+    packets = packets.coalesce(max(1, size // TASK_BYTES))
     tasks = tasks or max(1, size // TASK_BYTES)
     if tasks == 1:
         return packets.repartition(1)
@@ -460,8 +467,10 @@ def _shared_out(packets: "DataFrame", tasks: int) -> "DataFrame":
     large = sorted(map(tuple, sizes.collect()), key=lambda row: (-row[2], row))
     alone = [(capture, connection, task) for task, (capture, connection, _) in enumerate(large)]
     rest = max(1, (size - sum(row[2] for row in large)) // share)
-    numbers = packets.sparkSession.createDataFrame(alone, "capture int, connection int, alone int")
     together = len(alone) + F.pmod(F.hash("capture", "connection"), F.lit(rest))
+    if not alone:
+        return packets.repartitionById(rest, together)
+    numbers = pieces.frame(packets.sparkSession, alone, "capture int, connection int, alone int")
     return (
         packets.join(F.broadcast(numbers), ["capture", "connection"], "left")
         .repartitionById(len(alone) + rest, F.coalesce("alone", together))

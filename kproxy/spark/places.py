@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,10 +32,13 @@ from kproxy.convert.stints import Part
 from kproxy.spark.pieces import NAMES, words
 from kproxy.spark.sorters import Sorters
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 SIGN = 1 << 31  # Spark's integers have one
 
 # What the scan emits: rows of packets of one connection, in their order; in place of a file's number one of these, and
-# then `packets` is a report as JSON, a batch of pieces, or a pickled list of `Stint`.
+# then `packets` is a report as JSON, a piece's data (`pieces_of`), or a pickled list of `Stint`.
 REPORT, PIECE, STINTS = -1, -2, -3
 _PACKETS = (
     ("capture", "int"),
@@ -46,9 +49,11 @@ _PACKETS = (
     ("size", "bigint"),  # of the packets, as captured
     ("packets", "binary"),  # PLACE of each
     ("bytes", "binary"),  # the packets, of a file in which nobody can go to a place
+    ("kind", "string"),  # of a piece, whose hour is in `offset`
+    ("count", "bigint"),  # likewise
 )
 PACKET_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in _PACKETS)
-_TYPES = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary()}
+_TYPES = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary(), "string": pa.string()}
 _ROW = pa.schema([(name, _TYPES[kind]) for name, kind in _PACKETS])
 
 
@@ -71,23 +76,24 @@ def packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.Reco
             yield from _told(number, capture, found)
             yield from _carried(capture, part.number, found, None)
         if found.names:
-            yield _piece(capture, words(capture, NAMES, found.names.told()))
+            yield from _pieces(capture, words(capture, NAMES, found.names.told()))
         for piece in sorters.pieces(lambda rows: without(found.left, rows)):
-            yield _piece(capture, piece)
+            yield from _pieces(capture, piece)
 
 
-def _piece(capture: int, piece: pa.RecordBatch) -> pa.RecordBatch:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, piece.schema) as stream:
-        stream.write_batch(piece)
-    return _row(capture, 0, 0, PIECE, 0, 0, sink.getvalue().to_pybytes(), None)
+def _pieces(capture: int, some: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    kinds, hours, counts = (some.column(name).to_pylist() for name in ("kind", "hour", "count"))
+    for kind, hour, count, data in zip(kinds, hours, counts, some.column("data"), strict=True):
+        packed = data.as_py()
+        yield _row(capture, 0, 0, PIECE, hour, len(packed), packed, None, kind, count)
 
 
-def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The pieces of rows that are PIECE."""
-    for batch in batches:
-        for packed in batch.column("packets"):
-            yield from pa.ipc.open_stream(packed.as_buffer())
+def pieces_of(rows: "DataFrame") -> "DataFrame":
+    """The pieces that the scan emitted."""
+    from pyspark.sql import functions as F
+
+    hour, data = F.col("offset").alias("hour"), F.col("packets").alias("data")
+    return rows.where(F.col("file") == PIECE).select("capture", "kind", hour, "count", "size", data)
 
 
 def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordBatch]:
@@ -104,10 +110,11 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
         "names": found.names.told(),
         "logs": [list(found.logs.items()), sorted(found.doubted)],
         "read_bytes": found.read_bytes,
+        "carried_bytes": sum(int(some["captured"].sum()) for *_, some, _ in found.packets.of(found.carried)),
     }
-    yield _row(capture, 0, 0, REPORT, 0, 0, json.dumps(report).encode(), None)
+    yield _row(capture, 0, 0, REPORT, 0, 0, json.dumps(report).encode(), None, None, None)
     for connection, some in _by_hash(found.stints).items():
-        yield _row(capture, connection, NONE, STINTS, 0, 0, pickle.dumps(some), None)
+        yield _row(capture, connection, NONE, STINTS, 0, 0, pickle.dumps(some), None, None, None)
 
 
 def _by_hash(said: list[stints.Stint]) -> dict[int, list[stints.Stint]]:
@@ -157,6 +164,8 @@ def _rows(
                 pa.binary(), len(starts), [None, pa.py_buffer(packets), pa.py_buffer(np.ascontiguousarray(table))]
             ),
             pa.array(bodies, pa.binary()),
+            pa.nulls(len(starts), pa.string()),
+            pa.nulls(len(starts), pa.int64()),
         ],
         schema=_ROW,
     )

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kproxy.convert.joining import Mend
-from kproxy.spark.pieces import NO_HOUR, adopt, unpacked
+from kproxy.spark.pieces import NO_HOUR, adopt, frame, unpacked
 from kproxy.tables import arrays, schema, writer
 from kproxy.tables.names import FILLED, Names
 from kproxy.tables.records import Chosen
@@ -64,7 +64,7 @@ def store(
 ) -> None:
     """Write the tables of pieces.
 
-    sizes: bytes by table and hour; names, mends: by source; place: where a table goes.
+    sizes: bytes by kind and hour; names, mends: by source; place: where a table goes.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [
@@ -103,7 +103,7 @@ def _rows(
         files = max(1, -(-size // FILE_BYTES))
         plan.append((hour, first, files))
         first += files
-    spread = pieces.sparkSession.createDataFrame(plan, "hour bigint, first int, files int")
+    spread = frame(pieces.sparkSession, plan, "hour bigint, first int, files int")
     mine = pieces.where(F.col("kind") == table.name).join(F.broadcast(spread), "hour")
     number = (F.col("first") + F.pmod(F.xxhash64("data"), F.col("files"))).cast("int")
     columns = spark_schema(table.schema) + ("" if NO_HOUR in hours else ", `date` string, `hour` string")
@@ -170,8 +170,3 @@ def named(rows: pa.Table, names: Mapping[str, Names]) -> pa.Table:
                     told = pc.if_else(of_source, filled[column], rows[column])
                     rows = rows.set_column(place, column, told)
     return rows.cast(kept)
-
-
-def sizes_of(rows: Sequence[Any]) -> dict[tuple[str, int], int]:
-    """Of rows with kind, hour and size."""
-    return {(row["kind"], row["hour"]): int(row["size"]) for row in rows}

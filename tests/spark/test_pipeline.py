@@ -96,8 +96,8 @@ def shared_out():
     found = []
     real = pipeline._shared_out
 
-    def noted(packets, tasks):
-        frame = real(packets, tasks)
+    def noted(*given):
+        frame = real(*given)
         of_tasks = {}
         for row in (
             frame.where("file >= 0").select(F.spark_partition_id().alias("task"), "connection").distinct().collect()
