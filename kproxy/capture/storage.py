@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from glob import glob, has_magic
+from glob import has_magic, iglob
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -128,14 +128,17 @@ class Storage:
         A name that is there is taken as it is, whatever it holds. Raises KproxyError for a folder without captures and
         a pattern that nothing matches.
         """
+        return sorted(self.listed(path))
+
+    def listed(self, path: str) -> Iterator[str]:
+        """What `captures` returns, in no order; files of this machine one by one."""
         if path == STDIN:
-            return [path]
-        found = self._remote(path) if is_remote(path) else _local(local_path(path))
-        if len(found) > MOST_FILES:
-            raise KproxyError(
-                f"{shown(path)}: {len(found):,} files; name folders or patterns with fewer than {MOST_FILES:,}"
-            )
-        return found
+            yield path
+            return
+        for count, file in enumerate(self._remote(path) if is_remote(path) else _local(local_path(path))):
+            if count >= MOST_FILES:
+                raise KproxyError(f"{shown(path)}: more than {MOST_FILES:,} files; name folders or patterns with fewer")
+            yield file
 
     def _remote(self, path: str) -> list[str]:
         with _told(path):
@@ -144,11 +147,11 @@ class Storage:
                 found = [file for file in system.glob(place) if not system.isdir(file)]
                 if not found:
                     raise KproxyError(f"{shown(path)}: no file matches this pattern")
-                return sorted(map(_spelled_as(path), found))
+                return list(map(_spelled_as(path), found))
             if not system.isdir(place):
                 return [path]
             found = [entry["name"] for entry in system.ls(place, detail=True) if entry["type"] == "file"]
-        captures = sorted(map(_spelled_as(path), filter(is_capture, found)))
+        captures = list(map(_spelled_as(path), filter(is_capture, found)))
         if not captures:
             raise KproxyError(_no_captures(path))
         return captures
@@ -298,18 +301,26 @@ def _typed(options: Mapping[str, str]) -> dict[str, Any]:
     return whole
 
 
-def _local(path: str) -> list[str]:
-    if not os.path.isdir(path):  # noqa: PTH112 - raises never
-        if has_magic(path) and not os.path.lexists(path):  # as a shell hands it on where nothing matches, or in quotes
-            found = sorted(file for file in glob(path) if not os.path.isdir(file))  # noqa: PTH112, PTH207 - links stay
-            if not found:
-                raise KproxyError(f"{shown(path)}: no file matches this pattern")
-            return found
-        return [path]
-    found = sorted(str(file) for file in Path(path).iterdir() if is_capture(file.name) and file.is_file())
-    if not found:
-        raise KproxyError(_no_captures(path))
-    return found
+def _local(path: str) -> Iterator[str]:
+    none = f"{shown(path)}: no file matches this pattern"
+    if os.path.isdir(path):  # noqa: PTH112 - raises never
+        none = _no_captures(path)
+        folder = Path(path)
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if is_capture(entry.name) and entry.is_file():
+                    none = ""
+                    yield str(folder / entry.name)
+    elif has_magic(path) and not os.path.lexists(path):  # as a shell hands it on where nothing matches, or in quotes
+        for file in iglob(path):  # noqa: PTH207 - links stay
+            if not os.path.isdir(file):  # noqa: PTH112
+                none = ""
+                yield file
+    else:
+        yield path
+        return
+    if none:
+        raise KproxyError(none)
 
 
 def _no_captures(path: str) -> str:

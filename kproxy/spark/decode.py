@@ -57,9 +57,9 @@ def whole(unit: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
                         together.add(table, batch)
             together.feed(mine)
             mine.remove()
-            yield pieces.words(number, pieces.COUNTS, listed(quality))
+            yield pieces.words(number, pieces.COUNTS, [job.source, listed(quality)])
             if rows.names:
-                yield pieces.words(number, pieces.NAMES, rows.names.told())
+                yield pieces.words(number, pieces.NAMES, [job.source, rows.names.told()])
         yield from together.pieces()
 
 
@@ -115,11 +115,11 @@ class _Decoder:
                 yield pieces.words(capture, pieces.MENDS, [astuple(mend) for mend in carried.mends])
             rows = carried.rows
             if rows.names:
-                yield pieces.words(capture, pieces.NAMES, rows.names.told())
+                yield pieces.words(capture, pieces.NAMES, [self._jobs[capture].source, rows.names.told()])
             if rows.logs is not None and (rows.logs.decided or rows.logs.doubted):
                 logs = [list(rows.logs.decided.items()), sorted(rows.logs.doubted)]
                 yield pieces.words(capture, pieces.LOGS, logs)
-            yield pieces.words(capture, pieces.COUNTS, listed(carried.quality))
+            yield pieces.words(capture, pieces.COUNTS, [self._jobs[capture].source, listed(carried.quality)])
         yield from self._sorters.pieces()
 
     def _finish(self) -> None:

@@ -34,22 +34,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def pieces_of(
-    spoken: "DataFrame", cluster: str, sources: Sequence[str], mends: Mapping[str, Sequence[Mend]]
-) -> "DataFrame":
-    """The pieces of insight's tables, and counts of what they lack. sources: of captures, by their numbers."""
+def pieces_of(spoken: "DataFrame", cluster: str, mends: Mapping[str, Sequence[Mend]]) -> "DataFrame":
+    """The pieces of insight's tables, and counts of what they lack."""
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
     return (
-        spoken.where(kind.startswith(SAID) | (kind == NAMES))
-        .repartition(1)
-        .mapInArrow(_task(cluster, sources, mends), PIECES)
+        spoken.where(kind.startswith(SAID) | (kind == NAMES)).repartition(1).mapInArrow(_task(cluster, mends), PIECES)
     )
 
 
 def _task(
-    cluster: str, sources: Sequence[str], mends: Mapping[str, Sequence[Mend]]
+    cluster: str, mends: Mapping[str, Sequence[Mend]]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         machine.retain()
@@ -62,11 +58,11 @@ def _task(
             every = [mend for of_source in mends.values() for mend in of_source]
             count = 0
             for batch in batches:
-                kinds, captures = batch.column("kind").to_pylist(), batch.column("capture").to_pylist()
-                for index, (kind, capture) in enumerate(zip(kinds, captures, strict=True)):
+                for index, kind in enumerate(batch.column("kind").to_pylist()):
                     data = batch.column("data")[index].as_py()
                     if kind == NAMES:
-                        names.setdefault(sources[capture], Names()).add(json.loads(data))
+                        source, said = json.loads(data)
+                        names.setdefault(source, Names()).add(said)
                     else:
                         run = unpacked(data, folder / f"{count}.piece")
                         adopt(runs[kind.removeprefix(SAID)], run, every)
@@ -79,7 +75,7 @@ def _task(
                 for table in schema.KNOWLEDGE:
                     yield from piece_rows(table, told.parts(table))
                 for source, quality in left_out.items():
-                    yield words(sources.index(source), COUNTS, listed(quality))
+                    yield words(-1, COUNTS, [source, listed(quality)])
 
     return run
 

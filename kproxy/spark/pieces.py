@@ -11,8 +11,10 @@ Memory: PIECE_ROWS rows. Refuses to know how captures are read, and where tables
 import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from contextlib import contextmanager
+from itertools import chain, groupby, pairwise
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 PIECES = "capture int, kind string, hour bigint, count bigint, size bigint, data binary"
 PIECE_ROWS = 64 * 1024
 PIECE_BYTES = 16 << 20
-FEW = 1000  # pieces of work that travel with the function; more travel as rows
+FEW = 1000  # pieces of work that travel with the function, and their bytes; more travel as rows
+FEW_BYTES = 256 << 10
 
 # Kinds that are no tables: what the scan of a split found; names that answers told; counts of flaws; a capture that
 # cannot be read. What insight is to be fed is of the kind SAID and the name of its table.
@@ -52,25 +55,59 @@ _HOUR_US = 3_600_000_000
 
 
 def each(
-    spark: "SparkSession", work: Sequence[Any], run: Callable[[Any], Iterator[pa.RecordBatch]], schema: str
+    spark: "SparkSession", work: Iterable[Any], run: Callable[[Any], Iterator[pa.RecordBatch]], schema: str
 ) -> "DataFrame":
-    """The rows that `run` makes of each piece of work, in a task of its own."""
-    if len(work) <= FEW:
-
-        def near(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    yield from run(work[number])
-
-        return spark.range(0, len(work), 1, max(1, len(work))).mapInArrow(near, schema)
+    """The rows that `run` makes of each piece of work, in a task of its own; pieces are taken one by one."""
+    packed = map(pickle.dumps, work)
+    few, size = list[bytes](), 0
+    while len(few) <= FEW and size <= FEW_BYTES:
+        piece = next(packed, None)
+        if piece is None:
+            return _near(spark, few, run, schema)
+        few.append(piece)
+        size += len(piece)
 
     def far(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for packed in batch.column(1).to_pylist():
-                yield from run(pickle.loads(packed))
+            for piece in batch.column(1).to_pylist():
+                yield from run(pickle.loads(piece))
 
-    rows = [(number, pickle.dumps(piece)) for number, piece in enumerate(work)]
-    return frame(spark, rows, "number int, piece binary").repartitionById(len(work), "number").mapInArrow(far, schema)
+    with spooled(chain(few, packed)) as rows:
+        count = rows.num_rows
+        return spark.createDataFrame(rows).repartitionById(count, "number").mapInArrow(far, schema)
+
+
+def _near(
+    spark: "SparkSession", work: Sequence[bytes], run: Callable[[Any], Iterator[pa.RecordBatch]], schema: str
+) -> "DataFrame":
+    def near(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from run(pickle.loads(work[number]))
+
+    return spark.range(0, len(work), 1, max(1, len(work))).mapInArrow(near, schema)
+
+
+@contextmanager
+def spooled(pieces: Iterable[bytes]) -> Iterator[pa.Table]:
+    """Pieces with their numbers, as a table whose bytes are in a file."""
+    schema = pa.schema([("number", pa.int32()), ("piece", pa.binary())])
+    with NamedTemporaryFile(prefix="kproxy-") as file:
+        with pa.OSFile(file.name, "w") as sink, pa.ipc.new_stream(sink, schema) as stream:
+            first, waiting = 0, list[bytes]()
+
+            def write() -> None:
+                numbers = pa.array(range(first, first + len(waiting)), pa.int32())
+                stream.write_batch(pa.RecordBatch.from_arrays([numbers, pa.array(waiting, pa.binary())], schema=schema))
+
+            for piece in pieces:
+                waiting.append(piece)
+                if sum(map(len, waiting)) >= FEW_BYTES:
+                    write()
+                    first, waiting = first + len(waiting), []
+            write()
+        with pa.memory_map(file.name) as mapped:
+            yield pa.ipc.open_stream(mapped).read_all()
 
 
 def frame(spark: "SparkSession", rows: Sequence[Sequence[Any]], columns: str) -> "DataFrame":

@@ -13,8 +13,9 @@ Duty: the same rows as `kproxy convert`, by as many tasks as there is work for:
 4. know: one task reads what groups, controllers and administrators said, in the order of time (see `knowledge`).
 5. store: pieces become tables, by Spark's own writers (see `store`), which are published together (see `target`).
 
-The driver holds a few numbers for each capture and split, and of connections only those that are larger than a share. A
-capture of many splits that turns out to be damaged, or to hold keys of TLS, is read again in one piece, it alone.
+The driver holds nothing for each capture (see `catalogue`), a few numbers for each split of those that are shared out,
+and of connections only those that are larger than a share. A capture of many splits that turns out to be damaged, or to
+hold keys of TLS, is read again in one piece, it alone.
 
 Captures may lie in any storage (see `capture.storage`), tables in any file system that Spark knows. Different from
 `convert`: of captures that are shared out no connection is put away because too many are open, since one is decoded
@@ -24,8 +25,9 @@ after the other. Memory of a task: see `places` and `decode`.
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +36,14 @@ import pyarrow as pa
 import kproxy
 from kproxy.capture.quality import Quality
 from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
-from kproxy.capture.storage import is_remote, local_path, name_of
+from kproxy.capture.storage import is_remote, local_path
 from kproxy.convert import stints
-from kproxy.convert.job import Job, Settings, Summary, captures_of
+from kproxy.convert.job import Job, Settings, Summary
 from kproxy.convert.joining import Mend, clash
 from kproxy.convert.stints import Part
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark import decode, knowledge, pieces, places, results, store
+from kproxy.spark.catalogue import Catalogue
 from kproxy.spark.pieces import PIECES, each
 from kproxy.spark.places import PACKET_SCHEMA, packets
 from kproxy.spark.target import Target
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 TASK_BYTES = 64 << 20  # of packets, to be decoded by one task
 MERGED_BYTES = 64 << 20  # of pieces, to be looked through by one task
 UNIT_BYTES = 32 << 20  # of captures that one task reads whole
+UNIT_CAPTURES = 1000  # likewise
 NEAR = 32  # files that the driver looks at itself
 LEAD_BYTES = 64 << 10  # that a capture is known again by, at its beginning and at its end
 _DEFAULT = Settings()
@@ -85,26 +89,29 @@ def ingest(
     anything is read if the folder holds tables and neither `append` nor `settings.overwrite` is set, if two captures
     have one name, or if the tables hold another capture of that name.
     """
-    folder, jobs = check(captures, out, settings, append=append)
+    folder, catalogue = check(captures, out, settings, append=append)
     target = Target(spark, folder)
     known = target.manifest()
     if known and not (append or settings.overwrite):
         raise KproxyError(f"{out} holds tables already: name another folder, or say --append or --overwrite")
-    summary = Summary(Path(out), {}, {}, [], jobs[0].key_log, settings.records)
-    looks = _look(spark, jobs)
+    summary = Summary(Path(out), {}, {}, [], catalogue.like.key_log, settings.records)
+    _look(spark, catalogue)
     if append:
-        jobs, looks = _new(jobs, looks, known, folder)
-        if not jobs:
+        if "contents" in known:
+            raise KproxyError(f"{out} holds tables of an older kproxy, which cannot be added to: name another folder")
+        catalogue.leave_known(target.captures(), folder)
+        if not catalogue:
             return summary
     with store.settings(spark):
-        run = _Run(spark, jobs, looks, split_bytes, tasks)
+        run = _Run(spark, catalogue, split_bytes, tasks)
         try:
             target.begin()
             run.decode()
             run.store(lambda table: f"{target.stage}/{table}" if form == "parquet" else f"{folder}/{table}", form)
             run.tell(summary, target.stage if form == "parquet" else folder, form)
             if run.done:
-                target.publish(_manifest(run, summary, known if append else {}), replace=not append)
+                told = catalogue.lines(run.failed)
+                target.publish(_manifest(run, summary, known if append else {}), told, replace=not append)
         finally:
             run.release()
             target.abandon()
@@ -113,7 +120,7 @@ def ingest(
 
 def check(
     captures: Sequence[Path | str], out: Path | str, settings: Settings, *, append: bool = False
-) -> tuple[str, list[Job]]:
+) -> tuple[str, Catalogue]:
     """The folder and the captures of `ingest`, by paths that do not depend on the working directory.
 
     It raises what `ingest` raises before anything is read, as far as that can be known without Spark.
@@ -129,30 +136,32 @@ def check(
             raise KproxyError(f"{out} holds tables that `kproxy convert` wrote: name another folder")
     paths = [str(path) if is_remote(path) else os.path.abspath(path) for path in captures]  # noqa: PTH100
     keys = settings.key_log and os.path.abspath(settings.key_log)  # noqa: PTH100
-    return folder, captures_of(paths, replace(settings, key_log=keys, checksums=False)) if paths else []
+    return folder, Catalogue(paths, replace(settings, key_log=keys, checksums=False))
 
 
 # --- what the captures are -------------------------------------------------------------------------------------------
 
 
-def _look(spark: "SparkSession", jobs: Sequence[Job]) -> list[list[Any]]:
-    """Of each capture: its bytes, a fingerprint, and the bytes of its largest file.
+def _look(spark: "SparkSession", catalogue: Catalogue) -> None:
+    """Note of each capture its bytes, a fingerprint, and the bytes of its largest file.
 
     What cannot be read has 0 bytes, and whoever reads it says why.
     """
-    if sum(len(job.paths) for job in jobs) <= NEAR:
-        return [_seen(job) for job in jobs]
-    together = [(start, jobs[start : start + NEAR]) for start in range(0, len(jobs), NEAR)]
+    if len(catalogue) <= NEAR and sum(len(job.paths) for _, job, _ in catalogue.every()) <= NEAR:
+        catalogue.note([_seen(number, job) for number, job, _ in catalogue.every()])
+        return
+    captures = catalogue.every()
+    together = iter(lambda: [(number, job) for number, job, _ in islice(captures, NEAR)], [])
 
-    def run(some: tuple[int, Sequence[Job]]) -> Iterator[pa.RecordBatch]:
-        for number, job in enumerate(some[1], some[0]):
-            yield pieces.words(number, pieces.REPORT, _seen(job))
+    def run(some: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
+        seen = [_seen(number, job) for number, job in some]
+        yield pieces.words(some[0][0], pieces.REPORT, seen)
 
-    seen = each(spark, together, run, PIECES).select("capture", "data").collect()
-    return [json.loads(row["data"]) for row in sorted(seen, key=lambda row: row["capture"])]
+    for row in each(spark, together, run, PIECES).select("data").collect():
+        catalogue.note(json.loads(row["data"]))
 
 
-def _seen(job: Job) -> list[Any]:
+def _seen(number: int, job: Job) -> tuple[int, int, int, str]:
     from hashlib import blake2b
 
     size, print_ = 0, blake2b(digest_size=16)
@@ -166,41 +175,19 @@ def _seen(job: Job) -> list[Any]:
             continue
         size += of_file
         largest = max(largest, of_file)
-    return [size, f"{size}:{print_.hexdigest()}", largest]
-
-
-def _new(
-    jobs: Sequence[Job], looks: Sequence[list[Any]], known: dict[str, Any], folder: str
-) -> tuple[list[Job], list[list[Any]]]:
-    """The captures that are not in the tables. Raises KproxyError for another capture of a name that is."""
-    sources, prints = known.get("sources", {}), known.get("contents", {})
-    new: list[tuple[Job, list[Any]]] = []
-    for job, look in zip(jobs, looks, strict=True):
-        if job.source not in sources:
-            new.append((job, look))
-        elif prints.get(job.source) != look[1] or sources[job.source] != [name_of(path) for path in job.paths]:
-            raise KproxyError(
-                f"{folder} has tables of another capture that is called {job.source}, or of less of it: "
-                "rename the capture, or name another folder"
-            )
-    return [job for job, _ in new], [look for _, look in new]
+    return number, size, largest, f"{size}:{print_.hexdigest()}"
 
 
 def _manifest(run: "_Run", summary: Summary, known: dict[str, Any]) -> dict[str, Any]:
-    """What the tables say of themselves: no clock, host or absolute path."""
-    job = run.jobs[0]
+    """What the tables say of themselves: no clock, host or absolute path. Of their captures: `Catalogue.lines`."""
+    job = run.catalogue.like
     chosen = {} if job.records is None else {"records": list(job.records.topics)}
     counts = known.get("rows", {})
-    sources = {run.jobs[number].source: [name_of(path) for path in run.jobs[number].paths] for number in run.done}
-    contents = {run.jobs[number].source: run.looks[number][1] for number in run.done}
     return {
         "schema_version": schema.VERSION,
         "kproxy": kproxy.__version__,
         "pyarrow": pa.__version__,
         "settings": {"cluster": job.cluster, "ports": list(job.ports), **chosen},
-        "sources": known.get("sources", {}) | sources,
-        "contents": known.get("contents", {}) | contents,
-        "fingerprints": known.get("fingerprints", {}),
         "rows": counts | {name: counts.get(name, 0) + count for name, count in summary.rows.items()},
     }
 
@@ -211,16 +198,12 @@ def _manifest(run: "_Run", summary: Summary, known: dict[str, Any]) -> dict[str,
 class _Run:
     """One ingest: what it has decoded so far."""
 
-    def __init__(
-        self, spark: "SparkSession", jobs: Sequence[Job], looks: Sequence[list[Any]], split_bytes: int, tasks: int
-    ) -> None:
+    def __init__(self, spark: "SparkSession", catalogue: Catalogue, split_bytes: int, tasks: int) -> None:
         self.spark = spark
-        self.jobs = jobs
-        self.looks = looks
+        self.catalogue = catalogue
         self.failed: dict[int, CaptureError] = {}
         self._split_bytes = split_bytes
         self._tasks = tasks
-        self._sources = [job.source for job in jobs]
         self._kept: list[DataFrame] = []  # in Spark's store
         self._pieces: DataFrame | None = None
         self._counted: DataFrame | None = None  # those of `quality`
@@ -233,9 +216,9 @@ class _Run:
         self._rows: dict[str, int] = {}  # by kind
 
     @property
-    def done(self) -> list[int]:
-        """The captures that are in the tables."""
-        return [number for number in range(len(self.jobs)) if number not in self.failed]
+    def done(self) -> int:
+        """How many captures are in the tables."""
+        return len(self.catalogue) - len(self.failed)
 
     def release(self) -> None:
         for frame in self._kept:
@@ -245,10 +228,13 @@ class _Run:
         """All captures become pieces; those that cannot be shared out after all, once more."""
         from pyspark.sql import functions as F
 
-        large = [number for number, look in enumerate(self.looks) if self._is_shared(number, look)]
-        parts = self._plan(large)
-        whole = sorted(set(range(len(self.jobs))) - {number for number, _ in parts} - set(self.failed))
-        frames = [self._whole(whole)] if whole else []
+        like = self.catalogue.like
+        large = [] if like.key_log is not None else self.catalogue.large(self._split_bytes, 4 * self._split_bytes)
+        parts = self._plan({number: self.catalogue.job(number) for number in large})
+        apart = {number for number, _ in parts} | set(self.failed)
+        frames = []
+        if len(apart) < len(self.catalogue):
+            frames = [self._whole(some for some in self.catalogue.every() if some[0] not in apart)]
         if parts:
             frames += self._decode_shared(parts)
         if not frames:
@@ -262,8 +248,8 @@ class _Run:
         if (pieces.FAILED, pieces.NO_HOUR) in self._sizes:
             for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
                 self.failed[row["capture"]] = CaptureError(*json.loads(row["data"]))
-        if self.jobs[0].is_known:
-            insight = self._keep(knowledge.pieces_of(together, self.jobs[0].cluster, self._sources, self._mends))
+        if like.is_known:
+            insight = self._keep(knowledge.pieces_of(together, like.cluster, self._mends))
             self._count(insight)
             self._pieces = together.union(insight)
 
@@ -281,7 +267,7 @@ class _Run:
         """The pieces of captures that are read in parts; of those that cannot be after all, read whole."""
         from pyspark.sql import functions as F
 
-        jobs = {number: self.jobs[number] for number, _ in parts}
+        jobs = {number: self.catalogue.job(number) for number in {number for number, _ in parts}}
 
         def scan(numbered: tuple[int, tuple[int, Part]]) -> Iterator[pa.RecordBatch]:
             index, (number, part) = numbered
@@ -311,23 +297,24 @@ class _Run:
             self._kept.remove(decoded)
             decoded.unpersist()
         for number, reason in torn.items():
-            log.info("%s is read by one task: %s", self._sources[number], reason)
-        self.torn |= {self._sources[number]: reason for number, reason in torn.items()}
+            log.info("%s is read by one task: %s", jobs[number].source, reason)
+        self.torn |= {jobs[number].source: reason for number, reason in torn.items()}
         for number, report in reports:
             self.read_bytes += report["read_bytes"]
             if number not in torn:
-                self._names.setdefault(self._sources[number], Names()).add(report["names"])
+                self._names.setdefault(jobs[number].source, Names()).add(report["names"])
         for number, kind, text in words:
             if kind == pieces.NAMES:
-                self._names.setdefault(self._sources[number], Names()).add(text)
+                self._names.setdefault(text[0], Names()).add(text[1])
             elif kind == pieces.READ:
                 self.read_bytes += text
             elif kind == pieces.MENDS:
-                self._mends.setdefault(self._sources[number], []).extend(Mend(*mend) for mend in text)
+                self._mends.setdefault(jobs[number].source, []).extend(Mend(*mend) for mend in text)
         self._counts = results.of_splits(
             self.spark, parts, [report for number, report in reports if number not in torn]
         )
-        return [places.pieces_of(left), decoded, *([self._whole(sorted(torn))] if torn else [])]
+        again = [(number, jobs[number], self.catalogue.size(number)) for number in sorted(torn)]
+        return [places.pieces_of(left), decoded, *([self._whole(again)] if again else [])]
 
     def _clashing(self, reports: Sequence[tuple[int, Any]], words: Sequence[tuple[int, str, Any]]) -> dict[int, str]:
         """Captures of which two readers took a topic for a coordinators' log and for none."""
@@ -345,14 +332,15 @@ class _Run:
             return
         from pyspark.sql import functions as F
 
-        counts = self._pieces.where(F.col("kind") == pieces.COUNTS).select("capture", "data")
-        extra = [(number, json.dumps(places.listed(quality)).encode()) for number, quality in self._counts.items()]
+        counts = self._pieces.where(F.col("kind") == pieces.COUNTS).select("data")
+        extra = [[self.catalogue.job(number).source, places.listed(some)] for number, some in self._counts.items()]
         if extra:
-            counts = counts.union(pieces.frame(self.spark, extra, "capture int, data binary"))
-        self._counted = self._keep(results.counted(counts, self._sources))
+            more = pieces.frame(self.spark, [(json.dumps(each).encode(),) for each in extra], "data binary")
+            counts = counts.union(more)
+        self._counted = self._keep(results.counted(counts, len(self.catalogue)))
         self._count(self._counted)
         every = self._pieces.union(self._counted)
-        store.store(every, self._sizes, self._names, self._mends, self.jobs[0].records, place, form)
+        store.store(every, self._sizes, self._names, self._mends, self.catalogue.like.records, place, form)
 
     def tell(self, summary: Summary, stage: str, form: str) -> None:
         """What came of it, for whoever asked."""
@@ -361,13 +349,15 @@ class _Run:
         summary.failed = [self.failed[number] for number in sorted(self.failed)]
         if not self.done or self._counted is None:
             return
-        tables = [*self.jobs[0].tables, schema.QUALITY.name, *(table.name for table in schema.KNOWLEDGE)]
+        like = self.catalogue.like
+        tables = [*like.tables, schema.QUALITY.name, *(table.name for table in schema.KNOWLEDGE)]
         summary.rows = {name: self._rows.get(name, 0) for name in tables}
-        for row in self._counted.where(F.col("kind") == results.COUNTED).select("capture", "data").collect():
-            name = self._sources[row["capture"]] if row["capture"] >= 0 else f"{len(self.done):,} captures"
-            results.noted(summary.quality.setdefault(name, Quality()), json.loads(row["data"]))
+        for row in self._counted.where(F.col("kind") == results.COUNTED).select("data").collect():
+            source, counts = json.loads(row["data"])
+            name = source if source is not None else f"{self.done:,} captures"
+            results.noted(summary.quality.setdefault(name, Quality()), counts)
         summary.quality = dict(sorted(summary.quality.items()))
-        if self.jobs[0].records is not None:
+        if like.records is not None:
             records, batches = schema.RECORDS.name, schema.BATCHES.name
             if self._rows.get(records):  # of captures that were shared out also those of topics that nobody chose
                 summary.rows[records] = self.spark.read.format(form).load(f"{stage}/{records}").count()
@@ -378,17 +368,21 @@ class _Run:
 
     # --- captures that one task reads ---
 
-    def _whole(self, numbers: Sequence[int]) -> "DataFrame":
+    def _whole(self, captures: Iterable[tuple[int, Job, int]]) -> "DataFrame":
         """Several to a task, by bytes."""
-        units: list[list[tuple[int, Job]]] = [[]]
-        size = 0
-        for number in numbers:
-            if units[-1] and size + self.looks[number][0] > UNIT_BYTES:
-                units.append([])
-                size = 0
-            units[-1].append((number, self.jobs[number]))
-            size += self.looks[number][0]
-        return self._keep(each(self.spark, units, decode.whole, PIECES))
+
+        def units() -> Iterator[list[tuple[int, Job]]]:
+            unit: list[tuple[int, Job]] = []
+            left = UNIT_BYTES
+            for number, job, size in captures:
+                if unit and (size > left or len(unit) >= UNIT_CAPTURES):
+                    yield unit
+                    unit, left = [], UNIT_BYTES
+                unit.append((number, job))
+                left -= size
+            yield unit
+
+        return self._keep(each(self.spark, units(), decode.whole, PIECES))
 
     def _keep(self, frame: "DataFrame") -> "DataFrame":
         from pyspark import StorageLevel
@@ -398,18 +392,16 @@ class _Run:
 
     # --- captures that are shared out ---
 
-    def _is_shared(self, number: int, look: Sequence[Any]) -> bool:
-        """Whether a capture is worth several tasks: a file of it is, or it has many."""
-        worth: bool = look[2] > self._split_bytes or look[0] > 4 * self._split_bytes
-        return worth and self.jobs[number].key_log is None
+    def _plan(self, jobs: Mapping[int, Job]) -> list[tuple[int, Part]]:
+        """The parts of captures that are worth several tasks.
 
-    def _plan(self, numbers: Sequence[int]) -> list[tuple[int, Part]]:
-        """The parts of captures. What is no capture is noted, what cannot be shared out left out."""
+        What is no capture is noted, what cannot be shared out left out.
+        """
         cut = [
             (number, file, piece)
-            for number in numbers
-            for file, path in enumerate(self.jobs[number].paths)
-            for piece in ranges(path, self._split_bytes, self.jobs[number].storage)
+            for number, job in jobs.items()
+            for file, path in enumerate(job.paths)
+            for piece in ranges(path, self._split_bytes, job.storage)
         ]
         if not cut:
             return []

@@ -76,7 +76,7 @@ def packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.Reco
             yield from _told(number, capture, found)
             yield from _carried(capture, part.number, found, None)
         if found.names:
-            yield from _pieces(capture, words(capture, NAMES, found.names.told()))
+            yield from _pieces(capture, words(capture, NAMES, [job.source, found.names.told()]))
         for piece in sorters.pieces(lambda rows: without(found.left, rows)):
             yield from _pieces(capture, piece)
 

@@ -33,30 +33,34 @@ TOGETHER = 500  # captures whose counts one task adds up
 Parts = Sequence[tuple[int, Part]]  # with the numbers of their captures
 
 
-def counted(counts: "DataFrame", sources: Sequence[str]) -> "DataFrame":
-    """Pieces of `quality`, and the counts themselves. sources: of captures, by their numbers."""
-    tasks = max(1, len(sources) // TOGETHER)
-    alone = len(sources) <= SHOWN
+def counted(counts: "DataFrame", captures: int) -> "DataFrame":
+    """Pieces of `quality`, and the counts themselves. counts: the data of pieces; captures: how many there are."""
+    from pyspark.sql import functions as F
+
+    tasks = max(1, captures // TOGETHER)
+    alone = captures <= SHOWN
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        qualities: dict[int, Quality] = {}
+        qualities: dict[str, Quality] = {}
         for batch in batches:
-            for capture, data in zip(*(batch.column(name).to_pylist() for name in ("capture", "data")), strict=True):
-                noted(qualities.setdefault(capture, Quality()), json.loads(data))
-        rows = [quality_batch(sources[capture], quality) for capture, quality in sorted(qualities.items())]
+            for data in batch.column("data").to_pylist():
+                source, some = json.loads(data)
+                noted(qualities.setdefault(source, Quality()), some)
+        rows = [quality_batch(source, quality) for source, quality in sorted(qualities.items())]
         if rows:
             yield from pieces.rows(schema.QUALITY, [pa.Table.from_batches(rows)])
         whole = Quality()
-        for capture, quality in qualities.items():
+        for source, quality in qualities.items():
             if alone:
-                yield pieces.words(capture, COUNTED, listed(quality))
+                yield pieces.words(-1, COUNTED, [source, listed(quality)])
             else:  # without the connections that are looked for twice, which are of one capture
                 for row in quality:
                     whole.note(row.kind, row.first_ns, count=row.count, size=row.bytes, last_ns=row.last_ns)
         if not alone:
-            yield pieces.words(-1, COUNTED, listed(whole))
+            yield pieces.words(-1, COUNTED, [None, listed(whole)])
 
-    return counts.repartition(tasks, "capture").mapInArrow(run, pieces.PIECES)
+    source = F.get_json_object(F.col("data").cast("string"), "$[0]")
+    return counts.select("data").repartition(tasks, source).mapInArrow(run, pieces.PIECES)
 
 
 def of_splits(spark: "SparkSession", parts: Parts, reports: Sequence[Mapping[str, Any]]) -> dict[int, Quality]:

@@ -7,13 +7,14 @@ the next one: tables are never gone, and no row is there twice. Files of this ma
 by Hadoop's file systems, as Spark finds them.
 
 A folder of this machine is locked meanwhile; elsewhere two runs must not write to one at the same time.
-Memory: names of files. Refuses to know what is in the files.
+Memory: names of files of tables. Refuses to know what is in the files.
 """
 
 import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 STAGE = ".unfinished-spark"
 LOG = "_publish.json"  # in STAGE: what is to be done, written when all is there
+CAPTURES = "_captures"  # a file for each run: the captures that it added
+PART_BYTES = 1 << 20  # of such a file, to and from the JVM at once
 
 
 class Files(Protocol):
@@ -37,7 +40,8 @@ class Files(Protocol):
     root: str
 
     def read(self, path: str) -> str | None: ...
-    def write(self, path: str, text: str) -> None: ...
+    def lines(self, path: str) -> Iterator[str]: ...
+    def write(self, path: str, parts: Iterable[str]) -> None: ...
     def found(self, path: str) -> list[str]: ...
     def move(self, path: str, to: str) -> None: ...
     def remove(self, path: str) -> None: ...
@@ -76,6 +80,11 @@ class Target:
             )
         return found if isinstance(found, dict) else {}
 
+    def captures(self) -> Iterator[str]:
+        """What the tables say of the captures in them, a line for each."""
+        for path in self._files.found(CAPTURES):
+            yield from self._files.lines(path)
+
     def begin(self) -> None:
         """Claim the folder; finish what an earlier run was about to publish, and sweep away what it left otherwise."""
         if self.is_local:
@@ -86,12 +95,15 @@ class Target:
         if self.is_local:
             (Path(self.folder) / STAGE).mkdir(parents=True, exist_ok=True)
 
-    def publish(self, manifest: dict[str, Any], *, replace: bool) -> None:
-        """Make what was staged part of the tables, or with `replace` all of them."""
+    def publish(self, manifest: dict[str, Any], captures: Iterable[str] | None = None, *, replace: bool) -> None:
+        """Make what was staged part of the tables, or with `replace` all of them. captures: a line for each."""
+        if captures is not None:
+            numbers = [int(path.rpartition("/")[2].partition(".")[0]) for path in self._files.found(CAPTURES)]
+            self._files.write(f"{STAGE}/{CAPTURES}/{max(numbers, default=0) + 1:06d}.jsonl", captures)
         staged = [path for path in self._files.found(STAGE) if _is_table_file(path)]
-        before = [path for name in schema.BY_NAME for path in self._files.found(name)] if replace else []
+        before = [path for name in (*schema.BY_NAME, CAPTURES) for path in self._files.found(name)] if replace else []
         log = {"move": staged, "remove": before, "manifest": manifest}
-        self._files.write(f"{STAGE}/{LOG}", json.dumps(log))
+        self._files.write(f"{STAGE}/{LOG}", [json.dumps(log)])
         self._finish()
 
     def abandon(self) -> None:
@@ -116,7 +128,7 @@ class Target:
             self._files.move(path, path.removeprefix(f"{STAGE}/"))
         for path in log["remove"]:
             self._files.remove(path)
-        self._files.write(MANIFEST, json.dumps(log["manifest"], indent=2, sort_keys=True) + "\n")
+        self._files.write(MANIFEST, [json.dumps(log["manifest"], indent=2, sort_keys=True) + "\n"])
         self._files.remove(STAGE)
 
     def _lock(self) -> None:
@@ -152,12 +164,16 @@ class _Local:
         except OSError:
             return None
 
-    def write(self, path: str, text: str) -> None:
+    def lines(self, path: str) -> Iterator[str]:
+        with (self._folder / path).open() as file:
+            yield from file
+
+    def write(self, path: str, parts: Iterable[str]) -> None:
         target = self._folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.new")
         with draft.open("w") as file:
-            file.write(text)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
@@ -220,11 +236,24 @@ class _Hadoop:
         finally:
             stream.close()
 
-    def write(self, path: str, text: str) -> None:
+    def lines(self, path: str) -> Iterator[str]:
+        stream = self._system.open(self._path(path))
+        try:
+            rest = b""
+            while some := bytes(stream.readNBytes(PART_BYTES)):
+                *whole, rest = (rest + some).split(b"\n")
+                yield from (line.decode() for line in whole)
+            if rest:
+                yield rest.decode()
+        finally:
+            stream.close()
+
+    def write(self, path: str, parts: Iterable[str]) -> None:
         draft, place = self._path(f"{path}.new"), self._path(path)
         stream = self._system.create(draft, True)
         try:
-            stream.write(bytearray(text.encode()))
+            for some in _together(parts):
+                stream.write(bytearray(some.encode()))
         finally:
             stream.close()
         self._system.delete(place, False)  # few file systems rename over what is there
@@ -250,6 +279,18 @@ class _Hadoop:
 
     def remove(self, path: str) -> None:
         self._system.delete(self._path(path), True)
+
+
+def _together(parts: Iterable[str]) -> Iterator[str]:
+    """Some parts at once: each call of the JVM has its price."""
+    waiting, size = list[str](), 0
+    for part in parts:
+        waiting.append(part)
+        size += len(part)
+        if size >= PART_BYTES:
+            yield "".join(waiting)
+            waiting, size = [], 0
+    yield "".join(waiting)
 
 
 def _cause(fault: BaseException) -> str:

@@ -12,7 +12,7 @@ from kproxy.spark import pipeline, target
 from kproxy.spark.target import STAGE, Target
 from kproxy.tables import schema
 from tests.captures import capture
-from tests.spark.test_pipeline import rows, same
+from tests.spark.test_pipeline import known, rows, same
 
 HOUR = "date=2026-01-31/hour=10"
 
@@ -147,7 +147,7 @@ def test_append_adds_each_capture_once(spark, tmp_path):
         theirs = [row for number in range(3) for row in rows(tmp_path / f"converted{number}", table).to_pylist()]
         assert len(ours) == len(theirs) and {str(row) for row in ours} == {str(row) for row in theirs}, table.name
     manifest = json.loads((out / "_kproxy.json").read_text())
-    assert set(manifest["sources"]) == {"a.pcap", "damaged.pcap", later.name}
+    assert known(out) == {"a.pcap", "damaged.pcap", later.name}
     assert manifest["rows"]["exchanges"] == len(rows(out, schema.EXCHANGES))
     (folder / "a.pcap").write_bytes(capture("k41_sasl_plain").read_bytes())
     with pytest.raises(KproxyError, match="another capture that is called a"):

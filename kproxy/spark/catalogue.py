@@ -1,0 +1,116 @@
+"""The captures of an ingest, in a file of the driver: its memory is the same for a hundred and for a hundred thousand.
+
+Duty: lists what paths stand for, numbers it in the order of the paths, keeps what was seen of each capture, and finds
+those that tables hold already. Whoever asks gets one capture after the other.
+
+Memory: SQLite's cache, 2 MB. Of the disk some 300 bytes for each capture, in a temporary file. Rotated files are one
+capture, whose paths are held; and a storage's package holds its list of names while it lists.
+
+Refuses to know Spark, and how captures are read.
+"""
+
+import json
+import os
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kproxy.capture.storage import STDIN, name_of
+from kproxy.convert.job import Job, Settings, captures_of
+from kproxy.errors import KproxyError
+
+_TABLES = """
+PRAGMA cache_size = -2000;
+PRAGMA temp_store = FILE;
+PRAGMA journal_mode = OFF;
+CREATE TABLE listed (place INTEGER, path BLOB);
+CREATE TABLE captures (
+    number INTEGER PRIMARY KEY, source TEXT, paths TEXT, size INTEGER DEFAULT 0, largest INTEGER DEFAULT 0, content TEXT
+);
+CREATE TABLE known (source TEXT PRIMARY KEY, files TEXT, content TEXT) WITHOUT ROWID;
+"""
+
+
+class Catalogue:
+    """The captures that paths stand for, as `convert.job.captures_of` has them, and its errors."""
+
+    def __init__(self, paths: Sequence[Path | str], settings: Settings) -> None:
+        (self.like,) = captures_of([STDIN], replace(settings, rotated=False))  # what all have in common
+        self._db = sqlite3.connect("", isolation_level=None)
+        self._db.executescript(_TABLES)
+        if settings.rotated and paths:
+            (job,) = captures_of(paths, settings)
+            self._db.execute("INSERT INTO captures (number, source, paths) VALUES (0, ?, ?)", _row(job.paths))
+            return
+        self._db.create_function("source", 1, lambda path: _row([os.fsdecode(path)])[0])
+        self._db.create_function("paths", 1, lambda path: _row([os.fsdecode(path)])[1])
+        self._db.execute("BEGIN")
+        for place, path in enumerate(paths):
+            found = settings.storage.listed(str(path))
+            self._db.executemany("INSERT INTO listed VALUES (?, ?)", ((place, os.fsencode(each)) for each in found))
+        numbers = "row_number() OVER (ORDER BY place, path) - 1"
+        self._db.execute(
+            f"INSERT INTO captures (number, source, paths) SELECT {numbers}, source(path), paths(path) FROM listed"
+        )
+        self._db.execute("DROP TABLE listed")
+        twice = "SELECT min(number), max(number) FROM captures GROUP BY source HAVING count(*) > 1 LIMIT 1"
+        for pair in self._db.execute(twice):
+            captures_of([self.job(number).paths[0] for number in pair], settings)
+
+    def __len__(self) -> int:
+        (count,) = self._db.execute("SELECT count(*) FROM captures").fetchone()
+        return int(count)
+
+    def job(self, number: int) -> Job:
+        """One capture."""
+        source, paths = self._db.execute("SELECT source, paths FROM captures WHERE number = ?", (number,)).fetchone()
+        return replace(self.like, source=source, paths=tuple(json.loads(paths)))
+
+    def size(self, number: int) -> int:
+        """Bytes of one, as far as they were seen."""
+        return int(self._db.execute("SELECT size FROM captures WHERE number = ?", (number,)).fetchone()[0])
+
+    def every(self) -> Iterator[tuple[int, Job, int]]:
+        """Each capture: its number, itself, and its bytes."""
+        for number, source, paths, size in self._db.execute("SELECT number, source, paths, size FROM captures"):
+            yield number, replace(self.like, source=source, paths=tuple(json.loads(paths))), size
+
+    def note(self, seen: Iterable[tuple[int, int, int, str]]) -> None:
+        """What was seen of captures: number, bytes, those of the largest file, and a fingerprint."""
+        change = "UPDATE captures SET size = ?2, largest = ?3, content = ?4 WHERE number = ?1"
+        self._db.executemany(change, seen)
+
+    def large(self, file_bytes: int, bytes_: int) -> list[int]:
+        """The numbers of those with a file of more than `file_bytes`, or with more than `bytes_`."""
+        found = "SELECT number FROM captures WHERE largest > ? OR size > ? ORDER BY number"
+        return [number for (number,) in self._db.execute(found, (file_bytes, bytes_))]
+
+    def leave_known(self, lines: Iterable[str], folder: str) -> None:
+        """Leave out what the tables in `folder` hold. lines: as `lines` gave them, of earlier runs.
+
+        Raises KproxyError for another capture of a name that is known.
+        """
+        told = (json.loads(line) for line in lines)
+        rows = ((each["source"], json.dumps(each["files"]), each["content"]) for each in told)
+        self._db.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?)", rows)
+        both = "SELECT source, paths, files, captures.content, known.content FROM captures JOIN known USING (source)"
+        for source, paths, files, ours, theirs in self._db.execute(both):
+            if ours != theirs or [name_of(path) for path in json.loads(paths)] != json.loads(files):
+                raise KproxyError(
+                    f"{folder} has tables of another capture that is called {source}, or of less of it: "
+                    "rename the capture, or name another folder"
+                )
+        self._db.execute("DELETE FROM captures WHERE source IN (SELECT source FROM known)")
+
+    def lines(self, failed: Collection[int]) -> Iterator[str]:
+        """What tables say of the captures that are in them, a line for each; not of those that failed."""
+        for number, source, paths, content in self._db.execute("SELECT number, source, paths, content FROM captures"):
+            if number not in failed:
+                files = [name_of(path) for path in json.loads(paths)]
+                yield json.dumps({"source": source, "files": files, "content": content}) + "\n"
+
+
+def _row(paths: Sequence[str]) -> tuple[str, str]:
+    """Source and paths as the file has them: JSON takes names that are no text."""
+    return name_of(paths[0]), json.dumps(paths)

@@ -1,0 +1,96 @@
+"""What an ingest knows of its captures: the same as `convert` does, and in no more memory for many than for few."""
+
+import json
+import os
+import shutil
+import tracemalloc
+
+import pyarrow as pa
+import pytest
+
+from kproxy.capture.storage import name_of
+from kproxy.convert.job import Settings, captures_of
+from kproxy.errors import KproxyError
+from kproxy.spark import pieces
+from kproxy.spark.catalogue import Catalogue
+from tests.captures import capture
+
+
+def jobs(catalogue):
+    return [job for _, job, _ in catalogue.every()]
+
+
+def seen(catalogue):
+    return ((number, 10 + number, 5, f"{number}:print") for number, _, _ in list(catalogue.every()))
+
+
+def test_captures_are_those_of_convert(tmp_path):
+    names = [b"b.pcap", b"a.pcap", b"\xff.pcap", b"10.pcap", b"9.pcap", "ä.pcap".encode(), b"notes.txt"]
+    for name in names:
+        (tmp_path / os.fsdecode(name)).write_bytes(b"")
+    last = tmp_path / "last"
+    last.mkdir()
+    shutil.copy(capture("k41_midstream"), last / "1.pcap")
+    settings = Settings(ports=(9092,), cluster="east")
+    for paths in ([tmp_path], [last, tmp_path / "?.pcap"], [last / "1.pcap", tmp_path / "a.pcap", tmp_path / "none"]):
+        assert jobs(Catalogue(paths, settings)) == captures_of(paths, settings)
+    rotated = [last / "1.pcap", capture("k41_BASE")]
+    (job,) = jobs(Catalogue(rotated, Settings(rotated=True)))
+    assert [job] == captures_of(rotated, Settings(rotated=True)) and len(job.paths) == 2
+    for wrong, said in (([last / "*.gz"], "no file matches"), ([tmp_path, tmp_path / "a.pcap"], "have the same name")):
+        with pytest.raises(KproxyError, match=said):
+            captures_of(wrong, settings)
+        with pytest.raises(KproxyError, match=said):
+            Catalogue(wrong, settings)
+
+
+def test_what_tables_hold_is_left_out_and_another_of_its_name_is_refused(tmp_path):
+    for number in range(4):
+        (tmp_path / f"{number}.pcap").write_bytes(b"")
+    first = Catalogue([tmp_path], Settings())
+    first.note(seen(first))
+    lines = list(first.lines(failed={2}))
+    assert [json.loads(line)["source"] for line in lines] == ["0.pcap", "1.pcap", "3.pcap"]
+    second = Catalogue([tmp_path], Settings())
+    second.note(seen(second))
+    second.leave_known(lines, "tables")
+    assert [(number, job.source, size) for number, job, size in second.every()] == [(2, "2.pcap", 12)]
+    assert second.large(4, 100) == second.large(5, 11) == [2] and second.large(5, 12) == []
+    third = Catalogue([tmp_path], Settings())
+    third.note((number, size + 1, 5, f"{number}:other") for number, size, *_ in seen(third))
+    with pytest.raises(KproxyError, match=r"another capture that is called 0\.pcap"):
+        third.leave_known(lines, "tables")
+
+
+def test_no_memory_for_each_capture(tmp_path):
+    """Listed, noted, found in tables, shared out and told, twenty times as many captures take as much of the driver."""
+
+    def most(count):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        (tmp_path / "one").touch()
+        for number in range(count):
+            (folder / f"a capture with a long name {number}.pcap").hardlink_to(tmp_path / "one")
+        settings, peak = Settings(), []
+        known = tmp_path / f"{count}.jsonl"
+        tracemalloc.start()
+        before = pa.total_allocated_bytes()
+        for _ in range(2):
+            catalogue = Catalogue([folder], settings)
+            catalogue.note((number, 100, 100, "100:of it") for number, _, _ in catalogue.every())
+            with pieces.spooled(name_of(job.source).encode() for _, job, _ in catalogue.every()) as rows:
+                assert rows.num_rows == count
+                peak.append(pa.total_allocated_bytes() - before)
+            if not known.exists():
+                with known.open("w") as file:
+                    file.writelines(catalogue.lines(()))
+        with known.open() as file:
+            catalogue.leave_known(file, "tables")
+        assert not len(catalogue)
+        _, most_ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most_, max(peak)
+
+    most(10)  # what is imported at first use
+    (python, arrow), (of_many, arrow_of_many) = most(500), most(10_000)
+    assert of_many < python + 20_000 and arrow_of_many <= arrow + 1000
