@@ -305,12 +305,13 @@ def _local(path: str) -> Iterator[str]:
     none = f"{shown(path)}: no file matches this pattern"
     if os.path.isdir(path):  # noqa: PTH112 - raises never
         none = _no_captures(path)
-        folder = Path(path)
+        folder = str(Path(path))
+        before = "" if folder == "." else os.path.join(folder, "")  # noqa: PTH118 - a Path keeps each name for good
         with os.scandir(path) as entries:
             for entry in entries:
                 if is_capture(entry.name) and entry.is_file():
                     none = ""
-                    yield str(folder / entry.name)
+                    yield before + entry.name
     elif has_magic(path) and not os.path.lexists(path):  # as a shell hands it on where nothing matches, or in quotes
         for file in iglob(path):  # noqa: PTH207 - links stay
             if not os.path.isdir(file):  # noqa: PTH112

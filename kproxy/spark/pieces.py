@@ -94,20 +94,23 @@ def spooled(pieces: Iterable[bytes]) -> Iterator[pa.Table]:
     schema = pa.schema([("number", pa.int32()), ("piece", pa.binary())])
     with NamedTemporaryFile(prefix="kproxy-") as file:
         with pa.OSFile(file.name, "w") as sink, pa.ipc.new_stream(sink, schema) as stream:
-            first, waiting = 0, list[bytes]()
-
-            def write() -> None:
-                numbers = pa.array(range(first, first + len(waiting)), pa.int32())
-                stream.write_batch(pa.RecordBatch.from_arrays([numbers, pa.array(waiting, pa.binary())], schema=schema))
-
-            for piece in pieces:
-                waiting.append(piece)
-                if sum(map(len, waiting)) >= FEW_BYTES:
-                    write()
-                    first, waiting = first + len(waiting), []
-            write()
+            for some in _batches(enumerate(pieces)):
+                columns = [pa.array(of, field.type) for of, field in zip(zip(*some, strict=True), schema, strict=True)]
+                stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
         with pa.memory_map(file.name) as mapped:
             yield pa.ipc.open_stream(mapped).read_all()
+
+
+def _batches(numbered: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    waiting, size = list[tuple[int, bytes]](), 0
+    for number, piece in numbered:
+        waiting.append((number, piece))
+        size += len(piece)
+        if size >= FEW_BYTES or len(waiting) >= FEW:
+            yield waiting
+            waiting, size = [], 0
+    if waiting:
+        yield waiting
 
 
 def frame(spark: "SparkSession", rows: Sequence[Sequence[Any]], columns: str) -> "DataFrame":
