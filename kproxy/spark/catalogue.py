@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kproxy.capture.storage import STDIN, name_of
 from kproxy.convert.job import Job, Settings, captures_of
-from kproxy.errors import KproxyError
+from kproxy.errors import CaptureError
 
 _TABLES = """
 PRAGMA cache_size = -2000;
@@ -86,22 +86,26 @@ class Catalogue:
         found = "SELECT number FROM captures WHERE largest > ? OR size > ? ORDER BY number"
         return [number for (number,) in self._db.execute(found, (file_bytes, bytes_))]
 
-    def leave_known(self, lines: Iterable[str], folder: str) -> None:
+    def leave_known(self, lines: Iterable[str], folder: str) -> list[CaptureError]:
         """Leave out what the tables in `folder` hold. lines: as `lines` gave them, of earlier runs.
 
-        Raises KproxyError for another capture of a name that is known.
+        Returns why others, of a name that is known, are not to be added; they are left out too.
         """
         told = (json.loads(line) for line in lines)
         rows = ((each["source"], json.dumps(each["files"]), each["content"]) for each in told)
         self._db.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?)", rows)
         both = "SELECT source, paths, files, captures.content, known.content FROM captures JOIN known USING (source)"
-        for source, paths, files, ours, theirs in self._db.execute(both):
-            if ours != theirs or [name_of(path) for path in json.loads(paths)] != json.loads(files):
-                raise KproxyError(
+        refused = []
+        for source, text, files, ours, theirs in self._db.execute(both):
+            paths = json.loads(text)
+            if ours != theirs or [name_of(path) for path in paths] != json.loads(files):
+                fault = (
                     f"{folder} has tables of another capture that is called {source}, or of less of it: "
                     "rename the capture, or name another folder"
                 )
+                refused.append(CaptureError(paths[0], fault))
         self._db.execute("DELETE FROM captures WHERE source IN (SELECT source FROM known)")
+        return refused
 
     def lines(self, failed: Collection[int]) -> Iterator[str]:
         """What tables say of the captures that are in them, a line for each; not of those that failed."""

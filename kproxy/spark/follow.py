@@ -2,7 +2,8 @@
 
 Duty: a stream of Spark's names the files that are complete, and a checkpoint holds which ones it has named; each batch
 of them is ingested, in the way of `kproxy spark ingest --append`. A batch that is run again, after a crash, adds
-nothing that the tables have already: so each capture is in them once.
+nothing that the tables have already: so each capture is in them once. A file that cannot be taken, such as one that has
+the name of an earlier one, is told and does not stop the others: its batch would fail again after each start.
 
 With `rotated` the files of a batch are one capture, and exchanges that cross from one into the next are whole; between
 two batches they are cut, and the tables say so (`unanswered`, `midstream`, `open`). Without it each file is a capture
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kproxy.capture.captures import Capture
 from kproxy.capture.quality import Quality
-from kproxy.capture.storage import local_path
+from kproxy.capture.storage import local_path, name_of
 from kproxy.convert.job import Settings, Summary
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark import is_connect, pipeline
@@ -60,15 +61,20 @@ def follow(
 
     def batch(files: "DataFrame", number: int) -> None:
         summary = Summary(Path(out))
-        paths = []
-        for row in files.collect():
-            fault = _fault(row["path"], settings)
+        paths: dict[str, str] = {}  # by the names that tables call them by
+        for path in sorted(row["path"] for row in files.collect()):
+            name = path if settings.rotated else name_of(path)
+            fault = _fault(path, settings)
+            if fault is None and name in paths:
+                fault = CaptureError(
+                    path, f"{paths[name]} has the same name, and tables name captures by it: rename one"
+                )
             if fault is None:
-                paths.append(row["path"])
+                paths[name] = path
             else:
                 summary.failed.append(fault)
         if paths:
-            done = pipeline.ingest(spark, sorted(paths), out, settings, append=True, form=form)
+            done = pipeline.ingest(spark, sorted(paths.values()), out, settings, append=True, form=form, goes_on=True)
             done.failed = [*summary.failed, *done.failed]
             summary = done
         told(summary)

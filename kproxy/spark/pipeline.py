@@ -73,6 +73,7 @@ def ingest(
     form: str = "parquet",
     split_bytes: int = SPLIT_BYTES,
     tasks: int = 0,
+    goes_on: bool = False,
 ) -> Summary:
     """Write the tables of captures into the folder `out`, by date and hour.
 
@@ -84,6 +85,7 @@ def ingest(
     form: a format that the session can write: parquet, or a table format such as delta, whose own commits then count.
     split_bytes: a larger file is shared out among tasks, about so many bytes to each.
     tasks: of the decoding; 0: one per 64 MiB of packets, so that the files do not depend on the number of cores.
+    goes_on: a capture of the same name as another one in the tables is in `Summary.failed` too.
 
     A capture that cannot be read is in `Summary.failed` and does not stop the others. Raises KproxyError before
     anything is read if the folder holds tables and neither `append` nor `settings.overwrite` is set, if two captures
@@ -91,30 +93,36 @@ def ingest(
     """
     folder, catalogue = check(captures, out, settings, append=append)
     target = Target(spark, folder)
-    known = target.manifest()
-    if known and not (append or settings.overwrite):
-        raise KproxyError(f"{out} holds tables already: name another folder, or say --append or --overwrite")
+    _refuse_tables(target, out, settings, append=append)
     summary = Summary(Path(out), {}, {}, [], catalogue.like.key_log, settings.records)
-    _look(spark, catalogue)
-    if append:
-        if "contents" in known:
-            raise KproxyError(f"{out} holds tables of an older kproxy, which cannot be added to: name another folder")
-        catalogue.leave_known(target.captures(), folder)
-        if not catalogue:
-            return summary
-    with store.settings(spark):
-        run = _Run(spark, catalogue, split_bytes, tasks)
-        try:
-            target.begin()
-            run.decode()
-            run.store(lambda table: f"{target.stage}/{table}" if form == "parquet" else f"{folder}/{table}", form)
-            run.tell(summary, target.stage if form == "parquet" else folder, form)
-            if run.done:
-                told = catalogue.lines(run.failed)
-                target.publish(_manifest(run, summary, known if append else {}), told, replace=not append)
-        finally:
-            run.release()
-            target.abandon()
+    try:
+        target.begin()
+        known = _refuse_tables(target, out, settings, append=append)  # with what an earlier run had left to do
+        _look(spark, catalogue)
+        if append:
+            if "contents" in known:
+                raise KproxyError(
+                    f"{out} holds tables of an older kproxy, which cannot be added to: name another folder"
+                )
+            refused = catalogue.leave_known(target.captures(), folder)
+            if refused and not goes_on:
+                raise KproxyError(str(refused[0]))
+            summary.failed += refused
+            if not catalogue:
+                return summary
+        with store.settings(spark):
+            run = _Run(spark, catalogue, split_bytes, tasks)
+            try:
+                run.decode()
+                run.store(lambda table: f"{target.stage}/{table}" if form == "parquet" else f"{folder}/{table}", form)
+                run.tell(summary, target.stage if form == "parquet" else folder, form)
+                if run.done:
+                    told = catalogue.lines(run.failed)
+                    target.publish(_manifest(run, summary, known if append else {}), told, replace=not append)
+            finally:
+                run.release()
+    finally:
+        target.abandon()
     return summary
 
 
@@ -129,14 +137,20 @@ def check(
     if append and settings.overwrite:
         raise KproxyError("--append adds to the tables, --overwrite replaces them: say one of them")
     if not is_remote(out):
-        known = Target(None, folder).manifest()  # type: ignore[arg-type]
-        if known and not (append or settings.overwrite):
-            raise KproxyError(f"{out} holds tables already: name another folder, or say --append or --overwrite")
+        _refuse_tables(Target(None, folder), out, settings, append=append)  # type: ignore[arg-type]
         if append and Path(folder).is_dir() and any(Path(folder).glob("exchanges/*.parquet")):
             raise KproxyError(f"{out} holds tables that `kproxy convert` wrote: name another folder")
     paths = [str(path) if is_remote(path) else os.path.abspath(path) for path in captures]  # noqa: PTH100
     keys = settings.key_log and os.path.abspath(settings.key_log)  # noqa: PTH100
     return folder, Catalogue(paths, replace(settings, key_log=keys, checksums=False))
+
+
+def _refuse_tables(target: Target, out: Path | str, settings: Settings, *, append: bool) -> dict[str, Any]:
+    """What the tables that are there say of themselves. Raises KproxyError if they are not to be touched."""
+    known = target.manifest()
+    if known and not (append or settings.overwrite):
+        raise KproxyError(f"{out} holds tables already: name another folder, or say --append or --overwrite")
+    return known
 
 
 # --- what the captures are -------------------------------------------------------------------------------------------
@@ -346,7 +360,7 @@ class _Run:
         """What came of it, for whoever asked."""
         from pyspark.sql import functions as F
 
-        summary.failed = [self.failed[number] for number in sorted(self.failed)]
+        summary.failed += [self.failed[number] for number in sorted(self.failed)]
         if not self.done or self._counted is None:
             return
         like = self.catalogue.like
@@ -462,7 +476,7 @@ def _shared_out(packets: "DataFrame", size: int, tasks: int) -> "DataFrame":
     together = len(alone) + F.pmod(F.hash("capture", "connection"), F.lit(rest))
     if not alone:
         return packets.repartitionById(rest, together)
-    numbers = pieces.frame(packets.sparkSession, alone, "capture int, connection int, alone int")
+    numbers = pieces.frame(packets.sparkSession, alone, "capture int, connection bigint, alone int")
     return (
         packets.join(F.broadcast(numbers), ["capture", "connection"], "left")
         .repartitionById(len(alone) + rest, F.coalesce("alone", together))

@@ -13,6 +13,7 @@ Memory: places of a part's packets. Refuses to know sessions and tables.
 import json
 import pickle
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from kproxy.capture.keys import hash_of
+from kproxy.capture.keys import Pair
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.splits import is_plain
 from kproxy.capture.storage import is_remote
@@ -35,14 +36,12 @@ from kproxy.spark.sorters import Sorters
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-SIGN = 1 << 31  # Spark's integers have one
-
 # What the scan emits: rows of packets of one connection, in their order; in place of a file's number one of these, and
 # then `packets` is a report as JSON, a piece's data (`pieces_of`), or a pickled list of `Stint`.
 REPORT, PIECE, STINTS = -1, -2, -3
 _PACKETS = (
     ("capture", "int"),
-    ("connection", "int"),  # a hash of its ends; Flows distinguishes connections that share a hash
+    ("connection", "bigint"),  # a hash of its ends; two of one hash are not read in parts
     ("part", "int"),  # twice the part's number, and 1 behind its warm-up
     ("file", "int"),
     ("offset", "bigint"),  # of the last packet
@@ -117,10 +116,15 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
         yield _row(capture, connection, NONE, STINTS, 0, 0, pickle.dumps(some), None, None, None)
 
 
+def _named(pair: Pair) -> int:
+    """64 bits: of 32, any two of 100,000 connections would be likely to share a hash."""
+    return int.from_bytes(blake2b(pair[0], digest_size=8).digest(), signed=True)
+
+
 def _by_hash(said: list[stints.Stint]) -> dict[int, list[stints.Stint]]:
     found: dict[int, list[stints.Stint]] = {}
     for stint in said:
-        found.setdefault(hash_of(stint.pair[0]) - SIGN, []).append(stint)
+        found.setdefault(_named(stint.pair), []).append(stint)
     return found
 
 
@@ -128,7 +132,7 @@ def _carried(
     capture: int, number: int, found: stints.Found, spool: "np.memmap[Any, Any] | None"
 ) -> Iterator[pa.RecordBatch]:
     """The packets of connections that are carried, brought together by connection."""
-    hashes = np.array([hash_of(pair[0]) - SIGN for pair in found.packets.pairs], np.int32)
+    hashes = np.array(list(map(_named, found.packets.pairs)), np.int64)
     for group in grouped(found.packets, found.carried, MEASURE_BYTES if spool is not None else 1 << 62):
         yield _rows(capture, 2 * number + group.phase, group, hashes, spool)
 

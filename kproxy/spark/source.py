@@ -264,10 +264,10 @@ class FolderReader(DataSourceStreamReader):
         for path, size, changed_ns in self._present():
             if path in read:
                 found[path] = read[path]
-                if size > read[path]:
+                if size != read[path]:
                     log.warning(
-                        "%s was read with %d bytes and has %d now: what it grew by is in no table; raise quietSeconds, "
-                        "and convert the file again",
+                        "%s was read with %d bytes and has %d now: what came since is in no table: if it grew, raise "
+                        "quietSeconds and convert it again; if it was written anew, give each file a name of its own",
                         path, read[path], size,
                     )  # fmt: skip
                     found[path] = size  # reported once

@@ -34,8 +34,8 @@ def test_each_capture_once_from_a_checkpoint(spark, tmp_path):
     later.mkdir()
     told = []
 
-    def run():
-        settings = Settings(rotated=True)
+    def run(rotated=True):
+        settings = Settings(rotated=rotated)
         query = follow(spark, str(folder), str(out), settings, told.append, interval_s=0.1, quiet_s=0)
         try:
             query.processAllAvailable()
@@ -64,5 +64,12 @@ def test_each_capture_once_from_a_checkpoint(spark, tmp_path):
     run()
     assert len(rows(out, schema.EXCHANGES)) == count
     assert not told[-1].quality  # it was all there
+    (folder / "more.pcap").unlink()
+    run()  # it is no file of the folder any more
+    shutil.copy(capture("k41_sasl_plain"), folder / "more.pcap")
+    shutil.copy(capture("k41_midstream"), folder / "last.pcap")
+    run(rotated=False)  # nor does its name, used again, stop the others
+    assert [fault.name for fault in told[-1].failed] == [str(folder / "more.pcap")]
+    assert set(told[-1].quality) == {"last.pcap"}
     with pytest.raises(KproxyError, match="follow adds"):
         follow(spark, str(folder), str(out), Settings(overwrite=True), told.append)

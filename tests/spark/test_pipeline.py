@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 import kproxy.spark
 from bench.offline import KINDS, generate
 from kproxy.capture import flows, splits
+from kproxy.capture.keys import hash_of, pair_of
 from kproxy.capture.packets import ACK, FIN, SYN
 from kproxy.capture.storage import Storage
 from kproxy.convert import stints
@@ -22,7 +23,7 @@ from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.protocol import codec
-from kproxy.spark import pipeline
+from kproxy.spark import pipeline, places
 from kproxy.tables import schema
 from kproxy.tables.records import chosen
 from tests.capture import packet
@@ -193,6 +194,13 @@ def test_a_large_connection_holds_nobody_up(spark, tmp_path):
     assert sum(len(found) for found in connections.values()) == 1 + len(small)
     convert([path], tmp_path / "converted", processes=1)
     same(tmp_path / "tables", tmp_path / "converted")
+
+
+def test_of_many_connections_no_two_are_taken_for_one():
+    """By 32 bits these two would be, and the capture would be read by one task."""
+    keys = (b"\n\x00\xb0I\n\x01\x00\x1b\xb2\xb5#\x84", b"\n\x00\xe1!\n\x01\x00\x13\xd8\x96#\x84")
+    assert hash_of(keys[0]) == hash_of(keys[1])
+    assert len(places._by_hash([stints.Stint(0, pair_of(key)) for key in keys])) == 2
 
 
 def shuffled(spark):

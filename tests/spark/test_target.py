@@ -112,6 +112,10 @@ def test_what_is_no_file_of_a_table_is_not_published_and_a_folder_has_one_writer
         Target(None, str(folder)).manifest()
 
 
+def killed(files, path, to):
+    raise KeyError("killed after it was written down what is to be done, before anything was")
+
+
 def test_append_adds_each_capture_once(spark, tmp_path):
     """And of a folder with a damaged file, an empty one and one that is no capture, what there is, once."""
     folder = tmp_path / "captures"
@@ -133,8 +137,11 @@ def test_append_adds_each_capture_once(spark, tmp_path):
     assert set(first.quality) == {"a.pcap", "damaged.pcap"} and first.quality["damaged.pcap"].count("damaged")
     later = capture("k41_quota")
     (folder / later.name).write_bytes(later.read_bytes())
-    second = pipeline.ingest(spark, [folder], out, append=True)
-    assert set(second.quality) == {later.name} and len(second.failed) == 2
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyError, match="killed"):
+        patch.setattr(target._Local, "move", killed)
+        pipeline.ingest(spark, [folder], out, append=True)
+    second = pipeline.ingest(spark, [folder], out, append=True)  # finishes it, and finds that nothing is left to add
+    assert (second.quality, len(second.failed)) == ({}, 2)
     before = files(out)
     third = pipeline.ingest(spark, [folder / "a.pcap", folder / later.name], out, append=True)
     assert (third.quality, third.failed, files(out)) == ({}, [], before)
