@@ -36,7 +36,7 @@ from tests.namespaces import Namespace, why_not
 TEXT = json.dumps({"user": "somebody", "items": ["a thing", "another thing"], "state": "shipped"}).encode()
 SPAN_S = 12.0  # longer than lag and transactions are given (10 s)
 HELD_S = 6.0  # of a member that does not poll while another waits for it: 5 s before it is told
-PAUSE_S = 0.5  # of the slow broker, as often as it runs
+PAUSE_S = 1.0  # of the slow broker; longer than others take three times, also on a machine with little time
 SLOW = 3  # its id
 
 # Topics with the brokers that lead their partitions; but `weak` has one replica.
@@ -46,9 +46,9 @@ GOOD = {"full": [1, 2], "still": [2], "ended": [1]}  # not at the slow broker
 
 # A machine that has little time for these clients reaches no high rates, and none of its brokers is quick.
 THRESHOLDS = {"single_record_rate": 10, "empty_rate": 5, "tiny_fetch_rate": 10, "commit_rate": 5}
-THRESHOLDS |= {"slow_produce_ms": 800 * PAUSE_S}
+THRESHOLDS |= {"slow_produce_ms": 600 * PAUSE_S}
 
-SINGLES, FILLED, ACKED, PLAIN, FLIGHTS = 1000, 300, 40, 1600, 70
+SINGLES, FILLED, ACKED, PLAIN, FLIGHTS, EMPTIES = 1000, 300, 40, 1600, 70, 300
 
 
 class Client:
@@ -88,6 +88,7 @@ class Provoking(Client):
         self.slow_broker = slow
         self.sleeps = threading.Event()
         self.slept_s = 0.0
+        self.is_read = False  # `streaming` may end
         self.forgotten = threading.Event()
         self.kept: list[Any] = []  # clients that live until kproxy has stopped
 
@@ -179,10 +180,15 @@ class Provoking(Client):
     def eager(self) -> None:
         """Does not let the broker wait for records."""
         consumer = self.consumer("eager", "quiet", fetch_wait_max_ms=1, fetch_queue_backoff_ms=1)
-        until = time.monotonic() + 5
-        while time.monotonic() < until:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and self.asked("eager") < EMPTIES:
             consumer.poll(0.1)
         consumer.close()
+
+    def asked(self, client_id: str) -> int:
+        """Requests so far, of connections that are open."""
+        rows = json.loads(self.kproxy.get("/api/connections"))
+        return sum(row["requests"] for row in rows if row["client_id"] == client_id)
 
     def slow(self) -> None:
         """Reads 50 records a second, of 500."""
@@ -195,15 +201,18 @@ class Provoking(Client):
         )
         consumer.assign([Place("stream", 0)])
         consumer.seek(Place("stream", 0), 0)
-        until = time.monotonic() + SPAN_S + 2
+        until, has_read = time.monotonic() + 120, False
         while time.monotonic() < until:
-            consumer.poll(100)
+            if consumer.poll(100) and not has_read:
+                until, has_read = time.monotonic() + SPAN_S + 2, True
             time.sleep(0.2)
+        self.is_read = True
         consumer.close()
 
     def streaming(self) -> None:
         producer = self.producer("streaming", linger_ms=50, batch_num_messages=50)
-        while self.goes_on():
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not self.is_read:
             for _ in range(50):
                 producer.produce("stream", TEXT, partition=0)
             producer.poll(0)
@@ -447,7 +456,7 @@ def test_the_numbers_are_those_of_what_was_done(
     assert 1 < plain["plain_bytes"] / (PLAIN * len(TEXT) * 100) < 1.02
     assert of["hot_partition", "topic uneven, partition 0"]["bytes"] == plain["plain_bytes"]
     slow = of["slow_broker", "broker 3"]
-    assert slow["p99_ns"] / 1e9 > 0.8 * PAUSE_S and slow["others_p99_ns"] < slow["p99_ns"] / 3
+    assert slow["p99_ns"] / 1e9 > 0.6 * PAUSE_S and slow["others_p99_ns"] < slow["p99_ns"] / 3
     assert of["resent_not_idempotent", "client retrying, topic again"]["resent"] >= 3
     lag = of["growing_lag", "client slow, topic stream"]
     assert lag["last_lag_records"] > 1000 and lag["span_ns"] > 10e9
@@ -478,7 +487,7 @@ def test_the_running_kproxy_says_so_too(runs: tuple[Run, Run]) -> None:
     recorded = dict(runs[0].recorded["no_compression", "client plain, topic uneven"].evidence)
     same = ("plain_bytes", "batches", "bytes_per_batch")
     assert [live["no_compression", "topic uneven"][name] for name in same] == [recorded[name] for name in same]
-    assert live["slow_broker", "broker 3"]["p99_ns"] > 0.8 * PAUSE_S * 1e9
+    assert live["slow_broker", "broker 3"]["p99_ns"] > 0.6 * PAUSE_S * 1e9
 
 
 # --- a network that loses --------------------------------------------------------------------------------------------
