@@ -41,7 +41,10 @@ CLOCKS = {
     "principal": "whom a client is taken for, which kproxy alone knows",
 }
 # And of a packet socket beside tcpdump's: each takes times for itself.
-OF_FILES = {name: CLOCKS[name] for name in ("source", "connection", "time")}
+OF_FILES = {name: CLOCKS[name] for name in ("source", "connection", "time")} | {
+    "in_flight": "two processors write into a ring: each socket has its own order of packets of one moment",
+    "out_of_order": "as `in_flight`",
+}
 KNOWN = [table.name for table in schema.KNOWLEDGE if table is not schema.REGISTRY]
 # Metrics that traffic makes, by labels. Times are of two clocks, and ports of brokers are kproxy's own.
 SHOWN: dict[str, tuple[str, ...]] = {

@@ -26,6 +26,8 @@ PORTS = range(9092, 9096)  # of kproxy run: where clients bootstrap, and of thre
 PORT_OPTIONS = tuple(text for port in PORTS for text in ("--port", str(port)))
 # Columns that say where rows come from, or what a capture cannot know.
 OF_THE_SOURCE = {"source", "connection", "broker_id"}
+# Two processors write into a ring: each socket has its own order of packets that come at the same moment.
+OF_THE_RING = {"in_flight", "out_of_order", "clock_back"}
 
 
 def whole(by_api):
@@ -110,7 +112,9 @@ def rows(folder, name):
     found = []
     for row in pq.read_table(folder / name).to_pylist():
         times = {key: row.pop(key) for key in list(row) if key == "time" or key.endswith("_ns")}
-        found.append((repr({key: value for key, value in row.items() if key not in OF_THE_SOURCE}), times))
+        found.append(
+            (repr({key: value for key, value in row.items() if key not in OF_THE_SOURCE | OF_THE_RING}), times)
+        )
     return sorted(found, key=lambda row: (row[0], row[1]["time"]))
 
 
@@ -128,12 +132,11 @@ def test_its_tables_are_those_of_a_capture(seen, tmp_path):
         ]
         assert len(off) > 5
         assert sorted(off)[len(off) // 2] < 0.01, name
-    # Two processors write into a ring: each socket has its own order of packets that come at the same moment.
     found, expected = (
         {
             row["kind"]: row["count"]
             for row in pq.read_table(folder / "quality").to_pylist()
-            if row["kind"] not in ("clock_back", "out_of_order")
+            if row["kind"] not in OF_THE_RING
         }
         for folder in (seen["tables"], tmp_path / "converted")
     )
