@@ -83,12 +83,15 @@ class Log:
         self.reported_ns = now_ns
 
     def age_s(self, offset: int, written_ms: int, now_ns: int, wall_ns: int) -> float | None:
-        """The age of the record at an offset, or its upper bound; `written_ms` is that of the record before it."""
-        for first, following, alone_ms in reversed(self.marks):
+        """The age of the record at an offset, or its upper bound; `written_ms` is that of the record before it.
+
+        Called by a scrape, while the loop's thread goes on.
+        """
+        for first, following, alone_ms in reversed(tuple(self.marks)):
             if first == offset and following == offset + 1:
                 return max(0.0, wall_ns / 1e9 - alone_ms / 1e3)
         bounds = [wall_ns / 1e9 - written_ms / 1e3] if written_ms > 0 else []
-        bounds += [(now_ns - end_ns) / 1e9 for end, end_ns in self.ends if end <= offset]
+        bounds += [(now_ns - end_ns) / 1e9 for end, end_ns in tuple(self.ends) if end <= offset]
         return max(0.0, min(bounds)) if bounds else None
 
     def written_ms(self, offset: int) -> int:

@@ -1,6 +1,8 @@
 """How far consumers are behind: fetch sessions, offsets by name and by id, rebalances, and the caps."""
 
 import random
+import sys
+import threading
 from collections import Counter
 from time import time_ns
 from uuid import UUID
@@ -356,3 +358,28 @@ def test_lag_is_what_a_consumer_lacks_whatever_its_sessions_leave_unsaid(seed, v
         for (topic, number), offset in (left | assigned).items():
             expected["c", topic] += max(0, told[topic, number] - offset)
         assert {of: records for of, (records, _) in cluster.lags().items()} == expected
+
+
+def test_a_scrape_takes_ages_while_logs_change():
+    log = lag.Log()
+    log.marks.extend((number, number + 1, number) for number in range(lag.MARKS))
+    over = threading.Event()
+    before = sys.getswitchinterval()
+
+    def changes():
+        number = lag.MARKS
+        while not over.is_set():
+            number += 1
+            log.marks.append((number, number + 1, number))
+            log.end(number, number, number)
+
+    sys.setswitchinterval(1e-6)
+    changing = threading.Thread(target=changes)
+    changing.start()
+    try:
+        assert all(log.age_s(-1, 1, 10**18, 10**18) == 1e9 - 1e-3 for _ in range(20_000))
+        assert log.high_watermark > lag.MARKS
+    finally:
+        over.set()
+        changing.join()
+        sys.setswitchinterval(before)
