@@ -466,8 +466,9 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     )
     lag.add((), metrics.loop_lag.counts, metrics.loop_lag.total_ns)
     yield lag.family()
-    dropped = sum(metrics.recorder_dropped.copy().values())
-    yield CounterMetricFamily("kproxy_recorder_dropped", "Events that --record could not write.", value=dropped)
+    dropped = sum(metrics.recorder_dropped.copy().values()) + metrics.insight_dropped
+    what = "Events, and rows of insight, that --record could not write."
+    yield CounterMetricFamily("kproxy_recorder_dropped", what, value=dropped)
     written, lost = metrics.audit_lines()
     yield CounterMetricFamily("kproxy_audit_lines", "Lines written to the audit.", value=written)
     yield CounterMetricFamily("kproxy_audit_lines_dropped", "Lines of the audit that could not be written.", value=lost)

@@ -108,8 +108,9 @@ class ConnectionMetrics:
                     break
         plan: ApiPlan | None = None
         cells = _NO_CELLS
-        request_bytes = response_bytes = -1
-        request_bucket = response_bucket = 0
+        # Exchanges of one read are often alike: what was the bucket of one is that of the next.
+        request_bytes = response_bytes = last_queue = last_duration = -1
+        request_bucket = response_bucket = queue_bucket = duration_bucket = 0
         of_broker = self._cells
         slow_ns = self._slow.threshold_ns
         for event in events:
@@ -120,7 +121,7 @@ class ConnectionMetrics:
                 plan = event.plan
                 cells = self._by_plan.get(plan) or self._cluster.api_cells(of_broker, plan)
             size = event.request_bytes
-            if size != request_bytes:  # those of one read are often alike
+            if size != request_bytes:
                 request_bytes = size
                 request_bucket = bisect_left(SIZE_BYTES, size)
             cells.request_bytes += size
@@ -135,18 +136,24 @@ class ConnectionMetrics:
             queue = event.queue_ns
             if queue:
                 duration -= queue
-                of_broker.queue[bisect_left(QUEUE_NS, queue)] += 1
+                if queue != last_queue:
+                    last_queue = queue
+                    queue_bucket = bisect_left(QUEUE_NS, queue)
+                of_broker.queue[queue_bucket] += 1
                 of_broker.queue_ns += queue
             muted = event.muted_ns
             if muted:
                 duration -= muted
                 of_broker.mute[bisect_left(MUTE_NS, muted)] += 1
                 of_broker.mute_ns += muted
+            if duration != last_duration:
+                last_duration = duration
+                duration_bucket = bisect_left(DURATION_NS, duration)
+            cells.duration[duration_bucket] += 1
             if duration > 0:
                 cells.duration_ns += duration
-            cells.duration[bisect_left(DURATION_NS, duration)] += 1
-            if duration > slow_ns:
-                self._slow.add(event, duration, self._info, of_broker.broker)
+                if duration > slow_ns:
+                    self._slow.add(event, duration, self._info, of_broker.broker)
             if event.max_wait_ms is not None:
                 excess = duration - event.max_wait_ms * 1_000_000
                 if excess > 0:

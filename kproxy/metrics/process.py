@@ -39,6 +39,7 @@ class Metrics:
         self.connection_limit = 0
         self.workers = 1  # processes that relay
         self.worker_restarts = 0
+        self.insight_dropped = 0  # rows of insight that are in no file
         self.insight_restarts = {"ended": 0, "hung": 0}  # of the process that decodes what relays keep
         self.worker_usage: dict[str, tuple[int, int]] = {}  # of several: ns of CPU, bytes of memory
         self.log_lines_dropped: Callable[[], int] = int  # since the start; a program's own logging drops none

@@ -263,7 +263,7 @@ class BrokerSide(ClientSide):
         """Keep the next bytes of an answer. False: all connections together hold as much as they may."""
         kept, exchange = self._broker_kept, self._broker_exchange
         assert kept is not None and exchange is not None
-        if not self._interest.held.take(len(part)):
+        if not self._interest.held.take(len(part), now):
             plan = exchange.plan
             if self._held:
                 text = (

@@ -238,7 +238,9 @@ class ClientSide(RawSaslSides):
                 f"decided, and at most {MAX_HELD_REQUEST} bytes are: send less at a time"
             )
             self._cannot_hold(exchange, "held_too_large", text, now)
-        elif self._keep_request(exchange, view[pos:stop], now):
+            return b""
+        self._interest.held.begin(self, now)
+        if self._keep_request(exchange, view[pos:stop], now):
             self._client_left -= stop - pos
         return b""
 
@@ -253,6 +255,7 @@ class ClientSide(RawSaslSides):
         if self._client_left:
             return stop
         self._interest.held.release(len(held))
+        self._interest.held.end(self)
         self._client_held = self._client_exchange = None
         self.completed[0] += 1
         exchange.request_end = now
@@ -276,7 +279,7 @@ class ClientSide(RawSaslSides):
     def _keep_request(self, exchange: Exchange, part: Any, now: int) -> bool:
         """Keep the next bytes of a held request. False: all connections together hold as much as they may."""
         assert self._client_held is not None
-        if not self._interest.held.take(len(part)):
+        if not self._interest.held.take(len(part), now, self):
             text = (
                 f"{exchange.plan.title} request must be held until the policy has decided, and all connections "
                 f"together hold {self._interest.held.limit_bytes} bytes already: let fewer clients send at once"
@@ -285,6 +288,16 @@ class ClientSide(RawSaslSides):
             return False
         self._client_held += part
         return True
+
+    def give_up_held(self, now: int) -> None:
+        """The request that is held takes the room of others for too long: nothing of it leaves."""
+        exchange = self._client_exchange
+        if self._client_held is not None and exchange is not None:
+            text = (
+                f"{exchange.plan.title} request is not whole yet, and others need its room: all connections together "
+                f"hold {self._interest.held.limit_bytes} bytes until the policy has decided; see max_held_bytes"
+            )
+            self._cannot_hold(exchange, "held_too_many", text, now)
 
     def _cannot_hold(self, exchange: Exchange, kind: str, text: str, now: int) -> None:
         assert self._authorizer is not None

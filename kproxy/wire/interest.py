@@ -64,6 +64,7 @@ _COUNTED_ANSWERS = frozenset((FETCH, SHARE_FETCH))
 _UNKNOWN_PLANS = 64
 
 MAX_HELD_TOGETHER = 64 * 1024 * 1024
+HELD_PATIENCE_NS = 1_000_000_000  # a request is held for so long, however little room is left
 MAX_HELD = 4 * 1024 * 1024  # of one answer: tens of thousands of brokers, or coordinators
 MAX_HELD_LIST = 32 * 1024 * 1024  # of one that is held since it lists what a client may not see
 
@@ -128,20 +129,44 @@ class ApiPlan:
 
 
 class HeldBudget:
-    """The limit for the bytes of incomplete answers that all sessions together buffer."""
+    """The limit for the bytes of incomplete requests and answers that all sessions together buffer.
 
-    __slots__ = ("_held_bytes", "limit_bytes")
+    A client that does not go on with a request would keep its room for ever. So where there is none left, the request
+    that has been held for longest, and for HELD_PATIENCE_NS at least, is given up: `give_up(session)`, the owner's, has
+    the session release its bytes before it returns.
+    """
+
+    __slots__ = ("_held_bytes", "_requests", "give_up", "limit_bytes")
 
     def __init__(self, limit_bytes: int = MAX_HELD_TOGETHER) -> None:
         self.limit_bytes = limit_bytes
+        self.give_up: Callable[[Any], None] | None = None
         self._held_bytes = 0
+        self._requests: dict[object, int] = {}  # session -> since when its request is held, the oldest first
 
-    def take(self, count: int) -> bool:
+    def take(self, count: int, now_ns: int = 0, session: object = None) -> bool:
         """Reserve `count` bytes until `release`; return False, reserving nothing, if there is no room."""
-        if self._held_bytes + count > self.limit_bytes:
-            return False
+        while self._held_bytes + count > self.limit_bytes:
+            if not self._give_up_oldest(now_ns, session):
+                return False
         self._held_bytes += count
         return True
+
+    def _give_up_oldest(self, now_ns: int, session: object) -> bool:
+        oldest, since_ns = next(iter(self._requests.items()), (None, now_ns))
+        if self.give_up is None or oldest is None or oldest is session or now_ns - since_ns < HELD_PATIENCE_NS:
+            return False
+        del self._requests[oldest]
+        self.give_up(oldest)
+        return True
+
+    def begin(self, session: object, now_ns: int) -> None:
+        """A session holds a request from now on."""
+        self._requests[session] = now_ns
+
+    def end(self, session: object) -> None:
+        """It holds none any more."""
+        self._requests.pop(session, None)
 
     def release(self, count: int) -> None:
         self._held_bytes -= count

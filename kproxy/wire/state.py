@@ -393,6 +393,7 @@ class SessionState:
         self._drop_frame(CLIENT)
         if self._client_held is not None:
             self._interest.held.release(len(self._client_held))
+            self._interest.held.end(self)
             self._client_held = None
         if exchange is None:
             return

@@ -4,6 +4,7 @@ import json
 
 from kproxy.metrics import Metrics, live
 from kproxy.metrics.collector import registry_of
+from kproxy.metrics.named import Topics
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.interest import Interest
 from tests.metrics.test_slow import FETCH, MS, PRODUCE, START, exchange
@@ -143,3 +144,40 @@ def test_rows_are_the_largest_and_no_more_than_were_asked_for():
     connected(metrics, broker="7").events([failed])
     assert live.error_rows(metrics, 10) == [["demo", "7", "Produce", "NOT_LEADER_OR_FOLLOWER", 1]]
     assert live.topic_rows(metrics, 10) == live.group_rows(metrics, 10) == live.lag_rows(metrics, 0, 10) == []
+
+
+def test_topics_are_ordered_by_all_that_they_carried():
+    metrics = Metrics()
+    topics = metrics.cluster("demo").topics = Topics()
+    for name, produced, fetched in (("small", 4, 0), ("even", 3, 3), ("large", 0, 9)):
+        cells = topics.top.cell_for(name, 1, metrics.now_ns())
+        cells.seen_ns = metrics.now_ns()
+        cells.request.bytes, cells.response.bytes, cells.request.records, cells.response.records = (
+            produced,
+            fetched,
+            1,
+            2,
+        )
+    expected = [["demo", "large", 0, 1, 9, 2], ["demo", "even", 3, 1, 3, 2], ["demo", "small", 4, 1, 0, 2]]
+    assert live.topic_rows(metrics, 9) == expected
+    assert live.topic_rows(metrics, 2) == expected[:2]
+
+
+def test_slow_exchanges_after_a_moment_are_told_with_all_their_times():
+    metrics = Metrics()
+    slow = exchange(PRODUCE, 40 * MS, START + 3 * MS)
+    slow.queue_ns, slow.muted_ns, slow.throttle_ms, slow.error_code = 7 * MS, 5 * MS, 11, 6
+    connected(metrics).events([exchange(PRODUCE, 30 * MS), slow])
+    first, last = (dict(zip(live.SLOW_COLUMNS, row, strict=True)) for row in live.slow_rows(metrics, START - 1000))
+    assert (first["at_us"], first["broker_s"], first["error"]) == (START // 1000, 0.03, "")
+    assert (last["at_us"], last["cluster"], last["broker"], last["api"]) == (
+        START // 1000 + 3000,
+        "demo",
+        "1",
+        "Produce",
+    )
+    assert (last["queue_s"], last["muted_s"], last["throttle_ms"]) == (0.007, 0.005, 11)
+    assert last["error"] == "NOT_LEADER_OR_FOLLOWER"
+    assert (last["request_bytes"], last["response_bytes"], last["client"]) == (100, 50, "10.0.0.7")
+    assert [row[0] for row in live.slow_rows(metrics, START)] == [START // 1000 + 3000]
+    assert live.slow_rows(metrics, START + 3 * MS) == []

@@ -309,6 +309,36 @@ def test_histograms_agree_with_themselves(exchanges):
     assert sum(found.get("kproxy_request_duration_seconds_count", {}).values()) == len(exchanges)
 
 
+@given(
+    st.lists(
+        st.builds(
+            exchange,
+            st.sampled_from([PRODUCE, FETCH]),
+            duration_ns=st.sampled_from([-1, 0, 60_000, 3 * MS]),
+            queue_ns=st.sampled_from([0, 40_000, 60_000, 9 * MS]),
+            request_bytes=st.sampled_from([64, 65, 5000]),
+            response_bytes=st.sampled_from([64, 65, 5000]),
+        )
+    )
+)
+def test_events_of_one_read_count_as_those_of_many(exchanges):
+    at_once, one_by_one = Metrics(), Metrics()
+    at_once.connection(info(), "main", "1").events(exchanges)
+    connection = one_by_one.connection(info(), "main", "1")
+    for each in exchanges:
+        connection.events([each])
+    found, expected = (
+        {
+            name: values
+            for name, values in scrape(each).items()
+            if name.endswith(("_bucket", "_sum", "_count", "_total"))
+        }
+        for each in (at_once, one_by_one)
+    )
+    del found["process_cpu_seconds_total"], expected["process_cpu_seconds_total"]
+    assert found == expected
+
+
 def test_a_peer_cannot_invent_series():
     metrics = Metrics()
     connection = metrics.connection(info(), "main", "1")

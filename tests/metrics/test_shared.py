@@ -6,12 +6,13 @@ import pickle
 from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
-from kproxy.metrics.named import EXPIRY_NS, MAX_TOPICS
+from kproxy.metrics.named import EXPIRY_NS, MAX_TOPICS, TopicCells
 from kproxy.metrics.published import Published
-from kproxy.metrics.shared import Shared
+from kproxy.metrics.shared import Shared, _Shown
 from kproxy.metrics.tls import TlsSide
 from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.events import ClientNamed
+from tests.metrics.test_lag import NOW_MS, Cluster, batch
 from tests.metrics.test_metrics import PRODUCE, busy_metrics, consumed, exchange, info
 
 
@@ -167,3 +168,46 @@ def test_clients_go_with_their_worker():
     assert any("kproxy_client_info" in each for each in samples(shared.merged()))
     shared.gone(1)
     assert not any("kproxy_client_info" in each for each in samples(shared.merged()))
+
+
+def test_of_a_log_and_of_a_group_the_latest_report_of_all_workers_counts_whoever_sends_it_last(monkeypatch):
+    monkeypatch.setattr(Metrics, "now_ns", lambda self: NOW_MS * 10**6)
+    orders = ("orders", 0)
+    workers = []
+    for age_s, high_watermark, offset in ((0, 10, 9), (5, 7, 3), (1, 8, 5)):
+        cluster = Cluster()
+        cluster.now_ns -= age_s * 10**9
+        consumer = cluster.consumer()
+        consumer.fetch({orders: 0}, {orders: (high_watermark, batch(0, 1))})
+        consumer.commit("billing", {orders: offset})
+        workers.append(cluster)
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        shared = Shared(Metrics())
+        for number in order:
+            shared.take(number, told(Published(workers[number].metrics)))
+        lags = shared.merged().clusters["default"].lags
+        assert lags.logs[orders].high_watermark == 10
+        assert [end for end, _ in lags.logs[orders].ends] == [7, 8]
+        assert lags.committed["billing", orders].offset == 9
+
+
+def topic_cells(count):
+    made = TopicCells()
+    for carried in (made.request, made.response):
+        carried.bytes, carried.records = 1000 * count, 10 * count
+        carried.batches = {"zstd": count, "none": 1}
+    return made
+
+
+def test_a_topic_that_has_a_series_late_leaves_what_it_had_before_in_other():
+    """So that no series goes back, and their sum is that of all topics."""
+    shown = _Shown(1)
+    assert [topic for topic, _ in shown.of([{"a": topic_cells(3), "b": topic_cells(1)}], {})] == ["a", None]
+    for count in (2, 7):
+        (own, cells), (_, other) = shown.of([{"b": topic_cells(count)}], {})
+        assert own == "b"
+        for name in ("request", "response"):
+            mine, left = getattr(cells, name), getattr(other, name)
+            assert (mine.bytes, mine.records) == (1000 * (count - 1), 10 * (count - 1))
+            assert {codec: each for codec, each in mine.batches.items() if each} == {"zstd": count - 1}
+            assert (left.bytes, left.records, left.batches["zstd"]) == (1000, 10, 1)

@@ -9,7 +9,7 @@ from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
-from kproxy.metrics.slow import FLOOR_NS, KEPT, PER_SECOND
+from kproxy.metrics.slow import FLOOR_NS, KEPT, PER_SECOND, Slow
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import ANSWERED, Exchange
 from kproxy.wire.interest import Interest
@@ -99,3 +99,12 @@ def test_a_parent_has_the_slow_exchanges_of_all_workers():
     merged = shared.merged()
     assert [row.correlation_id for row in merged.slow.rows] == [1, 2]
     assert {each.labels["correlation_id"] for each in exemplars(merged).values()} == {"1", "2"}
+
+
+def test_the_threshold_halves_in_three_seconds_and_has_a_floor():
+    slow = Slow()
+    slow.settle(START)
+    slow.threshold_ns = 64 * FLOOR_NS
+    for second, times in ((0, 64), (3, 32), (6, 16), (5, 16), (14, 2), (17, 1), (1000, 1)):  # 5: the clock went back
+        slow.settle(START + second * SECOND)
+        assert slow.threshold_ns == times * FLOOR_NS

@@ -7,7 +7,7 @@ import pytest
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import ANSWERED, BROKER, CLIENT, Gap
 from kproxy.wire.interest import Interest
-from tests.wire.playbook import Dialogue, foreign_request, request, response
+from tests.wire.playbook import MS, Dialogue, foreign_request, request, response
 
 PRODUCE, METADATA = 0, 3
 
@@ -140,3 +140,37 @@ def test_what_is_counted_anew_begins_at_nothing() -> None:
     assert talk.session.has_seen_gap and talk.session.faults
     talk.session.count_anew()
     assert not (talk.session.has_seen_gap or talk.session.is_surprised or talk.session.faults)
+
+
+def test_what_surprises_is_told_apart_from_answers_to_requests_that_a_hole_took() -> None:
+    """Joined with what came before, a surprise behind a hole is none: so it is known which of the two it was."""
+    for loses, expected in ((False, True), (True, False)):
+        talk = captured().client(request(12, 4, 1))
+        if loses:
+            talk.gap(CLIENT, len(request(12, 4, 2)))
+        talk.broker(response(12, 4, 2))
+        assert talk.session.is_surprised == expected and talk.session.has_seen_gap
+        talk.session.count_anew()
+        assert (talk.session.is_surprised, talk.session.has_seen_gap) == (False, False)
+    assert not captured().client(request(12, 4, 1)).broker(response(12, 4, 1)).session.is_surprised
+
+
+def test_sessions_that_were_muted_apart_from_what_waits_stand_alike() -> None:
+    """Of the mutes only what a request that waits may wait through counts: its part behind the request's beginning."""
+
+    def talk(*throttles_ms: int) -> Dialogue:
+        made = captured()
+        for number, throttle_ms in enumerate(throttles_ms):
+            made.client(request(METADATA, 9, number))
+            made.broker(response(METADATA, 9, number, {"throttleTimeMs": throttle_ms}))
+        made.now = 1_000 * MS
+        return made.client(request(METADATA, 9, 9))
+
+    def muted(made: Dialogue) -> Any:
+        return made.session.standing[-1]
+
+    assert muted(talk(0, 0)) == muted(talk(5, 0)) == []  # over before the request began
+    begun = 1_001 * MS
+    (late,) = muted(talk(0, 5_000))
+    assert late[0] == begun and late[1] == (4 + 5_000) * MS
+    assert muted(talk(5_000, 0)) == [(begun, (2 + 5_000) * MS)]

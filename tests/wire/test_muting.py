@@ -57,6 +57,14 @@ def test_a_throttle_that_held_back_its_own_answer_mutes_nothing() -> None:
     assert [(e.throttle_ms, e.queue_ns, e.muted_ns) for e in talk.exchanges] == [(2, 0, 0), (0, 1 * MS, 0)]
 
 
+def test_an_answer_that_a_capture_shows_before_the_end_of_its_request_waited_for_nothing() -> None:
+    mutes = Mutes()
+    mutes.mute(100, 50)
+    assert mutes.split(120, 100, 110) == mutes.split(120, 130, 110) == (0, 0)
+    assert mutes.split(120, 100, 120) == (0, 0)
+    assert mutes.split(120, 100, 121) == (0, 1)
+
+
 def test_what_was_never_answered_was_never_muted() -> None:
     talk = Dialogue().client(request(METADATA, 9, 1) + request(METADATA, 9, 2) + request(0, 9, 3, {"acks": 0}))
     talk.broker(response(METADATA, 9, 1, {"throttleTimeMs": 900})).close(BROKER).close(CLIENT)

@@ -39,6 +39,10 @@ def test_the_client_sees_its_own_answers_and_nothing_else(rewrite: bool, data: s
     assert not talk.faults and not talk.session.pending
     assert [exchange.plan.api for exchange in talk.exchanges].count("SaslAuthenticate") == 1
     assert [exchange.number for exchange in talk.exchanges] == list(range(before + behind + 1))
+    mine = talk.exchanges[before]
+    assert (mine.plan.api_key, mine.plan.api_version, mine.correlation_id) == (AUTHENTICATE, 2, 9)
+    assert (mine.request_bytes, mine.response_bytes, mine.client_id) == (len(MINE), len(ANSWER), "kproxy")
+    assert mine.request_start == mine.request_end and mine.in_flight == before
     talk.client(MINE)  # of a client: it passes, as does its answer
     talk.broker(ANSWER)
     assert talk.sent[CLIENT].endswith(ANSWER) and got == [ANSWER]
@@ -59,6 +63,8 @@ def test_nothing_is_asked_where_frames_have_ended() -> None:
     raw = Dialogue()
     raw.client(request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"}))
     assert raw.session.ask(MINE, lambda frame: None, "kproxy", raw.now) == []
+    seen = Dialogue().broker(b"\xff" * 16)  # the broker alone speaks no Kafka
+    assert seen.session.ask(MINE, lambda frame: None, "kproxy", seen.now) == []
 
 
 def test_an_end_of_the_broker_leaves_it_unanswered() -> None:

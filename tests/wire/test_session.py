@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kproxy.errors import Malformed
 from kproxy.protocol.records import Record, write_batch
+from kproxy.wire import frames
 from kproxy.wire.bodies import BATCHES, SUMS, TOPICS, Found
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import (
@@ -28,6 +29,7 @@ from kproxy.wire.events import (
     Unanswered,
 )
 from kproxy.wire.interest import Interest
+from kproxy.wire.session import Session
 from kproxy.wire.state import MAX_NAMED
 from tests.wire.playbook import MS, Dialogue, foreign_request, request, response, sized
 
@@ -365,6 +367,47 @@ def test_an_answer_of_any_size_is_one() -> None:
     assert talk.session.missing(BROKER) == 2**31 - 1 + 4 - 108
     talk.broker(bytes(50)).close(BROKER)
     assert [event.cause for event in talk.unanswered] == ["broker_closed"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"interest": Interest(detail=BATCHES, details=True)}])
+@pytest.mark.parametrize("side", [CLIENT, BROKER])
+def test_at_every_byte_it_is_known_how_much_of_a_frame_is_missing(side: int, settings: dict[str, Any]) -> None:
+    """What a drain waits for: the rest of a frame, or of its header; nothing between two frames."""
+    requests = [request(3, 12, 1, {"topics": []}), request(1, 12, 2, {"rackId": "r" * 40}), request(12, 4, 3)]
+    answers = [response(3, 12, 1, {"clusterId": "c" * 40}), response(1, 12, 2), response(12, 4, 3)]
+    talk = Dialogue(**settings)
+    if side == BROKER:
+        talk.client(b"".join(requests))
+    for frame in (requests, answers)[side]:
+        head = (frames.REQUEST_HEAD_BYTES, frames.RESPONSE_HEAD_BYTES)[side]
+        for at in range(len(frame)):
+            missing = 0 if not at else (head if at < head else len(frame)) - at
+            assert (talk.session.missing(side), talk.session.at_boundary(side)) == (missing, not at)
+            assert talk.session.missing(1 - side) == 0 and talk.session.at_boundary(1 - side)
+            talk.says(side, frame[at : at + 1])
+    assert talk.session.missing(side) == 0 and talk.session.at_boundary(side)
+
+
+def test_a_side_with_a_backlog_is_at_no_boundary() -> None:
+    """What was read and waits for room among the pending requests is there to be sent."""
+    talk = Session(REWRITE, transform=untouched, max_in_flight=2)
+    asked = [request(12, 4, number) for number in range(3)]
+    talk.receive(CLIENT, memoryview(bytearray(b"".join(asked))), 1)
+    assert talk.backlog[CLIENT] is not None and not talk.at_boundary(CLIENT) and talk.at_boundary(BROKER)
+    talk.receive(BROKER, memoryview(bytearray(response(12, 4, 0))), 2)
+    talk.resume(CLIENT, 3)
+    assert talk.backlog[CLIENT] is None and talk.at_boundary(CLIENT)
+
+
+def test_the_broker_is_at_a_boundary_where_it_owes_no_token() -> None:
+    talk = handshake("SCRAM-SHA-256")
+    for side, token in ((CLIENT, b"n,,n=a"), (BROKER, b"r=1"), (CLIENT, b"c=biws"), (BROKER, b"v=1")):
+        talk.says(side, sized(token)[:5])
+        assert not talk.session.at_boundary(side)
+        talk.says(side, sized(token)[5:])
+        assert talk.session.at_boundary(CLIENT) and talk.session.at_boundary(BROKER) == (side == BROKER)
+    goes_on_as_kafka(talk, 4)
+    assert talk.session.at_boundary(CLIENT) and talk.session.at_boundary(BROKER)
 
 
 # --- SASL ------------------------------------------------------------------------------------------------------------

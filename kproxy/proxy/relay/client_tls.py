@@ -111,7 +111,7 @@ class ClientHandshakes:
 
     def _refusal(self, connection: Asked, fault: Exception) -> RefusedClient:
         name = connection.server_name
-        asked = f", which asked for {name!r}" if name is not None else ""
+        asked = f", which asked for {name!r}," if name is not None else ""
         reason = (getattr(fault, "reason", None) or "").upper()
         if connection.refused_name:
             text = f"{name!r} is no server name of this listener (SNI): clients get names from it, as advertised"

@@ -5,21 +5,23 @@ error on it, after one last call of the reader (uv__poll_io). A relay reads once
 came before the reset, and never hear of the reset. Here an error is reported like anything else, until it is read.
 
 The poller is the relays' clock. `turn_ns` is when epoll last returned: what it reported was there by then. `now_ns` is
-when the event before the current one was done; whoever handles an event sets it. If epoll was not asked for longer than
-LATE_NS, `is_late` says that `turn_ns` may be far from when bytes arrived: the loop was idle, or it was busy, and nobody
-in this process knows which. A reader then asks the kernel (`sockets.receive_timed`), whose clock is the time of day:
-`wall_offset_ns` converts it. A turn in which that clock was found set anew is not late: times of before and after are
-not comparable. `lag_bucket` is the relays' too: the bucket of their histogram for `now_ns - turn_ns`.
+when the event before the current one was done; whoever handles an event sets it, else the poller does. If epoll was not
+asked for longer than LATE_NS, `is_late` says that `turn_ns` may be far from when bytes arrived: the loop was idle, or
+it was busy, and nobody in this process knows which. A reader then asks the kernel (`sockets.receive_timed`), whose
+clock is the time of day: `wall_offset_ns` converts it. A turn in which that clock was found set anew is not late: times
+of before and after are not comparable. `lag_bucket` is the relays' too: the bucket of their histogram for
+`now_ns - turn_ns`.
 
 Where `is_in_order`, epoll reports sockets in the order in which they became ready: it was asked until it had none.
 Then the first read that turns out to be recent ends the lateness of the turn, and a wake-up costs one such read.
 
-A turn in which many sockets are ready is bounded by what it has taken, looked at after each event. First come those
-whose events take at most CHEAP_NS, then those of whom that is not known, both for three quarters of the turn, then all
+A turn is bounded by what it has taken. While what epoll reported at once took at most SHORT_NS, it is handled in that
+order. Beyond that its rest, and what is reported next, is handled by what events cost, which is measured then: first
+those that take at most CHEAP_NS, then those of whom that is not known, both for three quarters of the turn, then all
 others, one at least; one event that took longer, as when the kernel ran somebody else, does not yet make a socket one
-of these. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few of
-those that cost much, however many there are, and all of a kind have their turn equally often. FEW sockets that are
-ready at once are handled without a look at the time, but every LOOK_NS, so that those of every day are known.
+of these. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few of those that cost
+much, however many there are, and all of a kind have their turn equally often. Every LOOK_NS events are measured in any
+case, so that those of every day are known.
 
 All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know what the sockets are.
 """
@@ -35,10 +37,10 @@ LATE_NS = 1_000_000  # what is booked wrongly is at most so much
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 _EVENTS = 256  # in one turn; then the rest of the loop has its own
 _STEP_NS = 10_000_000  # of the time of day against ours: less is between the two calls that ask for them
-FEW = 8  # sockets
+SHORT_NS = 1_000_000  # of what was reported at once
 LONG_TURN_NS = 4_000_000  # of one turn; with one event more, that is how long who costs little waits
 CHEAP_NS = 200_000  # of one event: to read and send 512 KiB of a large body takes some 500 us
-LOOK_NS = 10_000_000
+LOOK_NS = 10_000_000  # from one measured turn to the next
 _UNKNOWN, _CHEAP, _ONCE, _COSTLY = range(4)  # _ONCE: cheap, but for its last event
 _NEXT = (_COSTLY, _ONCE, _COSTLY, _COSTLY)  # by what was known, after an event that was not cheap
 
@@ -177,7 +179,6 @@ class Poller:
 
     def _ready(self) -> None:
         readers = self._readers
-        writers = self._writers
         poll = self._epoll.poll
         queued = self._queued
         left = _EVENTS + queued  # those that queue are reported again, before whoever is newly ready
@@ -185,12 +186,10 @@ class Poller:
         while left and (ready := poll(0, left)):  # to come back for them would cost two calls more
             turn_ns = monotonic_ns()
             count = len(ready)
-            looks = count > FEW
             if turn_ns - self.turn_ns > LATE_NS or queued:
                 offset_ns = time_ns() - turn_ns
                 self.is_late = -_STEP_NS < offset_ns - self.wall_offset_ns < _STEP_NS
                 self.wall_offset_ns = offset_ns
-                looks = looks or queued > 0 or turn_ns > self._look_ns
             else:
                 self.is_late = False
             self.turn_ns = self.now_ns = turn_ns
@@ -199,23 +198,28 @@ class Poller:
             self.is_in_order = self._emptied and left == _EVENTS
             self._emptied = False
             left -= count
-            if looks or turn_ns > until_ns:
+            if queued or turn_ns > self._look_ns or turn_ns > until_ns:
                 if not self._in_turn(ready, until_ns):
                     return
                 queued = 0
                 continue
-            for fd, events in ready:
-                # An error and a hang-up are for both: whoever reads or writes then meets them.
-                if events != _OUT:
+            now_ns = turn_ns
+            long_ns = min(turn_ns + SHORT_NS, until_ns)
+            rest = iter(ready)
+            for fd, events in rest:
+                if events == _IN:
                     reader = readers[fd]
                     if reader is not None:  # unless an earlier event of this turn closed it
                         reader()
-                    if events == _IN:
-                        continue
-                    self._tell_end(fd, events)
-                if fd in writers:
-                    callback, args = writers[fd]
-                    callback(*args)
+                else:
+                    self._call_back(fd, events)
+                before_ns, now_ns = now_ns, self.now_ns
+                if now_ns is before_ns:
+                    self.now_ns = now_ns = monotonic_ns()
+                if now_ns > long_ns:
+                    if not self._in_turn(list(rest), until_ns):
+                        return
+                    break
         self._emptied = left > 0
 
     def _in_turn(self, ready: list[tuple[int, int]], until_ns: int) -> bool:
@@ -223,7 +227,6 @@ class Poller:
         cheap, queue = self._queue_of_cheap, self._queue
         readers, costs = self._readers, self._costs
         now_ns = self.now_ns
-        self._look_ns = now_ns + LOOK_NS
         soon_ns = until_ns - LONG_TURN_NS // 4
         early_ns = soon_ns - LONG_TURN_NS // 2  # until then they are handled in the order in which they are reported
         unknown: list[tuple[int, int]] = []
@@ -260,22 +263,28 @@ class Poller:
             self._handle(*queue.popitem(last=False))
             if self.now_ns > until_ns:
                 break
+        now_ns = self.now_ns
+        self._look_ns = now_ns if now_ns - self.turn_ns > SHORT_NS else now_ns + LOOK_NS
         self._queued = len(cheap) + len(queue)
-        return not self._queued and self.now_ns <= until_ns
+        return not self._queued and now_ns <= until_ns
 
     def _handle(self, fd: int, events: int) -> None:
         """Handle one event, and note when it was done and whether it took long."""
         begun_ns = self.now_ns
+        self._call_back(fd, events)
+        self.now_ns = now_ns = monotonic_ns()
+        self._costs[fd] = _NEXT[self._costs[fd]] if now_ns - begun_ns > CHEAP_NS else _CHEAP
+
+    def _call_back(self, fd: int, events: int) -> None:
+        """Call back who waits for this. An error and a hang-up are for both: who reads or writes then meets them."""
         if events != _OUT:
             reader = self._readers[fd]
-            if reader is not None:
+            if reader is not None:  # unless an earlier event of this turn closed it
                 reader()
             self._tell_end(fd, events)
         if events != _IN and fd in self._writers:
             callback, args = self._writers[fd]
             callback(*args)
-        self.now_ns = now_ns = monotonic_ns()
-        self._costs[fd] = _NEXT[self._costs[fd]] if now_ns - begun_ns > CHEAP_NS else _CHEAP
 
     def _tell_end(self, fd: int, events: int) -> None:
         """Call back who waits for an end, unless the event is older than that: bytes to be read."""

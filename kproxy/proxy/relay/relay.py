@@ -221,14 +221,15 @@ class Relay(Crowding, Draining):
                         piece = piece[sent:]
                     self._keep(side, to, piece, arrived)
                 poller.now_ns = done = monotonic_ns()
+                took = done - arrived
                 # Unless the turn is late, the next event has waited for as long as this one took from the turn's begin.
-                poller.lag_bucket = bucket = bisect_left(inside.bounds, done - arrived)
+                poller.lag_bucket = bucket = bisect_left(inside.bounds, took)
                 frames = completed[side] - peer.seen
                 if frames:
                     peer.seen += frames
                     if target.unsent is None:
                         inside.counts[bucket] += frames
-                        inside.total_ns += frames * (done - arrived)
+                        inside.total_ns += frames * took
                     else:
                         target.frames += frames
                 if events:
@@ -493,6 +494,14 @@ class Relay(Crowding, Draining):
         self._emit_last()
         self._counting.closed(cause)
         self._on_closed(self, cause)
+
+    def give_up_held(self) -> None:
+        """End a client whose request is held without becoming whole, since others need its room. Raises nothing."""
+        try:
+            self.session.give_up_held(self._now_ns())
+            self._emit()
+        except Exception:
+            self._crashed()
 
     # --- events ------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,10 @@
 from itertools import count
+from uuid import UUID
+
+import pytest
 
 from kproxy.wire import bodies
+from kproxy.wire.bodies import found
 from tests.wire.bodies.walking import LAYOUTS, walk
 
 
@@ -22,3 +26,33 @@ def test_a_room_is_taken_for_as_long_as_a_copy_is_held() -> None:
     assert (room.left_out, room.left_out_bytes) == (2, 102)
     del held
     assert room.free_bytes == 100
+
+
+def test_names_brokers_and_what_leaves_a_session_are_noted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(found, "MAX_NAMES", 2)
+    monkeypatch.setattr(found, "MAX_FORGOTTEN", 2)
+    one, other = bodies.Found(), bodies.Found()
+    for identity, name in ((0, "no id"), (1, None), (1, ""), (1, "a"), (2, "b"), (3, "c")):
+        one.note_name(UUID(int=identity), name)
+    assert one.names == {UUID(int=1): "a", UUID(int=2): "b"}
+    for node in (-1, 7, 0, 9):
+        one.note_broker(node, f"host-{node}", 9092)
+    assert one.brokers == {("host-7", 9092): 7, ("host-0", 9092): 0}
+    one.note_forgotten("t", 0)
+    assert one.forgotten is None  # no session that goes on
+    one.forgotten = []
+    for partition in range(3):
+        one.note_forgotten("t", partition)
+    assert one.forgotten == [("t", 0), ("t", 1)]
+    assert not other.names and not other.brokers and other.forgotten is None  # each has its own
+
+
+def test_the_error_of_a_body_without_one_at_the_top_is_the_first_of_all() -> None:
+    for own, expected in ((None, 3), (0, 0), (5, 5)):
+        one = bodies.Found()
+        one.error_code = own
+        for code in (3, 6, 3):
+            one.note_error(code)
+        one.complete()
+        assert (one.error_code, one.errors) == (expected, (3, 6, 3))
+    assert bodies.Found().errors == ()

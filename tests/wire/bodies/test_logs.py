@@ -1,12 +1,13 @@
 """Batches of coordinators' logs in answers of Fetch: copied whole, whatever the pieces, and those of no other topic."""
 
 import random
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
 
 from kproxy.protocol import codec
-from kproxy.protocol.records import Record, write_batch
+from kproxy.protocol.records import Record, iterate_headers, write_batch
 from kproxy.wire import bodies
 from kproxy.wire.bodies import BodyWalker, Logs
 
@@ -88,3 +89,33 @@ def test_what_has_no_room_is_left_out():
     assert logged(found) == wanted[:1] and logs.left_out == len(wanted) - 1
     del found
     assert logs.free_bytes == len(wanted[0][1]) + 10
+
+
+def copied(topic, identity, data):
+    """A batch that was copied, as a reader of bodies hands it over."""
+    ((_, header),) = iterate_headers(memoryview(data))
+    return SimpleNamespace(topic=topic, topic_id=identity, header=header, copy=SimpleNamespace(data=bytearray(data)))
+
+
+def test_an_id_is_decided_by_the_first_batch_that_tells_and_until_then_doubted(monkeypatch):
+    monkeypatch.setattr("kproxy.wire.bodies.logs.MAX_TOPICS", 5)
+    logs = Logs()
+    log, orders, other = (batches(topic, 0)[0] for topic in IDS)
+    marker = write_batch([Record(0, 1, b"\0\0\0\1", bytes(6))], is_control=True)
+    assert not logs.accepts(copied(None, IDS["orders"], marker))
+    assert logs.doubted == {IDS["orders"].int} and logs.decided == {}
+    assert logs.may_be(None, IDS["orders"])
+    assert logs.accepts(copied(None, IDS["__consumer_offsets"], log))
+    assert not logs.accepts(copied(None, IDS["orders"], orders))
+    assert logs.decided == {IDS["__consumer_offsets"].int: True, IDS["orders"].int: False}
+    assert logs.accepts(copied(None, IDS["__consumer_offsets"], marker))
+    assert not logs.accepts(copied(None, IDS["orders"], marker)) and not logs.may_be(None, IDS["orders"])
+    assert logs.doubted == {IDS["orders"].int}
+    logs.learn(
+        {IDS["__transaction_state"]: "__transaction_state", UUID(int=9): "orders", IDS["orders"]: "__consumer_offsets"}
+    )
+    # two names and three ids: there is no room for more, but what is decided can be decided anew
+    assert logs.decided[IDS["orders"].int] and logs.decided[IDS["__transaction_state"].int]
+    assert UUID(int=9).int not in logs.decided
+    assert not logs.may_be(None, UUID(int=9)) and logs.may_be("__consumer_offsets", None)
+    assert not logs.may_be("orders", IDS["orders"]) and logs.accepts(copied("any", None, other))
