@@ -67,6 +67,22 @@ def consumed(bootstrap: str, topic: str, group: str, count: int) -> list[bytes]:
     return values
 
 
+def described(bootstrap: str, asked: str, topics: list[str]) -> set[str]:
+    """The topics of a classic group's only member, as an administrator at `asked` is told."""
+    group = f"group-of-{'-'.join(topics)}"
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
+    consumer.subscribe(topics)
+    end = time.monotonic() + 60
+    try:
+        while len({place.topic for place in consumer.assignment()}) < len(topics) and time.monotonic() < end:
+            consumer.poll(0.1)
+        admin = AdminClient({"bootstrap.servers": asked})
+        (member,) = admin.describe_consumer_groups([group])[group].result(30).members
+        return {place.topic for place in member.assignment.topic_partitions}
+    finally:
+        consumer.close()
+
+
 def run(main: str, *arguments: str, stdin: bytes = b"") -> str:
     """All that one of Kafka's tools says, whether it succeeds or not."""
     import subprocess
@@ -104,6 +120,8 @@ def test_a_denied_topic_is_the_clients_own_error_and_the_connections_live_on(clu
         assert kproxy.metric("kproxy_policy_refusals_total", reason="rule") > 0
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
         assert secret not in run(TOPICS, "--bootstrap-server", kproxy.bootstrap, "--list").split()
+        assert described(cluster.bootstrap, cluster.bootstrap, [orders, secret]) == {orders, secret}
+        assert described(cluster.bootstrap, kproxy.bootstrap, [orders, secret]) == {orders}
         refused = run(TOPICS, "--bootstrap-server", kproxy.bootstrap, "--delete", "--topic", secret)
         assert "does not exist" in refused or "AuthorizationException" in refused, refused
     lines = audited(tmp_path)

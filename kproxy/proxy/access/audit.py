@@ -8,7 +8,9 @@ so no secrets. Refuses to know rules.
 """
 
 import contextlib
+import errno
 import json
+import logging
 import os
 import queue
 import threading
@@ -17,6 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kproxy.errors import ConfigError
+from kproxy.proxy.log_limiter import LogLimiter
+
+log = logging.getLogger("kproxy.audit")
+
 STDERR = "stderr"
 MAX_WAITING = 10_000
 MAX_WAITING_BYTES = 16 * 1024 * 1024  # one line has up to half a megabyte, if a client wants
@@ -24,6 +31,18 @@ MAX_NAMES = 100  # of one kind in one line; more are counted
 MAX_NAME = 256  # characters
 _FLUSH_S = 1.0
 _RETRY_S = 1.0  # after a write that failed
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+
+def require_writable(target: str | None) -> None:
+    """Open the file of an audit once, which makes it. Raises ConfigError where that fails."""
+    if target is None or target == STDERR:
+        return
+    try:
+        os.close(os.open(target, _FLAGS | os.O_NONBLOCK, 0o640))
+    except OSError as fault:
+        if fault.errno != errno.ENXIO:  # a pipe that nobody reads yet
+            raise ConfigError([("audit", f"{target} cannot be written to: {fault.strerror or fault}")]) from None
 
 
 class Audit:
@@ -37,6 +56,7 @@ class Audit:
         self._waiting_bytes = 0
         self._missing = 0  # since the last line that was written
         self._lock = threading.Lock()
+        self._limiter = LogLimiter(log)
         self.lines = 0
         self.dropped = 0
         self._stopped = False
@@ -98,7 +118,9 @@ class Audit:
                     data = data[os.write(self._file, data) :]
                 self.lines += 1
                 torn = False
-            except OSError:
+            except OSError as fault:
+                text = "the audit loses lines: %s cannot be written to: %s"
+                self._limiter.log(logging.ERROR, "lost", text, self._target, fault.strerror or fault)
                 torn |= len(data) < len(whole)  # a full disk took a part: the next line must not go on with it
                 with self._lock:
                     self._missing += missing
@@ -125,7 +147,7 @@ class Audit:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-        self._file = os.open(self._target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        self._file = os.open(self._target, _FLAGS, 0o640)
         status = os.fstat(self._file)
         self._identity = status.st_dev, status.st_ino
 

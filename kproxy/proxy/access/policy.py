@@ -25,7 +25,15 @@ from typing import NamedTuple
 
 from kproxy.protocol.schema import api_name, schema
 from kproxy.proxy.access.policy_lists import MENTIONED
-from kproxy.proxy.access.policy_resources import ENVELOPE, GROUP, KINDS, METADATA, TOPIC, kinds_of
+from kproxy.proxy.access.policy_resources import (
+    ENVELOPE,
+    GROUP,
+    KINDS,
+    METADATA,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    kinds_of,
+)
 from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.api_groups import ALWAYS, READ_ONLY, group_keys
 from kproxy.proxy.config.policy import Rule, default_of
@@ -48,7 +56,8 @@ REASONS = (
     *("rule", "default", "read_only", "unknown_api", "unknown_version", "unknown_topic_id", "malformed", "too_large"),
 )
 
-DESCRIBE_GROUPS = 15
+# The request that may name something if other answers may mention it: DescribeGroups, DescribeTransactions.
+_DESCRIBING = {TOPIC: METADATA, GROUP: 15, TRANSACTIONAL_ID: 65}
 _FIRST_METADATA_WITH_AUTO_CREATION = 4  # its flag can be cleared
 
 
@@ -273,16 +282,16 @@ class Clearance:
         return found
 
     def sees(self, kind: str, name: str) -> bool:
-        """Whether answers may mention it: a topic that Metadata may ask for, a group that DescribeGroups may."""
+        """Whether answers may mention it: whether the request that _DESCRIBING has for its kind may."""
         return self._describing(kind).named(kind, name).allowed
 
     @cached_property
     def sees_all(self) -> bool:
-        """Whether answers may mention every topic and every group."""
-        return not (self._describing(TOPIC).restricts(TOPIC) or self._describing(GROUP).restricts(GROUP))
+        """Whether answers may mention every topic, group and transactional id."""
+        return not any(self._describing(kind).restricts(kind) for kind in KINDS)
 
     def _describing(self, kind: str) -> ApiRules:
-        key = METADATA if kind == TOPIC else DESCRIBE_GROUPS
+        key = _DESCRIBING[kind]
         return self.api(key, schema().apis[key].request.versions[-1])
 
     def unknown(self, api_key: int, version: int) -> Verdict:
@@ -293,8 +302,9 @@ class Clearance:
             return ALWAYS_ALLOWED
         if api_key in schema().apis and api_key != ENVELOPE:
             constant = self.api(api_key, version).constant
-            clears = self._policy.read_only and api_key == METADATA
-            return UNKNOWN_VERSION if constant is None or (constant.allowed and clears) else constant
+            edited = self._policy.read_only and api_key == METADATA
+            edited = edited or (self._policy.hides_in(api_key) and not self.sees_all)
+            return UNKNOWN_VERSION if constant is None or (constant.allowed and edited) else constant
         if self._policy.read_only:
             return READ_ONLY_DENIED
         for rule in self._rules:

@@ -12,7 +12,16 @@ from typing import Any
 from kproxy.errors import ConfigError
 from kproxy.protocol.schema import schema
 from kproxy.proxy.access.policy import LISTS, Policy, Verdict
-from kproxy.proxy.access.policy_resources import ALL_OF, ENVELOPE, GROUP, TOPIC, TRANSACTIONAL_ID, kinds_of
+from kproxy.proxy.access.policy_resources import (
+    ALL_OF,
+    ENVELOPE,
+    GROUP,
+    NULL_IS_ALL,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    kinds_of,
+    names_resources,
+)
 from kproxy.proxy.config.api_groups import keys_of_names
 from kproxy.proxy.config.settings import Cluster, Config
 
@@ -76,12 +85,18 @@ def explain(
         raise ConfigError([(f"--{kind.replace('_', '-')}", f"{api} v{version} names none") for kind in wrong])
     rules = clearance.api(key, version)
     found = [Explained(f"{kind} {name}", rules.named(kind, name)) for kind, names in named.items() for name in names]
+    if known.name in LISTS and (not found or (known.name in NULL_IS_ALL and not named[TOPIC])):
+        text = "all topics of it" if found else "the request for a list"
+        text += ", which leaves out what is denied" if policy.filters_lists else ""
+        kind = ALL_OF.get(known.name, TOPIC)
+        return [*found, Explained(text, rules.nothing((kind,)))]
     if found:
         return found
-    text = "the request, which names nothing"
-    if known.name in LISTS:
-        text = "the request for a list" + (", which leaves out what is denied" if policy.filters_lists else "")
-    return [Explained(text, rules.nothing())]
+    if known.name in NULL_IS_ALL:
+        return [Explained("the request for all partitions", rules.all_of(TOPIC))]
+    if names_resources(key):
+        return [Explained("the settings of brokers", rules.cluster())]
+    return [Explained("the request, which names nothing", rules.nothing())]
 
 
 def _key(api: str) -> int:

@@ -16,7 +16,16 @@ from uuid import UUID
 from kproxy.protocol.codec import Span, encode_response, locate
 from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
 from kproxy.protocol.schema import api_name, schema
-from kproxy.proxy.access.policy_resources import CLUSTER, GROUP, METADATA, TOPIC, TRANSACTIONAL_ID, resource_kind
+from kproxy.proxy.access.policy_members import DESCRIBE_GROUPS, hide_in_members
+from kproxy.proxy.access.policy_resources import (
+    CLUSTER,
+    GROUP,
+    METADATA,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    acl_kind,
+    resource_kind,
+)
 from kproxy.wire.frames import Edit, patched
 
 # By API: the array of the answer, the field of its elements that names one, and the kind.
@@ -39,6 +48,8 @@ MENTIONED: dict[str, tuple[tuple[str, str], ...]] = {
         ("groups.members.assignment.topicPartitions", "topicName"),
         ("groups.members.targetAssignment.topicPartitions", "topicName"),
     ),
+    "DescribeAcls": (("resources", _RESOURCE),),
+    "DescribeGroups": (),  # see `policy_members`
     "DescribeTransactions": (("transactionStates.topics", "topic"),),
     "ListConfigResources": (("configResources", _RESOURCE),),
     "ShareGroupDescribe": (
@@ -55,6 +66,7 @@ MENTIONED: dict[str, tuple[tuple[str, str], ...]] = {
         ("groups.topologyDescription.globalStores.processor.sourceTopics", ""),
     ),
 }
+_KINDS_OF = {"DescribeAcls": acl_kind, "ListConfigResources": resource_kind}
 # By API: fields that name a topic and can be null.
 _NULLED = {
     "StreamsGroupDescribe": (
@@ -99,6 +111,8 @@ def filter_list(api_key: int, version: int, frame: memoryview, keep: Keep) -> by
 
 def hide_mentioned(api_key: int, version: int, frame: memoryview, sees: Sees) -> bytes | None:
     """The answer without what it mentions and the client may not see; None: it may see all."""
+    if api_key == DESCRIBE_GROUPS:
+        return hide_in_members(version, frame, partial(sees, TOPIC))
     api = api_name(api_key)
     flexible = version in schema().apis[api_key].response.flexible_versions
     now: bytes | None = None
@@ -108,7 +122,7 @@ def hide_mentioned(api_key: int, version: int, frame: memoryview, sees: Sees) ->
             names = (*names, f"{array}.{_TYPE}")
         view = frame if now is None else memoryview(now)
         spans_of = _located(api_key, version, "response", array, names)
-        keep = partial(_sees_resource if name == _RESOURCE else _sees_topic, sees)
+        keep = partial(_sees_resource, sees, _KINDS_OF[api]) if name == _RESOURCE else partial(_sees_topic, sees)
         edits, _ = _removed(spans_of, view, _RESPONSE, names, flexible, keep)
         now = patched(view, edits) if edits else now
     for path in _NULLED.get(api, ()):
@@ -126,10 +140,14 @@ def _sees_topic(sees: Sees, found: list[Any]) -> bool:
     return sees(TOPIC, found[0])
 
 
-def _sees_resource(sees: Sees, found: list[Any]) -> bool:
-    """[name, type]; version 0 has no types, and lists only what is none of a kind."""
-    kind = resource_kind(found[1]) if len(found) > 1 else CLUSTER
-    return kind == CLUSTER or sees(kind, found[0])
+def _sees_resource(sees: Sees, kind_of: Callable[[int], str], found: list[Any]) -> bool:
+    """A name and its type, in any order; version 0 of ListConfigResources has none, and lists what is of no kind.
+
+    Of access rules the name may be a prefix, or "*", which names nobody.
+    """
+    name = next(one for one in found if isinstance(one, str))
+    kind = next((kind_of(one) for one in found if isinstance(one, int)), CLUSTER)
+    return kind == CLUSTER or name == "*" or sees(kind, name)
 
 
 def cursor_of(version: int, side: str, frame: memoryview) -> tuple[str, int, int] | None:

@@ -153,6 +153,7 @@ _ALSO = {"InitProducerId": TOPIC}
 _KEY_TYPES = {0: GROUP, 1: TRANSACTIONAL_ID}
 _SHARE_KEY = 2  # "group:topic id:partition" (KIP-932)
 _RESOURCE_TYPES = {2: TOPIC, 32: GROUP}  # ConfigResource.Type
+_ACL_TYPES = {2: TOPIC, 3: GROUP, 5: TRANSACTIONAL_ID}  # ResourceType
 
 
 class Names:
@@ -200,6 +201,11 @@ def names_by_id(api_key: int, version: int) -> bool:
     if api is None or version not in api.request.versions:
         return False
     return any(kind == _ID and _is_in(api.request, version, path) for path, kind in NAMED.get(api.name, {}).items())
+
+
+def names_resources(api_key: int) -> bool:
+    """Whether requests name what they are about with its type: settings of topics, of groups, or of brokers."""
+    return "resource" in NAMED.get(schema().apis[api_key].name, {}).values()
 
 
 @cache
@@ -303,6 +309,11 @@ def _note_resources(names: Names, resources: list[tuple[int, str]]) -> None:
 def resource_kind(resource_type: int) -> str:
     """The kind of a resource of DescribeConfigs and its like."""
     return _RESOURCE_TYPES.get(resource_type, CLUSTER)
+
+
+def acl_kind(resource_type: int) -> str:
+    """The kind of a resource of access rules."""
+    return _ACL_TYPES.get(resource_type, CLUSTER)
 
 
 def key_names(key_type: int, key: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ Refuses to open the files that it names.
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field
 
@@ -16,9 +17,18 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _https(value: Any) -> str:
-    text = str(value)
-    if not text.startswith("https://") or len(text) == len("https://"):
+    text = str(value).strip()
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        raise ValueError("it is no URL: write it like https://issuer.example/keys") from None
+    if url.username is not None or url.password is not None:
+        raise ValueError("a secret in a URL ends in logs: public keys need none, give the URL without it")
+    if url.scheme != "https":
         raise ValueError(f"{text!r} does not begin with https://: who can change the keys can forge any token")
+    if not url.hostname or port == 0 or not text.isprintable() or " " in text:
+        raise ValueError(f"{text!r} is no URL of keys: write it like https://issuer.example/keys")
     return text
 
 

@@ -18,14 +18,21 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def network(value: Any) -> Network:
+    """An address or a network; one of IPv4 mapped into IPv6 is one of IPv4, as the addresses of clients are."""
     try:
-        return value if isinstance(value, Network) else ipaddress.ip_network(str(value).strip())
+        found = value if isinstance(value, Network) else ipaddress.ip_network(str(value).strip())
+        mapped = found.network_address.ipv4_mapped if isinstance(found, ipaddress.IPv6Network) else None
+        if mapped is not None and found.prefixlen >= _MAPPED:
+            return ipaddress.IPv4Network((int(mapped), found.prefixlen - _MAPPED))
+        return found
     except ValueError:
         text = f"{value!r} is neither an address nor a network of them, like 10.0.0.0/8"
         with suppress(ValueError):
             text += f"; did you mean {ipaddress.ip_network(str(value).strip(), strict=False)}?"
         raise ValueError(text) from None
 
+
+_MAPPED = 96  # bits before an IPv4 address that is mapped into IPv6
 
 Networks = tuple[Annotated[Network, BeforeValidator(network)], ...]
 

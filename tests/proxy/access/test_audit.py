@@ -5,7 +5,10 @@ import os
 import threading
 import time
 
-from kproxy.proxy.access.audit import MAX_NAMES, MAX_WAITING, MAX_WAITING_BYTES, Audit, shown
+import pytest
+
+from kproxy.errors import ConfigError
+from kproxy.proxy.access.audit import MAX_NAMES, MAX_WAITING, MAX_WAITING_BYTES, Audit, require_writable, shown
 
 
 def lines(path):
@@ -108,3 +111,24 @@ def test_long_lines_that_wait_are_bounded_in_bytes(tmp_path):
             audit.add({"text": "last"})  # there is room again
     audit.close()
     os.close(reader)
+
+
+def test_a_file_that_cannot_be_written_is_told_at_the_start_and_in_the_log(tmp_path, caplog):
+    path = tmp_path / "no" / "audit.jsonl"
+    with pytest.raises(ConfigError, match=f"audit: {path} cannot be written to: No such file or directory"):
+        require_writable(str(path))
+    path.parent.mkdir()
+    require_writable(str(path))
+    os.mkfifo(tmp_path / "pipe")  # whose reader may come later
+    for target in (None, "stderr", str(tmp_path / "pipe")):
+        require_writable(target)
+    path.unlink()
+    path.mkdir()
+    audit = Audit(str(path))
+    for _ in range(2):
+        audit.add({"number": 1})
+    audit.flush(10)
+    assert audit.counts() == (0, 2)
+    audit.close()
+    (said,) = (record.getMessage() for record in caplog.records)  # one a second
+    assert said == f"the audit loses lines: {path} cannot be written to: Is a directory"

@@ -17,7 +17,7 @@ from kproxy.proxy.access.topic_names import TopicNames
 from kproxy.proxy.config.api_groups import GROUPS
 from kproxy.wire.events import BROKER, CLIENT
 from tests.protocol.messages import Layout, layouts
-from tests.proxy.access.policies import IDS, Decided, cluster, random_body
+from tests.proxy.access.policies import IDS, TEXTS, Decided, cluster, random_body
 from tests.wire import playbook
 from tests.wire.playbook import sized
 
@@ -340,16 +340,16 @@ def test_what_passes_is_what_the_rules_say(seed):
 
 # --- answers that mention names ---------------------------------------------------------------------------------------
 
-MENTIONED = {"DescribeTransactions", "ListConfigResources"} | {
+MENTIONED = {"DescribeAcls", "DescribeTransactions", "ListConfigResources"} | {
     f"{kind}GroupDescribe" for kind in ("Consumer", "Share", "Streams")
 }
 MENTIONING = [key for key, api in schema().apis.items() if api.name in MENTIONED]
 
 
 def seen(rules: list[dict[str, Any]], kind: str, name: str) -> bool:
-    """Whether Metadata may name a topic, and DescribeGroups a group."""
-    api = "Metadata" if kind == "topic" else "DescribeGroups"
-    version = schema().apis[3 if kind == "topic" else 15].request.versions[-1]
+    """Whether Metadata may name a topic, DescribeGroups a group, and DescribeTransactions a transactional id."""
+    api = {"topic": "Metadata", "group": "DescribeGroups"}.get(kind, "DescribeTransactions")
+    version = next(one for one in schema().apis.values() if one.name == api).request.versions[-1]
     default = not any(rule["action"] == "allow" for rule in rules)
     who = {"principal": "User:alice", "client_id": "c", "address": "10.1.2.3"}
     return bool(allowed(rules, default, api, version, who, (kind, name)))
@@ -374,6 +374,9 @@ def shown(rules: list[dict[str, Any]], value: Any, key: str = "") -> Any:
         elif isinstance(inner, dict) and key == "configResources":
             kind = {2: "topic", 32: "group"}.get(inner.get("resourceType", 16), "")
             name = inner["resourceName"] if kind else None
+        elif isinstance(inner, dict) and "resourceName" in inner:
+            kind = {2: "topic", 3: "group", 5: "transactional_id"}.get(inner["resourceType"], "")
+            name = inner["resourceName"] if kind and inner["resourceName"] != "*" else None
         elif isinstance(inner, dict):
             name = inner.get("topicName", inner.get("topic"))
             if key in ("stateChangelogTopics", "repartitionSourceTopics"):
@@ -390,7 +393,7 @@ def test_an_answer_mentions_what_the_client_may_name_and_nothing_else(api_key, s
     layouts_of = [one for one in layouts() if one.side == "response" and one.api_key == api_key]
     hidden = 0
     for layout in layouts_of * 100:
-        kinds = rng.sample(("topic", "group"), rng.choice((1, 1, 2)))
+        kinds = rng.sample(KINDS, rng.choice((1, 1, 2)))
         patterns = ("orders*", "secret-1", "a*", "?")
         rules = [{"action": "deny", kind: [rng.choice(patterns), rng.choice(patterns)]} for kind in kinds]
         rules.insert(rng.randrange(2), {"action": "allow", "topic": rng.choice(("orders-1", "app"))})
@@ -398,11 +401,16 @@ def test_an_answer_mentions_what_the_client_may_name_and_nothing_else(api_key, s
         message = schema().apis[api_key].request
         ask = next(one for one in REQUESTS if one.api_key == api_key and one.version == layout.version)
         body = {"groupIds": ["x:y:0"], "transactionalIds": ["x:y:0"], "resourceTypes": []}
+        body |= {f"{name}Filter": None for name in ("resourceName", "principal", "host")}
         body = {field.name: body.get(field.name, False) for field in message.fields if layout.version in field.versions}
         talk = Decided(*rules)
         talk.client(sized(ask.encode(body, "c")))
         assert talk.requests() == [ask.encode(body, "c")], rules
         answer = random_body(layout, rng)
+        for rule in answer.get("resources", []):
+            rule |= {"resourceType": rng.randrange(8), "resourceName": rng.choice((*TEXTS, "*"))}
+        for resource in answer.get("configResources", []) if layout.version else []:
+            resource["resourceType"] = rng.choice((2, 4, 32))
         frame = codec.encode_response(api_key, layout.version, {"correlationId": 0}, answer)
         number = int.from_bytes(talk.requests()[0][4:8], "big", signed=True)
         frame = number.to_bytes(4, "big", signed=True) + bytes(frame[4:])

@@ -14,6 +14,7 @@ from tests.wire.playbook import foreign_request, request, response
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 0, 1, 2, 3, 8, 10
 HEARTBEAT, LIST_GROUPS, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS = 12, 16, 18, 19, 20
 INIT_PRODUCER_ID, ALTER_CONFIGS, DELETE_GROUPS, ELECT_LEADERS, UNREGISTER_BROKER = 22, 44, 42, 43, 64
+CONSUMER_GROUP_DESCRIBE = 69
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 29, 30, 31, 53
 
 NO_SECRETS = {"action": "deny", "topic": "secret-*"}
@@ -303,6 +304,9 @@ def test_a_version_that_is_unknown_passes_only_if_no_rule_would_have_to_read_it(
     assert not Decided({"action": "deny", "api": "Produce"}).client(frame).sent[BROKER]
     frame = foreign_request(HEARTBEAT, 99, 1, b"\0\1c\0")
     assert Decided(NO_SECRETS).client(frame).sent[BROKER] == frame
+    frame = foreign_request(CONSUMER_GROUP_DESCRIBE, 99, 1, b"\0\1c\0")  # its answer would name topics, unread
+    assert not Decided(NO_SECRETS).client(frame).sent[BROKER]
+    assert Decided(NO_SECRETS, filter_lists=False).client(frame).sent[BROKER] == frame
 
 
 def test_logins_and_versions_always_pass():

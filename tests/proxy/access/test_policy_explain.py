@@ -1,10 +1,18 @@
 """What `explain` says is what a request meets."""
 
+import random
+from collections import Counter
+
 import pytest
 
 from kproxy.errors import ConfigError
+from kproxy.protocol.schema import schema
 from kproxy.proxy.access.policy_explain import explain
-from tests.proxy.access.policies import cluster
+from kproxy.proxy.access.policy_resources import reader
+from kproxy.wire.frames import REQUEST_HEAD_BYTES
+from tests.proxy.access.policies import Decided, cluster, random_body
+from tests.proxy.access.test_policy import REQUESTS, outcome, random_rule
+from tests.wire.playbook import sized
 
 RULES = (
     {"action": "deny", "topic": "secret-*"},
@@ -29,6 +37,51 @@ def test_each_thing_that_a_request_names_has_its_line():
         "the request for a list, which leaves out what is denied: denied, no rule matches, and the default is to deny"
     ]
     assert said("ApiVersions") == ["the request, which names nothing: allowed, every client may"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_it_says_is_what_a_listener_does(seed):
+    rng = random.Random(seed)
+    tally = Counter()
+    for layout in rng.sample(REQUESTS, len(REQUESTS)):
+        api = schema().apis[layout.api_key].name
+        rules = [random_rule(rng, api) for _ in range(rng.choice((1, 2, 3, 4)))]
+        settings = {"policy_default": rng.choice((None, "allow", "deny")), "read_only": rng.random() < 0.1}
+        frame = sized(layout.encode(random_body(layout, rng), "c"))
+        names = reader(layout.api_key, layout.version)(frame, REQUEST_HEAD_BYTES, len(frame))
+        named = {"topics": names.topic, "groups": names.group, "transactional_ids": names.transactional_id}
+        if layout.message.header_version(layout.version) == 0 or names.topic_id or names.expression:
+            continue  # which have no option
+        if names.cluster and (any(named.values()) or api == "FindCoordinator"):
+            continue
+        if not names.cluster and api not in ("ListGroups", "ListTransactions"):  # empty lists, which nobody sends
+            all_of_none = names.all_of is None and not names.topic
+            if all_of_none and api in (
+                *("OffsetFetch", "DescribeShareGroupOffsets", "ElectLeaders", "DescribeConfigs", "AlterConfigs"),
+                "IncrementalAlterConfigs",
+            ):
+                continue
+        who = {"principal": rng.choice(("User:alice", "User:bob")), "address": "10.1.2.3"}
+        talk = Decided(*rules, **who, **settings).client(frame)
+        passes = outcome(talk, frame[4:]) == "forwarded" or not talk.refusals
+        said = explain(cluster(*rules, **settings), api=api, version=layout.version, client_id="c", **named, **who)
+        assert all(one.verdict.allowed for one in said) == passes, (layout, rules, settings, names.topic, said)
+        tally[passes] += 1
+    assert tally[True] > 100 and tally[False] > 100, tally
+
+
+def test_what_is_asked_without_a_name_is_named():
+    rules = ({"action": "deny", "topic": "secret-*"}, {"action": "allow", "topic": "*", "group": "*"})
+
+    def of(api, **request):
+        return [str(one) for one in explain(cluster(*rules), api=api, **request)]
+
+    assert of("ElectLeaders") == ["the request for all partitions: denied, rule 1 denies it"]
+    assert of("DescribeConfigs") == ["the settings of brokers: denied, no rule matches, and the default is to deny"]
+    assert of("OffsetFetch", groups=["g"]) == [
+        "group g: allowed, rule 2 allows it",
+        "all topics of it, which leaves out what is denied: allowed, rule 2 allows it",
+    ]
 
 
 def test_what_cannot_be_read_says_so():

@@ -19,6 +19,11 @@ TOKENS = 'mechanisms = ["OAUTHBEARER"]\njwks_file = "keys"\nissuer = "i"\naudien
         (TOKENS + 'jwks_url = "https://issuer/keys"\n', "one of jwks_file and jwks_url"),
         (TOKENS.replace("jwks_file", "jwks_ca_file"), "one of jwks_file and jwks_url"),
         (TOKENS.replace('jwks_file = "keys"', 'jwks_url = "http://issuer/keys"'), "forge"),
+        (TOKENS.replace('jwks_file = "keys"', 'jwks_url = "https://user:hunter2@issuer/keys"'), "without it"),
+        (TOKENS.replace('jwks_file = "keys"', 'jwks_url = "http://user:hunter2@issuer/keys"'), "without it"),
+        (TOKENS.replace('jwks_file = "keys"', 'jwks_url = "https://issuer:keys"'), "no URL"),
+        (TOKENS.replace('jwks_file = "keys"', 'jwks_url = "https://issuer/my keys"'), "no URL of keys"),
+        (TOKENS.replace('jwks_file = "keys"', 'jwks_url = "https:///keys"'), "no URL of keys"),
         (TOKENS.replace('issuer = "i"\n', ""), "issuer and audience"),
         (TOKENS.replace('audience = "kafka"\n', ""), "issuer and audience"),
         ('mechanisms = ["PLAIN"]\nusers_file = "users"\njwks_file = "keys"\n', "no mechanism uses it"),
@@ -27,4 +32,4 @@ TOKENS = 'mechanisms = ["OAUTHBEARER"]\njwks_file = "keys"\nissuer = "i"\naudien
 )
 def test_what_is_missing_or_too_much(tmp_path: Path, settings: str, said: str) -> None:
     told = faults(tmp_path, f"[cluster.authentication]\n{settings}")
-    assert said in told and "authentication" in told
+    assert said in told and "authentication" in told and "hunter2" not in told

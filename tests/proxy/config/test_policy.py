@@ -11,6 +11,7 @@ from kproxy.cli import cli
 from kproxy.proxy.access.policy import LISTS, Policy
 from kproxy.proxy.access.policy_explain import explain
 from kproxy.proxy.config.api_groups import GROUPS, api_keys
+from kproxy.proxy.config.limits import network
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.policy import Rule
 
@@ -74,3 +75,11 @@ def test_apis_of_a_rule():
     assert api_keys("read") == frozenset().union(*map(api_keys, GROUPS["read"]))
     with pytest.raises(ValueError, match="did you mean DeleteTopics"):
         api_keys("deletetopic")
+
+
+def test_an_ipv4_address_is_one_however_it_is_written() -> None:
+    """Those of clients are compared in their one form: a rule that denies another would deny nobody."""
+    written = ("::ffff:10.1.2.3", "::ffff:10.0.0.0/104", "::ffff:0:0/96", "10.0.0.0/8", "::/0", "fe80::/10")
+    assert [str(network(each)) for each in written] == [
+        *("10.1.2.3/32", "10.0.0.0/8", "0.0.0.0/0", "10.0.0.0/8", "::/0", "fe80::/10")
+    ]

@@ -59,7 +59,9 @@ class Session(NamedTuple):
 class Authenticator:
     """Checks the logins of one cluster's clients. counts(mechanism, outcome): for each that ended.
 
-    refresh(): prepares what checks need, and gets newer keys if it is told that the ones at hand do not do.
+    refresh(): prepares what checks need, and gets newer keys if it is told that the ones at hand do not do. begin():
+    the same for a login that cannot wait: a file that has changed counts at once, keys that are loaded from the next
+    login on.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class Authenticator:
         lifetime_s: float | None,
         failure_delay_s: float,
         refresh: Callable[[bool], Awaitable[None]],
+        begin: Callable[[bool], None],
         counts: Callable[[str, str], None],
     ) -> None:
         self.checks = checks
         self.failure_delay_s = failure_delay_s
+        self.begin = begin
         self._lifetime_s = lifetime_s
         self._refresh = refresh
         self._counts = counts
@@ -167,7 +171,8 @@ class _Login:
                 self._versions += 1
                 await self._answer_versions(header, frame)
             elif key == SASL_HANDSHAKE and version in schema().apis[key].request.versions:
-                mechanism = codec.decode_request(frame)[1]["mechanism"]
+                whole, body = codec.decode_request(frame)
+                self._client_id, mechanism = whole.get("clientId"), body["mechanism"]
                 offered = self._owner.checks.mechanisms
                 is_offered = mechanism in offered
                 code = 0 if is_offered else UNSUPPORTED_SASL_MECHANISM

@@ -30,13 +30,17 @@ class Keys:
         self._loading: asyncio.Task[None] | None = None
         self._limiter = LogLimiter(log)
 
-    async def fresh(self, newer: bool) -> None:
-        """Load the keys if they are due, and wait for that if none are there, or if newer ones are needed."""
+    def begin(self, newer: bool) -> None:
+        """Load the keys if they are due, in the background. newer: those at hand do not do."""
         age_s = time.monotonic() - self._tried
         due_s = MIN_INTERVAL_S if newer or not self._are_there else self._refresh_s
         if self._loading is None and (not self._tried or age_s >= due_s):
             self._tried = time.monotonic()
             self._loading = asyncio.get_running_loop().create_task(self._reload())
+
+    async def fresh(self, newer: bool) -> None:
+        """Load the keys if they are due, and wait for that if none are there, or if newer ones are needed."""
+        self.begin(newer)
         if self._loading is not None and (newer or not self._are_there):
             await asyncio.shield(self._loading)
 

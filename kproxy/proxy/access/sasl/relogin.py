@@ -13,7 +13,7 @@ from typing import Any
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
 from kproxy.protocol.codec import Body
-from kproxy.proxy.access.sasl.checks import Check, Checks, Known, LoginRefusedError
+from kproxy.proxy.access.sasl.checks import Check, Checks, Known, LoginRefusedError, TokenCheck
 from kproxy.proxy.access.sasl.clients import (
     ILLEGAL_SASL_STATE,
     MAX_FRAME,
@@ -23,6 +23,7 @@ from kproxy.proxy.access.sasl.clients import (
     UNSUPPORTED_SASL_MECHANISM,
     Session,
 )
+from kproxy.proxy.access.sasl.tokens import UnknownKeyError
 from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, answered
 from kproxy.wire.events import Exchange
 
@@ -69,9 +70,9 @@ class AnswerLogins:
 class RenewLogins(AnswerLogins):
     """The authorizer of a connection whose client kproxy has authenticated.
 
-    lifetime_ms(known): of a new session. `done(outcome, lifetime_ms)`, the owner's: a login was renewed, or the
-    connection is to be closed once its answer has left. `is_expired` is the owner's too, who then has all requests
-    authorized.
+    lifetime_ms(known): of a new session. begin(newer): prepares what checks need, without waiting. `done(outcome,
+    lifetime_ms)`, the owner's: a login was renewed, or the connection is to be closed once its answer has left.
+    `is_expired` is the owner's too, who then has all requests authorized.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class RenewLogins(AnswerLogins):
         checks: Checks,
         session: Session,
         lifetime_ms: Callable[[Known], int],
+        begin: Callable[[bool], None],
         behind: Authorizer | None = None,
     ) -> None:
         super().__init__(lambda: None, behind)
@@ -86,6 +88,7 @@ class RenewLogins(AnswerLogins):
         self._checks = checks
         self._session = session
         self._lifetime_ms = lifetime_ms
+        self._begin = begin
         self.done: Callable[[str, int], None] = lambda outcome, lifetime_ms: None
         self._check: Check | None = None
         self._fault = ""  # what the next token is answered with
@@ -122,6 +125,7 @@ class RenewLogins(AnswerLogins):
         except ProtocolError as fault:
             self.done("malformed", 0)
             return Close(f"{exchange.plan.title} does not decode: {fault}")
+        self._begin(False)  # who was removed since the first login renews it no more
         return self._handshake(exchange, body) if "mechanism" in body else self._token(exchange, body["authBytes"])
 
     def _handshake(self, exchange: Exchange, body: Body) -> Decision:
@@ -150,7 +154,7 @@ class RenewLogins(AnswerLogins):
             if self._check is None:
                 text = "SaslAuthenticate request received after successful authentication"
                 return answered(exchange, {"errorCode": ILLEGAL_SASL_STATE, "errorMessage": text})
-            answer, known = self._check.receive(token)
+            answer, known = self._receive(self._check, token)
             if known is not None and known.name != self._session.known.name:
                 raise LoginRefusedError(
                     "Cannot change principals during re-authentication from "
@@ -166,6 +170,14 @@ class RenewLogins(AnswerLogins):
         lifetime_ms = self._lifetime_ms(known)
         self.done("renewed", lifetime_ms)
         return answered(exchange, {"authBytes": answer, "sessionLifetimeMs": lifetime_ms})
+
+    def _receive(self, check: Check, token: bytes) -> tuple[bytes, Known | None]:
+        if isinstance(check, TokenCheck):
+            try:
+                return check.receive(token, last=False)
+            except UnknownKeyError:
+                self._begin(True)  # for the login with which its client comes back
+        return check.receive(token)
 
 
 def _unknown(exchange: Exchange) -> Close | None:

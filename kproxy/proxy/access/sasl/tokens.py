@@ -128,7 +128,8 @@ def _reason(fault: Exception, jwt: Any) -> str:
 
 def fetch(url: str, ca_file: Path | None) -> bytes:
     """The JWKS behind an https URL, on the caller's thread; raises TokenError."""
-    import urllib.request  # 1 MB, for whoever has keys behind a URL
+    import http.client  # with urllib.request 1 MB, for whoever has keys behind a URL
+    import urllib.request
 
     class NoRedirection(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:
@@ -151,6 +152,9 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
         if isinstance(fault, TokenError):
             raise
         raise TokenError(f"the JWKS cannot be fetched: {getattr(fault, 'reason', None) or fault}") from None
+    except http.client.HTTPException as fault:  # whose texts have what the other said
+        kind = type(fault).__name__
+        raise TokenError(f"the JWKS cannot be fetched: what answers there does not speak HTTP ({kind})") from None
 
 
 def read(path: Path) -> bytes:

@@ -101,6 +101,9 @@ class Issuer(http.server.BaseHTTPRequestHandler):
             self.send_header("Location", "/keys")
             self.end_headers()
             return
+        if self.path == "/odd":
+            self.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+            return
         self.send_response(200)
         self.end_headers()
         self.wfile.write(jwks(jwk(RSA, kid="one")) if self.path == "/keys" else b" " * (tokens.MAX_JWKS_BYTES + 10))
@@ -130,7 +133,7 @@ def test_keys_come_over_verified_tls(issuer: tuple[str, Path], tmp_path: Path) -
     one = checker()
     one.use(tokens.fetch(f"{url}/keys", ca))
     assert one.check(token()).name == "alice"
-    for path, authorities in (("keys", None), ("large", ca), ("moved", ca), ("keys", tmp_path)):
+    for path, authorities in (("keys", None), *((path, ca) for path in ("large", "moved", "odd")), ("keys", tmp_path)):
         with pytest.raises(TokenError, match="JWKS"):
             tokens.fetch(f"{url}/{path}", authorities)
 

@@ -1,0 +1,67 @@
+"""What members of classic groups say to each other is in the answers of DescribeGroups: topics are taken out of it.
+
+A subscription or an assignment of a consumer (ConsumerProtocolSubscription, ConsumerProtocolAssignment) is written anew
+without the topics that the client may not see. What an assignor adds (`userData`) names topics in its own ways, and
+goes; so do bytes of consumers that cannot be read. Those of other members, as of Connect, name no topics and stay.
+
+A frame here begins with its 4-byte size. Raises Malformed. Refuses to know rules, and connections.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kproxy.errors import ProtocolError
+from kproxy.protocol.codec import decode_data, encode_data, locate
+from kproxy.protocol.primitives import read_uvarint, write_uvarint
+from kproxy.protocol.schema import schema
+from kproxy.wire.frames import Edit, patched
+
+DESCRIBE_GROUPS = 15
+_BODY = 8  # behind the size and the correlation id
+_CONSUMER = b"consumer"
+_KIND = "groups.protocolType"
+# Where bytes of members are, what they are, and its arrays of topics: their elements are names, or have one.
+_BYTES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "groups.members.memberMetadata": ("ConsumerProtocolSubscription", ("topics", "ownedPartitions")),
+    "groups.members.memberAssignment": ("ConsumerProtocolAssignment", ("assignedPartitions",)),
+}
+_PATHS = (_KIND, *_BYTES)
+
+SeesTopic = Callable[[str], bool]  # whether the client may see a topic
+
+
+def hide_in_members(version: int, frame: memoryview, sees: SeesTopic) -> bytes | None:
+    """The answer without topics that the client may not see; None: there is none."""
+    compact = version in schema().apis[DESCRIBE_GROUPS].response.flexible_versions
+    edits: list[Edit] = []
+    is_consumers = False
+    for index, start, end in locate(DESCRIBE_GROUPS, version, "response", _PATHS)(frame, _BODY, len(frame)):
+        if index == 0:
+            begin = read_uvarint(frame, start)[1] if compact else start + 2
+            is_consumers = frame[begin:end] == _CONSUMER
+        elif is_consumers:
+            begin = read_uvarint(frame, start)[1] if compact else start + 4
+            said = bytes(frame[begin:end])
+            left = _without(*_BYTES[_PATHS[index]], said, sees) if said else said
+            if left != said:
+                size = write_uvarint(len(left) + 1) if compact else len(left).to_bytes(4, "big")
+                edits.append((start, end, size + left))
+    return patched(frame, edits) if edits else None
+
+
+def _without(message: str, arrays: tuple[str, ...], said: bytes, sees: SeesTopic) -> bytes:
+    """What a member says, without what is hidden; b"" if it cannot be read."""
+    try:
+        _, body = decode_data(message, said)
+        for array in arrays:
+            if array in body:
+                body[array] = [each for each in body[array] if sees(_topic_of(each))]
+        if body["userData"]:
+            body["userData"] = None
+        return encode_data(message, int.from_bytes(said[:2], "big"), body)
+    except ProtocolError:
+        return b""
+
+
+def _topic_of(element: Any) -> str:
+    return str(element if isinstance(element, str) else element["topic"])
