@@ -97,6 +97,11 @@ class RefusedClient(KproxyError):
         super().__init__(text)
 
 
+def why_no_folder(fault: OSError) -> str:
+    """Why a folder cannot be made, in words."""
+    return "it is a file, no folder" if isinstance(fault, FileExistsError) else fault.strerror or str(fault)
+
+
 # The name that pip knows: on PyPI, `kproxy` is another project. The command and the import are `kproxy`.
 DISTRIBUTION = "kproxy-kafka"
 

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from kproxy import interrupts, spark
+from kproxy.interrupts import ComesLater
+
 # Interrupts itself when the module of that number, of all that the program imports, is about to be loaded.
 AT_IMPORT = """
 import signal, sys
@@ -47,6 +50,14 @@ main()
 """
 
 
+@pytest.fixture
+def as_python_has_it():
+    """SIGINT, whatever those who started the tests made of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupted(code, *arguments):
     """How the program ended, and what it said."""
     with socket.create_server(("127.0.0.1", 0)) as taken:  # which it cannot listen at: it never runs for long
@@ -63,3 +74,36 @@ def test_at_any_import_it_ends_the_program_without_a_word(number):
 
 def test_it_is_not_lost_in_a_callback():
     assert interrupted(IN_A_CALLBACK) == (-signal.SIGINT, "")
+
+
+def test_what_starts_a_process_is_not_cut_short_but_by_a_second_interrupt(monkeypatch, as_python_has_it):
+    done = []
+    for times, same_s in ((0, 1), (1, 1), (2, 60), (2, 0)):
+        monkeypatch.setattr(interrupts, "SAME_S", same_s)
+        try:
+            with ComesLater():
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
+                done.append(times)
+        except KeyboardInterrupt:
+            done.append(-times)
+    assert done == [0, 1, -1, 2, -2, -2] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with ComesLater():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_an_interrupt_while_spark_starts_waits_for_its_jvm(monkeypatch, as_python_has_it):
+    """Of a JVM that is being started only pyspark knows, and forgets it when it is cut short."""
+    sql = pytest.importorskip("pyspark.sql")
+    started = []
+
+    def start(_):
+        signal.raise_signal(signal.SIGINT)
+        started.append(True)
+
+    monkeypatch.setattr(sql.SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(sql.SparkSession.Builder, "getOrCreate", start)
+    with pytest.raises(KeyboardInterrupt):
+        spark.session("local[1]")
+    assert started

@@ -20,7 +20,9 @@ from typing import Any
 
 MAX_WAITING = 1000
 TEXT, JSON = FORMATS = ("text", "json")
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), 127)}  # a peer's name may not end a line or move a cursor
+# A peer's name may not end a line, move a cursor (C1 has sequences of its own) or turn the direction of what follows.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_CONTROLS |= {code: f"\\u{code:04x}" for code in (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _FLUSH_S = 1.0  # for the lines that wait when the process ends
 
 
@@ -91,7 +93,7 @@ class LineHandler(logging.Handler):
     def __init__(self, file: int = 2, form: str = TEXT, worker: int | None = None) -> None:
         super().__init__()
         self.setFormatter(JsonFormatter(worker) if form == JSON else TextFormatter(worker))
-        self._form = form
+        self.form = form
         self._file = file
         self._lines: queue.Queue[str] = queue.Queue(MAX_WAITING)
         self._left_out = 0  # since the last line that was written
@@ -114,7 +116,7 @@ class LineHandler(logging.Handler):
     def _gap(self, record: logging.LogRecord) -> str:
         """What stands where lines were left out."""
         text = f"({self._left_out} lines were left out here: nobody read them)"
-        if self._form == TEXT:
+        if self.form == TEXT:
             return text
         gap = logging.LogRecord("kproxy.log", logging.WARNING, "", 0, text[1:-1], (), None)
         gap.created, gap.msecs, gap.left_out = record.created, record.msecs, self._left_out
@@ -146,6 +148,12 @@ def begin(level: str, form: str = TEXT, *, worker: int | None = None) -> None:
     """From now on what kproxy and its libraries log goes to standard error; `worker`: which of several says it."""
     logging.basicConfig(level=level.upper(), handlers=[LineHandler(form=form, worker=worker)])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def form() -> str:
+    """How lines are written, for another process that writes some of them; TEXT where a program logs in its own way."""
+    handlers = (handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
+    return next((handler.form for handler in handlers), TEXT)
 
 
 def level() -> str:

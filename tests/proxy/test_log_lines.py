@@ -59,8 +59,11 @@ def test_what_a_peer_says_stays_on_its_line():
     reader, writer = os.pipe()
     handler = LineHandler(writer)
     handler.emit(record("host\nERROR forged\x1b[2J é"))
+    handler.emit(record("\x85ERROR \x9b2J\u2028\u202e"))
     handler.flush()
-    assert os.read(reader, 1000).decode().endswith(" host\\x0aERROR forged\\x1b[2J é\n")
+    first, second = os.read(reader, 1000).decode().removesuffix("\n").split("\n")
+    assert first.endswith(" host\\x0aERROR forged\\x1b[2J é")
+    assert second.endswith(" \\x85ERROR \\x9b2J\\u2028\\u202e")
 
 
 def written(handler, reader):

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kproxy.errors import ConfigError, KproxyError, of_extras
+from kproxy.errors import ConfigError, KproxyError, of_extras, why_no_folder
 from kproxy.metrics import Metrics
 from kproxy.proxy.config.flight import SEVERITIES, TRIGGERS, Flight
 from kproxy.proxy.control.tasks import Tasks
@@ -50,6 +50,16 @@ def folder_name(why: str) -> str:
     return f"{stamp}.{now_ns // 10**6 % 1000:03}Z-{why}"
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of dumps. Raises ConfigError: it cannot be made or written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "this user may not write there")
+    except OSError as fault:
+        raise ConfigError([("flight.folder", f"{folder} cannot be used: {why_no_folder(fault)}")]) from None
+
+
 class FlightRecorder:
     """A sink; `watch` is called for each session. All on the loop but the writing of a dump."""
 
@@ -58,12 +68,7 @@ class FlightRecorder:
         with of_extras(lambda missing: ConfigError([("flight", missing)])):  # heavy, and not everybody's
             from kproxy.flight.frames import Frames
             from kproxy.flight.headers import Headers
-        try:
-            settings.folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(settings.folder, os.W_OK | os.X_OK):
-                raise PermissionError(13, "this user may not write there")
-        except OSError as fault:
-            raise ConfigError([("flight.folder", f"{settings.folder} cannot be used: {fault.strerror}")]) from None
+        make_folder(settings.folder)
         span_ns = int(settings.minutes * 60e9)
         self.settings = settings
         self._worker = worker

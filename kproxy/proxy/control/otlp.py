@@ -101,7 +101,7 @@ class OtlpPush:
             bound_s = 2 * self._settings.timeout_s + SLACK_S  # of an attempt, connecting and its answer have their time
             metrics = await self._gather()
             try:
-                async with asyncio.timeout(bound_s):  # wait_for of Python 3.11 may forget that it was cancelled
+                async with asyncio.timeout(bound_s):
                     fault = await self._on_a_thread(metrics)
                 self._thread = None  # what it had to do is done
             except TimeoutError:

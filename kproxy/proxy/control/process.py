@@ -15,10 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kproxy import __version__
 from kproxy.errors import ConfigError, KproxyError
@@ -83,7 +84,7 @@ class Process:
         self._asked = asyncio.Event()
         self._again = asyncio.Event()
         self._ends = 0  # signals that ask for it
-        self._upgrading = False
+        self._upgrading: asyncio.Task[None] | None = None
         self._successor: subprocess.Popen[bytes] | None = None  # that has taken over
         self._ours: socket.socket | None = None  # our end towards those who follow, where this process stands in
         self._tasks = Tasks("process")
@@ -121,12 +122,15 @@ class Process:
                 self._tasks.spawn(self._watch(self._file))
             await self._server.until(self._asked)
         finally:
+            self._asked.set()
             self._server.reloader.close("it drains, and ends")
             config = self._server.config
             if self._successor is None:
                 self._notifier.stopping("draining", config.drain_delay_s + config.drain_timeout_s + 10)
             try:
                 await self._server.stop(self._again)
+                if self._upgrading is not None:  # it was given up, and the new process is ended
+                    await asyncio.wait([self._upgrading])
             finally:
                 collections.stop()
                 await self._tasks.cancel()
@@ -201,10 +205,10 @@ class Process:
             self._pass_on(number)
         elif number == signal.SIGHUP:
             self._tasks.spawn(self._reload(name))
-        elif self._upgrading or self._asked.is_set():
+        elif self._upgrading is not None or self._asked.is_set():
             log.warning("%s: not now, %s", name, "it drains" if self._asked.is_set() else "an upgrade is under way")
         else:
-            self._tasks.spawn(self._upgrade(name))
+            self._upgrading = self._tasks.spawn(self._upgrade(name))
 
     def _end(self, name: str) -> None:
         """The first time: drain, unless this is being done since another kproxy follows; the second time: at once."""
@@ -249,9 +253,11 @@ class Process:
     # --- upgrade -----------------------------------------------------------------------------------------------------
 
     async def _upgrade(self, asker: str) -> None:
-        """Start a new kproxy and let it take over; if it cannot, this one goes on as if nothing had been."""
+        """Start a new kproxy and let it take over; if it cannot, this one goes on as if nothing had been.
+
+        If this one is asked to end meanwhile, both do: whoever asked knows of no other.
+        """
         log.info("%s: a new kproxy is started", asker)
-        self._upgrading = True
         self._server.reloader.close("an upgrade is under way")
         child: subprocess.Popen[bytes] | None = None
         ours, theirs = upgrade.pair()
@@ -260,15 +266,17 @@ class Process:
         try:
             child = await asyncio.to_thread(self._start_child, theirs, keeper)
             theirs.close()
-            await self._hand_over(link, child)
+            await self._unless_it_ends(self._hand_over(link, child))
         except (KproxyError, OSError) as fault:
-            log.error("%s: the new kproxy has not taken over, this one goes on: %s", asker, fault)
+            goes_on = "drains" if self._asked.is_set() else "goes on"
+            log.error("%s: the new kproxy has not taken over, this one %s: %s", asker, goes_on, fault)
             self._server.hold(False)
             self._server.metrics.upgrades["failed"] += 1
             if child is not None:
                 await asyncio.to_thread(_end_child, child)
-            self._server.reloader.close("")
-            self._upgrading = False
+            if not self._asked.is_set():
+                self._server.reloader.close("")
+            self._upgrading = None
             link.close()
             if keeper_ours is not None:
                 keeper_ours.close()
@@ -279,9 +287,22 @@ class Process:
                 keeper.close()
         self._successor = child
         self._ours = keeper_ours
+        if self._ends:  # asked in the moment of the change
+            child.terminate()
         log.info("process %d has taken over, this one drains", child.pid)
         self._tasks.spawn(self._report(link))
         self._asked.set()
+
+    async def _unless_it_ends(self, work: Coroutine[Any, Any, None]) -> None:
+        """Raises KproxyError if this process is asked to end before the work is done, and what the work raises."""
+        working, asked = asyncio.create_task(work), asyncio.create_task(self._asked.wait())
+        await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not working.cancel():
+            working.result()
+            return
+        await asyncio.wait([working])
+        raise KproxyError("this one was asked to end")
 
     def _keeper_for_child(self) -> tuple[socket.socket | None, socket.socket | None]:
         """(our end, theirs): whether this process stands in; if somebody else does, (None, the end that we have)."""

@@ -18,6 +18,7 @@ from kproxy.errors import ConfigError, of_extras
 from kproxy.metrics import Metrics
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
+from kproxy.proxy.access.audit import require_writable
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.config.tls import ClientTls
@@ -196,6 +197,7 @@ class Server:
     # What a kproxy of several processes does otherwise; see `parent` and `worker_process`.
 
     def _shares(self) -> descriptors.Shares:
+        require_writable(self.config.audit)  # not in workers, which are replaced while it runs
         shares = descriptors.reserve(self.config.max_connections, self.config.workers)
         log.info("kproxy %s: at most %d connections", __version__, shares.connections)
         return shares
@@ -295,8 +297,7 @@ class Server:
         try:
             await admin.start()
         except OSError as fault:
-            text = f"{address} cannot be bound: {why_unbound(fault)}"
-            raise ConfigError([("admin", text)]) from None
+            raise ConfigError([("admin", f"{address} cannot be bound: {why_unbound(fault)}")]) from None
         self._admin = admin
         self._sampling = self._tasks.spawn(live.run())
         log.info("admin at %s: /metrics /health /ready", admin.url)
@@ -486,7 +487,8 @@ class Server:
         self._draining = True
         if self.config.drain_delay_s and self._worker is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(at_once.wait(), self.config.drain_delay_s)
+                async with asyncio.timeout(self.config.drain_delay_s):
+                    await at_once.wait()
         for cluster in self.clusters:
             cluster.retire(None, ends=True)
         for listener in self.zookeeper:

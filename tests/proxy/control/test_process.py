@@ -288,6 +288,25 @@ def test_a_new_version_that_fails_leaves_the_old_one_serving(settings):
     live(test())
 
 
+def test_whoever_ends_it_in_the_middle_of_an_upgrade_ends_both(settings):
+    async def test():
+        first, second = Brokers(1), Brokers(1)
+        config = settings(first, second)
+        config.process["drain_delay_s"] = 60  # time enough for the new one to take over
+        config.write()
+        async with kproxy_process(config.file, config.admin) as kproxy:
+            kproxy.signal(signal.SIGUSR2)
+            await kproxy.says("a new kproxy is started")
+            kproxy.signal(signal.SIGTERM)
+            await kproxy.says("has not taken over, this one drains: this one was asked to end")
+            await until(lambda: not descendants(kproxy.pid))
+            kproxy.signal(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                assert await kproxy.process.wait() == 0
+
+    live(test())
+
+
 def test_who_stands_in_passes_signals_on(settings):
     """The process that the test has started is the kproxy of the moment, for whoever watches it: by each signal."""
 

@@ -99,10 +99,18 @@ def _differing(old: Cluster, new: Cluster) -> tuple[str, ...]:
 
 
 def _drains(old: Cluster, new: Cluster, settings: tuple[str, ...]) -> bool:
-    if DRAINS.intersection(settings):
+    if DRAINS.intersection(settings) or _certificates(old) != _certificates(new):
         return True
     # Another list of the same cluster's brokers, as long as one is in both; else it may well be another cluster.
     return "bootstrap" in settings and not set(old.bootstrap) & set(new.bootstrap)
+
+
+def _certificates(cluster: Cluster) -> tuple[Any, ...]:
+    """What decides which principals clients have by their certificates, and who comes in without one."""
+    tls = cluster.tls
+    if tls is None or tls.client_certificates == "none":
+        return ()
+    return tls.client_certificates, tls.ca, tls.principal_mapping_rules
 
 
 def same_upstream(old: Cluster, new: Cluster) -> bool:

@@ -52,7 +52,8 @@ async def drain(relays: Collection[Relay], timeout_s: float, at_once: asyncio.Ev
     async def until(end: float) -> None:
         while any(not relay.closed for relay in relays) and loop.time() < end and not at_once.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(at_once.wait(), min(_POLL_S, max(0.0, end - loop.time())))
+                async with asyncio.timeout(min(_POLL_S, max(0.0, end - loop.time()))):
+                    await at_once.wait()
 
     try:
         await until(start + LAST_SHARE * timeout_s)

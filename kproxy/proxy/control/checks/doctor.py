@@ -15,11 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kproxy.errors import ConfigError
+from kproxy.errors import ConfigError, of_extras
 from kproxy.metrics import Metrics
+from kproxy.proxy.access.sasl import tokens
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
-from kproxy.proxy.config.settings import Config
+from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.config.zookeeper import ZooKeeper
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.checks.doctor_cluster import PORT_MEND, ClusterExamination
@@ -35,6 +36,9 @@ START_BYTES = 61_000_000  # of each process
 UNSENT_BYTES = 2 * 512 * 1024  # of one connection whose sides both take nothing: one read each
 
 SERVER_MEND = "is the server up, is it the right address and port (2181 as a rule), does a firewall let kproxy through?"
+KEYS_MEND = (
+    "is it the URL of the issuer's jwks_uri, does this host reach it, and does jwks_ca_file vouch for its certificate?"
+)
 
 Say = Callable[[str], None]  # takes a line about what is being done
 
@@ -80,7 +84,8 @@ async def _examine(config: Config, report: Report, timeout_s: float, say: Say) -
             examination.listen()
         async with asyncio.timeout(timeout_s):
             ensembles = (_zookeeper(each, config.connect_timeout_s, gate, report) for each in config.zookeeper)
-            await asyncio.gather(*(examination.run() for examination in examinations), *ensembles)
+            keys = (_keys(cluster, report) for cluster in config.clusters)
+            await asyncio.gather(*(examination.run() for examination in examinations), *ensembles, *keys)
     except TimeoutError:
         report.error(
             "time",
@@ -110,6 +115,24 @@ async def _zookeeper(settings: ZooKeeper, within_s: float, gate: Gate, report: R
             say("reachability", f"{name}: server {server}", f"cannot be reached: {fault}", SERVER_MEND)
         else:
             report.ok("reachability", f"{name}: server {server}", "accepts connections")
+
+
+async def _keys(cluster: Cluster, report: Report) -> None:
+    """The keys that check tokens of clients are there: without them each login by OAUTHBEARER is refused."""
+    settings = cluster.authentication
+    if settings is None or settings.jwks_url is None:
+        return
+    subject = f"cluster {cluster.name}: authentication.jwks_url"
+    try:
+        found = await asyncio.to_thread(tokens.fetch, settings.jwks_url, settings.jwks_ca_file)
+        with of_extras(lambda missing: ConfigError([(subject, f"it {missing}")])):
+            tokens.TokenChecker(issuer=None, audience=(), claim="sub", skew_s=0).use(found)
+    except tokens.TokenError as fault:
+        report.error("login", subject, f"{fault}: logins of clients by OAUTHBEARER would be refused", KEYS_MEND)
+    except ConfigError as missing:
+        report.error("configuration", subject, str(missing), "install it")
+    else:
+        report.ok("login", subject, "answers with keys that can check tokens")
 
 
 async def _unreached(server: Address, within_s: float) -> str:

@@ -122,15 +122,23 @@ class Logins:
                 load = partial(tokens.fetch, settings.jwks_url or "", settings.jwks_ca_file)
             keys = Keys(self._cluster.name, checker, load, settings.jwks_refresh_s)
 
-        async def refresh(newer: bool) -> None:
+        def refresh_users() -> None:
             if users is not None and users.refresh():
                 if users.fault:
                     text = "cluster=%s: the users from before stay, since %s"
                     self._limiter.log(logging.ERROR, "users", text, self._cluster.name, users.fault)
                 else:
                     log.info("cluster=%s: %d users read from %s", self._cluster.name, len(users.users), users.path)
+
+        async def refresh(newer: bool) -> None:
+            refresh_users()
             if keys is not None:
                 await keys.fresh(newer)
+
+        def begin(newer: bool) -> None:
+            refresh_users()
+            if keys is not None:
+                keys.begin(newer)
 
         for mechanism in (*settings.mechanisms, "unknown"):
             self._cells.expect_authentications("client", mechanism, CLIENT_OUTCOMES)
@@ -139,6 +147,7 @@ class Logins:
             settings.session_lifetime_s,
             settings.failure_delay_s,
             refresh,
+            begin,
             partial(self._cells.authenticated, "client"),
         )
 
@@ -147,8 +156,8 @@ class Logins:
     def authorizer(self, client: Incoming, behind: Authorizer | None) -> Authorizer | None:
         """What decides about requests of a client, those to log in first, and leaves the others to `behind`."""
         if self.of_clients is not None and client.session is not None:
-            lifetime_ms = self.of_clients.lifetime_ms
-            return RenewLogins(self.of_clients.checks, client.session, lifetime_ms, behind)
+            owner = self.of_clients
+            return RenewLogins(owner.checks, client.session, owner.lifetime_ms, owner.begin, behind)
         if self.of_broker is not None:
             return AnswerLogins(partial(self._login_answered, client), behind)
         return behind
@@ -192,7 +201,9 @@ class Logins:
 
     @staticmethod
     def named(session: Session, client: Incoming, now_ns: int) -> None:
-        """Report the software that a client named before its login."""
+        """Report what a client named before its login: itself, and its software."""
+        if client.session is not None:
+            session.client_id = client.session.client_id
         if client.session is not None and client.session.software is not None:
             session.software = client.session.software
             session.events.append(ClientNamed(client.session.client_id, *client.session.software, now_ns))

@@ -19,6 +19,7 @@ from typing import Any
 
 from kproxy.metrics import Metrics
 from kproxy.metrics.groups import InsightCells
+from kproxy.proxy import log_lines
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.knowledge import feed_process
 from kproxy.proxy.control.operators import parameters
@@ -171,8 +172,8 @@ class FeedLink:
             return
         finally:
             self._starting = None
-        self._channel = Channel(ours, {"cells": self._take}, self._ended)
-        self._channel.send("begin", self._metrics.clock_offset_ns, self.record, self.settings)
+        self._channel = Channel(ours, {"cells": self._take, "dropped": self._dropped}, self._ended)
+        self._channel.send("begin", self._metrics.clock_offset_ns, self.record, self.settings, log_lines.form())
         log.info("groups and leaders are followed by process %d", self._process.pid)
         if self._closed:
             return
@@ -225,12 +226,19 @@ class FeedLink:
             self._cells[name] = cells
             self._pause_s = _FIRST_PAUSE_S
 
+    def _dropped(self, rows: int) -> None:
+        self._metrics.insight_dropped += rows
+
     def _show(self, name: str) -> None:
-        """From now on a scrape of the cluster has what is known; loaded there, on its thread."""
+        """From now on a scrape of the cluster has what is known; loaded there, on its thread, once until it changes."""
         self._cells.setdefault(name, b"")
+        loaded = b"", InsightCells()
 
         def load() -> InsightCells:
-            data = self._cells.get(name)
-            return pickle.loads(data) if data else InsightCells()
+            nonlocal loaded
+            data = self._cells.get(name, b"")
+            if data != loaded[0]:
+                loaded = data, pickle.loads(data) if data else InsightCells()
+            return loaded[1]
 
         self._metrics.cluster(name).insight = load

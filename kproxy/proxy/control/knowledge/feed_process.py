@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from kproxy.insight import rows
 from kproxy.insight.rows import Row
+from kproxy.proxy import log_lines
 from kproxy.proxy.control.knowledge.feed import Heard, Unpacker
 from kproxy.proxy.control.knowledge.known_cluster import KnownCluster
 from kproxy.proxy.control.workers.channel import Channel, Handler
@@ -77,6 +78,7 @@ class _Process:
         self._changed: set[str] = set()
         self._clock_offset_ns = 0
         self._recorder: KnowledgeRecorder | None = None
+        self._told_dropped = 0  # of its rows that are lost
         self._last_source: dict[str, str] = {}  # by cluster
 
     async def run(self) -> None:
@@ -96,8 +98,9 @@ class _Process:
         if self._recorder is not None:
             self._finish()
 
-    def _begin(self, clock_offset_ns: int, record: Path | None, settings: dict[str, Any]) -> None:
+    def _begin(self, clock_offset_ns: int, record: Path | None, settings: dict[str, Any], log_format: str) -> None:
         """record: the folder that rows are written to."""
+        log_lines.begin("warning", log_format)
         self._clock_offset_ns = clock_offset_ns
         if record is not None:
             from kproxy.tables.knowledge_recorder import KnowledgeRecorder  # heavy, and not everybody's
@@ -230,9 +233,12 @@ class _Process:
     async def _publish(self) -> None:
         while True:
             await asyncio.sleep(PUBLISH_S)
+            self._tick()
             if self._recorder is not None:
                 self._recorder.tick()
-            self._tick()
+                if self._recorder.dropped > self._told_dropped:
+                    self._channel.send("dropped", self._recorder.dropped - self._told_dropped)
+                    self._told_dropped = self._recorder.dropped
             if self._channel.is_behind:
                 continue
             for name in list(self._changed):

@@ -20,6 +20,7 @@ import json
 import logging
 import socket
 import sys
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -47,7 +48,7 @@ IDLE_S = 30.0  # for an answer to be taken, and the next request to come
 TAKEN_S = 10.0  # for a line of a stream to be taken; as long as a trace is kept for who does not read it
 FULL_S = 1.0  # for an answer to be taken while all connections are in use
 MAX_CONNECTIONS = 32
-_THREAD_BYTES = 4096  # answers from this size on are compressed on a thread
+_THREAD_BYTES = 64 * 1024  # of an answer; more is compressed on a thread (this much takes 0.4 ms)
 MAX_BODY = 64 * 1024  # of a request
 MAX_LINE = 128 * 1024  # its first: /api/groups is asked for what is behind a group, whose id may have 32 KiB
 RETRY_AFTER_S = "1"  # of what cannot be said yet
@@ -208,7 +209,7 @@ class Admin:
         loop = asyncio.get_running_loop()
         body, content_type = await loop.run_in_executor(self._renderer, self._scrape, accept)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        return _compressed(request, web.Response(body=body, headers=headers, zlib_executor_size=_THREAD_BYTES))
+        return await _packed(request, body, headers)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -241,7 +242,7 @@ class Admin:
         except ValueError as fault:
             raise web.HTTPBadRequest(text=f"{fault}\n") from None
         headers = {"Content-Type": "application/json; charset=utf-8"}
-        return _compressed(request, web.Response(body=text.encode(), headers=headers, zlib_executor_size=_THREAD_BYTES))
+        return await _packed(request, text.encode(), headers)
 
     async def _api_action(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -281,7 +282,7 @@ class Admin:
         if asset is None:
             raise web.HTTPNotFound(text="no such part of the page\n")
         headers = {"Content-Type": asset.content_type, **PAGE_HEADERS}
-        return _compressed(request, web.Response(body=asset.body, headers=headers, zlib_executor_size=_THREAD_BYTES))
+        return await _packed(request, asset.body, headers)
 
     async def _index(self, _: web.Request) -> web.Response:
         links = {
@@ -444,8 +445,17 @@ async def _json_of_slices(slices: Slices) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def _compressed(request: web.Request, response: web.Response) -> web.Response:
-    """The answer, to be compressed on the way where the client takes gzip."""
+async def _packed(request: web.Request, body: bytes, headers: dict[str, str]) -> web.Response:
+    """The answer, compressed where the client takes gzip.
+
+    By hand: aiohttp has no say in the level, and its own takes four times as long as this for a tenth fewer bytes.
+    """
     if "gzip" in request.headers.get("Accept-Encoding", "").lower():
-        response.enable_compression(web.ContentCoding.gzip)
-    return response
+        many = len(body) > _THREAD_BYTES
+        body = await asyncio.to_thread(_gzip, body) if many else _gzip(body)
+        headers = {**headers, "Content-Encoding": "gzip"}
+    return web.Response(body=body, headers={"Vary": "Accept-Encoding", **headers})
+
+
+def _gzip(body: bytes) -> bytes:
+    return zlib.compress(body, zlib.Z_BEST_SPEED, wbits=zlib.MAX_WBITS + 16)  # + 16: the format is gzip's

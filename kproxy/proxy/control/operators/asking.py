@@ -47,6 +47,15 @@ class AdminPort:
             address = f"localhost:{address.lstrip(':')}"
         if "://" not in address:
             address = f"{'https' if ca is not None else 'http'}://{address}"
+        try:
+            parts = urllib.parse.urlsplit(address)
+            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port above 65535, a bracket that is not closed
+            sound = False
+        if not sound:
+            raise KproxyError(
+                f"{address} is no address of an admin port: give [http[s]://]HOST:PORT, or a PORT of here"
+            )
         self.url = address
         self._token_file = token_file
         self._headers = {"X-Kproxy": "ctl", NO_PAGE: "ctl", "Accept": "application/json"}

@@ -346,7 +346,8 @@ class Crew:
     async def _how_it_ended(self, member: Member) -> str:
         ended = self._by_pid[member.pid]
         try:
-            status = await asyncio.wait_for(asyncio.shield(ended), _STATUS_S)
+            async with asyncio.timeout(_STATUS_S):
+                status = await asyncio.shield(ended)
         except TimeoutError:
             with suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGKILL)
@@ -433,7 +434,8 @@ class Crew:
         while self._members and time.monotonic() < end:
             self._changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(0.0, end - time.monotonic()))
+                async with asyncio.timeout(max(0.0, end - time.monotonic())):
+                    await self._changed.wait()
         for member in self.members:
             log.error("worker %d (pid %d) does not end and is killed", member.number, member.pid)
             with suppress(ProcessLookupError):

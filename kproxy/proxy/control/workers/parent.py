@@ -22,6 +22,7 @@ from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control import descriptors
 from kproxy.proxy.control.changing.changes import Changes
 from kproxy.proxy.control.cluster import ClusterProxy
+from kproxy.proxy.control.flight import make_folder
 from kproxy.proxy.control.server import Server
 from kproxy.proxy.control.workers.channel import Gone, Handler
 from kproxy.proxy.control.workers.crew import Client, Crew, Member
@@ -72,7 +73,9 @@ class Parent(Server):
         self.crew.most_in_each = shares.in_each
 
     def _start_flight(self, worker: int | None = None) -> None:
-        """Workers have it."""
+        """Workers have it. A folder that cannot be used is told before they begin."""
+        if self.config.flight is not None:
+            make_folder(self.config.flight.folder)
 
     async def _start_workers(self) -> None:
         try:

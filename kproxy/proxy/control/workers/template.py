@@ -97,7 +97,8 @@ class Template:
         try:
             with sock:
                 socket.send_fds(self._sock, [b"%d" % number], [sock.fileno()])
-            pid = await asyncio.wait_for(forked, FORK_S)
+            async with asyncio.timeout(FORK_S):
+                pid = await forked
         finally:
             del self._pids[number]
         if pid < 0:
@@ -118,7 +119,8 @@ class Template:
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(_reaped(self.pid), _KILL_AFTER_S)
+            async with asyncio.timeout(_KILL_AFTER_S):
+                await _reaped(self.pid)
             return
         self.kill()  # it hangs, or a worker does
         await _reaped(self.pid)
@@ -163,6 +165,8 @@ def _run(work: Callable[[], None]) -> None:
     try:
         work()
         status = 0
+    except SystemExit:  # the parent has been told why
+        pass
     except BaseException:
         traceback.print_exc()
     finally:

@@ -53,11 +53,19 @@ class Worker:
     def __post_init__(self) -> None:
         self.loops = self.guard(self.gate.is_ours)
         self.held = HeldBudget(self.config.max_held_bytes)
+        self.held.give_up = self._give_up_held
         self.ageing = Ageing(self.relays)
         self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s, mark=self.config.upstream_mark)
         self.audit = Audit(self.config.audit) if self.config.audit else None
         if self.audit is not None:
             self.metrics.audit_lines = self.audit.counts
+
+    def _give_up_held(self, session: object) -> None:
+        """End the connection that has held a request for longest: there is no room left."""
+        for relay in tuple(self.relays.values()):
+            if relay.session is session:
+                relay.give_up_held()
+                return
 
     def handshakes(self) -> Handshakes:
         """Those of TLS; made with the first call, since most need none."""

@@ -44,6 +44,24 @@ def test_each_difference_is_named(settings):
     assert changes(settings(ONE), settings(ONE + "read_only = true\n")).drained == ("one",)
 
 
+def test_who_clients_are_by_their_certificates_is_decided_anew(settings):
+    plain = '[cluster.tls]\ncertificate = "one.pem"\n'
+    asks = plain + 'ca = "ca.pem"\nclient_certificates = "required"\n'
+    rules = 'principal_mapping_rules = "RULE:^CN=(.*?),.*$/$1/"\n'
+    for before, after, drains in (
+        ("", plain, False),
+        (plain, plain.replace("one.pem", "two.pem"), False),
+        (plain, asks, True),
+        (asks, asks.replace("one.pem", "two.pem"), False),
+        (asks, asks.replace("required", "wanted"), True),
+        (asks, asks.replace("ca.pem", "other.pem"), True),
+        (asks, asks + rules, True),
+        (asks, "", True),
+    ):
+        found = changes(settings(ONE + before), settings(ONE + after))
+        assert found.changed == {"one": ("tls",)} and found.drained == (("one",) if drains else ())
+
+
 def test_the_documentation_has_every_setting():
     rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
     named = {row.split("|")[1]: set(re.findall(r"`(\w+)`", row.split("|")[1])) for row in rows}

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from kproxy.proxy.access.sasl.users import change
 from kproxy.proxy.control.checks.check import check, summary
 from kproxy.views.check import runs
 from tests.certificates import Authority
@@ -102,6 +103,31 @@ def test_what_would_run_says_what_is_left_to_defaults(written):
     file = written("admin = 9600\n" + cluster() + '[[cluster.policy]]\naction = "allow"\ntopic = "a"\n')
     told = "\n".join(runs(summary(check(file, {}).config)))
     assert "1 rule, what none matches is denied" in told and "localhost:9600" in told
+
+
+def test_what_a_start_would_log_is_a_warning_here_and_a_finding_of_the_doctor(written, tmp_path):
+    files = Authority(tmp_path).expired()
+    tls = f'[cluster.tls]\ncertificate = "{files.certificate}"\nkey = "{files.key}"\n'
+    file = written(cluster(bootstrap=["127.0.0.1:1"]) + tls)
+    done = run(file)
+    assert done.returncode == 0 and done.stderr.startswith("warning: cluster=default tls: ")
+    (line,) = done.stderr.splitlines()
+    assert "expired at" in line
+    command = [*KPROXY, "doctor", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == "" and done.stdout.count("mend: renew it") == 1
+
+
+def test_logins_that_kproxy_checks_do_not_pass_through(written, tmp_path):
+    def said(settings):
+        done = run(written(cluster() + settings))
+        return [line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.strip().startswith("login ")]
+
+    assert said("") == ["passed through, if clients log in"]
+    change(tmp_path / "users", "alice", "pass of alice")
+    assert said(f'[cluster.authentication]\nmechanisms = ["PLAIN"]\nusers_file = "{tmp_path}/users"\n') == [
+        "none at the brokers"
+    ]
 
 
 def test_what_would_run_has_zookeeper(written):

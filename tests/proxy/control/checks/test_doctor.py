@@ -18,6 +18,7 @@ from kproxy.proxy.control.checks.doctor import examine
 from kproxy.views.doctor import lines
 from tests.certificates import Authority
 from tests.ports import free_ports
+from tests.proxy.access.sasl.test_tokens import issuer  # noqa: F401 - a fixture
 
 HOST = "127.0.0.1"
 QUICK = {"connect_timeout_s": "1", "max_connections": "1000"}
@@ -88,6 +89,21 @@ def test_names_and_addresses_that_nobody_is_at(cluster):
     assert f"bootstrap {HOST}:{closed}: {HOST}:{closed} cannot be reached: Connection refused" in str(
         found(report, "reachability")
     )
+
+
+def test_keys_that_check_tokens(cluster, issuer, tmp_path):  # noqa: F811
+    url, authorities = issuer
+    file = tmp_path / "kproxy.toml"
+    settings = (
+        f"[[cluster]]\n[cluster.authentication]\nmechanisms = ['OAUTHBEARER']\nissuer = 'i'\naudience = 'a'\n"
+        f"jwks_ca_file = '{authorities}'\njwks_url = "
+    )
+    file.write_text(f"{settings}'{url}/keys'\n")
+    report = examine(str(file), {}, flags(cluster))
+    assert report.findings == [] and "login" in {one.check for one in report.passed}
+    for path, said in (("large", "more than"), ("odd", "does not speak HTTP"), ("moved", "cannot be fetched")):
+        file.write_text(f"{settings}'{url}/{path}'\n")
+        only(examine(str(file), {}, flags(cluster)), "login", "error", said)
 
 
 def test_a_host_that_accepts_and_says_nothing(cluster):

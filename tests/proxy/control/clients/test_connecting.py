@@ -3,16 +3,18 @@
 import asyncio
 import json
 import socket
+from contextlib import suppress
 from uuid import UUID
 
 from kproxy.protocol import codec
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.control.clients.entrance import Entrance
 from kproxy.proxy.relay.ends import Incoming
+from kproxy.wire import interest
 from tests.proxy.live import Broker, Wire, kproxy, live
 from tests.wire.playbook import request, response
 
-FETCH, METADATA, API_VERSIONS = 1, 3, 18
+PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 ORDERS, SECRET = UUID(int=1), UUID(int=2)
 
 
@@ -64,6 +66,49 @@ def test_a_topic_that_is_called_by_an_unknown_id_is_refused_until_kproxy_has_ask
             assert cells.refusals["Fetch", "rule"] == 1
             assert cells.refusals["Fetch", "unknown_topic_id"] == 2
             assert cells.refusals["Produce", "rule"] == 0  # born at 0
+
+    live(talk())
+
+
+def test_clients_that_hold_all_of_the_room_and_do_not_go_on_make_room_for_others(monkeypatch):
+    """Their requests would be decided once they are whole."""
+
+    def produce(size: int) -> bytes:
+        data = [{"name": "orders", "partitionData": [{"index": 0, "records": b"r" * size}]}]
+        return request(PRODUCE, 9, 1, {"acks": 1, "timeoutMs": 1, "topicData": data})
+
+    async def talk() -> None:
+        policy = (Rule(action="deny", topic="secret-*"),)
+        async with kproxy(cluster={"policy": policy}, max_held_bytes=1 << 20) as here:
+            held = here.server._running.held
+            monkeypatch.setattr(interest, "HELD_PATIENCE_NS", 1 << 62)  # at first everybody has some time left
+            idle = []
+            for _ in range(4):
+                idle.append(await here.connect())
+                await idle[-1][0].send(produce(250_000)[:-1])
+                await here.until(lambda: held._held_bytes >= len(idle) * 250_000)
+            whole = produce(200_000)
+            client, _ = await here.connect()
+            with suppress(OSError):
+                await client.send(whole[:150_000])
+                await client.rest()
+            await here.until(lambda: here.relays == 4)
+            monkeypatch.setattr(interest, "HELD_PATIENCE_NS", 0)
+            client, broker = await here.connect()
+            for start in range(0, len(whole), 50_000):
+                await client.send(whole[start : start + 50_000])
+                await asyncio.sleep(0.02)
+            assert await broker.frame() == whole
+            await here.until(lambda: here.relays == 4)
+            with suppress(OSError):
+                assert await idle[0][0].rest() == b""  # who has waited for longest
+            await idle[1][0].send(produce(250_000)[-1:])
+            assert await idle[1][1].frame() == produce(250_000)  # the others have lost nothing
+            for wire in (*(wire for pair in idle for wire in pair), client, broker):
+                wire.close()
+            await here.until(lambda: not here.relays)
+            assert held._held_bytes == 0 and not held._requests
+            assert here.counted.disconnects["fault"] == 2
 
     live(talk())
 

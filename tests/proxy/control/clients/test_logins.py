@@ -17,8 +17,10 @@ from kproxy.proxy.config.load import load
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.control.changing.changes import changes
 from kproxy.proxy.control.clients.logins import Logins
+from kproxy.proxy.control.operators.operating import connection_row
 from kproxy.proxy.control.server import Server
 from kproxy.proxy.upstream.loops import LoopGuard
+from tests.proxy.access.sasl.test_tokens import OTHER, RSA, jwk, jwks, token
 from tests.proxy.live import HOST, Broker, Live, Wire, free_ports, live, request, response
 
 HANDSHAKE, API_VERSIONS, AUTHENTICATE, METADATA, SUBSCRIPTIONS = 17, 18, 36, 3, 71
@@ -106,6 +108,22 @@ def counted(here: Live) -> dict[tuple[str, str, str], int]:
     return {key: count for key, count in cells.authentications.items() if count}
 
 
+def test_the_id_of_a_client_is_known_from_its_login_on(tmp_path: Path) -> None:
+    """One that only asks for Metadata, of which no client id is read."""
+
+    async def test() -> None:
+        async with served(tmp_path, AUTHENTICATION) as here:
+            await ready(here)
+            client = await Wire.dial(here.port)
+            await logged_in(client)
+            await answers(here.broker)
+            assert here.server._worker is not None
+            (row,) = map(connection_row, here.server._worker.relays.values())
+            assert (row["principal"], row["client_id"]) == ("User:alice", "c")
+
+    live(test())
+
+
 def test_a_client_newer_than_its_broker_is_told_as_a_broker_tells_it(tmp_path: Path) -> None:
     """KIP-511: an ApiVersions that the broker does not know is answered in version 0, and the client asks again."""
 
@@ -179,6 +197,57 @@ def test_a_login_in_the_middle_must_be_the_same_users(tmp_path: Path, mechanism:
             assert here.counted.disconnects == {"authentication": 1}
 
     live(test())
+
+
+def test_whoever_is_removed_renews_no_session(tmp_path: Path) -> None:
+    """Though nobody else logs in, for whom the file would be read."""
+
+    async def test() -> None:
+        async with served(tmp_path, AUTHENTICATION) as here:
+            await ready(here)
+            client = await Wire.dial(here.port)
+            await logged_in(client)
+            await answers(here.broker)
+            assert (await logged_in(client))["errorCode"] == 0
+            change(tmp_path / "users", "alice", None)
+            assert (await logged_in(client))["errorCode"] == 58
+            assert await client.rest() == b""
+
+    live(test())
+
+
+def test_a_key_that_is_withdrawn_renews_no_session(tmp_path: Path) -> None:
+    settings = """
+[cluster.authentication]
+mechanisms = ["OAUTHBEARER"]
+jwks_file = "{folder}/keys"
+jwks_refresh_s = 0.05
+audience = "kafka"
+issuer = "https://issuer"
+failure_delay_s = 0
+"""
+    keys = tmp_path / "keys"
+    keys.write_bytes(jwks(jwk(RSA, kid="one")))
+    bearer = f"n,,\x01auth=Bearer {token(kid='one')}\x01\x01".encode()
+
+    async def logged_in(wire: Wire) -> bytes:
+        assert (await asked(wire, HANDSHAKE, 1, {"mechanism": "OAUTHBEARER"}))["errorCode"] == 0
+        answer = await asked(wire, AUTHENTICATE, 2, {"authBytes": bearer})
+        assert answer["errorCode"] == 0
+        return bytes(answer["authBytes"])
+
+    async def test() -> None:
+        async with served(tmp_path, settings) as here:
+            await ready(here)
+            client = await Wire.dial(here.port)
+            assert await logged_in(client) == b""
+            await answers(here.broker)
+            assert await logged_in(client) == b""
+            keys.write_bytes(jwks(jwk(OTHER, kid="one")))
+            while await logged_in(client) == b"":  # noqa: ASYNC110 - keys are loaded beside
+                await asyncio.sleep(0.05)
+
+    live(test(), within_s=20)
 
 
 def test_one_login_in_the_middle_is_refused_and_those_behind_it_are_not_even_checked(tmp_path: Path) -> None:

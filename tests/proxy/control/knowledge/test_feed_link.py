@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pickle
 import resource
 import signal
 from contextlib import suppress
@@ -15,7 +16,7 @@ import pytest
 
 from kproxy.insight.groups import MAX_GROUPS as FOLLOWED
 from kproxy.metrics import Metrics
-from kproxy.metrics.groups import MAX_GROUPS, MAX_PARTITIONS
+from kproxy.metrics.groups import MAX_GROUPS, MAX_PARTITIONS, InsightCells
 from kproxy.proxy.control.knowledge import feed_link
 from kproxy.proxy.control.knowledge.feed import QUEUE_BYTES, Feed, Heard, Whose
 from kproxy.proxy.control.knowledge.feed_link import GROUPS_PER_SLICE, FeedLink
@@ -203,6 +204,20 @@ def test_if_the_process_hangs_it_is_killed_and_another_one_follows(monkeypatch, 
         live(test(workers), PATIENCE_S)
 
 
+def test_what_is_known_is_loaded_once_for_all_who_ask_until_it_changes():
+    metrics = Metrics()
+    link = FeedLink(metrics, lambda: None)
+    link._show("c")
+    known = InsightCells()
+    link._take("c", pickle.dumps(known))
+    first = metrics.cluster("c").insight()
+    link._take("c", pickle.dumps(known))  # it is told again and again
+    assert metrics.cluster("c").insight() is first
+    known.groups.cell_for("g", 1, 0)
+    link._take("c", pickle.dumps(known))
+    assert "g" in metrics.cluster("c").insight().groups.cells
+
+
 def test_a_clock_that_is_set_keeps_nothing_waiting(monkeypatch):
     """Packets that `kproxy watch` reads have the time of day, which may go on by an hour, as where a machine slept."""
     monkeypatch.setattr(feed_link, "BEAT_S", 0.05)
@@ -357,3 +372,44 @@ def test_what_is_known_is_recorded_beside_the_exchanges(tmp_path):
 
     for workers in (1, 2):
         live(test(workers, tmp_path / str(workers)), PATIENCE_S)
+
+
+def test_what_the_process_says_is_a_line_as_all_others(tmp_path):
+    """Of its part of the folder, whose place something else has taken meanwhile."""
+
+    async def test():
+        place = tmp_path / "tables"
+        async with kproxy("--detail", "topics", "--record", str(place), "--log-format", "json", workers=1) as here:
+            await here.said("groups and leaders are followed by process")
+            place.rename(tmp_path / "moved")
+            place.touch()
+            await rebalance([await here.connect() for _ in range(2)], "g", 1)
+            here.process.send_signal(signal.SIGTERM)
+            await here.process.wait()
+            await here.said("rows of insight are lost")
+            said = [json.loads(line) for line in here.lines]
+        (lost,) = [line for line in said if "rows of insight are lost" in line["message"]]
+        assert (lost["level"], lost["logger"]) == ("error", "kproxy.recorder")
+
+    live(test(), PATIENCE_S)
+
+
+def test_rows_that_the_process_cannot_write_are_counted(monkeypatch, tmp_path):
+    """While it runs; the recorder itself, which has too few events for a file yet, has lost none."""
+    (tmp_path / "sitecustomize.py").write_text("import kproxy.tables.knowledge_recorder as it\nit.ROLL_S = 0.1\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+
+    async def test():
+        place = tmp_path / "tables"
+        async with kproxy("--detail", "topics", "--record", str(place), workers=1) as here:
+            await here.said("groups and leaders are followed by process")
+            place.rename(tmp_path / "moved")
+            place.touch()
+            await rebalance([await here.connect() for _ in range(2)], "g", 1)
+
+            async def is_counted() -> bool:
+                return total(await here.scrape(), "kproxy_recorder_dropped_total") > 0
+
+            await here.until(is_counted)
+
+    live(test(), PATIENCE_S)

@@ -534,6 +534,33 @@ def test_what_several_workers_count_is_what_one_counts():
     live(test(), PATIENCE_S)
 
 
+def test_what_keeps_a_worker_from_its_start_is_a_line_and_no_stack(tmp_path):
+    """A folder, which is told before there are workers; and what only they find."""
+
+    async def test():
+        (tmp_path / "file").touch()
+        broker = Broker()
+        without = tmp_path / "without"  # an extra that is not there
+        (without / "numpy").mkdir(parents=True)
+        (without / "numpy/__init__.py").write_text("raise ModuleNotFoundError('no numpy', name='numpy')")
+        for dumps, first, said in (
+            (tmp_path / "file", tmp_path, "file cannot be used: it is a file, no folder"),
+            (tmp_path / "dumps", without, "cannot start: flight: needs numpy"),
+        ):
+            port = free_ports(2)
+            process = await asyncio.create_subprocess_exec(
+                *(KPROXY, "run", "--listen", f"{HOST}:{port}", "--bootstrap", f"{HOST}:{broker.port}"),
+                *("--workers", "2", "--flight", str(dumps)),
+                env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{first}:{os.environ.get('PYTHONPATH', '')}"},
+                stderr=asyncio.subprocess.PIPE,
+            )
+            text = (await process.communicate())[1].decode()
+            assert process.returncode == 2 and "Traceback" not in text and said in text, text
+        broker.close()
+
+    live(test(), PATIENCE_S)
+
+
 def test_settings_that_need_a_port_in_use_are_told_and_leave_no_process():
     async def test():
         with socket.socket() as taken:
