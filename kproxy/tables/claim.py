@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from kproxy.errors import KproxyError
+from kproxy.errors import KproxyError, why_no_folder
 
 
 def claim(folder: Path, *, beside: bool = False) -> int:
@@ -21,7 +21,7 @@ def claim(folder: Path, *, beside: bool = False) -> int:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)  # it holds what clients sent: not for everybody
         claimed = os.open(folder, os.O_RDONLY)
     except OSError as fault:
-        raise KproxyError(f"{folder}: cannot be written to: {fault.strerror or fault}") from None
+        raise KproxyError(f"{folder}: cannot be written to: {why_no_folder(fault)}") from None
     try:
         if not beside:
             fcntl.flock(claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,6 +14,7 @@ topics, and `partitions.MAX_POSITIONS` partitions per connection. Old files stay
 
 import logging
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ QUEUE_BYTES = 64 << 20
 
 _EVERYTHING_STAYS = Retention()
 _IDLE_S = 0.05
+_REPORT_S = 60.0  # between two lines about rows that cannot be written
 _SWITCH_S = 0.0002  # how long one thread may keep the interpreter from another that asks
 
 _FAILED = "events that are in no table: kproxy could not make rows of them; its log names each kind of failure"
@@ -66,6 +68,9 @@ class Recorder:
         self._waiting: deque[Portion] = deque()
         self._waiting_bytes = 0
         self._defects = Defects(log)
+        self._lost = 0  # events that could not be written, since the last line about them
+        self._lost_by: Exception | None = None
+        self._reported_s = -_REPORT_S
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -127,6 +132,8 @@ class Recorder:
             lost = sum(self.dropped.values())
             log.info("recorded %d exchanges into %s; %d events dropped", self._files.exchanges, self.folder, lost)
             self._defects.report()
+            if self._lost:
+                self._report_lost()
         self._files.release()
 
     def _hand_over(self, portion: "Portion") -> None:
@@ -180,7 +187,16 @@ class Recorder:
         """What fails costs the rows that are in no file yet; the proxy goes on, and so does the next file."""
         try:
             work(*arguments)
-        except (OSError, KproxyError) as fault:
-            log.error("%d events are lost: %s", self._files.give_up(), fault)
-        except Exception:
-            log.exception("a defect of kproxy's recorder: %d events are lost", self._files.give_up())
+        except Exception as fault:
+            self._lost += self._files.give_up()
+            self._lost_by = fault
+            if time.monotonic() - self._reported_s >= _REPORT_S:  # a full disk fails at each portion
+                self._report_lost()
+
+    def _report_lost(self) -> None:
+        if isinstance(self._lost_by, (OSError, KproxyError)):
+            log.error("%d events are lost: %s", self._lost, self._lost_by)
+        else:
+            log.error("a defect of kproxy's recorder: %d events are lost", self._lost, exc_info=self._lost_by)
+        self._lost = 0
+        self._reported_s = time.monotonic()

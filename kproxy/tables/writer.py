@@ -321,7 +321,7 @@ def _below(column: pa.ChunkedArray, bound: pa.Scalar) -> int:
 
 def _sorted(table: Table, rows: pa.Table) -> pa.Table:
     if _is_sorted(rows[table.keys[0]]):
-        return rows.combine_chunks()
+        return rows
     return rows.take(pc.sort_indices(rows, sort_keys=[(key, "ascending") for key in table.keys])).combine_chunks()
 
 

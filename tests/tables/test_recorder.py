@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,14 +161,15 @@ def test_what_the_queue_has_no_room_for_is_counted(recording, monkeypatch, caplo
 
 
 def test_one_line_for_each_burst(recording, monkeypatch, caplog):
-    monkeypatch.setattr(recorder, "QUEUE_BYTES", 1000)
+    """Neither the portions that still found room have one, nor the events that did not."""
+    monkeypatch.setattr(recorder, "QUEUE_BYTES", 8000)
     monkeypatch.setattr(portions, "PORTION_BYTES", 1000)
     monkeypatch.setattr(recorder, "_IDLE_S", 1.0)
     recording.start()
     take = recording.connected(INFO)
     for burst in (1, 2):
         before = recording.dropped["live:east"]
-        for number in range(4):  # texts weigh too: the first one fills the queue
+        for number in range(6):  # texts weigh too: each is a portion, and the third one fills the queue
             take([exchange(number, client_id="a" * 2000)])
         assert recording.dropped["live:east"] == before + 3
         assert sum(entry.levelname == "WARNING" for entry in caplog.records) == burst
@@ -175,7 +177,7 @@ def test_one_line_for_each_burst(recording, monkeypatch, caplog):
         while recording._open is None and time.monotonic() < deadline:
             time.sleep(0.01)
     recording.close()
-    assert numbers(recording.folder) == [0, 0]
+    assert numbers(recording.folder) == [0, 0, 1, 1, 2, 2]
 
 
 def test_files_are_rolled_and_a_restart_adds_to_them(tmp_path, monkeypatch):
@@ -264,6 +266,23 @@ def test_a_disk_that_fails_costs_the_rows_and_no_more(recording, monkeypatch, ca
     assert numbers(recording.folder) == [3]
     kinds = [row for part in parts(recording.folder, "quality") for row in part.to_pylist()]
     assert [(row["kind"], row["count"]) for row in kinds] == [("recorder_dropped", 2)]
+
+
+def test_a_disk_that_goes_on_failing_has_its_first_loss_and_the_sum_of_the_others_logged(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(portions, "PORTION_ROWS", 1)  # each event is one, and finds no folder
+    recording = Recorder(tmp_path / "tables", {})
+    recording.start()
+    shutil.rmtree(recording.folder)
+    recording.folder.touch()
+    take = recording.connected(INFO)
+    for number in range(9):
+        take([exchange(number)])
+    deadline = time.monotonic() + 30
+    while recording.dropped["live:east"] < 9 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    recording.close()
+    lines = [entry.getMessage().partition(": ")[0] for entry in caplog.records if entry.levelname == "ERROR"]
+    assert lines == ["1 events are lost", "8 events are lost"]
 
 
 def test_a_defect_costs_the_event_and_not_the_connection(recording, caplog):
