@@ -97,7 +97,15 @@ class Source(Protocol):
 class Bytes:
     """The plain bytes of one file. `size` and `consumed` count the file's own bytes, compressed or not."""
 
-    def __init__(self, path: Path | str, *, follow: Callable[[], bool] | None = None, storage: Storage = LOCAL) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        follow: Callable[[], bool] | None = None,
+        storage: Storage = LOCAL,
+        stop: int = 0,
+    ) -> None:
+        """stop: as `Storage.open` has it."""
         self.name = str(path)
         self.cut = ""  # why the stream ended before its end, if it did
         try:
@@ -105,7 +113,7 @@ class Bytes:
                 file = cast(BinaryIO, sys.stdin.buffer)
                 self.size = 0  # not known
             else:
-                file = storage.open(path)
+                file = storage.open(path, stop)
                 self.size = storage.size(path)
         except OSError as fault:
             mend = near(path) if isinstance(fault, FileNotFoundError) else ""

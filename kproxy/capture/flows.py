@@ -358,6 +358,10 @@ class Flows:
         self._forget(flow)
         self._away.update(flow.keys)
 
+    def leave(self, keys: Collection[bytes]) -> None:
+        """Another reader has all that comes with these keys."""
+        self._away.update(keys)
+
     def take_back(self, keys: Collection[bytes]) -> None:
         """What comes with these keys is this reader's again."""
         self._away.difference_update(keys)

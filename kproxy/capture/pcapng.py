@@ -10,17 +10,23 @@ A simple packet block has no time: it gets that of the packet before it.
 
 from collections.abc import Iterator
 from struct import Struct, error
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kproxy.capture.files import Source
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import MAX_RECORD, SECOND, WINDOW, Record, Window
 from kproxy.errors import CaptureError
 
+if TYPE_CHECKING:
+    from mmap import mmap
+
 SECTION, INTERFACE, _OLD_PACKET, SIMPLE, STATISTICS, _ENHANCED, SECRETS = 0x0A0D0D0A, 1, 2, 3, 5, 6, 10
 KNOWN = frozenset((SECTION, INTERFACE, _OLD_PACKET, SIMPLE, 4, STATISTICS, _ENHANCED, 9, SECRETS, 0xBAD, 0x40000BAD))
 ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
 _TLS_KEY_LOG = 0x544C534B
+# Of blocks with a packet, which begins after so many bytes: interface, captured and original length behind the head.
+PACKETS = {_ENHANCED: "I8xII", _OLD_PACKET: "H10xII"}
+PACKET_BYTES = 28
 
 _OPT_END, _IF_TSRESOL, _IF_TSOFFSET, _ISB_IFDROP, _ISB_OSDROP = 0, 9, 14, 5, 7
 
@@ -35,6 +41,35 @@ class _Interface(NamedTuple):
     offset_ns: int
 
 
+class Front(NamedTuple):
+    """What a file has before its first packet."""
+
+    data: bytes
+    order: str
+    links: list[int]  # of the interfaces
+    has_secrets: bool
+
+
+def front(data: "bytes | mmap") -> Front | None:
+    """The front of a file that begins with `data`; None: no packet with a time is seen in it, or what is no block."""
+    order = ORDERS.get(data[8:12])
+    if order is None:
+        return None
+    block, interface = Struct(order + "II").unpack_from, Struct(order + "H").unpack_from
+    position, links, has_secrets = 0, list[int](), False
+    while position + 12 <= len(data):
+        kind, length = block(data, position)
+        if kind in PACKETS:
+            return Front(bytes(data[:position]), order, links, has_secrets)
+        if kind not in KNOWN or kind == SIMPLE or (kind == SECTION and position) or length < 12 or length & 3:
+            return None
+        if kind == INTERFACE:
+            links.append(interface(data, position + 8)[0])
+        has_secrets |= kind == SECRETS
+        position += length
+    return None
+
+
 class Sections:
     """The records of one pcapng file, whose first four bytes are already read."""
 
@@ -47,6 +82,7 @@ class Sections:
         self._interfaces: list[_Interface] = []
         self._drops: dict[int, int] = {}
         self._last_ns = NONE
+        self.changes: set[str] = set()  # kinds of blocks behind a packet that what comes depends on
         self._begin("<")
 
     def windows(self) -> Iterator[Window]:
@@ -132,6 +168,7 @@ class Sections:
                     self._last_ns = time_ns
                     append((time_ns, link, start, start + captured, original))
                 elif kind == SECTION:
+                    self._note_change("sections")
                     self._end_section()
                     self._interfaces = interfaces = []
                 else:
@@ -144,6 +181,7 @@ class Sections:
     def _other(self, kind: int, data: bytes, start: int, end: int, records: list[Record]) -> None:
         order = self._order
         if kind == INTERFACE:
+            self._note_change("interfaces")
             link, snap = Struct(order + "HxxI").unpack_from(data, start)
             options = self._options(data, start + 8, end)
             resolution = (options.get(_IF_TSRESOL) or b"\x06")[0]
@@ -164,6 +202,7 @@ class Sections:
             self._last_ns = time_ns
             records.append((time_ns, interface.link, start + 20, start + 20 + captured, original))
         elif kind == STATISTICS:
+            self._note_change("statistics")
             name = self._word.unpack_from(data, start)[0]
             options = self._options(data, start + 12, end)
             counts = [
@@ -175,6 +214,10 @@ class Sections:
             secret, length = Struct(order + "II").unpack_from(data, start)
             if secret == _TLS_KEY_LOG:
                 self._secrets.append(data[start + 8 : min(start + 8 + length, end)])
+
+    def _note_change(self, what: str) -> None:
+        if self._last_ns != NONE:
+            self.changes.add(what)
 
     def _options(self, data: bytes, position: int, end: int) -> dict[int, bytes]:
         options: dict[int, bytes] = {}

@@ -1,19 +1,22 @@
 """Captures cut into byte ranges at record boundaries, so that tasks read the parts of one large file.
 
-Duty: `ranges` cuts by size alone; `survey`, in a task, finds where the first record of a range begins and walks the
-record headers up to the next range's first; `agree` takes ranges as splits only if each walk ends exactly where the
-next begins. A file where that fails, damaged or not, is read in one piece, which is always right. So is one that is
-compressed, or a pcapng file with several sections or packets without a time, whose reading depends on what came before.
+Duty: `ranges` cuts by size alone; `survey`, in a task, finds where the first record of a range begins, from the bytes
+around that place; `agree` makes splits of them. Nothing else of the file is read. A border is right if the reader of
+the split before it ends exactly there, which that one sees: else it notes damage, and the file is to be read in one
+piece, which is always right. So is one that is compressed, or in which nothing is found.
 
-What a reader must know from the file's beginning (a pcap header; a pcapng section, its interfaces and statistics) is
-the split's `opening`: its bytes are read before the split's own. Refuses to know Spark, flows and tables.
+What a reader must know from the file's beginning (a pcap header; what a pcapng file has before its first packet) is
+the split's `opening`: its bytes are read before the split's own. Where blocks of a pcapng file change later on what
+packets mean, the reader of the split that has them says so (`windows`), and the file is read in one piece too.
+
+Refuses to know Spark, flows and tables.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from struct import Struct
+from struct import Struct, error
 from typing import BinaryIO
 
 from kproxy.capture import captures, files, pcap, pcapng
@@ -28,8 +31,8 @@ SPLIT_BYTES = 128 << 20
 CHAIN = 8  # plausible headers in a row that make a boundary
 OVERLAP = 1 << 20  # before a split, where the first fragments of a datagram that it ends may lie
 DAY_S = 86_400
-LOOKED_AT = 4 << 20  # of a range in a storage, for its first record
-NOT_WALKED = -2
+LOOKED_AT = (512 << 10, 4 << 20)  # of a range in a storage, for its first record: so much, and where that has none
+FRONT_BYTES = (64 << 10, 1 << 20)  # of a pcapng file, for its first packet, likewise
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,13 @@ class Range:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a walk over a range's record headers found; without `sound` the file cannot be split."""
+    """What a look at the beginning of a range found; without `sound` the file cannot be split."""
 
     sound: bool
     first: int = 0  # of its records
-    arrival: int = 0  # where the walk ended: at the next range's first record, or at the file's end; NOT_WALKED
-    overlap: int = 0  # a record's place, OVERLAP before the end; of a range that was not walked, before its beginning
-    opening: bytes = b""  # what it adds to that of later ranges
-    secrets: bool = False  # it holds keys of TLS connections
+    overlap: int = 0  # a record's place, OVERLAP before that
+    opening: bytes = b""  # of the file: what its first range says of all
+    secrets: bool = False  # it begins with keys of TLS connections
 
 
 @dataclass(frozen=True)
@@ -92,24 +94,14 @@ class Split:
 
 
 def ranges(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) -> list[Range]:
-    """Cut a file; what cannot be opened or is not plain is one range, and its survey says why.
-
-    So is a pcapng file in a storage: what its packets mean may stand anywhere before them, and to look is to read it.
-    """
+    """Cut a file; what cannot be opened or is not plain is one range, and its survey says why."""
     try:
         size = storage.size(path)
         head = storage.read(path, 0, 4)
     except (OSError, CaptureError):
         return [Range(path, 0, 1, 0, storage)]
-    can_be_cut = head in (pcap.CLASSIC if is_remote(path) else captures.MAGIC)
-    count = max(1, size // split_bytes) if can_be_cut else 1
+    count = max(1, size // split_bytes) if head in captures.MAGIC else 1
     return [Range(path, number, count, size, storage) for number in range(count)]
-
-
-def first_record(path: str, place: int) -> int | None:
-    """Where a record of a plain pcap file begins, at a place or soon after it; None: none is found."""
-    with Path(path).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        return _Records(data).boundary(max(place, _Records.begin), min(len(data) - 16, place + LOOKED_AT))
 
 
 def is_plain(path: str, storage: Storage = LOCAL) -> bool:
@@ -118,71 +110,63 @@ def is_plain(path: str, storage: Storage = LOCAL) -> bool:
 
 
 def survey(piece: Range) -> Survey:
-    """Walk the record headers of a range. Raises CaptureError for what is no capture."""
+    """Look at the beginning of a range. Raises CaptureError for what is no capture."""
     if piece.count == 1:
         capture = Capture([piece.path], Quality(), storage=piece.storage)
         next(capture.windows(), None)  # it opens, and secrets come first
         return Survey(False, secrets=bool(capture.secrets))
-    if is_remote(piece.path):
-        return _look(piece)
-    with Path(piece.path).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        if data[:4] in pcap.CLASSIC:
-            return _found(piece, _Records(data), 0, piece.size)
-        walker = _Blocks(data)
-        first = walker.begin if not piece.number else walker.boundary(piece.start, piece.stop)
-        following = Range(piece.path, piece.number + 1, piece.count, piece.size)
-        last = following.number == piece.count
-        until = len(data) if last else walker.boundary(following.start, following.stop)
-        if first is None or until is None:
-            return Survey(False)
-        arrival, overlap = walker.walk(first, until, last)
-        return Survey(arrival >= 0, first if piece.number else 0, arrival, overlap, walker.opening, walker.secrets)
-
-
-def _look(piece: Range) -> Survey:
-    """The same without a walk, of LOOKED_AT bytes: whoever reads a range sees whether it ends where the next begins."""
-    header = piece.storage.read(piece.path, 0, _Records.begin)
+    read = piece.storage.read
+    header = read(piece.path, 0, _Records.begin)
+    is_classic = header[:4] in pcap.CLASSIC
+    front = pcapng.Front(header, "", [], False) if is_classic else _front(piece)
+    if front is None:
+        return Survey(False)
     if not piece.number:
-        return Survey(True, 0, NOT_WALKED, 0, header)
-    start = max(_Records.begin, piece.start - OVERLAP)
-    stop = min(piece.size, piece.start + LOOKED_AT)
-    data = header + piece.storage.read(piece.path, start, stop)
-    return _found(piece, _Records(data), start - len(header), stop)
+        return Survey(True, opening=front.data, secrets=front.has_secrets)
+    kind = _Records if is_classic else _Blocks
+    if not is_remote(piece.path):
+        with Path(piece.path).open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            return _found(piece, kind(data, front), 0)
+    start = max(len(front.data), piece.start - OVERLAP) & ~3
+    seen = Survey(False)
+    for size in LOOKED_AT:
+        stop = min(piece.size, piece.start + size)
+        some = front.data + read(piece.path, start, stop)
+        seen = _found(piece, kind(some, front, stop == piece.size), start - len(front.data))
+        if seen.sound or stop == piece.size:
+            break
+    return seen
 
 
-def _found(piece: Range, walker: "_Records", shift: int, stop: int) -> Survey:
-    """Where records begin in bytes of a file up to `stop`, which stand by `shift` earlier here."""
-    header = walker.header
-    if not piece.number:
-        return Survey(True, 0, NOT_WALKED, 0, header)
-    chain = CHAIN * (16 + walker.most)  # what may be looked at behind a place
-    until = stop - shift if stop == piece.size else max(0, stop - shift - chain)
-    first = walker.boundary(piece.start - shift, min(piece.stop - shift, until))
+def _front(piece: Range) -> "pcapng.Front | None":
+    for size in FRONT_BYTES:
+        if front := pcapng.front(piece.storage.read(piece.path, 0, size)):
+            return front
+    return None
+
+
+def _found(piece: Range, walker: "_Records | _Blocks", shift: int) -> Survey:
+    """Where records begin in bytes of a file, which stand by `shift` earlier here."""
+    first = walker.boundary(piece.start - shift, piece.stop - shift)
     if first is None:
         return Survey(False)
-    before = walker.boundary(max(len(header), piece.start - OVERLAP - shift), first + 1)
-    return Survey(True, first + shift, NOT_WALKED, (first if before is None else before) + shift)
+    before = walker.boundary(max(walker.begin, piece.start - OVERLAP - shift), first + 1)
+    return Survey(True, first + shift, (first if before is None else before) + shift)
 
 
 def agree(pieces: Sequence[Range], surveys: Sequence[Survey]) -> list[Split]:
     """The splits of one file."""
-    storage = pieces[0].storage
-    ends = [survey.first for survey in surveys[1:]] + [pieces[-1].size]
-    if not all(survey.sound and survey.arrival in (end, NOT_WALKED) for survey, end in zip(surveys, ends, strict=True)):
-        return [Split(pieces[0].path, storage=storage)]
-    if all(survey.arrival == NOT_WALKED for survey in surveys):  # what comes before a range, its own survey saw
-        places = [survey.overlap for survey in surveys[1:]] + [pieces[-1].size]
-        surveys = [replace(survey, overlap=place) for survey, place in zip(surveys, places, strict=True)]
+    path, storage, opening = pieces[0].path, pieces[0].storage, surveys[0].opening
+    if not all(seen.sound for seen in surveys) or surveys[0].secrets:
+        return [Split(path, storage=storage)]
     splits = []
-    opening = b""
-    overlap = 0
-    for number, (seen, end) in enumerate(zip(surveys, ends, strict=True)):
+    for number, seen in enumerate(surveys):
         last = number == len(surveys) - 1
-        splits.append(
-            Split(pieces[0].path, seen.first, end, opening, overlap, end if last else seen.overlap, last, storage)
-        )
-        opening += seen.opening
-        overlap = seen.overlap
+        end = handed_on = pieces[-1].size
+        if not last:
+            end, handed_on = surveys[number + 1].first, surveys[number + 1].overlap
+        overlap = seen.overlap if number else 0
+        splits.append(Split(path, seen.first, end, opening if number else b"", overlap, handed_on, last, storage))
     return splits
 
 
@@ -192,8 +176,19 @@ def plan(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) ->
     return agree(pieces, [survey(piece) for piece in pieces])
 
 
-def windows(split: Split, quality: Quality, secrets: list[bytes] | None = None) -> Iterator[Window]:
-    """The records of a split, and the TLS secrets in it; offsets are those of the plain file."""
+def windows(
+    split: Split,
+    quality: Quality,
+    secrets: list[bytes] | None = None,
+    changes: set[str] | None = None,
+    *,
+    stop: int = 0,
+) -> Iterator[Window]:
+    """The records of a split, and the TLS secrets in it; offsets are those of the plain file.
+
+    changes: gets what of a pcapng file changes behind its first packet: what later splits should know, and do not.
+    stop: where the split ends, if its `end` was moved to before that, into a record, which comes whole.
+    """
     secrets = [] if secrets is None else secrets
     if split.whole:
         capture = Capture([split.path], quality, storage=split.storage)
@@ -202,16 +197,20 @@ def windows(split: Split, quality: Quality, secrets: list[bytes] | None = None) 
         return
     ours = Quality()
     if split.is_classic:
-        source = files.Bytes(split.path, storage=split.storage)
+        source = files.Bytes(split.path, storage=split.storage, stop=stop or split.end)
         try:
             yield from captures.windows_of(source, ours, secrets, max(split.start, pcap.HEADER_BYTES), split.end)
         finally:
             source.close()
     else:
-        with split.storage.open(split.path) as file:
+        with split.storage.open(split.path, split.end) as file:
             shift = split.start - len(split.opening)
-            for window in captures.windows_of(_Piece(split, file), ours, secrets):
+            piece = _Piece(split, file)
+            sections = pcapng.Sections(piece, ours, piece.read(4), secrets)
+            for window in sections.windows():
                 yield window._replace(offset=window.offset + shift)
+            if changes is not None:
+                changes |= sections.changes
     for row in ours:
         if split.last or row.kind != "kernel_drops":  # whose counts only grow: the last split has them all
             quality.note(row.kind, row.first_ns, count=row.count, size=row.bytes, last_ns=row.last_ns)
@@ -238,19 +237,20 @@ class _Piece:
 
 
 class _Records:
-    """The record headers of a classic pcap file."""
+    """The record headers of a classic pcap file, in bytes that begin with its header."""
 
     begin = 24
 
-    def __init__(self, data: mmap | bytes) -> None:
+    def __init__(self, data: mmap | bytes, front: pcapng.Front | None = None, is_end: bool = True) -> None:
+        """is_end: the bytes end where the file does."""
         self._data = data
-        self.header = bytes(data[: self.begin])
+        self._is_end = is_end
         order, unit = pcap.CLASSIC[data[:4]]
         self._head = Struct(order + "IIII")
         self._fractions = SECOND // unit
         self._snap, link = Struct(order + "II").unpack_from(data, 16)
         self._link = link & pcap.LINK_MASK
-        self.most = min(max(self._snap, 1 << 18), MAX_RECORD)
+        self._most = min(max(self._snap, 1 << 18), MAX_RECORD)
         self._dissect = Dissector(Quality()).segment
 
     def boundary(self, start: int, stop: int) -> int | None:
@@ -259,7 +259,7 @@ class _Records:
         Plausible headers alone, even in a chain, were wrong 2 times in 1000; with lengths that must be whole or cut at
         the snap length, and a first record that is a packet, never in 12,000.
         """
-        for position in range(start, stop):
+        for position in range(start, min(stop, len(self._data))):
             if self._chained(position) and self._packet(position):
                 return position
         return None
@@ -269,11 +269,11 @@ class _Records:
         second = -1
         for _ in range(CHAIN):
             if position + 16 > size:
-                return True
+                return self._is_end
             seconds, fraction, captured, original = self._head.unpack_from(data, position)
             if (
                 fraction >= self._fractions
-                or not 0 < captured <= self.most
+                or not 0 < captured <= self._most
                 or (captured != original and (captured != self._snap or original < captured))
                 or (second >= 0 and abs(seconds - second) > DAY_S)
             ):
@@ -290,56 +290,57 @@ class _Records:
 
 
 class _Blocks:
-    """The blocks of a pcapng file; `opening` gathers, on a walk, what readers of later blocks must know."""
+    """The blocks of a pcapng file, in bytes that begin with what it has before its first packet."""
 
-    begin = 0
-
-    def __init__(self, data: mmap) -> None:
+    def __init__(self, data: mmap | bytes, front: pcapng.Front | None = None, is_end: bool = True) -> None:
+        """front: those bytes, if they were looked at; is_end: the bytes end where the file does."""
         self._data = data
-        self.opening = b""
-        self.secrets = False
-        order = pcapng.ORDERS.get(data[8:12], "<")
-        self._two = Struct(order + "II").unpack_from
-        self._one = Struct(order + "I").unpack_from
+        self._is_end = is_end
+        front = front or pcapng.front(data)
+        assert front is not None
+        self.begin = len(front.data)
+        self._links = front.links
+        self._two = Struct(front.order + "II").unpack_from
+        self._one = Struct(front.order + "I").unpack_from
+        self._of_packet = {kind: Struct(front.order + text).unpack_from for kind, text in pcapng.PACKETS.items()}
+        self._dissect = Dissector(Quality()).segment
 
     def boundary(self, start: int, stop: int) -> int | None:
-        return next((place for place in range(start + 3 & ~3, stop, 4) if self._chained(place)), None)
+        """The first place from `start` on with a packet's block, which is a TCP segment, and known ones after that.
 
-    def walk(self, position: int, until: int, last: bool) -> tuple[int, int]:
-        size = len(self._data)
-        overlap = begin = position
-        near = until - OVERLAP
-        opening = []
-        while position < until:
-            if position + 12 > size:
-                return (until, overlap) if last else (-1, 0)
-            kind, length = self._two(self._data, position)
-            if position + length > size and length <= MAX_RECORD:
-                return (until, overlap) if last else (-1, 0)
-            alone = kind == pcapng.SIMPLE or (kind == pcapng.SECTION and position)
-            sane = 12 <= length <= MAX_RECORD and not length & 3
-            if alone or not sane or self._one(self._data, position + length - 4)[0] != length:
-                return -1, 0
-            if kind in (pcapng.INTERFACE, pcapng.STATISTICS) or (kind == pcapng.SECTION and not begin):
-                opening.append(self._data[position : position + length])
-            self.secrets |= kind == pcapng.SECRETS
-            if position < near:
-                overlap = position
-            position += length
-        self.opening = b"".join(opening)
-        return position, overlap
+        A block is aligned, and says its length at both ends.
+        """
+        for position in range(start + 3 & ~3, min(stop, len(self._data) - 11), 4):
+            is_packet = self._two(self._data, position)[0] in self._of_packet
+            if is_packet and self._chained(position) and self._packet(position):
+                return position
+        return None
 
     def _chained(self, position: int) -> bool:
         size = len(self._data)
         for _ in range(CHAIN):
             if position + 12 > size:
-                return True
+                return self._is_end
             kind, length = self._two(self._data, position)
             if kind not in pcapng.KNOWN or not 12 <= length <= MAX_RECORD or length & 3:
                 return False
             if position + length > size:
-                return True
+                return self._is_end
             if self._one(self._data, position + length - 4)[0] != length:
                 return False
             position += length
         return True
+
+    def _packet(self, position: int) -> bool:
+        kind, length = self._two(self._data, position)
+        try:
+            interface, captured, original = self._of_packet[kind](self._data, position + 8)
+            link = self._links[interface]
+        except (error, IndexError):
+            return False
+        start = position + pcapng.PACKET_BYTES
+        if not 0 < captured <= min(original, length - pcapng.PACKET_BYTES - 4):
+            return False
+        packet = self._data[start : start + captured]
+        segment = self._dissect(link, packet, 0, len(packet), 0)
+        return segment is not None and segment[8] < original

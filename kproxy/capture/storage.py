@@ -26,6 +26,8 @@ from kproxy.errors import CaptureError, KproxyError, install_command
 
 STDIN = "-"
 RANGE_BYTES = 8 << 20
+FIRST_BYTES = 64 << 10  # of a part of a file; each range is twice as long as the one before
+BEHIND_BYTES = 1 << 10  # a part's end: the heads of records are looked at many at a time
 MOST_FILES = 1_000_000  # that one folder or pattern may stand for
 _BESIDE = 10_000  # names that a mistyped one is compared with
 
@@ -88,11 +90,14 @@ class Storage:
 
     options: tuple[tuple[str, str], ...] = ()
 
-    def open(self, path: str | Path) -> BinaryIO:
-        """A file from its front. Raises OSError of this machine's files, CaptureError of a storage."""
+    def open(self, path: str | Path, stop: int = 0) -> BinaryIO:
+        """A file from its front. Raises OSError of this machine's files, CaptureError of a storage.
+
+        stop: who reads a part of the file reads little behind this place: of a storage no more is asked for.
+        """
         if not is_remote(path):
             return Path(local_path(path)).open("rb", buffering=0)
-        return Remote(self, str(path))  # type: ignore[return-value]
+        return Remote(self, str(path), stop)  # type: ignore[return-value]
 
     def size(self, path: str | Path) -> int:
         """Bytes of a file; raises as `open`."""
@@ -210,11 +215,16 @@ def options_of(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 class Remote(io.RawIOBase):
-    """One file of a storage, read in ranges; `requested_bytes` of it so far."""
+    """One file of a storage, read in ranges; `requested_bytes` of it so far.
 
-    def __init__(self, storage: Storage, path: str) -> None:
+    stop: see `Storage.open`; then ranges are small at first, since a reader may want the file's front and go elsewhere.
+    """
+
+    def __init__(self, storage: Storage, path: str, stop: int = 0) -> None:
         self.name = path
         self.length = storage.size(path)
+        self._stop = min(self.length, stop + BEHIND_BYTES) if stop else self.length
+        self._range_bytes = FIRST_BYTES if stop else RANGE_BYTES
         self.requested_bytes = 0
         self._storage = storage
         self._ranges: list[tuple[int, bytes]] = []  # the last two: readers go back to the record that a window cut
@@ -254,7 +264,8 @@ class Remote(io.RawIOBase):
         for begin, data in reversed(self._ranges):
             if 0 <= position - begin < len(data):
                 return data[position - begin : position - begin + count]
-        stop = min(self.length, position + RANGE_BYTES)
+        stop = min(self._stop, position + self._range_bytes)
+        self._range_bytes = min(2 * self._range_bytes, RANGE_BYTES)
         if position >= stop or not count:
             return b""
         data = self._storage.read(self.name, position, stop)

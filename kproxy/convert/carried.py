@@ -1,8 +1,8 @@
 """Packets of connections that no reader of a part had -> rows: one connection after the other, joined with its stints.
 
 Duty: `Carried` takes of each connection what readers say of it, and its packets by their places, in the capture's
-order; it reads their bytes where they lie, and gives them to the same Flows and Session as everywhere. What does not
-fit tears the capture (`Carried.torn`), and nothing more of it is read.
+order; it reads their bytes where they lie, and gives them to the same Flows and Session as everywhere. A connection
+that does not fit is noted (`Carried.odd`), and others are looked at; what tears the capture (`Carried.torn`) ends it.
 
 Memory: one connection; MAPPED_BYTES of the captures' own pages. Refuses to know how packets came together.
 """
@@ -18,12 +18,13 @@ import numpy as np
 
 from kproxy.capture.columns import mapped
 from kproxy.capture.columns.mapped import Columns
+from kproxy.capture.keys import Pair
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Record, Window
 from kproxy.convert.job import Job
 from kproxy.convert.joining import Joiner, Mend
 from kproxy.convert.rows import BATCH_ROWS, Rows
-from kproxy.convert.stints import Add, Stint, Torn
+from kproxy.convert.stints import Add, Odd, Stint, Torn
 from kproxy.errors import CaptureError
 
 OPEN_FILES = 64
@@ -43,6 +44,8 @@ class Carried:
         self.connections: list[dict[str, Any]] = []  # rows of connections that were joined
         self.read_bytes = 0
         self.torn = ""  # why one reader is to read the capture
+        self.odd: dict[Pair, str] = {}  # connections that one reader is to read: why
+        self._is_odd = False  # the connection is
         self._job = job
         self._gate = [True]  # whether rows are told
         self.rows = Rows(
@@ -61,7 +64,7 @@ class Carried:
         """A connection, of which readers say this."""
         self._end()
         self._joiner, self._stints, self._where = None, list(stints), (-1, -1, -1)
-        self._met, self._is_open = False, True
+        self._met, self._is_open, self._is_odd = False, True, False
 
     def say(self, stints: Sequence[Stint]) -> None:
         """What other readers say of it, before its packets."""
@@ -69,7 +72,7 @@ class Carried:
 
     def take(self, part: int, phase: int, file: int, places: np.ndarray, inline: bytes | None = None) -> None:
         """Its next packets: their places in a file of the capture, and their bytes, if they are at hand."""
-        if self.torn:
+        if self.torn or self._is_odd:
             return
         try:
             self._take((part, phase, file), places, inline)
@@ -103,7 +106,7 @@ class Carried:
 
     def _end(self) -> None:
         """The connection is over."""
-        if not self._is_open or self.torn:
+        if not self._is_open or self.torn or self._is_odd:
             return
         try:
             self._join()
@@ -118,7 +121,13 @@ class Carried:
             self._tear(fault)
 
     def _tear(self, fault: Torn) -> None:
-        self.torn = str(fault)
+        if isinstance(fault, Odd):
+            self.odd.update(dict.fromkeys((stint.pair for stint in self._stints), str(fault)))
+            self._is_odd = True
+            self._flows.finish()
+            self.rows.continued.clear()
+        else:
+            self.torn = str(fault)
         self._stints, self._joiner = [], None
         self._waiting.clear()
         self._gate[0] = True

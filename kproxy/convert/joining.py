@@ -2,7 +2,7 @@
 
 Duty: `Joiner` gets the stints of a connection in their order, and the packets of it that are carried. It reads these,
 compares each claim with what it knows by then, and joins the stints: numbers, ids, lags and the connection's row. What
-does not fit is `Torn`: the capture is to be read by one reader.
+does not fit is `Odd`, this connection is to be read by one reader; or `Torn`, the capture is.
 
 Memory: that of Flows with one connection. Refuses to know who runs it, and how packets and stints travel.
 """
@@ -19,7 +19,7 @@ from kproxy.capture.flows import Flows
 from kproxy.convert.edges import Edge, Offsets
 from kproxy.convert.places import WARM
 from kproxy.convert.rows import Counted, Rows
-from kproxy.convert.stints import Stint, Torn, let_go
+from kproxy.convert.stints import Odd, Stint, Torn, let_go
 from kproxy.tables.arrays import array, nulls, numbers
 from kproxy.tables.partitions import LATER, MAX_POSITIONS, Positions, with_offsets
 from kproxy.wire.events import NONE
@@ -48,7 +48,7 @@ class Joiner:
         self._stints = {stint.part: stint for stint in stints}
         self._pair = stints[0].pair
         if any(stint.pair != self._pair for stint in stints) or len(self._stints) < len(stints):
-            raise Torn("two connections of one hash")
+            raise Odd("two connections of one hash")
         self._flows = flows
         self._rows = rows
         self._gate = gate
@@ -74,7 +74,7 @@ class Joiner:
                 self._rows.flush(1)
                 self._gate[0] = False
         elif self._before is not None:
-            raise Torn("nobody took a connection")
+            raise Odd("nobody took a connection")
         return True
 
     def seen(self) -> None:
@@ -87,7 +87,7 @@ class Joiner:
     def finish(self) -> None:
         self._go(float("inf"))
         if self._before is not None:
-            raise Torn("nobody took a connection")
+            raise Odd("nobody took a connection")
         self._flows.finish()
         self._end()
         for claimed, whole, added, positions, missed in self._waiting:
@@ -107,24 +107,24 @@ class Joiner:
     def _enter(self, stint: Stint) -> None:
         running = self._running
         if self._before is not None and (self._before[1] != stint.part or stint.standing is None):
-            raise Torn("nobody took a connection")
+            raise Odd("nobody took a connection")
         if stint.standing is None:
             if running is not None:
-                raise Torn("ports used again")
+                raise Odd("ports used again")
             return
         if running is not None and self._before is not None:
-            raise Torn("two readers of a connection")
+            raise Odd("two readers of a connection")
         if stint.is_left:
             if running is None and self._before is None:
-                raise Torn("a connection that nobody had")
+                raise Odd("a connection that nobody had")
             return
         if running is not None:
             if running.standing != stint.standing:
-                raise Torn("readers differ")
+                raise Odd("readers differ")
             assert running.session is not None and running.info is not None
             positions = dict(self._rows.positions(running))
             if len(positions) * 2 >= MAX_POSITIONS:
-                raise Torn("too many positions")
+                raise Odd("too many positions")
             session = running.session
             edge = Edge(running.info.id, session.number, self._rows.counted(running), positions, session.has_seen_gap)
             self._flows.quality.add(running.noted)
@@ -133,9 +133,9 @@ class Joiner:
             edge.counted.let_go()
             self._before = edge, stint.part
         if self._before is None:
-            raise Torn("a connection that nobody had")
+            raise Odd("a connection that nobody had")
         if stint.is_full:
-            raise Torn("too many positions")
+            raise Odd("too many positions")
         self._link(stint.id, stint.number, lambda: stint.missed)
 
     def _warmed(self, stint: Stint) -> None:
@@ -146,7 +146,7 @@ class Joiner:
         self._gate[0] = True
         flow = self._running
         if flow is None or flow.standing != stint.standing:
-            raise Torn("readers differ")
+            raise Odd("readers differ")
         assert flow.session is not None and flow.info is not None
         flow.noted.forget()
         offsets = Offsets()
@@ -155,7 +155,7 @@ class Joiner:
 
         def missed() -> list[Any]:
             if offsets.is_full:
-                raise Torn("too many positions")
+                raise Odd("too many positions")
             return list(offsets.missed)
 
         self._link(flow.info.id, flow.session.number, missed)
@@ -163,7 +163,7 @@ class Joiner:
     def _leave(self, stint: Stint) -> None:
         if stint.ended:
             if self._running is not None:
-                raise Torn("ports used again")
+                raise Odd("ports used again")
             self._is_over = stint.ended
         if stint.counted is not None:
             self._ended(stint.counted)
@@ -178,10 +178,10 @@ class Joiner:
         self._before = None
         whole, added = self._ids.get(edge.id, (edge.id, 0))
         if whole in self._known and not edge.follow(self._known[whole]):
-            raise Torn("what is between depends on what was before")
+            raise Odd("what is between depends on what was before")
         added += edge.number - number
         if claimed in self._ids or (claimed == whole and added):  # a coarse clock: both begin at the same time
-            raise Torn("one id for two readers")
+            raise Odd("one id for two readers")
         self._known[whole] = edge
         self._ids[claimed] = whole, added
         self._waiting.append((claimed, *self._ids[claimed], edge.positions, missed))
@@ -195,7 +195,7 @@ class Joiner:
         assert counted.flow.info is not None
         before = self._known[self._ids[counted.flow.info.id][0]]
         if before.has_seen_gap and counted.is_surprised:
-            raise Torn("what is between depends on what was before")
+            raise Odd("what is between depends on what was before")
         counted.join(before.counted)
         counted.flow.count(self._flows.quality)
         counted.flow.count_kind(self._flows.quality)

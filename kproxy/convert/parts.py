@@ -8,8 +8,9 @@ Memory: a process has one part's flows and places of packets, the owner what is 
 borders. Refuses to know how processes are started.
 """
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +20,7 @@ import pyarrow as pa
 
 from kproxy.capture import splits
 from kproxy.capture.keys import Pair
-from kproxy.capture.pcap import CLASSIC
 from kproxy.capture.quality import Quality
-from kproxy.capture.splits import Split
 from kproxy.capture.storage import is_remote
 from kproxy.convert import clocks, stints
 from kproxy.convert.carried import Carried
@@ -43,6 +42,7 @@ LEAST_CLAIMED = 0.5  # of the bytes at a border, those of connections that are h
 NO_TIMES = Times(0, 0, 0, 0)
 NEAR_BYTES = 1 << 20  # of packets that are carried: no other process is asked for so few
 TASK_BYTES = 8 << 20  # and for less than so many no second one
+log = logging.getLogger("kproxy.convert")
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class Told:
     carried: list[tuple[Pair, Run]] = field(default_factory=list)
     times: Times = NO_TIMES
     mends: list[Mend] = field(default_factory=list)
+    odd: dict[Pair, str] = field(default_factory=dict)
 
 
 def plan(job: Job, processes: int) -> list[Part]:
@@ -77,8 +78,8 @@ def plan(job: Job, processes: int) -> list[Part]:
         return []
     try:
         sizes = [job.storage.size(path) for path in job.paths]
-        if any(map(is_remote, job.paths)) or any(job.storage.read(path, 0, 4) not in CLASSIC for path in job.paths):
-            return []  # borders of pcapng are found by a walk over all blocks
+        if any(map(is_remote, job.paths)) or not all(splits.is_plain(path, job.storage) for path in job.paths):
+            return []
         whole = sum(sizes)
         largest, path = max(zip(sizes, job.paths, strict=True))
         if largest < LEAST_BYTES:
@@ -102,8 +103,7 @@ def plan(job: Job, processes: int) -> list[Part]:
 
 def _mean(path: str, size: int) -> int:
     """How long the records are that stand in the middle of a file."""
-    place = splits.first_record(path, size // 2)
-    window = None if place is None else next(splits.windows(Split(path, place, size), Quality()), None)
+    window = next(splits.windows(splits.plan(path, -(-size // 2))[-1], Quality()), None)
     if window is None or not window.records:
         return 1
     return (window.records[-1][3] - window.records[0][2]) // len(window.records) + 16
@@ -122,6 +122,7 @@ def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told
         found.left,
         found.stints,
         times=Times(found.begin, found.until, found.first_ns, found.last_ns),
+        odd=found.odd,
     )
     start = 0
     with path.open("wb") as sink:
@@ -157,11 +158,30 @@ def read_carried(job: Job, work: Path, prefix: str, connections: Connections, se
     sorted_by[schema.CONNECTIONS.name].add(batch(schema.CONNECTIONS.schema, carried.connections))
     logs = carried.rows.logs
     of_logs = ({}, set()) if logs is None else (logs.decided, logs.doubted)
-    return Told(share(sorted_by, carried.quality, carried.rows.names), of_logs, mends=carried.mends)
+    return Told(share(sorted_by, carried.quality, carried.rows.names), of_logs, mends=carried.mends, odd=carried.odd)
 
 
 def read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: str, processes: int) -> list[Share]:
-    """What processes make of a capture. Raises Torn where it cannot be read in parts, CaptureError."""
+    """What processes make of a capture. Raises Torn where it cannot be read in parts, CaptureError.
+
+    Where connections turn out to be odd, the parts are read once more.
+    """
+    every = _read(job, parts, workers, work, prefix, processes)
+    if odd := {pair: why for each in every for pair, why in each.odd.items()}:
+        why = next(iter(odd.values()))
+        if len(odd) > stints.MOST_ODD:
+            raise Torn(why)
+        log.info("%s: %d connections are read by themselves: %s", job.source, len(odd), why)
+        for left in work.glob(f"*{prefix}*"):
+            left.unlink()
+        again = [replace(part, odd=frozenset(odd)) for part in parts]
+        every = _read(job, again, workers, work, prefix, processes)
+        for why in (why for each in every for why in each.odd.values()):
+            raise Torn(why)
+    return [each.share for each in every]
+
+
+def _read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: str, processes: int) -> list[Told]:
     told = workers.each(job, read_part, [(job, part, work, f"{prefix}.{part.number}") for part in parts])
     times = [each.times for each in told]
     if any(one.times.until != other.times.begin for one, other in pairwise(told)):
@@ -175,12 +195,14 @@ def read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: 
     else:
         joined = workers.each(job, read_carried, arguments)
     every = [*told, *joined]
+    if any(each.odd for each in every):
+        return every
     if clash([each.logs for each in every]):
         raise Torn("logs")
     mends = [mend for each in joined for mend in each.mends]
     for index, each in enumerate(every):
         _mend(each, mends, work, f"{prefix}.mended{index}")
-    return [each.share for each in every]
+    return every
 
 
 def _settle_clock(

@@ -9,7 +9,8 @@ alike is handed over there. One that is not is left out of its rows, and carried
 
 `Joiner` gets what readers say of one connection, in their order, and the packets that are carried. It reads these,
 compares each claim with what it knows by then, and joins the stints: numbers, ids, lags and the connection's row. So
-nothing is guessed; what does not fit (`Torn`) means that the capture is to be read by one reader.
+nothing is guessed. A connection that does not fit (`Odd`) is carried from its first packet to its last, when parts are
+read again; what is not one connection's (`Torn`) means that the capture is to be read by one reader.
 
 Memory: that of Flows, and the places of a part's packets. Refuses to know who runs readers, and how packets travel.
 """
@@ -42,12 +43,17 @@ OVERLAP_BYTES = 4 << 20  # at a split's beginning, in which its reader warms up,
 OVERLAP_PART = 48  # of it, at most this part
 MOST_BYTES, MOST_PART = 64 << 20, 16  # and where it is not
 ENOUGH = 0.9  # of the bytes, those of connections that stand firm
+MOST_ODD = 1000  # connections that are read by themselves; more tear the capture
 LOOK, MOST_LOOK = 64, 4096  # packets until it is looked which connections have seen an answer, and between two looks
 Add = Callable[[Table, pa.RecordBatch], None]
 
 
 class Torn(Exception):
     """The capture cannot be read in parts: why."""
+
+
+class Odd(Torn):
+    """One connection cannot be: its packets are to be carried from the first one on, and the parts read again."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Part:
     file: int  # the number of the split's file
     following: Split | None = None
     overlap_part: int = OVERLAP_PART
+    odd: frozenset[Pair] = frozenset()  # connections that no reader has
 
 
 @dataclass
@@ -146,7 +153,7 @@ class Warm:
         while begin < split.end and not self.is_over:
             some = replace(split, start=begin, end=min(split.end, self.border), last=False)
             before = begin
-            for window in splits.windows(some, Quality()):
+            for window in splits.windows(some, Quality(), stop=split.end):
                 self.take(window)
                 begin = window.offset + window.records[-1][3]
                 yield window
@@ -203,6 +210,7 @@ class Found:
     first_ns: int  # of its packets but those of the warm-up, the earliest time
     last_ns: int  # of all, the latest
     torn: str  # why the capture cannot be read in parts; "": it can
+    odd: dict[Pair, str]  # connections that cannot be: why
     logs: dict[int, bool]
     doubted: set[int]
     read_bytes: int
@@ -222,12 +230,14 @@ def read(
     spool: gets the bytes of all packets. seen: gets the bytes of each window. Raises Torn at once where the
     connections that are claimed have less than `least` of the warm-up's bytes: most would be read twice.
     """
-    quality, secrets = Quality(), list[bytes]()
+    quality, secrets, changes = Quality(), list[bytes](), set[str]()
     opened = [not part.number]
     rows = Rows(lambda table, batch: add(table, batch) if opened[0] else None, job.records, keeps=job.is_known)
     flows = rows.flows(job, quality, apart=True)
     if job.records is not None:  # of which there may be as many as one has room for
         flows.takes = NOBODY
+    nobodys = [key for pair in part.odd for key in pair]
+    flows.leave(nobodys)
     packets = Packets(spool)
     flaws = Quality()
     stints: dict[Pair, Stint] = {}
@@ -276,7 +286,7 @@ def read(
         times = packets.times_ns
         first_ns = int(times.min()) if first_ns == NONE else min(first_ns, int(times.min()))
 
-    for window in splits.windows(part.split, flaws, secrets):
+    for window in splits.windows(part.split, flaws, secrets, changes):
         count = 0 if opened[0] else warm.take(window)
         if count:
             note(part_of(window, 0, count), part.file, WARM)
@@ -290,7 +300,9 @@ def read(
     if part.following is not None:
         file = part.file + (part.following.path != part.split.path)
         theirs = Rows(lambda table, batch: None, keeps=job.is_known)
-        ahead = Warm(theirs.flows(job, Quality(), first=False, apart=True), part.following, part.overlap_part)
+        their_flows = theirs.flows(job, Quality(), first=False, apart=True)
+        their_flows.leave(nobodys)
+        ahead = Warm(their_flows, part.following, part.overlap_part)
         for window in ahead.windows():
             take(window, file)
             theirs.flush(BATCH_ROWS)
@@ -299,21 +311,25 @@ def read(
 
     quality.add(flaws)
     torn = "fragments" if packets.is_torn else "secrets" if secrets else ""
-    carried: dict[Pair, int] = {}
+    carried: dict[Pair, int] = dict.fromkeys(part.odd, MAIN)
+    odd: dict[Pair, str] = {}
     left: set[int] = set()
     ended = {pair_of(flow.keys[0]): flow.close for flow in flows.ended if not flow.continues}
     if part.following is not None:
         torn = torn or ("damage" if flaws.count("damaged") or flaws.count("cut_file") else "")
+        torn = torn or "".join(sorted(changes)[:1])
         for flow in flows.open:
             pair = pair_of(flow.keys[0])
             stint = stints.get(pair)
             standing = flow.standing
             positions = {} if standing is None else dict(rows.positions(flow))
             if stint is not None and not flow.continues:
-                torn = torn or "ports used again"
+                odd[pair] = "ports used again"
             if standing is None or claims.get(pair) != standing or len(positions) * 2 >= MAX_POSITIONS:
-                if pair in ended or pair[0] in flows.forgotten:
-                    torn = torn or "ports used again"
+                if pair[0] in flows.forgotten:
+                    torn = torn or "late packets"
+                elif pair in ended:
+                    odd[pair] = "ports used again"
                 carried[pair] = MAIN if stint is None else WARM
                 if flow.info is not None:
                     left.add(flow.info.id)
@@ -336,8 +352,10 @@ def read(
         stint = stints.get(pair)
         if pair not in carried and (stint is None or stint.edge is None):
             carried[pair] = MAIN
-            if pair in ended or stint is not None or key in flows.forgotten:
-                torn = torn or "ports used again"
+            if key in flows.forgotten:
+                torn = torn or "late packets"
+            elif pair in ended or stint is not None:
+                odd[pair] = "ports used again"
     flows.finish()
     rows.flush(1)
     rows.note(quality)
@@ -356,7 +374,7 @@ def read(
     logs = rows.logs
     return Found(
         quality, rows.names, list(stints.values()), packets, carried, left, warm.border if part.number else 0, until,
-        first_ns, last_ns, torn,
+        first_ns, last_ns, torn, odd,
         {} if logs is None else logs.decided, set() if logs is None else logs.doubted, read_bytes,
     )  # fmt: skip
 

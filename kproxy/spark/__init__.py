@@ -2,9 +2,12 @@
 
     from kproxy.analysis import jobs
     from kproxy.spark import session, table
+    from kproxy.spark.reading import read
 
     spark = session()          # or register(spark) with any session of yours
     spark.read.format("kafka-pcap").option("table", "exchanges").load("captures/*.pcap")
+    with read(spark, "captures/*.pcap") as tables:  # large captures are shared out over tasks
+        tables["exchanges"].groupBy("api").count().show()
     jobs.latency(table(spark, "tables/", "exchanges"), by=["api", "client"]).show()
 
 Heavy imports wait until something is called.
@@ -17,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kproxy.errors import KproxyError
+from kproxy.interrupts import ComesLater
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +78,11 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
     for key, value in config.items():
         builder = builder.config(key, value)
     try:
-        spark = builder.getOrCreate() if running is None or config else running
+        if running is None or config:
+            with ComesLater():  # else a JVM stays that nobody knows, and that never ends
+                spark = builder.getOrCreate()
+        else:
+            spark = running
         register(spark)
     except (PySparkException, OSError) as fault:
         if remote:

@@ -25,7 +25,7 @@ from kproxy.convert.places import PLACE
 from kproxy.convert.rows import Rows
 from kproxy.errors import CaptureError
 from kproxy.spark import pieces
-from kproxy.spark.places import STINTS, listed
+from kproxy.spark.places import STINTS, listed, named_odd
 from kproxy.spark.sorters import Sorters
 from kproxy.tables import arrays, schema
 
@@ -111,6 +111,8 @@ class _Decoder:
             yield pieces.words(capture, pieces.READ, carried.read_bytes)
             if carried.torn:
                 yield pieces.words(capture, pieces.TORN, carried.torn)
+            if carried.odd:
+                yield pieces.words(capture, pieces.ODD, named_odd(carried.odd))
             if carried.mends:
                 yield pieces.words(capture, pieces.MENDS, [astuple(mend) for mend in carried.mends])
             rows = carried.rows

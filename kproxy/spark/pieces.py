@@ -36,9 +36,9 @@ FEW_BYTES = 256 << 10
 # Kinds that are no tables: what the scan of a split found; names that answers told; counts of flaws; a capture that
 # cannot be read. What insight is to be fed is of the kind SAID and the name of its table.
 REPORT, NAMES, COUNTS, FAILED, SAID = "report", "names", "counts", "failed", "said "
-# And of captures that are read in parts: why one cannot be, what rows of a connection lack, topics that are logs, and
-# bytes that were read once more.
-TORN, MENDS, LOGS, READ = "torn", "mends", "logs", "read"
+# And of captures that are read in parts: why one cannot be, or some of its connections, what rows of a connection lack,
+# topics that are logs, and bytes that were read once more.
+TORN, ODD, MENDS, LOGS, READ = "torn", "odd", "mends", "logs", "read"
 NO_HOUR = -1
 _SCHEMA = pa.schema(
     [

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import kproxy
+from kproxy.capture.keys import Pair, pair_of
 from kproxy.capture.quality import Quality
 from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
 from kproxy.capture.storage import is_remote, local_path
@@ -49,6 +50,7 @@ from kproxy.spark.places import PACKET_SCHEMA, packets
 from kproxy.spark.target import Target
 from kproxy.tables import schema
 from kproxy.tables.names import Names
+from kproxy.tables.schema import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,7 +100,7 @@ def ingest(
     try:
         target.begin()
         known = _refuse_tables(target, out, settings, append=append)  # with what an earlier run had left to do
-        _look(spark, catalogue)
+        look(spark, catalogue)
         if append:
             if "contents" in known:
                 raise KproxyError(
@@ -111,7 +113,7 @@ def ingest(
             if not catalogue:
                 return summary
         with store.settings(spark):
-            run = _Run(spark, catalogue, split_bytes, tasks)
+            run = Run(spark, catalogue, split_bytes, tasks)
             try:
                 run.decode()
                 run.store(lambda table: f"{target.stage}/{table}" if form == "parquet" else f"{folder}/{table}", form)
@@ -140,9 +142,14 @@ def check(
         _refuse_tables(Target(None, folder), out, settings, append=append)  # type: ignore[arg-type]
         if append and Path(folder).is_dir() and any(Path(folder).glob("exchanges/*.parquet")):
             raise KproxyError(f"{out} holds tables that `kproxy convert` wrote: name another folder")
-    paths = [str(path) if is_remote(path) else os.path.abspath(path) for path in captures]  # noqa: PTH100
+    return folder, catalogue_of(captures, settings)
+
+
+def catalogue_of(captures: Sequence[Path | str], settings: Settings) -> Catalogue:
+    """Captures by paths that do not depend on the working directory."""
+    paths = [str(path) if is_remote(path) else os.path.abspath(path) for path in captures]  # noqa: PTH100 - links stay
     keys = settings.key_log and os.path.abspath(settings.key_log)  # noqa: PTH100
-    return folder, Catalogue(paths, replace(settings, key_log=keys, checksums=False))
+    return Catalogue(paths, replace(settings, key_log=keys, checksums=False))
 
 
 def _refuse_tables(target: Target, out: Path | str, settings: Settings, *, append: bool) -> dict[str, Any]:
@@ -156,7 +163,7 @@ def _refuse_tables(target: Target, out: Path | str, settings: Settings, *, appen
 # --- what the captures are -------------------------------------------------------------------------------------------
 
 
-def _look(spark: "SparkSession", catalogue: Catalogue) -> None:
+def look(spark: "SparkSession", catalogue: Catalogue) -> None:
     """Note of each capture its bytes, a fingerprint, and the bytes of its largest file.
 
     What cannot be read has 0 bytes, and whoever reads it says why.
@@ -192,7 +199,7 @@ def _seen(number: int, job: Job) -> tuple[int, int, int, str]:
     return number, size, largest, f"{size}:{print_.hexdigest()}"
 
 
-def _manifest(run: "_Run", summary: Summary, known: dict[str, Any]) -> dict[str, Any]:
+def _manifest(run: "Run", summary: Summary, known: dict[str, Any]) -> dict[str, Any]:
     """What the tables say of themselves: no clock, host or absolute path. Of their captures: `Catalogue.lines`."""
     job = run.catalogue.like
     chosen = {} if job.records is None else {"records": list(job.records.topics)}
@@ -209,7 +216,7 @@ def _manifest(run: "_Run", summary: Summary, known: dict[str, Any]) -> dict[str,
 # --- the work --------------------------------------------------------------------------------------------------------
 
 
-class _Run:
+class Run:
     """One ingest: what it has decoded so far."""
 
     def __init__(self, spark: "SparkSession", catalogue: Catalogue, split_bytes: int, tasks: int) -> None:
@@ -222,6 +229,7 @@ class _Run:
         self._pieces: DataFrame | None = None
         self._counted: DataFrame | None = None  # those of `quality`
         self.torn: dict[str, str] = {}  # captures that could not be read in parts, and why
+        self.odd: dict[str, list[Pair]] = {}  # connections that were read by themselves, of captures that were
         self.read_bytes = 0  # of those that were
         self._mends: dict[str, list[Mend]] = {}  # what rows of captures that were shared out lack
         self._names: dict[str, Names] = {}  # of captures that were shared out
@@ -277,8 +285,11 @@ class _Run:
             self._sizes[key] = self._sizes.get(key, 0) + int(row["size"])
             self._rows[row["kind"]] = self._rows.get(row["kind"], 0) + int(row["rows"])
 
-    def _decode_shared(self, parts: Sequence[tuple[int, Part]]) -> "list[DataFrame]":
-        """The pieces of captures that are read in parts; of those that cannot be after all, read whole."""
+    def _decode_shared(self, parts: Sequence[tuple[int, Part]], *, again: bool = True) -> "list[DataFrame]":
+        """The pieces of captures that are read in parts; of those that cannot be after all, read whole.
+
+        again: where connections turn out to be odd, the parts of their captures are read once more.
+        """
         from pyspark.sql import functions as F
 
         jobs = {number: self.catalogue.job(number) for number in {number for number, _ in parts}}
@@ -293,29 +304,43 @@ class _Run:
         # damaged in a way that only its packets show, or with keys of TLS
         torn = results.apart(parts, [report for _, report in reports])
         torn |= {number: report["torn"] for number, report in reports if report["torn"]}
+        odd: dict[int, dict[Pair, str]] = {}  # connections, by capture
+        for number, report in reports:
+            _note_odd(odd, number, report["odd"])
         while True:
-            left = found.where(~F.col("capture").isin(list(torn))) if torn else found
+            apart = {*torn, *odd}
+            left = found.where(~F.col("capture").isin(list(apart))) if apart else found
             carried = left.where((F.col("file") >= 0) | (F.col("file") == places.STINTS))
             order = "capture", "connection", "part", "file", "offset"
-            size = sum(report["carried_bytes"] for number, report in reports if number not in torn)
+            size = sum(report["carried_bytes"] for number, report in reports if number not in apart)
             rest = _shared_out(carried.drop("kind", "count"), size, self._tasks).sortWithinPartitions(*order)
             decoded = self._keep(rest.mapInArrow(decode.decode(jobs), PIECES))
-            kinds = pieces.NAMES, pieces.TORN, pieces.MENDS, pieces.LOGS, pieces.READ
+            kinds = pieces.NAMES, pieces.TORN, pieces.ODD, pieces.MENDS, pieces.LOGS, pieces.READ
             told = decoded.where(F.col("kind").isin(*kinds)).select("capture", "kind", "data").collect()
             words = [(row["capture"], row["kind"], json.loads(row["data"])) for row in told]
             more = {number: text for number, kind, text in words if kind == pieces.TORN}
             more |= self._clashing(reports, words)
-            if not more.keys() - torn.keys():
-                break
             torn |= more
+            for number, kind, text in words:
+                if kind == pieces.ODD:
+                    _note_odd(odd, number, text)
+            if apart == {*torn, *odd}:
+                break
             self._kept.remove(decoded)
             decoded.unpersist()
+        for number, some in odd.items():
+            why = next(iter(some.values()))
+            if not again or len(some) > stints.MOST_ODD:
+                torn.setdefault(number, why)
+            elif number not in torn:
+                self.odd[jobs[number].source] = sorted(some)
+                log.info("%s: %d connections are read by one task each: %s", jobs[number].source, len(some), why)
         for number, reason in torn.items():
             log.info("%s is read by one task: %s", jobs[number].source, reason)
         self.torn |= {jobs[number].source: reason for number, reason in torn.items()}
         for number, report in reports:
             self.read_bytes += report["read_bytes"]
-            if number not in torn:
+            if number not in apart:
                 self._names.setdefault(jobs[number].source, Names()).add(report["names"])
         for number, kind, text in words:
             if kind == pieces.NAMES:
@@ -324,11 +349,16 @@ class _Run:
                 self.read_bytes += text
             elif kind == pieces.MENDS:
                 self._mends.setdefault(jobs[number].source, []).extend(Mend(*mend) for mend in text)
-        self._counts = results.of_splits(
-            self.spark, parts, [report for number, report in reports if number not in torn]
+        self._counts |= results.of_splits(
+            self.spark, parts, [report for number, report in reports if number not in apart]
         )
-        again = [(number, jobs[number], self.catalogue.size(number)) for number in sorted(torn)]
-        return [places.pieces_of(left), decoded, *([self._whole(again)] if again else [])]
+        frames = [places.pieces_of(left), decoded]
+        if torn:
+            frames.append(self._whole((number, jobs[number], self.catalogue.size(number)) for number in sorted(torn)))
+        if rest_of := {number: frozenset(some) for number, some in odd.items() if number not in torn}:
+            once_more = [(number, replace(part, odd=rest_of[number])) for number, part in parts if number in rest_of]
+            frames += self._decode_shared(once_more, again=False)
+        return frames
 
     def _clashing(self, reports: Sequence[tuple[int, Any]], words: Sequence[tuple[int, str, Any]]) -> dict[int, str]:
         """Captures of which two readers took a topic for a coordinators' log and for none."""
@@ -342,8 +372,22 @@ class _Run:
 
     def store(self, place: Callable[[str], str], form: str) -> None:
         """Pieces become tables."""
+        every = self.finished()
+        if every is not None:
+            store.store(every, self._sizes, self._names, self._mends, self.catalogue.like.records, place, form)
+
+    def has_rows(self, table: Table) -> bool:
+        return any(name == table.name for name, _ in self._sizes)
+
+    def rows(self, every: "DataFrame", table: Table) -> "DataFrame":
+        """The rows of a table, of pieces that are `finished`."""
+        hours = store.hours_of(table, self._sizes)
+        return store.rows(every, table, hours, self._names, self._mends, self.catalogue.like.records)
+
+    def finished(self) -> "DataFrame | None":
+        """All pieces, those of `quality` too; None: there are none."""
         if self._pieces is None or not self.done:
-            return
+            return None
         from pyspark.sql import functions as F
 
         counts = self._pieces.where(F.col("kind") == pieces.COUNTS).select("data")
@@ -353,8 +397,7 @@ class _Run:
             counts = counts.union(more)
         self._counted = self._keep(results.counted(counts, len(self.catalogue)))
         self._count(self._counted)
-        every = self._pieces.union(self._counted)
-        store.store(every, self._sizes, self._names, self._mends, self.catalogue.like.records, place, form)
+        return self._pieces.union(self._counted)
 
     def tell(self, summary: Summary, stage: str, form: str) -> None:
         """What came of it, for whoever asked."""
@@ -455,6 +498,11 @@ class _Run:
             for index, ((file, split), after) in enumerate(zip(of_job, [*following, None], strict=True)):
                 parts.append((number, Part(index, split, file, after, stints.OVERLAP_PART)))
         return parts
+
+
+def _note_odd(odd: dict[int, dict[Pair, str]], capture: int, told: Sequence[Sequence[str]]) -> None:
+    for key, why in told:
+        odd.setdefault(capture, {})[pair_of(bytes.fromhex(key))] = why
 
 
 def _shared_out(packets: "DataFrame", size: int, tasks: int) -> "DataFrame":

@@ -12,8 +12,9 @@ Memory: places of a part's packets. Refuses to know sessions and tables.
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,7 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
     report: dict[str, Any] = {
         "split": number,
         "torn": found.torn,
+        "odd": named_odd(found.odd),
         "quality": [row for row in counts if row is not back],
         "clock": {
             "times": [found.begin, found.until, found.first_ns, found.last_ns],
@@ -114,6 +116,11 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
     yield _row(capture, 0, 0, REPORT, 0, 0, json.dumps(report).encode(), None, None, None)
     for connection, some in _by_hash(found.stints).items():
         yield _row(capture, connection, NONE, STINTS, 0, 0, pickle.dumps(some), None, None, None)
+
+
+def named_odd(odd: Mapping[Pair, str]) -> list[list[str]]:
+    """Connections that are odd, in terms of JSON: not all of too many."""
+    return [[pair[0].hex(), why] for pair, why in islice(sorted(odd.items()), stints.MOST_ODD + 1)]
 
 
 def _named(pair: Pair) -> int:

@@ -13,6 +13,7 @@ from kproxy.capture.packets import Dissector, Segment
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Record, Window
 from kproxy.capture.splits import Split, windows
+from kproxy.errors import CaptureError
 
 # A record in the file, and its bytes: (time_ns, link type, offset, captured bytes, original length)
 Packet = tuple[int, int, int, bytes, int]
@@ -23,14 +24,23 @@ _NONE: tuple[Packet, ...] = ()
 def segments(
     split: Split, quality: Quality, secrets: list[bytes] | None = None
 ) -> Iterator[tuple[Window, list[tuple[Record, Segment, tuple[Packet, ...]]]]]:
-    """For each window its segments: the record that brought it, and the records of its earlier fragments."""
+    """For each window its segments: the record that brought it, and the records of its earlier fragments.
+
+    Raises CaptureError of a pcapng file that cannot be read in splits.
+    """
+    changes = set[str]()
     dissector = _Dissector(Quality())
     if split.overlap < split.start:
         for window in windows(split.before, Quality()):
             _dissect(dissector, window)
     dissector.count_in(quality)
-    for window in windows(split, quality, secrets):
+    for window in windows(split, quality, secrets, changes):
         yield window, _dissect(dissector, window)
+    if not split.last and (changes or quality.count("cut_file")):
+        reason = (
+            f"its {' and '.join(sorted(changes))} change later on" if changes else "a payload looks like its blocks"
+        )
+        raise CaptureError(split.path, f"{reason}: read it in one piece, with splitBytes 0", split.start)
     if not split.last:
         dissector.hand_on(split.handed_on)
     dissector.finish()

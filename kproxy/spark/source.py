@@ -16,8 +16,9 @@ Options, beside the paths (files, patterns or folders):
 - `quietSeconds` (streams): a file is complete when it has not changed for so long; 60.
 
 A task reads segments of a part of a file, and of the other tables one capture, whose connections it decodes; of those
-that say what is known of a cluster all captures, since they are one knowledge. Large captures are the business of
-`pipeline`, which shares them out by connection.
+that say what is known of a cluster all captures, since they are one knowledge. A large capture is one task's too: the
+id of a connection and the number of an exchange depend on all that came before, and tasks of a source hear nothing of
+each other; nor has its planning a session, whose tasks could read first. `reading` shares large captures out.
 
 As a stream the source follows a folder into which captures rotate, and reads each file once, when it is complete, by
 whatever name and time of change it arrives. A stream's offset names the files that the folder holds and that were read:
@@ -88,6 +89,7 @@ _RECORDS = pa.schema(
     [field.with_type(_ANY) if field.type == schema.HEADERS else field for field in schema.RECORDS.schema]
 )
 RECORDS = replace(schema.RECORDS, schema=_RECORDS)
+LARGE_BYTES = 4 * SPLIT_BYTES  # of a capture: that one task reads it is said
 log = logging.getLogger("kproxy.spark")
 
 FILES = Table("files", pa.schema([("path", TEXT), ("size", I64)]), ("path",))
@@ -228,6 +230,8 @@ class CaptureReader(DataSourceReader):
         if settings.table == FILES:
             return [_files_part(settings, {path: settings.storage.size(path) for path in settings.files()})]
         jobs = settings.jobs(settings.files(), settings.rotated)
+        if settings.table != SEGMENTS:
+            _say_large(jobs)
         if settings.table in schema.KNOWLEDGE:
             return [Part(jobs[0], others=tuple(jobs[1:]))] if jobs else []
         if settings.table != SEGMENTS:
@@ -300,6 +304,17 @@ class FolderReader(DataSourceStreamReader):
             with suppress(FileNotFoundError):  # gone since the folder was listed
                 seen = Path(path).stat()
                 yield path, seen.st_size, seen.st_mtime_ns
+
+
+def _say_large(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        with suppress(OSError, CaptureError):  # its task says why
+            size = sum(map(job.storage.size, job.paths))
+            if size > LARGE_BYTES:
+                log.warning(
+                    "%s: one task reads all of its %d MB: kproxy.spark.reading.read(spark, ...) shares it out",
+                    job.source, size >> 20,
+                )  # fmt: skip
 
 
 def _files_part(settings: _Settings, files: Mapping[str, int]) -> Part:

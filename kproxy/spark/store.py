@@ -68,12 +68,17 @@ def store(
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [
-            pool.submit(_write, _rows(pieces, table, hours, names, mends, chosen), place(table.name), form, hours)
+            pool.submit(_write, rows(pieces, table, hours, names, mends, chosen), place(table.name), form, hours)
             for table in schema.BY_NAME.values()
-            if (hours := {hour: size for (name, hour), size in sizes.items() if name == table.name})
+            if (hours := hours_of(table, sizes))
         ]
         for job in jobs:
             job.result()
+
+
+def hours_of(table: Table, sizes: Mapping[tuple[str, int], int]) -> dict[int, int]:
+    """The bytes of a table's pieces by hour."""
+    return {hour: size for (name, hour), size in sizes.items() if name == table.name}
 
 
 def _write(rows: "DataFrame", place: str, form: str, hours: Mapping[int, int]) -> None:
@@ -85,7 +90,7 @@ def _write(rows: "DataFrame", place: str, form: str, hours: Mapping[int, int]) -
     write.save(place)
 
 
-def _rows(
+def rows(
     pieces: "DataFrame",
     table: Table,
     hours: Mapping[int, int],
@@ -93,7 +98,7 @@ def _rows(
     mends: Mapping[str, Sequence[Mend]],
     chosen: Chosen | None,
 ) -> "DataFrame":
-    """The rows of a table, each file's in a partition."""
+    """The rows of a table, each file's in a partition; with its date and hour, if it has times."""
     from pyspark.sql import functions as F
 
     from kproxy.spark.source import spark_schema

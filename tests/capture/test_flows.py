@@ -524,6 +524,24 @@ def test_the_client_is_found_without_a_syn(tmp_path):
     assert not seen.flows[0].start_seen
 
 
+@pytest.mark.parametrize("side", (0, 1))
+@pytest.mark.parametrize("port", (40000, 1024))
+def test_of_tls_in_the_middle_of_a_stream_the_end_with_the_higher_port_is_the_client(tmp_path, port, side):
+    """Whoever is heard first."""
+    record = b"\x17\3\3\0\5hello"
+    seen = Wire(client=(packet.CLIENT[0], port)).send(side, record).send(1 - side, record).seen(tmp_path)
+    assert seen.kinds()["tls"] == 1
+    (flow,) = seen.flows
+    assert (flow.info.client_port, flow.info.broker_port) == tuple(sorted((port, 9092), reverse=True))
+
+
+def test_a_stream_is_named_from_its_client_to_its_broker_whoever_is_heard_first(tmp_path):
+    (seen, other) = (Wire(client_isn=isn).send(1, answer(0)).ask(1, 2).seen(tmp_path) for isn in (1000, 77))
+    keys = [key for each in (seen, other) for key, *_ in each.quality.counts() if key.startswith("stream ")]
+    assert [key.split(" ", 2)[2] for key in keys] == ["10.0.0.1:40000 to 10.0.0.2:9092"] * 2
+    assert keys[0] != keys[1]
+
+
 def test_bytes_that_are_nobodys_are_undecided_or_not_kafka(tmp_path):
     assert Wire().shake().send(0, b"\0\0").seen(tmp_path).kinds()["undecided"] == 1
     assert Wire().shake().send(0, b"SSH-2.0-OpenSSH").seen(tmp_path).kinds()["not_kafka"] == 1

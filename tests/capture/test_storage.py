@@ -71,6 +71,18 @@ def test_each_byte_is_asked_for_once(bucket, monkeypatch):
     assert asked == [(start, min(start + 300_000, size)) for start in range(0, size, 300_000)]
 
 
+def test_a_part_of_an_object_fills_the_room_for_it_up_to_the_end(bucket, monkeypatch):
+    data = bytes(range(250))
+    opened = bucket.storage.open(bucket.put("parts.pcap", data))
+    monkeypatch.setattr(storage, "RANGE_BYTES", 64)
+    for position, size in ((0, 10), (60, 10), (3, 200), (240, 10), (240, 11), (250, 5)):
+        room = bytearray(b"." * size)
+        filled = opened.peek_into(memoryview(room), position)
+        expected = data[position : position + size]
+        assert (filled, bytes(room)) == (len(expected), expected.ljust(size, b"."))
+    assert opened.tell() == 0
+
+
 def test_folders_patterns_and_names(bucket, tmp_path):
     small = capture("k41_midstream").read_bytes()[:24]
     for key in ("f/b.pcap", "f/a.pcapng.gz", "f/notes.txt", "f/in/c.pcap"):
@@ -87,6 +99,8 @@ def test_folders_patterns_and_names(bucket, tmp_path):
         of("s3://captures/nothing/*.pcap")
     with pytest.raises(KproxyError, match="no file matches"):
         Storage().captures(str(tmp_path / "*.pcap"))
+    (tmp_path / "folder.pcap").mkdir()
+    (tmp_path / "notes.txt").touch()
     for name in ("a[1].pcap", "a1.pcap"):
         shutil.copy(capture("k41_midstream"), tmp_path / name)
     assert Storage().captures(str(tmp_path / "a[1].pcap")) == [str(tmp_path / "a[1].pcap")]  # that is its name

@@ -2,6 +2,7 @@
 
 import json
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -124,3 +125,17 @@ def test_a_key_log_of_other_connections_is_named_so(tmp_path):
         ((), "with --key-log FILE"),
     ):
         assert words in " ".join(convert_command(*only, *given).output.split())
+
+
+@pytest.mark.parametrize("folders", ("", "date=2026-01-31/hour=05"))
+def test_the_sql_that_its_help_shows_runs_on_tables_in_one_folder_and_by_hour(tmp_path, monkeypatch, folders):
+    """`kproxy convert` writes into one folder, `kproxy spark ingest` by date and hour: the same line reads both."""
+    convert_command(capture("k41_quota"), "--out", tmp_path / "tables")
+    (file,) = (tmp_path / "tables" / "exchanges").iterdir()
+    apis = set(pq.read_table(file)["api"].to_pylist())
+    (file.parent / folders).mkdir(parents=True, exist_ok=True)
+    file.rename(file.parent / folders / file.name)
+    monkeypatch.chdir(tmp_path)  # the examples of the help call the folder `tables`
+    said = CliRunner().invoke(cli, ["convert", "--help"], terminal_width=200).output
+    (sql,) = (line for line in said.splitlines() if line.lstrip().startswith("select "))
+    assert {api for api, _ in duckdb.sql(sql).fetchall()} == apis

@@ -111,11 +111,21 @@ def test_executors_without_kproxy_get_it_and_one_is_killed(request, tmp_path):
     events = tmp_path / "events"
     events.mkdir()
     conf = {**QUICK, "spark.eventLog.dir": events.as_uri()}
-    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    command = [submit, "--master", "local-cluster[2,1,1024]", "--py-files", packed(tmp_path / "kproxy.zip")]
+    home = tmp_path / "spark"  # where workers make their folders: whoever runs this may not write to pyspark's own
+    home.mkdir()
+    for each in Path(pyspark.__file__).parent.iterdir():
+        if each.name != "work":
+            (home / each.name).symlink_to(each)
+    command = [
+        home / "bin" / "spark-submit",
+        "--master",
+        "local-cluster[2,1,1024]",
+        "--py-files",
+        packed(tmp_path / "kproxy.zip"),
+    ]
     command += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
     command += [tmp_path / "main.py", tmp_path / "tables", *paths]
-    environment = _environment(PYSPARK_PYTHON=str(python))
+    environment = _environment(PYSPARK_PYTHON=str(python), SPARK_HOME=str(home))
     with (tmp_path / "said").open("w+") as said:
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said)
         killed = None

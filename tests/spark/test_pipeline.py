@@ -196,6 +196,30 @@ def test_a_large_connection_holds_nobody_up(spark, tmp_path):
     same(tmp_path / "tables", tmp_path / "converted")
 
 
+def test_ports_that_are_used_again_cost_their_connection_only(spark, tmp_path, monkeypatch):
+    """Two that end without a word and begin anew in a later part; the busy one is handed over at each border."""
+    wire = Wire()
+    for connection in range(4):
+        wire.open(connection)
+    for number in range(3000):
+        wire.exchange(0, number)
+        if number % 20 == 0:
+            wire.exchange(1 + number % 3, number)
+        if number % 700 == 699:
+            for connection in (1, 2):
+                wire._next[connection] = [number * 1_000_003 % 4_000_000_007, number * 7_003]
+                wire.open(connection)
+    path = wire.save(tmp_path / "again.pcap")
+    monkeypatch.setattr(stints, "OVERLAP_PART", 4)
+    convert([path], tmp_path / "converted", processes=1)
+    with watched() as runs:
+        pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=path.stat().st_size // 3, tasks=2)
+    same(tmp_path / "ingested", tmp_path / "converted")
+    ((run, _),) = runs
+    assert not run.torn and len(run.odd[path.name]) in (1, 2)
+    assert sum(map(len, run._mends.values())) >= 2 and run.read_bytes < 3 * path.stat().st_size
+
+
 def test_of_many_connections_no_two_are_taken_for_one():
     """By 32 bits these two would be, and the capture would be read by one task."""
     keys = (b"\n\x00\xb0I\n\x01\x00\x1b\xb2\xb5#\x84", b"\n\x00\xe1!\n\x01\x00\x13\xd8\x96#\x84")
@@ -216,14 +240,14 @@ def shuffled(spark):
 def watched():
     """Each ingest's run as it is when all is read, and the bytes that were shuffled by then."""
     found = []
-    real = pipeline._Run.store
+    real = pipeline.Run.store
 
     def noted(run, place, form):
         found.append((run, shuffled(run.spark)))
         real(run, place, form)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline._Run, "store", noted)
+        patch.setattr(pipeline.Run, "store", noted)
         yield found
 
 

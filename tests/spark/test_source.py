@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +14,8 @@ import pytest
 
 from kproxy.capture import splits
 from kproxy.convert.processes import convert
-from kproxy.errors import KproxyError
-from kproxy.spark.source import FolderReader, _Settings
+from kproxy.errors import CaptureError, KproxyError
+from kproxy.spark.source import CaptureReader, FolderReader, _Settings
 from kproxy.tables import schema
 from tests.captures import capture, expected
 
@@ -60,6 +61,21 @@ def test_segments_are_the_same_however_files_are_split(spark):
         packet = data[row["offset"] : row["offset"] + row["captured"]]
         assert int.from_bytes(packet[34:36]) == row["sender_port"] and int.from_bytes(packet[38:42]) == row["seq"]
     assert {row["offset"] is None for row in whole.to_pylist() if row["source"] == "k41_ipfrag.pcap"} == {True, False}
+
+
+def test_a_file_that_cannot_be_read_in_splits_is_told(tmp_path):
+    data = capture("k41_ng").read_bytes()
+    place = splits._Blocks(data).boundary(300_000, len(data))
+    path = tmp_path / "interfaces.pcapng"
+    path.write_bytes(data[:place] + bytes.fromhex("0100000014000000 0100 0000 00000000 14000000") + data[place:])
+    settings = {"path": str(path), "table": "segments"}
+    reader = CaptureReader(_Settings({**settings, "splitBytes": "200000"}))
+    parts = reader.partitions()
+    assert len(parts) > 2
+    with pytest.raises(CaptureError, match=r"its interfaces change later on: .* with splitBytes 0"):
+        list(chain.from_iterable(map(reader.read, parts)))
+    whole = CaptureReader(_Settings({**settings, "splitBytes": "0"}))
+    assert sum(batch.num_rows for part in whole.partitions() for batch in whole.read(part)) > 1000
 
 
 def test_options(spark, converted):

@@ -3,13 +3,14 @@
 import random
 from dataclasses import astuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.offline import KINDS as BENCH
 from bench.offline import generate
-from kproxy.capture import flows, pcap, pcapng
+from kproxy.capture import flows, packets, pcap, pcapng
 from kproxy.capture.columns import inorder, mapped, pairs
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
@@ -113,6 +114,137 @@ def test_waits_of_a_quota_are_the_same_by_column():
 @pytest.mark.parametrize("name", ("k41_tls13_keys", "k39_zookeeper"))
 def test_what_is_not_to_be_read_gives_the_same_rows(name):
     assert same(captures.capture(name))[0] == 0
+
+
+# --- headers, held against the dissector that reads them one by one ---------------------------------------------------
+
+# link type -> what stands before IP, of each ethertype, and whether that is read by column
+BEFORE = {
+    packets.ETHERNET: [
+        (lambda kind: bytes(12) + kind, True),
+        (lambda kind: bytes(12) + b"\x81\0\0\7" + kind, True),
+        (lambda kind: bytes(12) + b"\x81\0\0\7" * 2 + kind, False),
+        (lambda kind: bytes(12) + b"\x88\xa8\0\7" + kind, False),
+    ],
+    packets.SLL: [(lambda kind: bytes(14) + kind, True)],
+    packets.SLL2: [(lambda kind: kind + bytes(18), True)],
+    packets.RAW: [(lambda kind: b"", True)],
+    packets.NULL: [(lambda kind: b"\2\0\0\0", False)],
+}
+PLAIN_V4 = ({}, {"fragment": 0x4000}, {"fragment": 0xC000}, {"identity": 0xFFFF})
+ODD_V4 = ({"options": bytes(4)}, {"fragment": 0x2000}, {"fragment": 1}, {"total": 0}, {"total": 39}, {"protocol": 17})
+ODD_V6 = ({"length": 0}, {"length": 19}, {"protocol": 17}, {"protocol": 0})
+
+
+def segment_of(dice, ends):
+    """A TCP segment with numbers of all sizes, and whether its header is one."""
+    number = lambda: dice.choice((0, 1, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF, dice.randrange(1 << 32)))  # noqa: E731
+    made = packet.tcp(
+        dice.randbytes(dice.choice((0, 0, 1, 5, 300))),
+        source=ends[0],
+        target=ends[1],
+        seq=number(),
+        ack=number(),
+        flags=dice.choice((ACK, ACK, ACK | 8, ACK | FIN, SYN, RST, SYN | ACK)),
+        window=dice.choice((0, 1, 500, 0xFFFF)),
+        options=dice.randbytes(dice.choice((0, 0, 12, 12, 20, 24, 28, 40))),
+    )
+    words = made[12] >> 4
+    if dice.random() < 0.1:
+        words = dice.choice((0, 4, 5, 15))
+        made = made[:12] + bytes((words << 4 | made[12] & 15,)) + made[13:]
+    return made, words >= 5 and words * 4 <= len(made)
+
+
+def packet_of(dice, link, ends=((packet.CLIENT, packet.BROKER), (packet.CLIENT6, packet.BROKER6))):
+    """A packet, and whether its headers are plain and in it."""
+    made, plain = segment_of(dice, ends[sixth := dice.random() < 0.3][:: dice.choice((1, -1))])
+    odd = dice.random() < 0.15
+    if sixth:
+        how = dice.choice(ODD_V6) if odd else {}
+        kind, headers, ip = b"\x86\xdd", 60, packet.ipv6(made, **how)
+    else:
+        how = dice.choice(ODD_V4 if odd else PLAIN_V4)
+        kind, headers, ip = b"\x08\0", 40, packet.ipv4(made, **{"identity": dice.randrange(9), **how})
+    before, read = dice.choice(BEFORE[link])
+    if link == packets.NULL and sixth:
+        before = lambda kind: b"\x1e\0\0\0"  # noqa: E731
+    data = before(kind) + ip + bytes(dice.choice((0, 0, 6)))  # padding
+    if dice.random() < 0.1:
+        data = data[: dice.randrange(len(data))]
+    return data, plain and read and not odd and len(data) >= len(before(kind)) + headers
+
+
+def heads_of(link, datas):
+    """What stands in the column of each packet: one behind the other, as in a file."""
+    sizes = np.array([len(data) for data in datas], np.int64)
+    end = np.cumsum(sizes)
+    start = end - sizes
+    behind = np.frombuffer(b"".join(datas) + bytes(inorder.HEAD), np.uint8)
+    head = behind[start[:, None] + np.arange(inorder.HEAD)]
+    return inorder.heads(link, start, end, head), start, end, head
+
+
+@given(st.integers(0, 1 << 32), st.sampled_from(sorted(BEFORE)))
+@settings(max_examples=60, deadline=None)
+def test_plain_headers_are_found_all_and_read_as_one_by_one(seed, link):
+    dice = random.Random(seed)
+    made = [packet_of(dice, link) for _ in range(dice.randrange(1, 60))]
+    found, start, end, _ = heads_of(link, [data for data, _ in made])
+    plain = [number for number, (_, is_plain) in enumerate(made) if is_plain]
+    if not plain:
+        assert found is None or not len(found.index)
+        return
+    assert found.index.tolist() == plain
+    everything = b"".join(data for data, _ in made)
+    for row, number in enumerate(plain):
+        begin, stop = int(start[number]), int(end[number])
+        one = packets.Dissector(Quality()).segment(link, everything[begin:stop], 0, stop - begin, 0)
+        _, key, seq, ack, bits, window, payload, _, length = one
+        assert found.keys[found.lane[row]] == key
+        read = (found.seq[row], found.ack[row], found.length[row], found.size[row])
+        assert read == (seq, ack, length, bits >> 12 << 2)
+        assert min(found.start[row] - begin, stop - begin) == payload
+        assert found.start[row] - begin == found.tcp[row] + found.size[row]
+        whole = found.start[row] + length <= stop
+        assert found.calm[row] == (whole and window != 0 and not bits & (SYN | RST | FIN))
+        version = everything[begin + found.tcp[row] - (20 if len(key) == 12 else 40)] >> 4
+        at = begin + int(found.tcp[row]) - 16
+        assert found.identity[row] == (int.from_bytes(everything[at : at + 2]) if version == 4 else 0)
+
+
+@given(st.integers(0, 1 << 32), st.sampled_from((packets.ETHERNET, packets.SLL2)))
+@settings(max_examples=60, deadline=None)
+def test_a_copy_is_the_same_header_soon_after_and_nothing_else_is_one(seed, link):
+    """Held against a comparison of each with each. Nearly the same are those that differ in one byte of any header."""
+    dice = random.Random(seed)
+    datas = [packet_of(dice, link)[0] for _ in range(dice.randrange(1, 12))]
+    for _ in range(dice.randrange(40)):
+        data = bytearray(dice.choice(datas))
+        if data and dice.random() < 0.6:
+            data[dice.randrange(len(data))] ^= dice.choice((1, 0x80))
+        datas.insert(dice.randrange(len(datas) + 1), bytes(data))
+    found, _, end, _ = heads_of(link, datas)
+    if found is None:
+        return
+    cut = {int(each) for each in found.index[found.start > end[found.index]]}  # inside a header: read one by one
+    datas = [data for number, data in enumerate(datas) if number not in cut]
+    times = np.cumsum([dice.choice((0, 1, 10, 400)) for _ in datas])
+    found, _, _, head = heads_of(link, datas)
+    if found is None:
+        return
+    known, expected = {}, []
+    for row, number in enumerate(found.index.tolist()):
+        tcp, size = int(found.tcp[row]), int(found.size[row])
+        header = datas[number][tcp : tcp + 16] + datas[number][tcp + 20 : tcp + size]
+        one = (found.keys[found.lane[row]], found.identity[row], found.length[row], header)
+        whole = tcp + size <= inorder.HEAD and size <= 44
+        expected.append(whole and times[number] - known.get(one, -1000) <= 500)
+        known[one] = times[number]
+    copies = inorder.copies(found, head, times, 500)
+    assert (copies.tolist() if copies is not None else [False] * len(expected)) == expected
+    if len(found.index) > 1 and times[found.index[0]] < times[found.index[-1]]:
+        assert inorder.copies(found, head, -times, 500) is None  # the clock goes back
 
 
 # --- captures made up ------------------------------------------------------------------------------------------------
@@ -419,6 +551,39 @@ def test_a_packet_that_is_not_plain_ends_a_stretch(tmp_path):
     rows, _, taken = told(path, 1)
     assert len({row["connection"] for row in rows["exchanges"]}) == 2
     assert taken > 20
+    same(path)
+
+
+def test_a_connection_whose_broker_is_heard_first_goes_by_column_too(tmp_path, monkeypatch):
+    """Its side 0 is the broker's; an exchange that is read for itself is between those by column."""
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 4096)
+    wire = heartbeats(Wire().send(1, frame(codec.encode_response(12, 4, {"correlationId": 7}, {}))), 100)
+    header = {"requestApiKey": 3, "requestApiVersion": 9, "correlationId": 8, "clientId": "me"}
+    wire.send(0, frame(codec.encode_request(header, {"topics": []})))
+    heartbeats(wire.send(1, frame(codec.encode_response(3, 9, {"correlationId": 8}, {"clusterId": "c"}))), 100)
+    path = tmp_path / "late.pcap"
+    path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
+    rows, _, taken = told(path, 1)
+    assert taken > 150
+    assert {row["client_port"] for row in rows["exchanges"]} == {40000}
+    same(path)
+
+
+@pytest.mark.parametrize("off_by", (-1, 1))
+@pytest.mark.parametrize("before", (58, 70))
+def test_an_answer_to_another_request_is_not_paired_by_column(tmp_path, before, off_by):
+    """58: the request is the last packet of a window, and the answer the first one of the next."""
+    wire = heartbeats(Wire().shake(), before)
+    header = {"requestApiKey": 12, "requestApiVersion": 4, "correlationId": 500, "clientId": "me"}
+    wire.send(0, frame(codec.encode_request(header, {"groupId": "g"})))
+    wire.send(1, frame(codec.encode_response(12, 4, {"correlationId": 500 + off_by}, {})))
+    heartbeats(wire, 100)
+    path = tmp_path / "other.pcap"
+    path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
+    rows, quality, taken = told(path, 1)
+    assert taken > 100
+    assert [row["outcome"] for row in rows["exchanges"] if row["correlation_id"] == 500] != ["answered"]
+    assert "fault" in {kind for kind, *_ in quality}
     same(path)
 
 

@@ -1,0 +1,88 @@
+"""Captures as DataFrames, shared out over tasks: `kproxy.spark.reading.read`.
+
+Duty: captures become pieces as in an ingest (see `pipeline`), which Spark keeps on its disks; a table is what tasks
+make of its pieces, and nothing is written. The Data Source (see `source`) cannot share a capture out: its tasks hear
+nothing of each other, and its planning has no session.
+
+Memory: as an ingest has it. Refuses to know how captures are cut and joined.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kproxy.capture.splits import SPLIT_BYTES
+from kproxy.convert.job import Settings
+from kproxy.errors import CaptureError
+from kproxy.spark import pipeline, store
+from kproxy.tables import schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_DEFAULT = Settings()
+
+
+class Reading(Mapping[str, "DataFrame"]):
+    """The tables of captures by their names; a context, at whose end Spark keeps nothing of them any more.
+
+    failed: captures that cannot be read. torn: why a capture that is large was read by one task, by its source.
+    read_bytes: of captures that were shared out.
+    """
+
+    def __init__(self, spark: "SparkSession", run: pipeline.Run) -> None:
+        self._spark = spark
+        self._run = run
+        self._pieces = run.finished()
+        self.failed: list[CaptureError] = [run.failed[number] for number in sorted(run.failed)]
+        self.torn = run.torn
+        self.read_bytes = run.read_bytes
+
+    def __getitem__(self, name: str) -> "DataFrame":
+        from kproxy.spark.source import TABLES, spark_schema
+
+        if name not in tuple(self):
+            raise KeyError(name)
+        table = schema.BY_NAME[name]
+        if self._pieces is None or not self._run.has_rows(table):
+            return self._spark.createDataFrame([], spark_schema(TABLES[name].schema))
+        return self._run.rows(self._pieces, table).drop("date", "hour")
+
+    def __iter__(self) -> Iterator[str]:
+        like = self._run.catalogue.like
+        yield from (*like.tables, schema.QUALITY.name, *(table.name for table in schema.KNOWLEDGE))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __enter__(self) -> "Reading":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Spark keeps nothing of the captures any more; the tables are not to be used."""
+        self._run.release()
+
+
+def read(
+    spark: "SparkSession",
+    captures: Path | str | Sequence[Path | str],
+    settings: Settings = _DEFAULT,
+    *,
+    split_bytes: int = SPLIT_BYTES,
+    tasks: int = 0,
+) -> Reading:
+    """The tables of captures, read now, once. Parameters and errors are those of `pipeline.ingest`."""
+    paths = [captures] if isinstance(captures, str | Path) else captures
+    catalogue = pipeline.catalogue_of(paths, settings)
+    pipeline.look(spark, catalogue)
+    with store.settings(spark):
+        run = pipeline.Run(spark, catalogue, split_bytes, tasks)
+        try:
+            run.decode()
+            return Reading(spark, run)
+        except BaseException:
+            run.release()
+            raise

@@ -1,0 +1,78 @@
+"""Files of one capture: which comes first, how far the reading is, and what is said of those that hold nothing."""
+
+import gzip
+import os
+
+import pytest
+
+from kproxy.capture.captures import Capture, in_time
+from kproxy.capture.quality import Quality
+from kproxy.errors import CaptureError
+from tests.capture import packet
+
+SECOND = 1_000_000_000
+
+
+def capture_of(*times_s, count=1):
+    return packet.pcap([(time_s * SECOND, packet.ethernet(bytes(200))) for time_s in times_s for _ in range(count)])
+
+
+def test_rotated_files_are_put_in_the_order_of_their_first_packets(tmp_path):
+    contents = {
+        "a": capture_of(30, 5),  # a later packet is of an earlier time: the first one counts
+        "b": capture_of(10, 99),
+        "c": capture_of(20),
+        "d": packet.pcap([]),
+        "e": b"no capture",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    paths = [str(tmp_path / name) for name in contents]
+    assert [path[-1] for path in in_time(paths)] == ["b", "c", "a", "d", "e"]
+    os.mkfifo(tmp_path / "pipe")  # to look at it would wait for ever, and what was read of it would be lost
+    paths.insert(0, str(tmp_path / "pipe"))
+    assert in_time(paths) == paths
+
+
+def test_how_far_it_is_counts_the_bytes_of_files_as_they_lie_there(tmp_path):
+    """What a progress bar goes by: of compressed files the compressed bytes, at the end all of them."""
+    plain, packed = tmp_path / "1.pcap", tmp_path / "2.pcap.gz"
+    plain.write_bytes(capture_of(*range(2000), count=2))
+    packed.write_bytes(gzip.compress(capture_of(*range(2000, 4000), count=2)))
+    capture = Capture([plain, "-", packed], Quality())
+    assert capture.size == plain.stat().st_size + packed.stat().st_size  # how much comes on a pipe is not known
+    capture.paths.remove("-")
+    assert capture.consumed == 0
+    so_far = [capture.consumed for _ in capture.windows()]
+    assert so_far == sorted(so_far) and plain.stat().st_size in so_far
+    assert capture.consumed == capture.size
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty"),
+        (b"\x1f\x8b\x08\x00", "the file is empty (the compressed stream ends early)"),
+        (capture_of(1)[:23], "a pcap file that ends inside its header: there is nothing to read"),
+        (b"BZh9" + bytes(99), "a bzip2 file, not read yet: unpack it, or convert it with `editcap -F pcapng`"),
+        (b"GET ", "no capture file (it begins with 47 45 54 20): pcap or pcapng is needed"),
+    ],
+)
+def test_what_is_no_capture_is_named(tmp_path, content, words):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(CaptureError) as raised:
+        list(Capture([tmp_path / "file"], Quality()).windows())
+    assert words in str(raised.value)
+    assert str(raised.value).startswith(str(tmp_path / "file")) and ("(" in str(raised.value)) == ("(" in words)
+
+
+@pytest.mark.parametrize("left", (0, 15, 16, 100, 230))
+def test_a_compressed_file_that_was_cut_is_counted_once_wherever_it_ends(tmp_path, left):
+    """Between two records too, where no reader of records can see it."""
+    whole = capture_of(1, 2)
+    first = (len(whole) - 24) // 2 + 24
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(whole[: first + left]) + gzip.compress(b"more")[:10])
+    quality = Quality()
+    records = [record for window in Capture([tmp_path / "cut.gz"], quality).windows() for record in window.records]
+    assert (len(records), quality.count("cut_file")) == (1 if first + left < len(whole) else 2, 1)
+    assert quality.size("cut_file") == left % (first - 24)

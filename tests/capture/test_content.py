@@ -1,0 +1,83 @@
+"""What a connection speaks is told by its first bytes: as soon as they tell, and not before."""
+
+import pytest
+
+from kproxy.capture import content
+from kproxy.capture.content import HTTP, KAFKA, NOT_KAFKA, TLS, ZOOKEEPER, opening, other, witness
+from kproxy.protocol import codec
+from kproxy.wire import frames
+
+
+def framed(body):
+    return len(body).to_bytes(4) + body
+
+
+def request(key, version, body, correlation_id=7):
+    header = {"requestApiKey": key, "requestApiVersion": version, "correlationId": correlation_id, "clientId": "me"}
+    return framed(codec.encode_request(header, body))
+
+
+HEARTBEAT = request(12, 4, {"groupId": "g"})
+METADATA = request(3, 9, {"topics": [{"name": "t"}]})
+NEWER = framed(b"\0\x12\0\x1f\0\0\0\7\0\2me" + bytes(9))  # ApiVersions of a version that the schema does not know
+ENDLESS = (1 << 20).to_bytes(4) + b"\0\0\0\3\0\0\0\7\0\2me" + bytes(content.HEAD)  # a Produce of 1 MiB
+CONNECT = (45).to_bytes(4) + bytes(12) + (18000).to_bytes(4) + bytes(8) + (16).to_bytes(4) + bytes(17)
+
+
+@pytest.mark.parametrize(
+    ("client", "broker", "speaks", "needed"),
+    [  # needed: bytes of the client's without which nothing is clear
+        (HEARTBEAT, b"", KAFKA, len(HEARTBEAT)),
+        (METADATA, b"", KAFKA, len(METADATA)),
+        (METADATA[:-1] + b"\7", b"", NOT_KAFKA, len(METADATA)),  # more tagged fields than there are bytes
+        (framed(b"\0\7\0\0" + (7).to_bytes(4) + bytes(4)), b"", KAFKA, 16),  # ControlledShutdown v0: no client id
+        (framed(b"\0\7\0\0" + (7).to_bytes(4) + bytes(5)), b"", NOT_KAFKA, 14),
+        (NEWER, b"\0\0\0\5\0\0\0\7", KAFKA, 14),
+        (NEWER, b"\0\0\0\5\0\0\0\6", None, None),
+        (NEWER, b"\0\0\0\5\0\0\0", None, None),
+        (NEWER + bytes(content.HEAD), b"", KAFKA, content.HEAD),
+        (ENDLESS, b"", KAFKA, content.HEAD),
+        (ENDLESS, b"\0\0\1\0\0\0\0\7", KAFKA, 14),
+        (CONNECT, b"", ZOOKEEPER, 32),
+        (b"ruok", b"", ZOOKEEPER, 4),
+        (b"GET / HTTP/1.1", b"", HTTP, 4),
+        (b"\x16\3\1\2", b"", TLS, 4),
+        (b"\x14\3\4\2", b"", TLS, 4),
+        (b"\x17\3\0\2", b"", TLS, 4),
+        ((9).to_bytes(4), b"", NOT_KAFKA, 4),
+        ((frames.MAX_REQUEST + 1).to_bytes(4), b"", NOT_KAFKA, 4),
+        ((10).to_bytes(4) + bytes(9), b"", None, None),
+        (frames.MAX_REQUEST.to_bytes(4) + bytes(9), b"", None, None),
+        (b"", b"\0\0\0\5\0\0\0\7", None, None),
+    ],
+)
+def test_it_is_known_as_soon_as_bytes_tell(client, broker, speaks, needed):
+    assert opening(client, broker, None) == speaks
+    if needed is None:
+        needed = len(client) + 1
+    lengths = {*range(min(needed, len(client) + 1, 40)), needed - 1}
+    assert {opening(client[:length], broker, None) for length in lengths} <= {None}
+    if speaks is not None:
+        assert opening(client[:needed], broker, None) == speaks
+
+
+@pytest.mark.parametrize("head", (b"\x13\3\1\2", b"\x18\3\1\2", b"\x16\2\1\2", b"\x16\3\5\2"))
+def test_what_is_nearly_a_record_of_tls_is_none(head):
+    assert opening(head, b"", None) != TLS
+
+
+@pytest.mark.parametrize("trusted", (KAFKA, ZOOKEEPER))
+def test_what_the_user_said_is_believed_unless_it_is_plainly_something_else(trusted):
+    assert opening(b"SSH-", b"", trusted) == opening((9).to_bytes(4), b"", trusted) == trusted
+    assert opening(b"SSH", b"", trusted) is None
+    assert [opening(head, b"", trusted) for head in (b"GET ", b"\x16\3\1\2", CONNECT)] == [HTTP, TLS, ZOOKEEPER]
+
+
+def test_a_segment_in_the_middle_of_a_stream_is_a_witness_by_the_request_that_it_begins_with():
+    assert witness(HEARTBEAT + METADATA) == (7, True)
+    assert witness(memoryview(ENDLESS)) == (7, False)
+    assert witness(request(12, 4, {"groupId": "g"}, -2)) == (-2, True)
+    assert witness(METADATA[:14]) == (7, False)
+    assert [witness(each) for each in (METADATA[:13], METADATA[:-1] + b"\7", CONNECT, b"x" * 40)] == [None] * 4
+    assert [other(each) for each in (b"\x17\3\3\0\5", b"POST /", CONNECT)] == [TLS, HTTP, ZOOKEEPER]
+    assert other(b"\x17\3\3\0") is None and other(HEARTBEAT) is None

@@ -1,0 +1,85 @@
+"""Flaws of a capture are added up, whoever counted them, and streams that were captured twice are named."""
+
+from dataclasses import astuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kproxy.capture import quality
+from kproxy.capture.quality import KINDS, NONE, SAME_STREAM_NS, Quality, Row
+
+KIND = st.sampled_from(("gap", "packets", "fault"))
+TIMES = st.one_of(st.just(NONE), st.integers(0, 9))
+
+
+@given(st.lists(st.tuples(KIND, TIMES, st.integers(1, 3), st.integers(0, 5), TIMES, st.booleans())))
+def test_counts_and_times_are_those_of_all_notes_also_of_two_that_are_added(notes):
+    parts = Quality(), Quality()
+    expected = {}
+    for kind, time_ns, count, size, last_ns, which in notes:
+        parts[which].note(kind, time_ns, count=count, size=size, last_ns=last_ns)
+        expected.setdefault(kind, []).append((count, size, time_ns, time_ns if last_ns == NONE else last_ns))
+    whole = Quality()
+    for part in parts:
+        whole.add(part)
+    assert [astuple(row) for row in whole] == [
+        (
+            kind,
+            sum(count for count, *_ in expected[kind]),
+            sum(size for _, size, *_ in expected[kind]),
+            min((first for _, _, first, _ in expected[kind] if first != NONE), default=NONE),
+            max(last for *_, last in expected[kind]),
+            sentence,
+        )
+        for kind, sentence in KINDS.items()
+        if kind in expected
+    ]
+    assert all(whole.count(kind) == sum(each[0] for each in expected.get(kind, ())) for kind in KINDS)
+    assert all(whole.size(kind) == sum(each[1] for each in expected.get(kind, ())) for kind in KINDS)
+    whole.forget()
+    assert not list(whole)
+
+
+def streams(*found):
+    made = Quality()
+    for numbers, name, time_ns, size in found:
+        made.stream(numbers, name, time_ns, size)
+    return made
+
+
+def test_of_connections_with_the_same_numbers_at_the_same_time_all_but_the_first_are_copies():
+    first = 5 * SAME_STREAM_NS
+    made = streams(
+        ((1, 2), "b to x", first + 20, 200),
+        ((1, 2), "a to x", first, 100),
+        ((1, 2), "c to x", first + SAME_STREAM_NS, 300),
+        ((1, 2), "d to x", first + SAME_STREAM_NS + 1, 400),  # the same numbers, of another stream
+        ((1, 3), "e to x", first, 500),
+        ((2, 2), "f to x", first, 600),
+        ((7, 8), "h to x", 2, 20),
+        ((7, 8), "g to x", 1, 10),
+    )
+    (row,) = made
+    sentence = f"{KINDS['same_stream']} (h to x is g to x; b to x is a to x; c to x is b to x)"
+    assert row == Row("same_stream", 3, 20 + 200 + 300, 2, first + SAME_STREAM_NS, sentence)
+    assert made.count("same_stream") == 3
+    made.stream((7, 8), "i to x", 3, 1)
+    (row,) = made
+    assert row.sentence == f"{KINDS['same_stream']} (h to x is g to x; i to x is h to x; b to x is a to x and 1 more)"
+    assert not list(streams(((1, 2), "a to x", 0, 1), ((1, 2), "b to x", SAME_STREAM_NS + 1, 1)))
+
+
+def test_a_bounded_number_of_streams_is_compared_and_forgetting_begins_again(monkeypatch):
+    monkeypatch.setattr(quality, "MAX_STREAMS", 2)
+    made = streams(((1, 2), "a", 0, 1), ((1, 2), "a", 0, 1), ((1, 2), "b", 0, 1), ((1, 2), "c", 0, 1))
+    assert made.count("same_stream") == 1
+    made.forget()
+    for name in "abc":
+        made.stream((1, 2), name, 0, 1)
+    assert made.count("same_stream") == 1
+
+
+@pytest.mark.parametrize("kind", ("gap", "same_stream"))
+def test_what_never_happened_counts_nothing(kind):
+    assert (Quality().count(kind), Quality().size(kind)) == (0, 0)
