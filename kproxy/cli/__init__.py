@@ -62,6 +62,24 @@ class Suggesting(click.Group):
         return f"{arguments[0]!r} is a file, and the command stands before it: {begin} {shlex.quote(arguments[0])}"
 
 
+class Hinting(click.Command):
+    """Adds to what click says of a wrong command line what a newcomer to this command meant, if `hint` knows it."""
+
+    def hint(self, arguments: list[str]) -> str:
+        """A sentence with the mend; empty: none is known."""
+        raise NotImplementedError
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        given = list(arguments)
+        try:
+            return super().parse_args(context, arguments)
+        except click.UsageError as fault:
+            hint = self.hint(given)
+            if not hint:
+                raise
+            raise click.UsageError(f"{fault.format_message()} {hint}", context) from None
+
+
 class _Commands(Suggesting):
     """Commands whose modules are imported when they are asked for."""
 

@@ -1,6 +1,7 @@
 """`kproxy check`: the options. The checks: `proxy.control.checks.check`, how they look: `views.check`."""
 
 import json
+import logging
 import os
 import sys
 from typing import Any
@@ -36,6 +37,7 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
       kproxy check kproxy.toml && kill -HUP "$(pidof kproxy)"
       kproxy check kproxy.toml --request Produce --topic orders --principal User:alice
     """
+    logging.basicConfig(format="warning: %(message)s")  # what a start would log, an expired certificate say
     from kproxy.proxy.control.checks.check import check as checked
     from kproxy.proxy.control.checks.check import summary
     from kproxy.views.check import faults, runs

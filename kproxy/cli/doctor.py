@@ -1,6 +1,7 @@
 """`kproxy doctor`: the options. The checks: `proxy.control.checks.doctor`, how they look: `views.doctor`."""
 
 import json
+import logging
 import os
 import sys
 from typing import Any
@@ -40,6 +41,7 @@ def doctor(file: str | None, timeout_s: float, as_json: bool, verbose: bool, **f
       kproxy doctor kproxy.toml
       kproxy doctor --listen :9092 --bootstrap kafka-1:9092 --advertise 'kafka.example:{port}'
     """
+    logging.getLogger("kproxy").addHandler(logging.NullHandler())  # what a start would log is among the findings
     from rich.console import Console
 
     from kproxy.proxy.control.checks.doctor import examine

@@ -1,20 +1,33 @@
 """`kproxy run`: the options of the proxy. Its settings are read and checked by `kproxy.proxy.config.load`."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from kproxy.cli import Hinting
 from kproxy.interrupts import EndsAtOnce
 
 if TYPE_CHECKING:
     from kproxy.proxy.config.settings import Config
 
 
+class _Run(Hinting):
+    """Of a file in the place where `kproxy check` takes it."""
+
+    def hint(self, arguments: list[str]) -> str:
+        for before, each in zip(["", *arguments], arguments, strict=False):
+            if each.endswith(".toml") and before != "--config":
+                return f"A file of settings has an option: --config {shlex.quote(each)}"
+        return ""
+
+
 @click.command(
+    cls=_Run,
     epilog="Each option can also be set by an environment variable, like KPROXY_BROKER_PORT_BASE, or in the file, like "
-    "broker_port_base. An option wins over the variable, the variable over the file."
+    "broker_port_base. An option wins over the variable, the variable over the file.",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Address that clients bootstrap at.")
 @click.option("--bootstrap", metavar="HOST:PORT[,...]", help="Brokers of the cluster; one that answers is enough.")

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import click
 
-from kproxy.cli import admin_port
+from kproxy.cli import Hinting, admin_port
 
 _VIEWS = ("apis", "brokers", "topics", "clients", "groups", "connections", "slow", "errors", "findings")
 _TIMEOUT_S = 5.0
 
 
-@click.command()
+class _Top(Hinting):
+    """Of the options by which `kproxy ctl` is told whom to ask."""
+
+    def hint(self, arguments: list[str]) -> str:
+        named = [each for each in arguments if each.startswith(("-a", "--admin"))]
+        return "The address stands alone: kproxy top HOST:PORT" if named else ""
+
+
+@click.command(cls=_Top)
 @click.argument("admin", default="localhost:9600", metavar="[ADMIN]")
 @admin_port.token_file
 @admin_port.ca

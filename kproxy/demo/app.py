@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kproxy.analysis.findings.following import Following
-from kproxy.errors import UpstreamError, install_command
+from kproxy.errors import KproxyError, UpstreamError, install_command
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control.operators.asking import AdminPort
@@ -88,6 +88,9 @@ async def _play(
         finally:
             await server.stop()
     if record is not None:
+        lost = sum(server.metrics.recorder_dropped.values())
+        if lost:  # where there is a screen, nobody has seen the log
+            raise KproxyError(f"not all was recorded into {record}: {lost} events are lost; is there room on the disk?")
         print(f"kproxy demo: recorded into {record}")
 
 
@@ -124,7 +127,8 @@ async def _show(
 async def _until(over: asyncio.Event, end_s: float) -> bool:
     """Wait for a moment of the monotonic clock; returns False when it is over before."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(over.wait(), max(0.0, end_s - time.monotonic()))
+        async with asyncio.timeout(max(0.0, end_s - time.monotonic())):
+            await over.wait()
     return not over.is_set()
 
 
@@ -152,7 +156,8 @@ class _Screen:
         os.close(self._orders)  # it ends when its orders do
         self._orders = -1
         try:
-            await asyncio.wait_for(asyncio.shield(self._watching), _ENDS_S)
+            async with asyncio.timeout(_ENDS_S):
+                await asyncio.shield(self._watching)
         except TimeoutError:
             self._process.kill()
             await self._watching
@@ -206,7 +211,8 @@ class _World:
         failed = self._process.returncode is not None
         self._stdin.close()  # it ends when its input does
         try:
-            await asyncio.wait_for(self._process.wait(), _ENDS_S)
+            async with asyncio.timeout(_ENDS_S):
+                await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()

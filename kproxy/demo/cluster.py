@@ -296,7 +296,8 @@ class Broker:
                 if failed or size >= body["minBytes"] or left <= 0:
                     return answer
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(arrived.wait(), left)
+                    async with asyncio.timeout(left):
+                        await arrived.wait()
         finally:
             for log in logs:
                 log.waiters.discard(arrived.set)

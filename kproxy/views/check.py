@@ -39,8 +39,9 @@ def _cluster(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "client TLS", f"{tls['certificate']}, client certificates {tls['client_certificates']}" if tls else "no"
     verifies = "" if not upstream or upstream["verify_hostname"] else ", host names NOT verified"
     yield "broker TLS", f"CA {upstream['ca']}{verifies}" if upstream else "no"
-    yield "login", f"{cluster['login']} by kproxy" if cluster["login"] else "passed through, if clients log in"
     authentication = cluster["authentication"]
+    passed = "none at the brokers" if authentication else "passed through, if clients log in"
+    yield "login", f"{cluster['login']} by kproxy" if cluster["login"] else passed
     yield "authentication", ", ".join(authentication) if authentication else "by the brokers"
     policy = cluster["policy"]
     if policy is None:

@@ -51,7 +51,7 @@ def lines(found: Compatibility) -> Iterator[str]:
 
 def _verdict(found: Compatibility) -> str:
     if not found.lost and not found.losses:
-        seen = f", and neither do the {found.clients} kinds of clients seen" if found.clients else ""
+        seen = f", the {found.clients} kinds of clients seen too" if found.clients else ""
         return f"Nothing is lost: clients get every API and version that the brokers serve{seen}."
     lost = [f"{one.name} above v{one.offered[1]}" if one.offered else one.name for one in found.lost]
     text = f"Clients do not get {_some(lost)}: this kproxy is older than the brokers; a newer one reads them."

@@ -161,6 +161,8 @@ def test_what_is_not_there_is_said_with_what_can_be_done(kproxy):
     )
     port = free_ports(1)
     assert "nobody listens there" in asked("-a", f":{port}", "status", status=2)
+    for address in ("ftp://localhost", "localhost:99600", "[::1"):
+        assert "is no address of an admin port: give [http[s]://]HOST:PORT" in asked("-a", address, "status", status=2)
     assert "holds no token" in asked("-a", f":{port}", "--token-file", str(token) + "x", "status", status=2)
     wrong = token.with_name("wrong")
     another = f"wants another token than the one in {wrong}"

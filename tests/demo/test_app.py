@@ -108,6 +108,18 @@ def on_a_terminal(seconds, **environment):
     return output.decode()
 
 
+def test_what_could_not_be_recorded_is_told_at_the_end(tmp_path):
+    place = tmp_path / "tables"
+    command = [*COMMAND, "--seconds", "1", "--record", str(place)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    place.rename(tmp_path / "moved")
+    place.touch()
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 2 and "recorded into" not in said
+    assert re.search(rf"\nkproxy: not all was recorded into {place}: \d+ events are lost", errors), errors
+
+
 def test_a_terminal_that_draws_nothing_gets_lines():
     text = on_a_terminal(2.5, TERM="dumb")
     assert "\x1b" not in text
