@@ -96,7 +96,7 @@ def test_ports_probes_and_time_to_drain_fit_the_configuration(example, tmp_path)
     assert {name: port for name, port in ports.items() if name.startswith("broker-")} == declared
     assert bool(declared) == (cluster.route == "ports")
     for probe, path in (("startupProbe", "/health"), ("livenessProbe", "/health"), ("readinessProbe", "/ready")):
-        assert container[probe]["httpGet"] == {"path": path, "port": "admin"}
+        assert container[probe]["httpGet"] == {"path": path, "port": "admin", "scheme": "HTTP"}
     drain_s = math.ceil(config.drain_delay_s) + math.ceil(config.drain_timeout_s)
     assert drain_s < pod["spec"]["terminationGracePeriodSeconds"] <= drain_s + 15
     assert config.drain_delay_s > 0
@@ -183,6 +183,42 @@ def test_tables_of_the_configuration_keep_their_shape(tmp_path):
     assert cluster.bootstrap == (Address("kafka", 9092),)
 
 
+def test_an_admin_port_with_tls_is_probed_by_tls_and_what_is_written_has_a_volume(tmp_path):
+    values = tmp_path / "values.yaml"
+    tls = {"certificate": "/etc/kproxy/tls/tls.crt", "key": "/etc/kproxy/tls/tls.key"}
+    endpoint = {"tlsConfig": {"insecureSkipVerify": True}}
+    values.write_text(
+        yaml.safe_dump(
+            {
+                "cluster": {"bootstrap": ["kafka:9092"]},
+                "settings": {"admin_tls": tls, "record": "/tables/kproxy", "audit": "/audit/lines"},
+                "mounts": [
+                    {"name": "tls", "secret": "kproxy-tls", "mountPath": "/etc/kproxy/tls"},
+                    {"name": "tables", "claim": "tables", "mountPath": "/tables"},
+                    {"name": "audit", "emptyDir": {"sizeLimit": "1Gi"}, "mountPath": "/audit"},
+                    {"name": "scratch", "emptyDir": {}, "mountPath": "/scratch"},
+                ],
+                "podMonitor": {"enabled": True, "endpoint": endpoint},
+            }
+        )
+    )
+    kinds = rendered("-f", values)
+    assert config_of(kinds, tmp_path).admin_tls is not None
+    (deployment,) = kinds["Deployment"]
+    kubernetes_validate.validate(deployment, KUBERNETES, strict=True)
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
+    assert [probe["scheme"] for probe in probes] == ["HTTPS"] * 3
+    ((monitored,),) = [one["spec"]["podMetricsEndpoints"] for one in kinds["PodMonitor"]]
+    assert monitored["scheme"] == "https" and endpoint.items() <= monitored.items()
+    written = {one["name"] for one in container["volumeMounts"] if not one["readOnly"]}
+    assert written == {"tables", "audit", "scratch"}
+    volumes = {one.pop("name"): one for one in pod["volumes"]}
+    assert volumes["tables"] == {"persistentVolumeClaim": {"claimName": "tables"}}
+    assert volumes["audit"] == {"emptyDir": {"sizeLimit": "1Gi"}} and volumes["scratch"] == {"emptyDir": {}}
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -192,6 +228,10 @@ def test_tables_of_the_configuration_keep_their_shape(tmp_path):
         ("cluster.bootstrap={b:9092},exposed.by=ports", "exposed"),
         ("cluster.bootstrap={b:9092},cluster.listen=:9092", "cluster.listen"),
         ("cluster.bootstrap={b:9092},admin.port=80", "admin.port"),
+        ("cluster.bootstrap={b:9092},admin.port=9095", "admin.port: 9095 is among the ports of clients, 9092 to 9095"),
+        ("cluster.bootstrap={b:9092},expose.port=65535", "the last broker would have port 65538"),
+        ("cluster.bootstrap={b:9092},expose.brokers.first=1000000000", "expose.brokers.first"),
+        ("cluster.bootstrap={b:9092},mounts[0].name=config,mounts[0].secret=s,mounts[0].mountPath=/s", "mounts.0.name"),
     ],
 )
 def test_values_that_cannot_be_are_refused(wrong, said):

@@ -70,6 +70,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if eq .Values.expose.by "sni" -}}
 {{- $_ := set $cluster "route" "sni" -}}
 {{- else -}}
+{{- $last := add (int .Values.expose.port) (int .Values.expose.brokers.count) -}}
+{{- if gt $last 65535 -}}
+{{- fail (printf "expose.brokers: the last broker would have port %d, and there is none: lower expose.port or count" $last) -}}
+{{- end -}}
+{{- if and (ge (int .Values.admin.port) (int .Values.expose.port)) (le (int .Values.admin.port) (int $last)) -}}
+{{- fail (printf "admin.port: %d is among the ports of clients, %d to %d" (int .Values.admin.port) (int .Values.expose.port) $last) -}}
+{{- end -}}
 {{- $ids := printf "%d-%d" (int .Values.expose.brokers.first) (sub (add (int .Values.expose.brokers.first) (int .Values.expose.brokers.count)) 1) -}}
 {{- $_ := set $cluster "brokers" (list (dict "ids" $ids "port" (add1 (int .Values.expose.port)))) -}}
 {{- if not (hasKey $cluster "advertise") -}}
