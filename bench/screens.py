@@ -8,11 +8,13 @@ how long its loop let bytes wait, and how long the browser was busy at a time. B
 import asyncio
 import fcntl
 import json
+import operator
 import os
 import pty
 import re
 import resource
 import socket
+import statistics
 import struct
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from kproxy.protocol import codec, records
 PRODUCE, METADATA, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP, API_VERSIONS = 0, 3, 10, 11, 14, 18
 VERSIONS = {PRODUCE: 9, JOIN_GROUP: 5, SYNC_GROUP: 3, API_VERSIONS: 3}
 SECONDS = 10.0  # of each measurement
+PAIRS = 5  # of measurements with the page that asks, and with the same page paused, in turn
 _FILES_BESIDE = 300
 _AT_ONCE = 100  # connections
 _A_SECOND = 300  # requests, once all is there
@@ -228,6 +231,7 @@ new PerformanceObserver((list) => list.getEntries().forEach((each) => window.kpr
 """
 
 
+PAUSE = "document.getElementById('pause').click()"
 DRAWN = "return ['tbody tr', '*'].map((each) => document.querySelectorAll(each).length)"
 ROWS_OF_EACH = """
 const rows = (each) => [each.id, each.querySelectorAll("tbody tr").length];
@@ -236,14 +240,19 @@ return Object.fromEntries([...document.querySelectorAll("div.table")].map(rows))
 
 
 def in_browser(proxy: Proxy, picture: Path | None) -> dict[str, Any]:
-    """A page that is open: kproxy's CPU time, and how long the browser was busy at a time."""
+    """A page that is open: kproxy's CPU time beside that of the page paused, and how long the browser was busy."""
     from tests.chromium import opened
 
     assert proxy.admin is not None
     with opened(f"http://{processes.text(proxy.admin)}/?range=300", 1440) as browser:
         time.sleep(5)  # it asks each second, for connections every three
         browser.asked(FRAMES)
-        share = cpu_share(proxy)
+        with_it, without = [], []
+        for _ in range(PAIRS):
+            with_it.append(cpu_share(proxy))
+            browser.asked(PAUSE)
+            without.append(cpu_share(proxy))
+            browser.asked(PAUSE)
         frames = sorted(browser.asked("return window.kproxyFrames"))
         tasks = browser.asked("return window.kproxyTasks")
         rows, nodes = browser.asked(DRAWN)
@@ -255,7 +264,9 @@ def in_browser(proxy: Proxy, picture: Path | None) -> dict[str, Any]:
         if picture is not None:
             browser.chrome.save_screenshot(str(picture))
         return {
-            "core_share": round(share, 4),
+            "core_share": round(statistics.median(with_it), 4),
+            "paused_core_share": round(statistics.median(without), 4),
+            "added_core_share": round(statistics.median(map(operator.sub, with_it, without)), 4),
             "frame_p99_ms": round(frames[int(len(frames) * 0.99)], 1),
             "longest_task_ms": round(max(tasks, default=0.0), 1),
             "rows": rows,

@@ -7,6 +7,7 @@ from bench import screens
 
 def test_what_screens_ask_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screens, "SECONDS", 0.5)
+    monkeypatch.setattr(screens, "PAIRS", 1)
     found = screens.run(connections=300, topics=600, clients=300, groups=150, browser=True)
     asked = found["asked"]
     assert asked["/api/live"]["bytes"] < 60_000

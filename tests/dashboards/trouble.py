@@ -22,7 +22,7 @@ from typing import Any
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, Producer, TopicPartition
 
 from kproxy.errors import KproxyError
-from kproxy.protocol.codec import framed_request
+from kproxy.protocol.codec import decode_response, framed_request
 from kproxy.proxy.control.operators.asking import AdminPort
 from tests.broker.cluster import Broker, Cluster, wait_for
 from tests.broker.kproxy import KPROXY, Kproxy
@@ -35,6 +35,7 @@ FILES = 6000  # open files of the process: its clients alone take four of five
 DISK = "2m"  # where it records
 LEAK = ("127.0.1.77", 0x4141)  # an address of bootstrap that is text
 TIMEOUT_S = 5.0
+COMMIT_S = 30.0
 
 # Alerts, each with what provokes it here.
 PROVOKED = {
@@ -160,7 +161,6 @@ class Trouble:
         self._kproxy = kproxy
         self._topic, self._quiet, self._alone = topic, quiet, alone
         self._ended = threading.Event()
-        self._name = uuid.uuid4().hex[:6]
         tasks = (
             self._produce,
             self._consume,
@@ -174,6 +174,7 @@ class Trouble:
             self._wake_up_too_late,
             self._rewrite_the_certificate,
             self._ask_for_a_dump,
+            self._fill_the_disk,
         )
         self._threads = [threading.Thread(target=self._again, args=(task,), daemon=True) for task in tasks]
         self._crowd: list[socket.socket] = []
@@ -266,7 +267,7 @@ class Trouble:
     def _commit_as_nobody(self) -> None:
         partitions = [{"partitionIndex": 0, "committedOffset": 1, "committedMetadata": ""}]
         body = {
-            "groupId": f"ghosts-{self._name}",
+            "groupId": self._group("ghosts"),
             "generationIdOrMemberEpoch": 7,
             "memberId": "ghost",
             "topics": [{"name": self._topic, "partitions": partitions}],
@@ -296,7 +297,7 @@ class Trouble:
         self._ended.wait(0.05)
 
     def _stand_still_in_a_rebalance(self) -> None:
-        group = f"still-{self._name}"
+        group = self._group("still")
         idle = self._member("idle", group)
         while not idle.assignment() and not self._ended.is_set():
             idle.poll(0.2)
@@ -312,7 +313,7 @@ class Trouble:
         return consumer
 
     def _wake_up_too_late(self) -> None:
-        group = f"split-{uuid.uuid4().hex[:6]}"
+        group = self._group("split")
         command = [sys.executable, "-c", _PAUSED_MEMBER, self._kproxy.bootstrap, group, self._topic]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as paused:
             try:
@@ -339,6 +340,12 @@ class Trouble:
             AdminPort(self._kproxy.admin).post("/api/dump")
         self._ended.wait(3)
 
+    def _fill_the_disk(self) -> None:
+        """To the last byte, whatever others give back: OSError says when."""
+        with (self._kproxy.disk / "filler").open("ab", buffering=0) as file:
+            while not self._ended.is_set():
+                file.write(bytes(4096))
+
     def _rewrite_the_certificate(self) -> None:
         """It gets the key of another one."""
         other = self._kproxy.authority.server(file="other").settings()
@@ -350,15 +357,36 @@ class Trouble:
         producer = Producer(self._settings("filler"))
         producer.produce(topic, b"x")
         assert producer.flush(20) == 0
-        group = f"gone-{self._name}"
-        consumer = Consumer(self._settings("leaver", **{"group.id": group}))
+        consumer = Consumer(self._settings("leaver", **{"group.id": self._group("gone")}))
         consumer.assign([TopicPartition(topic, 0, 0)])
         message = None
         while message is None:
             message = consumer.poll(1)
-        consumer.commit(message, asynchronous=False)
+        until = time.monotonic() + COMMIT_S
+        committed = False
+        while not committed:  # librdkafka still looks for the coordinator
+            try:
+                consumer.commit(message, asynchronous=False)
+                committed = True
+            except KafkaException:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
         self._ended.wait(5)  # the lag is scraped
         consumer.close()
+
+    def _group(self, prefix: str) -> str:
+        """A name that broker 3 does not coordinate: its port is taken here."""
+        until = time.monotonic() + COMMIT_S
+        with self._to(1) as client:
+            while time.monotonic() < until:
+                group = f"{prefix}-{uuid.uuid4().hex[:6]}"
+                asked = {"keyType": 0, "coordinatorKeys": [group]}
+                _, body = decode_response(self._ask(client, FIND_COORDINATOR, 4, asked), FIND_COORDINATOR, 4)
+                if body["coordinators"][0]["nodeId"] in (1, 2):
+                    return group
+                time.sleep(0.1)
+        raise AssertionError(f"brokers 1 and 2 coordinate no group within {COMMIT_S:g} s")
 
 
 def an_old_fetch() -> bytes:

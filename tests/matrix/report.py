@@ -16,8 +16,8 @@ _SIGNS = {"works": "yes", "fails": "FAILS", "cannot": "-", OPEN: "?"}
 _HEAD = """\
 # Which clients work through kproxy, with which brokers
 
-`./dev matrix` made this page on {date}, of {tried} combinations that were tried of {all}: {works} work through kproxy,
-{cannot} cannot exist, {fails} fail, {open} are open: the client ran out of time with and without kproxy.
+`./dev matrix` made this page on {date}. Of {all} combinations {tried} were tried: {works} work through kproxy,
+{cannot} cannot exist, {fails} fail, {open} are open (the client ran out of time with and without kproxy).
 
 A combination works when the client, configured as for the broker itself, produced records of random bytes through
 kproxy with every codec that both sides know, with keys, and headers where the broker has them (0.11 and later); when a
