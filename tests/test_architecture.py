@@ -198,6 +198,12 @@ def test_no_module_without_a_test():
     assert not set(MODULES) - met - {name for name in MODULES if name.endswith("__init__")}
 
 
+def test_no_cancellation_is_forgotten():
+    """asyncio.wait_for before Python 3.12 returns a result that comes with a cancellation: nobody ends then."""
+    for path in PACKAGE.rglob("*.py"):
+        assert ".wait_for(" not in path.read_text(), f"{path}: use asyncio.timeout"
+
+
 def test_ruff_has_nothing_to_say():
     for command in (("check",), ("format", "--check")):
         done = subprocess.run(
