@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,18 +60,14 @@ class Dataset:
         Tables by hour know no sources by their files, so that no file of another run could take a source's place.
         """
         check_version(self.folder)
-        if not by_hour and any(self.folder.glob("*/date=*")):
+        if not by_hour and any(any((self.folder / name).glob("date=*")) for name in schema.BY_NAME):
             raise KproxyError(f"{self.folder} holds tables by date and hour, as Spark writes them: name another folder")
         work = self.folder / f".unfinished-{name}"
         self._made = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
         with _writing(self.folder):
-            work.mkdir(parents=True, exist_ok=True)
-            claim = os.open(work, os.O_RDONLY)
-            try:
-                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(claim)
-                raise InUseError(f"{self.folder}: another kproxy writes to it; wait, or name another folder") from None
+            claim = _claimed(work)
+            if claim is None:
+                raise InUseError(f"{self.folder}: another kproxy writes to it; wait, or name another folder")
             for left in work.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         self._work, self._claim = work, claim
@@ -97,10 +94,11 @@ class Dataset:
                 sync(file)
                 file.replace(target)
                 sync(target.parent)
-            draft.write_text(json.dumps(self._manifest(manifest), indent=2, sort_keys=True) + "\n")
-            sync(draft)
-            draft.replace(self.folder / MANIFEST)
-            sync(self.folder)
+            with _alone(self.folder / ".unfinished-manifest"):  # else one of two who add to it is forgotten
+                draft.write_text(json.dumps(self._manifest(manifest), indent=2, sort_keys=True) + "\n")
+                sync(draft)
+                draft.replace(self.folder / MANIFEST)
+                sync(self.folder)
         self.abandon()
 
     def _manifest(self, told: dict[str, Any]) -> dict[str, Any]:
@@ -337,6 +335,44 @@ def _is_sorted(column: pa.ChunkedArray) -> bool:
 
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _claimed(work: Path) -> int | None:
+    """A locked descriptor of that folder, made if there is none; None where another one has it.
+
+    Whoever had it removes it before the lock ends: what was locked then may be a folder that is gone, or another one.
+    """
+    while True:
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            claim = os.open(work, os.O_RDONLY)
+        except (FileExistsError, FileNotFoundError):  # it was there, and is gone
+            if work.is_file():
+                raise
+            continue
+        is_ours = False
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_ours := os.path.samestat(os.fstat(claim), work.stat()):
+                return claim
+        except BlockingIOError:
+            return None
+        except FileNotFoundError:
+            continue
+        finally:
+            if not is_ours:
+                os.close(claim)
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    while (claim := _claimed(work)) is None:
+        time.sleep(0.001)
+    try:
+        yield
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(claim)
 
 
 @contextmanager

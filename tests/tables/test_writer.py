@@ -5,6 +5,7 @@ import random
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -174,6 +175,25 @@ def test_two_that_write_to_one_dataset_do_not_get_into_each_others_way(tmp_path)
     assert (tmp_path / ".unfinished-convert" / "half").exists()
     first.abandon()
     writer.Dataset(tmp_path).begin("convert")
+
+
+def test_processes_that_come_and_go_at_one_dataset_take_nothing_from_each_other(tmp_path):
+    """Workers and the kproxy that follows theirs have the same names, and remove what they had when others begin."""
+    turns = 150
+
+    def come_and_go(writer_number):
+        for turn in range(turns):
+            work = writer.Dataset(tmp_path)
+            file = work.begin_beside("record") / "rows"
+            file.write_text(f"{writer_number}")
+            place = f"exchanges/{writer_number}-{turn}.parquet"
+            work.publish({place: file}, {"sources": {place: []}})
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(come_and_go, range(4))) == [None] * 4
+    assert len(list((tmp_path / "exchanges").iterdir())) == 4 * turns
+    assert len(dataset.read_manifest(tmp_path)["sources"]) == 4 * turns
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["_kproxy.json", "exchanges"]
 
 
 def test_tables_by_hour_do_not_mix_with_others(tmp_path):
