@@ -103,6 +103,20 @@ async def ready(here: Live) -> None:
     await here.until(lambda: not here.server.not_ready())
 
 
+async def dialled(here: Live) -> Wire:
+    """A client's end, once there are brokers."""
+    await ready(here)
+    return await Wire.dial(here.port)
+
+
+async def entered(here: Live) -> Wire:
+    """A client's end that has logged in, and is answered."""
+    client = await dialled(here)
+    await logged_in(client)
+    await answers(here.broker)
+    return client
+
+
 def counted(here: Live) -> dict[tuple[str, str, str], int]:
     (cells,) = here.server.metrics.clusters.values()
     return {key: count for key, count in cells.authentications.items() if count}
@@ -113,13 +127,11 @@ def test_the_id_of_a_client_is_known_from_its_login_on(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
-            await ready(here)
-            client = await Wire.dial(here.port)
-            await logged_in(client)
-            await answers(here.broker)
+            client = await entered(here)
             assert here.server._worker is not None
             (row,) = map(connection_row, here.server._worker.relays.values())
             assert (row["principal"], row["client_id"]) == ("User:alice", "c")
+            client.close()
 
     live(test())
 
@@ -129,8 +141,7 @@ def test_a_client_newer_than_its_broker_is_told_as_a_broker_tells_it(tmp_path: P
 
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
-            await ready(here)
-            client = await Wire.dial(here.port)
+            client = await dialled(here)
             named = {"clientSoftwareName": "franz-go", "clientSoftwareVersion": "1"}
             await client.send(request(API_VERSIONS, 5, 1, named))
             broker = await here.broker.accept()
@@ -148,8 +159,7 @@ def test_a_client_newer_than_its_broker_is_told_as_a_broker_tells_it(tmp_path: P
 def test_a_session_that_is_renewed_goes_on_and_one_that_is_not_ends_with_the_next_request(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION + "session_lifetime_s = 0.4\n") as here:
-            await ready(here)
-            client = await Wire.dial(here.port)
+            client = await dialled(here)
             assert (await logged_in(client))["sessionLifetimeMs"] == 400
             await answers(here.broker)
             for number in range(4):
@@ -184,10 +194,7 @@ def test_a_session_that_is_renewed_goes_on_and_one_that_is_not_ends_with_the_nex
 def test_a_login_in_the_middle_must_be_the_same_users(tmp_path: Path, mechanism: str, token: bytes, said: str) -> None:
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
-            await ready(here)
-            client = await Wire.dial(here.port)
-            await logged_in(client)
-            await answers(here.broker)
+            client = await entered(here)
             assert (await asked(client, HANDSHAKE, 1, {"mechanism": mechanism}))["errorCode"] == 0
             refused = await asked(client, AUTHENTICATE, 2, {"authBytes": token})
             assert refused["errorCode"] == 58 and said in refused["errorMessage"]
@@ -204,10 +211,7 @@ def test_whoever_is_removed_renews_no_session(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
-            await ready(here)
-            client = await Wire.dial(here.port)
-            await logged_in(client)
-            await answers(here.broker)
+            client = await entered(here)
             assert (await logged_in(client))["errorCode"] == 0
             change(tmp_path / "users", "alice", None)
             assert (await logged_in(client))["errorCode"] == 58
@@ -238,8 +242,7 @@ failure_delay_s = 0
 
     async def test() -> None:
         async with served(tmp_path, settings) as here:
-            await ready(here)
-            client = await Wire.dial(here.port)
+            client = await dialled(here)
             assert await logged_in(client) == b""
             await answers(here.broker)
             assert await logged_in(client) == b""
@@ -253,8 +256,7 @@ failure_delay_s = 0
 def test_one_login_in_the_middle_is_refused_and_those_behind_it_are_not_even_checked(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
-            await ready(here)
-            client = await Wire.dial(here.port)
+            client = await dialled(here)
             await logged_in(client)
             pair = request(HANDSHAKE, 1, 1, {"mechanism": "PLAIN"}) + request(
                 AUTHENTICATE, 2, 2, {"authBytes": b"\0alice\0guessed"}
@@ -274,8 +276,7 @@ def test_after_a_login_that_was_refused_nothing_is_served(tmp_path: Path, togeth
 
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION.replace("failure_delay_s = 0", "failure_delay_s = 60")) as here:
-            await ready(here)
-            client = await Wire.dial(here.port)
+            client = await dialled(here)
             await logged_in(client)
             broker = await here.broker.accept()
             wrong = request(HANDSHAKE, 1, 1, {"mechanism": "PLAIN"})
@@ -302,8 +303,7 @@ def test_whoever_logs_in_while_a_policy_comes_is_not_served_without_it_for_ever(
 
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
-            await ready(here)
-            client = await Wire.dial(here.port)
+            client = await dialled(here)
             assert (await asked(client, HANDSHAKE, 1, {"mechanism": "PLAIN"}))["errorCode"] == 0
             now = here.server.config
             cluster = now.clusters[0].model_copy(update={"policy": (Rule(action="deny", topic="secret-*"),)})
@@ -358,8 +358,7 @@ def test_pushes_of_metrics_are_offered_before_the_login_and_taken_after_it(
 
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION + "[cluster.telemetry]\n") as here:
-            await ready(here)
-            client = await Wire.dial(here.port)
+            client = await dialled(here)
             asking = asyncio.ensure_future(answers(here.broker))
             named = {"clientSoftwareName": "librdkafka", "clientSoftwareVersion": "2.6"}
             offers = (await asked(client, API_VERSIONS, 3, named))["apiKeys"]
