@@ -28,7 +28,7 @@ from kproxy.convert.clocks import Times
 from kproxy.convert.job import Job
 from kproxy.convert.joining import Mend, clash, mended, without
 from kproxy.convert.places import PLACE, grouped
-from kproxy.convert.shares import FED, Share, share, sorters
+from kproxy.convert.shares import FED, Share, remove, share, sorters
 from kproxy.convert.stints import Part, Stint, Torn
 from kproxy.convert.workers import Seen, Workers
 from kproxy.errors import CaptureError
@@ -167,18 +167,22 @@ def read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: 
     Where connections turn out to be odd, the parts are read once more.
     """
     every = _read(job, parts, workers, work, prefix, processes)
-    if odd := {pair: why for each in every for pair, why in each.odd.items()}:
+    if odd := _odd(every):
         why = next(iter(odd.values()))
         if len(odd) > stints.MOST_ODD:
             raise Torn(why)
         log.info("%s: %d connections are read by themselves: %s", job.source, len(odd), why)
-        for left in work.glob(f"*{prefix}*"):
-            left.unlink()
+        remove(work, prefix)
         again = [replace(part, odd=frozenset(odd)) for part in parts]
         every = _read(job, again, workers, work, prefix, processes)
-        for why in (why for each in every for why in each.odd.values()):
-            raise Torn(why)
+        if still := _odd(every):
+            raise Torn(next(iter(still.values())))
     return [each.share for each in every]
+
+
+def _odd(every: Sequence[Told]) -> dict[Pair, str]:
+    """Connections that do not fit where parts meet, and why."""
+    return {pair: why for each in every for pair, why in each.odd.items()}
 
 
 def _read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: str, processes: int) -> list[Told]:

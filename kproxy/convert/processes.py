@@ -30,7 +30,7 @@ from kproxy.convert import machine, parts
 from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, output_folder, refuse_replacing
 from kproxy.convert.knowledge import Told, by_source, know
 from kproxy.convert.rows import Rows, quality_batch
-from kproxy.convert.shares import FED, Share, share, sorters
+from kproxy.convert.shares import FED, Share, remove, share, sorters
 from kproxy.convert.spoken import SPOKEN
 from kproxy.convert.stints import Torn
 from kproxy.convert.workers import Progress, Seen, Workers
@@ -249,8 +249,7 @@ def _read(
             return _together(job, parts.read(job, cut, workers, work, prefix, processes))
         except Torn as fault:
             log.info("%s is read by connections: %s", job.source, fault)
-            for left in work.glob(f"*{prefix}*"):
-                left.unlink()
+            remove(work, prefix)
     processes = min(processes, SHARDS)
     shards = [tuple(range(index, SHARDS, processes)) for index in range(processes)]
     arguments = [(job, work, f".{number}.{index}", mine, index == 0) for index, mine in enumerate(shards)]

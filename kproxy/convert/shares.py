@@ -3,7 +3,7 @@
 Memory: see `tables.writer.Sorter`. Refuses to know who reads what.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def share(sorted_by: dict[str, writer.Sorter], quality: Quality, names: Names) -
     return Share({name: sorter.runs for name, sorter in sorted_by.items()}, quality, names)
 
 
-def remove(shares: Sequence[Share]) -> None:
-    """Their rows are of no use."""
-    for run in (run for share in shares for runs in share.runs.values() for run in runs):
-        run.unlink()
+def remove(work: Path, prefix: str) -> None:
+    """What readers with such a prefix left is of no use: the capture is read once more, in another way."""
+    for left in work.glob(f"*{prefix}*"):
+        left.unlink()
