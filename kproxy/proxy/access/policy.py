@@ -25,7 +25,9 @@ from typing import NamedTuple
 
 from kproxy.protocol.schema import api_name, schema
 from kproxy.proxy.access.policy_lists import MENTIONED
+from kproxy.proxy.access.policy_members import DESCRIBE_GROUPS
 from kproxy.proxy.access.policy_resources import (
+    DESCRIBE_TRANSACTIONS,
     ENVELOPE,
     GROUP,
     KINDS,
@@ -56,8 +58,8 @@ REASONS = (
     *("rule", "default", "read_only", "unknown_api", "unknown_version", "unknown_topic_id", "malformed", "too_large"),
 )
 
-# The request that may name something if other answers may mention it: DescribeGroups, DescribeTransactions.
-_DESCRIBING = {TOPIC: METADATA, GROUP: 15, TRANSACTIONAL_ID: 65}
+# The request that may name something if other answers may mention it.
+_DESCRIBING = {TOPIC: METADATA, GROUP: DESCRIBE_GROUPS, TRANSACTIONAL_ID: DESCRIBE_TRANSACTIONS}
 _FIRST_METADATA_WITH_AUTO_CREATION = 4  # its flag can be cleared
 
 

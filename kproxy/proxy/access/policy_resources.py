@@ -20,6 +20,7 @@ CLUSTER = "cluster"  # what is none of them: brokers, access rules, quotas, user
 KINDS = (TOPIC, GROUP, TRANSACTIONAL_ID)
 
 METADATA = 3
+DESCRIBE_TRANSACTIONS = 65
 ENVELOPE = 58  # carries another request, in the name of somebody else
 MAX_ELEMENTS = 64 * 1024
 
