@@ -24,6 +24,7 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control.operators.asking import AdminPort
 from kproxy.proxy.control.server import Server
+from kproxy.proxy.control.tasks import waited
 from kproxy.views.top.once import can_draw, line
 from kproxy.views.top.source import Source
 
@@ -126,10 +127,7 @@ async def _show(
 
 async def _until(over: asyncio.Event, end_s: float) -> bool:
     """Wait for a moment of the monotonic clock; returns False when it is over before."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(max(0.0, end_s - time.monotonic())):
-            await over.wait()
-    return not over.is_set()
+    return not await waited(over, end_s - time.monotonic())
 
 
 def _cut(text: str) -> str:

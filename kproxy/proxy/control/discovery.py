@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.control.tasks import waited
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
 
@@ -69,12 +70,8 @@ class Discovery:
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
                 continue
             retry_s = FIRST_RETRY_S
-            try:
-                async with asyncio.timeout(self.interval_s * random.uniform(0.9, 1.1)):
-                    await self._lost.wait()
-            except TimeoutError:
-                continue
-            await asyncio.sleep(max(DEBOUNCE_S, asked_at + MIN_INTERVAL_S - loop.time()))
+            if await waited(self._lost, self.interval_s * random.uniform(0.9, 1.1)):
+                await asyncio.sleep(max(DEBOUNCE_S, asked_at + MIN_INTERVAL_S - loop.time()))
 
     async def _round(self) -> str:
         """Ask one address after the other until one answers; why clients cannot come, or nothing."""

@@ -9,7 +9,6 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,7 +30,7 @@ from kproxy.proxy.control.cluster import ClusterProxy
 from kproxy.proxy.control.flight import FlightRecorder
 from kproxy.proxy.control.operators import parameters
 from kproxy.proxy.control.operators.operating import OPERATIONS, connection_row
-from kproxy.proxy.control.tasks import Tasks
+from kproxy.proxy.control.tasks import Tasks, waited
 from kproxy.proxy.control.workers.worker import Worker
 from kproxy.proxy.relay.given import GivenSockets
 from kproxy.proxy.relay.listeners import Gate, Listener, why_unbound
@@ -486,9 +485,7 @@ class Server:
         self._at_once = at_once = at_once or asyncio.Event()
         self._draining = True
         if self.config.drain_delay_s and self._worker is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.config.drain_delay_s):
-                    await at_once.wait()
+            await waited(at_once, self.config.drain_delay_s)
         for cluster in self.clusters:
             cluster.retire(None, ends=True)
         for listener in self.zookeeper:

@@ -6,11 +6,20 @@ Refuses to know what the tasks do. Bounded by their owner: by its connections an
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from kproxy.proxy.log_limiter import LogLimiter
 
 log = logging.getLogger("kproxy.tasks")
+
+
+async def waited(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, no longer than that; whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
+    return event.is_set()
 
 
 class Tasks:

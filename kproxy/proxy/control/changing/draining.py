@@ -12,9 +12,9 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import suppress
 from typing import NamedTuple
 
+from kproxy.proxy.control.tasks import waited
 from kproxy.proxy.relay.relay import Relay
 
 SPREAD_SHARE = 0.75  # of the drain's time, in which connections have their moments
@@ -51,9 +51,7 @@ async def drain(relays: Collection[Relay], timeout_s: float, at_once: asyncio.Ev
 
     async def until(end: float) -> None:
         while any(not relay.closed for relay in relays) and loop.time() < end and not at_once.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(_POLL_S, max(0.0, end - loop.time()))):
-                    await at_once.wait()
+            await waited(at_once, min(_POLL_S, end - loop.time()))
 
     try:
         await until(start + LAST_SHARE * timeout_s)

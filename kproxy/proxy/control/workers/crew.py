@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.control.tasks import waited
 from kproxy.proxy.control.workers.channel import Channel, Gone, Handler, pair
 from kproxy.proxy.control.workers.template import Template
 from kproxy.proxy.relay.ends import Incoming
@@ -433,9 +434,7 @@ class Crew:
         end = time.monotonic() + within_s
         while self._members and time.monotonic() < end:
             self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, end - time.monotonic())):
-                    await self._changed.wait()
+            await waited(self._changed, end - time.monotonic())
         for member in self.members:
             log.error("worker %d (pid %d) does not end and is killed", member.number, member.pid)
             with suppress(ProcessLookupError):
