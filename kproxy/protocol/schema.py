@@ -19,16 +19,18 @@ PRIMITIVES = frozenset(
     ("bool", "int8", "int16", "uint16", "int32", "uint32", "int64", "float64", "uuid", "string", "bytes", "records")
 )
 
+NODE_ENDPOINTS = "nodeEndpoints"  # empty unless a partition's leader is not who was asked (KIP-951)
+
 # The responses that carry broker addresses, by the path of the structure with `host` and `port`; "" is the top level of
 # the body. Controllers' own traffic, and requests that register listeners, are left out on purpose.
 ADDRESS_CARRIERS: dict[int, tuple[str, ...]] = {
-    0: ("nodeEndpoints",),  # Produce, KIP-951
-    1: ("nodeEndpoints",),  # Fetch, KIP-951
+    0: (NODE_ENDPOINTS,),  # Produce, KIP-951
+    1: (NODE_ENDPOINTS,),  # Fetch, KIP-951
     3: ("brokers",),  # Metadata
     10: ("", "coordinators"),  # FindCoordinator: one coordinator at the top level until KIP-699
     60: ("brokers",),  # DescribeCluster
-    78: ("nodeEndpoints",),  # ShareFetch
-    79: ("nodeEndpoints",),  # ShareAcknowledge
+    78: (NODE_ENDPOINTS,),  # ShareFetch
+    79: (NODE_ENDPOINTS,),  # ShareAcknowledge
 }
 
 

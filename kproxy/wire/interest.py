@@ -258,7 +258,8 @@ class Interest:
         if self.details or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE, API_VERSIONS):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
         plan.scan = shapes.remembered(codec.response_scan(api.key, version))
-        plan.carries_addresses = schema.address_path(api.key, version) is not None
+        address = schema.address_path(api.key, version)
+        plan.carries_addresses = address is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
         if self.detail and api.key in (_OF_PARTITIONS if self.details else _COUNTED_REQUESTS):
             plan.request_reader = self._reader(api.key, version, "request")
@@ -283,7 +284,7 @@ class Interest:
             if api.key in self._kept.small and plan.response != HOLD and plan.response_reader is None:
                 plan.quick_scan = shapes.remembered(codec.response_scan(api.key, version), _is_success)
                 plan.keeps_small = True
-        elif plan.response != HOLD and plan.response_reader is None:
+        elif plan.response_reader is None and (plan.response != HOLD or address == schema.NODE_ENDPOINTS):
             plan.quick_scan = plan.scan
         plan.reads_request = plan.kept is not None or plan.request_reader is not None
         if self._authorizes is not None and self._authorizes(api.key, version):
