@@ -5,6 +5,7 @@ broker first seen later, inside the transform of that answer. A port that cannot
 never the broker's own address: it is logged, counted and tried again. Refuses to know bytes, and metrics' meaning.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 
@@ -33,6 +34,8 @@ from kproxy.proxy.upstream.leaks import KnownAddresses
 from kproxy.proxy.upstream.proxy_protocol import SendProxyHeader
 from kproxy.proxy.upstream.question import ask_brokers
 from kproxy.proxy.upstream.routing import Routes, ServerNames
+
+LOOKED_UP = 64  # names of brokers at once, to find which one a sidecar is beside
 
 log = logging.getLogger("kproxy.cluster")
 
@@ -321,13 +324,21 @@ class ClusterProxy:
         same = [node_id for node_id, at in brokers.items() if at == asked]
         if same or len(brokers) == 1:
             return (same or list(brokers))[0]
-        here = {node_id for node_id, at in brokers.items() if at.port == asked.port and await self._is_here(at)}
-        return here.pop() if len(here) == 1 and await self._is_here(asked) else None
+        same_port = [node_id for node_id, at in brokers.items() if at.port == asked.port]
+        here: list[int] = []
+        for start in range(0, len(same_port), LOOKED_UP):
+            some = same_port[start : start + LOOKED_UP]
+            found = await asyncio.gather(*(self._is_here(brokers[node_id]) for node_id in some))
+            here += [node_id for node_id, is_here in zip(some, found, strict=True) if is_here]
+        return here[0] if len(here) == 1 and await self._is_here(asked) else None
 
     async def _is_here(self, address: Address) -> bool:
+        """Whether that is this machine; a name that is not looked up in time is not."""
+        dialler = self._worker.dialler
         try:
-            places = await self._worker.dialler.resolver.addresses(address)
-        except OSError:
+            async with asyncio.timeout(dialler.timeout_s):
+                places = await dialler.resolver.addresses(address)
+        except OSError:  # a TimeoutError is one
             return False
         return any(is_local(place[0]) for _, place in places)
 

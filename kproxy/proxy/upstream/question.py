@@ -9,18 +9,21 @@ when to ask, and what the answer is for.
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from uuid import UUID
 
 from kproxy.errors import ProtocolError, UpstreamError
+from kproxy.protocol import codec
 from kproxy.protocol.codec import Body
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.loops import LoopGuard, loop_through
-from kproxy.proxy.upstream.request import ClosedByBroker, ask
+from kproxy.proxy.upstream.request import ClosedByBroker, ask, ask_walked
+from kproxy.wire.bodies import SUMS, BodyWalker, empty_rest
+from kproxy.wire.broker_side import MAX_HEAD
 
 API_VERSIONS = 18
 METADATA = 3
@@ -64,7 +67,7 @@ async def ask_versions(address: Address, door: Door) -> dict[int, tuple[int, int
         raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
 
 
-async def ask_topic_names(address: Address, door: Door, topic_ids: Sequence[UUID]) -> dict[UUID, str]:
+async def ask_topic_names(address: Address, door: Door, topic_ids: Sequence[UUID]) -> Mapping[UUID, str]:
     """The names of the topics with these ids, of those that the broker at `address` has and tells."""
     try:
         async with asyncio.timeout(door.dialler.timeout_s), _conversation(address, door) as conversation:
@@ -130,17 +133,32 @@ class _Conversation:
 
     async def brokers(self, version: int) -> dict[int, Address]:
         """What Metadata names, in that version."""
-        answer = await self._ask(METADATA, version, {"topics": []} if version else {})
+        walker = BodyWalker(METADATA, version, marks_head=True)
+        # Version 0 knows no question for brokers alone: it gets all topics, of which nothing is read.
+        head = await self._walk(version, {"topics": []} if version else {}, walker, MAX_HEAD)
+        whole = bytes(4) + head + empty_rest(METADATA, version)
+        _, answer = codec.decode_response(whole, METADATA, version)
         return {broker["nodeId"]: Address(broker["host"], broker["port"]) for broker in answer["brokers"]}
 
-    async def topic_names(self, topic_ids: Sequence[UUID]) -> dict[UUID, str]:
+    async def topic_names(self, topic_ids: Sequence[UUID]) -> Mapping[UUID, str]:
         """What Metadata calls the topics with these ids; brokers that cannot be asked by id name none."""
         version = await self.metadata_version()
         if version < _FIRST_METADATA_BY_ID:
             return {}
         topics = [{"topicId": topic_id, "name": None} for topic_id in topic_ids]
-        answer = await self._ask(METADATA, version, {"topics": topics, "allowAutoTopicCreation": False})
-        return {topic["topicId"]: topic["name"] for topic in answer["topics"] if topic["name"]}
+        walker = BodyWalker(METADATA, version, detail=SUMS)
+        await self._walk(version, {"topics": topics, "allowAutoTopicCreation": False}, walker)
+        return walker.names
+
+    async def _walk(self, version: int, body: Body, walker: BodyWalker, most_head: int = 0) -> bytes:
+        """What `walker` marks as the head of a Metadata answer, or nothing of one that it has read."""
+        head = await ask_walked(
+            self._sock, self._address, METADATA, version, body, walker, client_id=self._client_id, most_head=most_head
+        )
+        if walker.fault is not None:
+            raise walker.fault
+        self._loops.answers(self._upstream)
+        return head
 
     async def _ask(self, api_key: int, version: int, body: Body) -> Body:
         answer = await ask(self._sock, self._address, api_key, version, body, client_id=self._client_id)

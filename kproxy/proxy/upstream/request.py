@@ -1,10 +1,15 @@
 """One request of kproxy's own to a broker, and its answer.
 
-Bounded: an answer of at most MAX_ANSWER bytes; the caller sets a timeout. Refuses to know what is asked, and why.
+An answer that may be long is read as it arrives, a slice at a time: the loop has its turn between two of them. Bounded:
+MAX_ANSWER bytes of one that is decoded at once, MAX_WALKED of the other kind; the caller sets a timeout. Refuses to
+know what is asked, and why.
 """
 
+import asyncio
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from struct import Struct
 
 from kproxy.errors import UpstreamError
@@ -12,11 +17,14 @@ from kproxy.protocol import codec
 from kproxy.protocol.codec import Body
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.relay.streams import receive_exactly, send_all
+from kproxy.proxy.relay.streams import receive, receive_exactly, send_all
+from kproxy.wire.bodies import BodyWalker
 
-MAX_ANSWER = 64 * 1024 * 1024
+MAX_ANSWER = 64 * 1024  # ten thousand APIs in ApiVersions
+MAX_WALKED = 64 * 1024 * 1024
+SLICE = 4 * 1024  # 0.2 to 0.4 ms of a walk
 
-_SIZE = Struct(">i")
+_INT32 = Struct(">i")
 _TLS_ALERT = 0x1503  # where a size should stand: a Java broker's answer to what is no TLS
 
 
@@ -25,20 +33,74 @@ class ClosedByBroker(UpstreamError):
 
 
 async def ask(sock: socket.socket, address: Address, api_key: int, version: int, body: Body, *, client_id: str) -> Body:
-    """The answer's body. `address` is for messages.
+    """The body of an answer that is short. `address` is for messages.
 
     Raises ClosedByBroker, another UpstreamError for an answer that is none, ProtocolError for one that does not decode.
     """
-    request = codec.framed_request(api_key, version, api_key, client_id, body)
+    with _named(address, api_key):
+        left = await _answer(sock, address, api_key, version, body, client_id, MAX_ANSWER)
+        answer = await receive_exactly(sock, left)
+    return codec.decode_response(_INT32.pack(api_key) + answer, api_key, version)[1]
+
+
+async def ask_walked(
+    sock: socket.socket,
+    address: Address,
+    api_key: int,
+    version: int,
+    body: Body,
+    walker: BodyWalker,
+    *,
+    client_id: str,
+    most_head: int = 0,
+) -> bytes:
+    """Let `walker` read an answer. Raises as `ask` does; an answer that does not decode is in `walker.fault`.
+
+    most_head: of a walker that marks the head, how many bytes that may have at most: it is returned, and the rest of
+    the answer is not read.
+    """
+    head = bytearray()
+    with _named(address, api_key):
+        left = await _answer(sock, address, api_key, version, body, client_id, MAX_WALKED)
+        while left and walker.fault is None:
+            part = await receive(sock, min(left, SLICE))
+            if not part:
+                raise EOFError("it sent no more")
+            left -= len(part)
+            walker.feed(part, 0, len(part))
+            if most_head:
+                head += part[: walker.head_end]
+                if walker.head_end is not None:
+                    return bytes(head)
+                if len(head) > most_head:
+                    api = schema().apis[api_key].name
+                    raise UpstreamError(f"{address} lists more in {api} than fits into {most_head} bytes")
+            await asyncio.sleep(0)
+    walker.finish()
+    return bytes(head)
+
+
+async def _answer(
+    sock: socket.socket, address: Address, api_key: int, version: int, body: Body, client_id: str, most: int
+) -> int:
+    """Ask; returns how many bytes follow the answer's correlation id."""
+    await send_all(sock, codec.framed_request(api_key, version, api_key, client_id, body))
+    size = int.from_bytes(await receive_exactly(sock, 4), signed=True)
+    if size >> 16 == _TLS_ALERT:
+        text = f"{address} speaks TLS: it answers a request in plaintext with an alert; give [cluster.upstream_tls]"
+        raise UpstreamError(text, "tls")
+    if not 4 <= size <= most:
+        raise UpstreamError(f"{address} does not speak the Kafka protocol here: an answer of {size} bytes")
+    if await receive_exactly(sock, 4) != _INT32.pack(api_key):
+        raise UpstreamError(f"{address} answers what was not asked")
+    return size - 4
+
+
+@contextmanager
+def _named(address: Address, api_key: int) -> Iterator[None]:
+    """Faults of the socket become those of the broker, on that API."""
     try:
-        await send_all(sock, request)
-        (size,) = _SIZE.unpack(await receive_exactly(sock, 4))
-        if size >> 16 == _TLS_ALERT:
-            text = f"{address} speaks TLS: it answers a request in plaintext with an alert; give [cluster.upstream_tls]"
-            raise UpstreamError(text, "tls")
-        if not 4 <= size <= MAX_ANSWER:
-            raise UpstreamError(f"{address} does not speak the Kafka protocol here: an answer of {size} bytes")
-        answer = await receive_exactly(sock, size)
+        yield
     except ssl.SSLError as fault:  # in TLS 1.3 what a broker thinks of our certificate comes after the handshake
         said = (fault.reason or str(fault)).lower().replace("_", " ")
         text = f"{address} ended TLS on {schema().apis[api_key].name} ({said}): does it want a certificate of kproxy?"
@@ -46,7 +108,3 @@ async def ask(sock: socket.socket, address: Address, api_key: int, version: int,
     except (OSError, EOFError) as fault:
         text = f"{address} closed the connection on {schema().apis[api_key].name} ({fault})"
         raise ClosedByBroker(text) from fault
-    header, body = codec.decode_response(answer, api_key, version)
-    if header["correlationId"] != api_key:
-        raise UpstreamError(f"{address} answers what was not asked")
-    return body

@@ -2,10 +2,17 @@
 
 import asyncio
 import gc
+import socket
 import threading
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
+import pytest
+
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.control import discovery
 from kproxy.proxy.upstream import question
 from tests.proxy.live import HOST, Broker, Wire, free_ports, kproxy, live, request, response
@@ -102,6 +109,112 @@ def test_a_sidecar_asks_again_who_its_broker_is():
             while connector.beside != 7:
                 await here.broker.answer_kproxy([node(7, here.broker.port)])
                 await asyncio.sleep(0.01)
+
+    live(test())
+
+
+def of_topics(*topics: int) -> dict[str, Any]:
+    """What Metadata says of topics of a hundred partitions, each of three replicas."""
+    of_one = [
+        {"partitionIndex": p, "leaderId": 1, "replicaNodes": [1, 2, 3], "isrNodes": [1, 2, 3]} for p in range(100)
+    ]
+    return {"topics": [{"name": f"t-{t}", "topicId": UUID(int=t + 1), "partitions": of_one} for t in topics]}
+
+
+async def longest_turn_ms(until: asyncio.Event) -> float:
+    """The longest CPU time that the loop was held for by anything else."""
+    longest = 0
+    while not until.is_set():
+        begun = time.thread_time_ns()
+        await asyncio.sleep(0)
+        longest = max(longest, time.thread_time_ns() - begun)
+    return longest / 1e6
+
+
+def test_of_all_that_an_old_broker_says_the_topics_are_not_read():
+    """Before 0.10 Metadata cannot be asked for brokers alone: 50,000 partitions would hold the loop for 150 ms."""
+    topics = of_topics(*range(500))
+
+    async def test():
+        async with kproxy(wait=False) as here:
+            wire = await here.broker.accept()
+            await wire.frame()
+            wire.close()
+            wire = await here.broker.accept()
+            await wire.frame()
+            answer = response(METADATA, 0, METADATA, {"brokers": here.broker.brokers(), **topics})
+            await wire.send(answer[: len(answer) // 8])  # what is behind it never comes
+            await here.until(lambda: not here.server.not_ready())
+
+    live(test())
+
+
+@pytest.mark.parametrize("version", [1, 12])
+def test_a_broker_that_lists_brokers_without_end_holds_nobody_up(version):
+    brokers = {"brokers": [node(node_id, 9092, "b") for node_id in range(200_000)]}
+
+    async def test():
+        async with kproxy(wait=False) as here:
+            wire = await here.broker.accept()
+            await wire.frame()
+            offers = [{"apiKey": METADATA, "minVersion": 0, "maxVersion": version}]
+            await wire.send(response(API_VERSIONS, 0, API_VERSIONS, {"apiKeys": offers}))
+            await wire.frame()
+            seen = asyncio.Event()
+            longest = asyncio.create_task(longest_turn_ms(seen))
+            answer = response(METADATA, version, METADATA, brokers)
+            with suppress(ConnectionError):
+                await wire.send(answer)
+            await here.until(lambda: "more in Metadata than fits" in "".join(here.server.not_ready()))
+            seen.set()
+            assert await longest < 60
+
+    live(test())
+
+
+def test_the_names_of_topics_are_read_while_the_loop_goes_on():
+    async def test():
+        async with kproxy() as here:
+            ids = [UUID(int=number + 1) for number in range(500)]
+            address, door = Address(HOST, here.broker.port), here.server.clusters[0].door
+            asking = asyncio.create_task(question.ask_topic_names(address, door, ids))
+            answer = response(METADATA, 12, METADATA, of_topics(*range(500)))
+            wire = await here.broker.accept()
+            await wire.frame()
+            offers = [{"apiKey": METADATA, "minVersion": 0, "maxVersion": 12}]
+            await wire.send(response(API_VERSIONS, 0, API_VERSIONS, {"apiKeys": offers}))
+            await wire.frame()
+            done = asyncio.Event()
+            asking.add_done_callback(lambda _: done.set())
+            longest = asyncio.create_task(longest_turn_ms(done))
+            await wire.send(answer)
+            assert await asking == {UUID(int=number + 1): f"t-{number}" for number in range(500)}
+            assert await longest < 60
+
+    live(test())
+
+
+def test_a_sidecar_does_not_wait_for_each_name_that_nobody_answers_for(monkeypatch):
+    """Its broker is beside it: where names cannot be looked up it serves all the same, after one time-out."""
+    nobody = threading.Event()
+    look_up = socket.getaddrinfo
+
+    def hangs(host, *rest, **more):
+        if str(host).startswith("broker-"):
+            nobody.wait(30)
+        return look_up(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+
+    async def test():
+        async with kproxy(route="sidecar", advertise="b-{id}:1", wait=False, connect_timeout_s=2) as here:
+            names = [node(number, here.broker.port, f"broker-{number}.invalid") for number in range(40)]
+            asked = time.monotonic()
+            await here.broker.answer_kproxy([*names, node(40, here.broker.port, "127.0.0.5")])
+            await here.until(lambda: not here.server.not_ready())
+            assert time.monotonic() - asked < 20  # one after the other takes 80
+            assert here.server.clusters[0]._connector.beside == 40
+            nobody.set()
 
     live(test())
 
