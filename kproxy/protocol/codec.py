@@ -18,9 +18,11 @@ field would cost more than the read itself, but they are never trusted: a positi
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from struct import error as struct_error
 from typing import Any
 
-from kproxy.errors import Malformed, Unsupported
+from kproxy.errors import Malformed, ProtocolError, Unsupported
+from kproxy.protocol.misfits import misfit
 from kproxy.protocol.plans import TRAILING, Length, Walk, Write, join
 from kproxy.protocol.primitives import Buffer
 from kproxy.protocol.schema import Field, Message, address_path, schema
@@ -37,7 +39,20 @@ Header = dict[str, Any]
 
 
 def decode_request(frame: Buffer) -> tuple[Header, Body]:
-    """Decode a request frame without its size; returns (header, body). Raises Malformed or Unsupported."""
+    """Decode a request frame without its size; returns (header, body), dicts by the field names of Kafka's messages.
+
+    Values are int, float, bool, str, bytes, uuid.UUID, lists and dicts of these, and None for null; times are in
+    Kafka's units, mostly milliseconds. A tagged field has a key only where it was sent. Raises Malformed for bytes that
+    are not what the API and version in them say, Unsupported for an API or a version that is not known.
+    Format: https://kafka.apache.org/protocol
+    """
+    try:
+        return _decode_request(frame)
+    except (Malformed, Unsupported) as fault:
+        raise _hinting_at_size(frame, fault) from None
+
+
+def _decode_request(frame: Buffer) -> tuple[Header, Body]:
     if len(frame) < 4:
         raise Malformed(f"a request of {len(frame)} bytes: too short for an API key and a version")
     api_key = int.from_bytes(frame[0:2], "big", signed=True)
@@ -48,15 +63,25 @@ def decode_request(frame: Buffer) -> tuple[Header, Body]:
 
 
 def decode_response(frame: Buffer, api_key: int, api_version: int) -> tuple[Header, Body]:
-    """Decode a response frame without its size, by the key and version of its request; returns (header, body).
+    """Decode a response frame without its size, by the API key and version of its request; returns (header, body).
 
-    Raises Malformed or Unsupported.
+    Values, faults and format are those of `decode_request`.
     """
     header_version = api_message(api_key, api_version, "response").header_version(api_version)
-    header, pos = _reader("ResponseHeader", header_version)(frame, 0, len(frame))
-    if api_key == _API_VERSIONS:
-        api_version = _api_versions_version(frame, pos, api_version)
-    return header, _body(_reader((api_key, "response"), api_version), frame, pos)
+    try:
+        header, pos = _reader("ResponseHeader", header_version)(frame, 0, len(frame))
+        if api_key == _API_VERSIONS:
+            api_version = _api_versions_version(frame, pos, api_version)
+        return header, _body(_reader((api_key, "response"), api_version), frame, pos)
+    except Malformed as fault:
+        raise _hinting_at_size(frame, fault) from None
+
+
+def _hinting_at_size(frame: Buffer, fault: ProtocolError) -> ProtocolError:
+    """The fault; of a frame that begins with its own size, as on a socket, it says so."""
+    if len(frame) > 4 and int.from_bytes(frame[:4], "big") == len(frame) - 4:
+        return Malformed(f"{fault}; the frame begins with its own size: leave these 4 bytes out")
+    return fault
 
 
 def decode_data(name: str, frame: Buffer) -> tuple[Header, Body]:
@@ -78,8 +103,16 @@ def decode_data(name: str, frame: Buffer) -> tuple[Header, Body]:
 
 
 def encode_request(header: Header, body: Body) -> bytes:
-    """Encode a request frame without its size. Raises Malformed for values that do not fit, or Unsupported."""
-    api_key, version = header["requestApiKey"], header["requestApiVersion"]
+    """Encode a request frame without its size, the inverse of `decode_request`.
+
+    The header names its API and version (`requestApiKey`, `requestApiVersion`); what else is missing in it, or in the
+    body, has its default. Raises Malformed for values that do not fit and names that the message lacks, Unsupported for
+    an API or a version that is not known.
+    """
+    try:
+        api_key, version = header["requestApiKey"], header["requestApiVersion"]
+    except (KeyError, TypeError):
+        raise Malformed("a request's header is a dict with requestApiKey and requestApiVersion at least") from None
     header_version = api_message(api_key, version, "request").header_version(version)
     return bytes(_writer("RequestHeader", header_version)(header) + _writer((api_key, "request"), version)(body))
 
@@ -97,7 +130,7 @@ def framed_request(api_key: int, version: int, correlation_id: int, client_id: s
 
 
 def encode_response(api_key: int, api_version: int, header: Header, body: Body) -> bytes:
-    """Encode a response frame without its size. Raises Malformed for values that do not fit, or Unsupported."""
+    """Encode a response frame without its size, the inverse of `decode_response`. Raises as `encode_request` does."""
     header_version = api_message(api_key, api_version, "response").header_version(api_version)
     return bytes(_writer("ResponseHeader", header_version)(header) + _writer((api_key, "response"), api_version)(body))
 
@@ -193,14 +226,14 @@ def _message(name: str) -> Message:
 def api_message(api_key: int, version: int, side: str) -> Message:
     api = schema().apis.get(api_key)
     if api is None:
-        raise Unsupported(f"API key {api_key} is not known; known are 0 to {max(schema().apis)}")
+        raise Unsupported(f"API key {api_key!r} is not known; known are 0 to {max(schema().apis)}")
     return _of_version(api.request if side == "request" else api.response, version, api.name)
 
 
 def _of_version(message: Message, version: int, name: str) -> Message:
     if version not in message.versions:
         known = f"{message.versions[0]} to {message.versions[-1]}"
-        raise Unsupported(f"{name} version {version} is not known; known are {known}")
+        raise Unsupported(f"{name} version {version!r} is not known; known are {known}")
     return message
 
 
@@ -218,8 +251,16 @@ def _reader(what: str | tuple[int, str], version: int) -> Callable[[Buffer, int,
 @cache
 def _writer(what: str | tuple[int, str], version: int) -> Callable[[Body], bytearray]:
     message = _layout(what, version)
-    write = Write(f"{message.name} v{version}", version, version in message.flexible_versions)
-    return write.plan(message.fields)
+    title = f"{message.name} v{version}"
+    plan = Write(title, version, version in message.flexible_versions).plan(message.fields)
+
+    def write(values: Body) -> bytearray:
+        try:
+            return plan(values)
+        except (AttributeError, TypeError, ValueError, ArithmeticError, struct_error) as fault:
+            raise Malformed(f"{title}: {misfit(message.fields, version, values) or fault}") from None
+
+    return write
 
 
 def _body(read: Callable[[Buffer, int, int], tuple[Body, int]], frame: Buffer, pos: int) -> Body:

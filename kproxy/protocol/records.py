@@ -287,7 +287,14 @@ def iterate_headers(buffer: Buffer, start: int = 0, end: int | None = None) -> I
 
 
 def read_batches(buffer: Buffer) -> tuple[list[Batch], int]:
-    """The whole batches, and the number of bytes after the last of them."""
+    """The whole batches of a buffer, and the number of bytes after the last of them, which are a cut batch.
+
+    The buffer is what a Produce or a Fetch holds of one partition (`records`): record batches of magic 2, or messages
+    of magic 0 and 1. A `Batch` has its `header` (offsets, producer, codec; times in milliseconds), `crc_valid`, and
+    `records()`, which yields (offset, timestamp in ms, key, value, headers) one by one, decompressed. It keeps a view
+    of the buffer. Raises Malformed or Unsupported, and so does `records()`. Format:
+    https://kafka.apache.org/documentation/#messageformat
+    """
     view = memoryview(buffer)
     batches = [Batch(header, view[pos : pos + header.size_bytes]) for pos, header in iterate_headers(view)]
     return batches, len(view) - sum(batch.header.size_bytes for batch in batches)
