@@ -43,7 +43,9 @@ class SecuredBroker(Broker):
     def principals(self, listener: str, since_bytes: int = 0) -> set[str]:
         """Who asked the broker anything at a listener since then, by its own request log: {"User:alice", ...}."""
         found = set()
-        for line in self.requests.read_bytes()[since_bytes:].decode(errors="replace").splitlines():
+        written = self.requests.read_bytes()[since_bytes:]
+        whole = written[: written.rfind(b"\n") + 1]  # the broker may be in the middle of a line
+        for line in whole.decode(errors="replace").splitlines():
             _, bracket, text = line.partition("{")
             if not line.startswith("Completed request:") or not bracket:
                 continue
