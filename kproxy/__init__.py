@@ -77,4 +77,9 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from importlib.util import find_spec
+
+    names = {*globals(), *__all__}
+    if not (find_spec("numpy") and find_spec("pyarrow")):
+        names.discard("exchanges")  # help() loads every name that is here, and ends where one cannot be
+    return sorted(names)

@@ -147,12 +147,14 @@ def of_extras(refused: Callable[[str], KproxyError]) -> Iterator[None]:
 
 
 def install_command(extra: str) -> str:
-    """The shell command that installs an extra beside the Python that runs; from the checkout that kproxy is from."""
+    """The shell command that installs an extra beside the Python that runs; from the checkout or the wheel that kproxy
+    was installed from, where that is still there.
+    """
     return f"{shlex.quote(sys.executable or 'python3')} -m pip install {_installed_from(extra)}"
 
 
 def _installed_from(extra: str) -> str:
-    """What pip is given: the folder that it noted where one was installed (PEP 610), else the distribution's name."""
+    """What pip is given: the folder or file that it noted (PEP 610), else the distribution's name."""
     import json
     from importlib import metadata
     from pathlib import Path
@@ -162,10 +164,12 @@ def _installed_from(extra: str) -> str:
     for found in metadata.distributions(name=DISTRIBUTION):
         try:
             told = json.loads(found.read_text("direct_url.json") or "{}")
-            folder = Path(url2pathname(urlsplit(told["url"]).path))
-            option = "-e " if told["dir_info"].get("editable") else ""
-        except (ValueError, KeyError):  # from an index, or a file
+            address = urlsplit(told["url"])
+        except (ValueError, KeyError):  # from an index
             continue
-        if (folder / "pyproject.toml").exists():
-            return f"{option}{shlex.quote(f'{folder}[{extra}]')}"
+        place = Path(url2pathname(address.path))
+        option = "-e " if told.get("dir_info", {}).get("editable") else ""
+        is_there = (place / "pyproject.toml").exists() if "dir_info" in told else place.is_file()
+        if address.scheme == "file" and is_there:
+            return f"{option}{shlex.quote(f'{place}[{extra}]')}"
     return f"'{DISTRIBUTION}[{extra}]'"

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import io
 import re
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def test_what_is_not_installed_is_named_with_its_mend():
     assert f"kproxy.exchanges needs pyarrow, which is not installed: {mend}" in done.stderr
 
 
+def test_help_works_where_an_extra_is_missing():
+    code = (
+        "import sys; sys.modules['pyarrow'] = None; import pydoc, kproxy; print(pydoc.plain(pydoc.render_doc(kproxy)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "decode_request(frame" in done.stdout and "class Proxy" in done.stdout, done.stderr
+    assert "exchanges    " in done.stdout, "the head of the module names what needs an extra"
+
+
 def test_types_hold_for_a_program_that_uses_them(tmp_path):
     """As a user's strict mypy sees them: no name is Any, and no import is untyped."""
     program = tmp_path / "program.py"
@@ -58,7 +68,7 @@ def test_types_hold_for_a_program_that_uses_them(tmp_path):
             import kproxy
 
             async def main() -> None:
-                async with kproxy.Proxy(bootstrap="b:9092") as proxy:
+                async with kproxy.Proxy(bootstrap=["a:9092", "b:9092"]) as proxy:
                     reveal_type(proxy.address.port)
                 reveal_type(kproxy.decode_request(b"")[0])
                 reveal_type(next(kproxy.exchanges("x.pcap")))
@@ -101,10 +111,22 @@ def test_exchanges_are_the_rows_that_convert_writes(tmp_path):
         next(kproxy.exchanges(ROOT / "pyproject.toml"))
 
 
-@pytest.mark.parametrize("wrong", ({"key_log": "nowhere.keys"}, {"ports": [99999]}, {"cluster": ""}))
+@pytest.mark.parametrize(
+    "wrong",
+    (
+        *({"key_log": "nowhere.keys"}, {"ports": [99999]}, {"cluster": ""}),
+        *({"ports": "9092"}, {"ports": ["9092"]}, {"ports": 9092}, {"ports": None}),
+    ),
+)
 def test_arguments_of_exchanges_that_cannot_be_are_refused(wrong):
     with pytest.raises(kproxy.KproxyError):
         next(kproxy.exchanges(captures.capture("k41_midstream"), **wrong))
+
+
+@pytest.mark.parametrize("wrong", (None, 5, "", b"a.pcap", ["a.pcap"], io.BytesIO(b"")))
+def test_what_is_no_path_is_no_capture(wrong):
+    with pytest.raises(kproxy.KproxyError, match="is no path of a capture"):
+        next(kproxy.exchanges(wrong))
 
 
 def test_a_folder_of_captures_is_read_one_by_one(tmp_path):
@@ -130,20 +152,67 @@ def test_a_proxy_inside_a_program():
                 ports = {broker["port"] for broker in answer["brokers"]}
                 assert ports == {proxy.address.port + 1 + broker["nodeId"] for broker in answer["brokers"]}
                 assert proxy.admin_address is not None
+                address = proxy.address
                 writer.close()
             with pytest.raises(OSError):
-                await asyncio.open_connection(*proxy.address)
+                await asyncio.open_connection(*address)
+            with pytest.raises(kproxy.KproxyError, match="does not run"):
+                proxy.address  # noqa: B018
+            async with proxy:  # again
+                assert proxy.address == address
+                with pytest.raises(kproxy.KproxyError, match="runs already"):
+                    await proxy.__aenter__()
+                _, writer = await asyncio.open_connection(*address)
+                writer.close()
         finally:
             await cluster.stop()
 
     asyncio.run(play())
 
 
-def test_a_proxy_that_cannot_be_says_why():
+def test_a_proxy_inside_a_program_has_all_settings_of_a_file(tmp_path):
+    """Tables too, as dicts: one that a listener takes part in, and one of the process."""
+
+    async def play() -> None:
+        cluster = Cluster(topics={"orders": 3})
+        await cluster.start()
+        bootstrap = [f"{host}:{port}" for host, port in cluster.bootstrap]
+        settings = {
+            "name": "mine",
+            "limits": {"max_connections_per_address": 1},
+            "policy": [{"action": "deny", "topic": "secret-*"}],
+            "connect_timeout_s": 3,
+        }
+        try:
+            async with kproxy.Proxy(bootstrap=bootstrap, **settings) as proxy:
+                _, first = await asyncio.open_connection(*proxy.address)
+                reader, second = await asyncio.open_connection(*proxy.address)
+                assert await asyncio.wait_for(reader.read(), 10) == b"", "the limit keeps the second client out"
+                for writer in (first, second):
+                    writer.close()
+        finally:
+            await cluster.stop()
+
+    asyncio.run(play())
+
+
+def test_a_proxy_that_cannot_be_says_why(tmp_path):
     with pytest.raises(kproxy.ConfigError, match="colour"):
         kproxy.Proxy(bootstrap="127.0.0.1:1", colour="blue")
-    with pytest.raises(kproxy.ConfigError, match="bootstrap"):
+    with pytest.raises(kproxy.ConfigError, match=r"^drain_timeout: no such setting; did you mean drain_timeout_s\?$"):
+        kproxy.Proxy(bootstrap="127.0.0.1:1", drain_timeout=3)
+    with pytest.raises(kproxy.ConfigError, match=r"^bootstrap\[0\]: 'nowhere' is not HOST:PORT"):
         kproxy.Proxy(bootstrap="nowhere")
+    with pytest.raises(kproxy.ConfigError, match=r"^tls\.certificate: is missing"):
+        kproxy.Proxy(bootstrap="127.0.0.1:1", tls={})
+    (tmp_path / "file").touch()
+
+    async def unwritable() -> None:
+        async with kproxy.Proxy(bootstrap="127.0.0.1:1", record=tmp_path / "file"):
+            pass
+
+    with pytest.raises(kproxy.ConfigError, match=r"record: .*file: cannot be written to"):
+        asyncio.run(unwritable())
 
     async def unreachable() -> None:
         async with kproxy.Proxy(bootstrap="127.0.0.1:1", ready_timeout_s=0.2):

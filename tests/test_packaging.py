@@ -87,17 +87,27 @@ def test_no_hint_names_the_distribution_of_others():
 
 @pytest.mark.parametrize(
     ("told", "shown"),
-    [({"editable": True}, "-e '{}[offline]'"), ({}, "'{}[offline]'"), (None, "'kproxy-kafka[offline]'")],
+    [
+        ({"dir_info": {"editable": True}}, "-e '{}[offline]'"),
+        ({"dir_info": {}}, "'{}[offline]'"),
+        ({"archive_info": {}}, "'{}/kproxy.whl[offline]'"),
+        ({"archive_info": {}, "gone": True}, "'kproxy-kafka[offline]'"),
+        (None, "'kproxy-kafka[offline]'"),
+    ],
 )
 def test_an_extra_comes_from_where_kproxy_came_from(tmp_path, told, shown):
-    """Of a checkout pip is given the folder: an index may not have it."""
+    """Of a checkout or a wheel pip is given the folder or the file: an index may not have it."""
     checkout, noted = tmp_path / "my checkout", tmp_path / "kproxy_kafka-9.9.dist-info"
     checkout.mkdir()
     noted.mkdir()
     (checkout / "pyproject.toml").touch()
     (noted / "METADATA").write_text("Metadata-Version: 2.1\nName: kproxy-kafka\nVersion: 9.9\n")
     if told is not None:
-        (noted / "direct_url.json").write_text(json.dumps({"url": checkout.as_uri(), "dir_info": told}))
+        wheel = checkout / "kproxy.whl"
+        if "gone" not in told:
+            wheel.touch()
+        place = wheel if "archive_info" in told else checkout
+        (noted / "direct_url.json").write_text(json.dumps({"url": place.as_uri(), **told}))
     code = f"import sys; sys.path[1:] = [{str(tmp_path)!r}, *(p for p in sys.path[1:] if 'site-packages' not in p)]\n"
     code += f"sys.path.append({str(ROOT)!r}); from kproxy.errors import install_command as c; print(c('offline'))"
     done = subprocess.run(

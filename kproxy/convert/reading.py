@@ -4,7 +4,7 @@ Duty: the rows that `kproxy convert` would write, in the same order, without a d
 disk, in a temporary folder, so memory is bounded whatever the capture's size (see `tables.writer`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,6 +37,10 @@ def exchanges(
     All errors are raised when the first row is asked for: CaptureError where the file is no capture or cannot be read,
     KproxyError for arguments that cannot be. What a capture does not show is no error.
     """
+    if not isinstance(capture, (str, Path)) or not str(capture):
+        raise KproxyError(f"{capture!r} is no path of a capture: a text or a Path is needed")
+    if isinstance(ports, str) or not isinstance(ports, Iterable) or not all(isinstance(port, int) for port in ports):
+        raise KproxyError(f"ports: {ports!r} is no list of whole numbers, like [9092]")
     jobs = captures_of([capture], Settings(ports=tuple(ports), cluster=cluster, key_log=key_log))
     if len(jobs) > 1:
         raise KproxyError(f"{capture}: a folder of {len(jobs)} captures; read them one by one")

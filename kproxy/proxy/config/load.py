@@ -38,11 +38,15 @@ def load(
     file: Path | str | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The settings, or ConfigError with every fault. `flags` holds names as in the file; None means not given."""
+    """The settings, or ConfigError with every fault. `flags` holds names as in the file; None means not given.
+
+    given: what a file would hold, of a program that has none.
+    """
     environment = environment or {}
     file = file or environment.get("KPROXY_CONFIG") or None
-    document = _read(Path(file)) if file else {}
+    document = _read(Path(file)) if file else dict(given or {})
     where = f"{file}: " if file else ""
     faults: Faults = []
 

@@ -5,14 +5,16 @@ logging to the program. Refuses to know what the settings mean: `kproxy.proxy.co
 """
 
 import asyncio
+import difflib
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from kproxy.errors import ConfigError, UpstreamError
+from kproxy.errors import ConfigError, KproxyError, UpstreamError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
-from kproxy.proxy.config.settings import CLUSTER_SETTINGS, PROCESS_SETTINGS
+from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control.flight import FINDINGS
 from kproxy.proxy.control.server import Server
 
@@ -28,60 +30,89 @@ class Proxy:
         async with kproxy.Proxy(listen="127.0.0.1:19092", bootstrap="kafka-1:9092") as proxy:
             print(proxy.address)
 
-    The settings are those of `kproxy run`, by the names of the configuration file (`broker_port_base=...`); values are
-    text or of the setting's own type. Entering binds the ports, asks the cluster for its brokers and returns when
-    clients can be served; leaving finishes the requests under way, for `drain_timeout_s` at most.
+    The settings are those of the configuration file, of one `[[cluster]]` and of the process, by their names there
+    (`broker_port_base=20000`); tables are dicts (`tls={"certificate": "tls.crt"}`), those of which there can be several
+    lists of dicts. Values are text or of the setting's own type. Entering binds the ports, asks the cluster for its
+    brokers and returns when clients can be served; leaving finishes the requests under way, for `drain_timeout_s` at
+    most. It can be entered again, when it was left.
 
     Without `listen` it takes a free port of this machine, with free ports for the brokers behind it.
 
-    Raises ConfigError for settings that cannot be, and on entering, for an address that cannot be bound; UpstreamError
-    where no broker has answered within `ready_timeout_s` seconds.
+    Raises ConfigError for settings that cannot be, and on entering, for what only this machine can refuse: an address
+    that cannot be bound, a folder that cannot be written to; UpstreamError where no broker has answered within
+    `ready_timeout_s` seconds; KproxyError where it is entered twice, or asked for its address before that.
     """
 
     def __init__(
-        self, *, bootstrap: str, listen: str | None = None, ready_timeout_s: float = 30.0, **settings: Any
+        self,
+        *,
+        bootstrap: str | Sequence[str],
+        listen: str | None = None,
+        ready_timeout_s: float = 30.0,
+        **settings: Any,
     ) -> None:
-        known = {*CLUSTER_SETTINGS, *PROCESS_SETTINGS}
+        known = {*Cluster.model_fields, *Config.model_fields} - {"clusters"}
         unknown = sorted(set(settings) - known)
         if unknown:
-            raise ConfigError([(name, f"no such setting; there are: {', '.join(sorted(known))}") for name in unknown])
+            raise ConfigError([(name, _no_such(name, sorted(known))) for name in unknown])
         listen = listen or f"{_HOST}:{_free_port()}"
-        found = load(flags={"listen": listen, "bootstrap": bootstrap, **settings})
+        cluster = {name: value for name, value in settings.items() if name in Cluster.model_fields}
+        process = {name: value for name, value in settings.items() if name not in cluster}
+        found = load(given={**process, "cluster": [{"listen": listen, "bootstrap": bootstrap, **cluster}]})
         if found.workers > 1:
             raise ConfigError([("workers", "a proxy inside a program is one process: leave it out, or use kproxy run")])
         if found.flight is not None and FINDINGS in found.flight.triggers:
             raise ConfigError([("flight.triggers", "nobody looks for findings inside a program: use kproxy run")])
-        self._server = Server(found)
+        self._settings = found
+        self._server: Server | None = None  # while it is entered
         self._ready_timeout_s = ready_timeout_s
 
     @property
     def address(self) -> Address:
         """(host, port) where clients bootstrap; `str` of it is HOST:PORT. Only inside the `async with`."""
-        (address,) = self._server.addresses.values()
+        (address,) = self._running.addresses.values()
         return address
 
     @property
     def admin_address(self) -> Address | None:
         """(host, port) of /metrics, /health and /ready; None without the setting `admin`."""
-        return self._server.admin_address
+        return self._running.admin_address
+
+    @property
+    def _running(self) -> Server:
+        if self._server is None:
+            raise KproxyError("this Proxy does not run: it has addresses inside its `async with` only")
+        return self._server
 
     async def __aenter__(self) -> "Proxy":
+        if self._server is not None:
+            raise KproxyError("this Proxy runs already: make another one, with ports of its own")
+        server = self._server = Server(self._settings)
         try:
-            await self._server.start()
+            await server.start()
             async with asyncio.timeout(self._ready_timeout_s):
-                while self._server.not_ready():  # noqa: ASYNC110 (readiness is polled by everybody who asks)
+                while server.not_ready():  # noqa: ASYNC110 (readiness is polled by everybody who asks)
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            reasons = "; ".join(self._server.not_ready())
-            await self._server.stop()
+            reasons = "; ".join(server.not_ready())
+            await self.__aexit__()
             raise UpstreamError(f"not ready after {self._ready_timeout_s:g} s: {reasons}") from None
         except BaseException:
-            await self._server.stop()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._server.stop()
+        server = self._running
+        try:
+            await server.stop()
+        finally:
+            self._server = None
+
+
+def _no_such(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"no such setting; did you mean {near[0]}?" if near else f"no such setting; there are: {', '.join(known)}"
 
 
 def _free_port() -> int:

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kproxy import __version__
-from kproxy.errors import ConfigError, of_extras
+from kproxy.errors import ConfigError, KproxyError, of_extras
 from kproxy.metrics import Metrics
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
@@ -204,8 +204,7 @@ class Server:
     def _start_recorder(self, worker: int | None = None) -> None:
         config = self.config
         if config.record is not None:
-            self._recorder = _recorder(config, worker, beside=self.records_beside)
-            self._recorder.start()
+            self._recorder = _started_recorder(config, worker, beside=self.records_beside)
             self.metrics.recorder_dropped = self._recorder.dropped
             self._sinks += (self._recorder,)
 
@@ -585,7 +584,7 @@ def _admin_tls(settings: ClientTls) -> "Reloading":
     return contexts.Reloading("admin", lambda: contexts.for_clients(settings, None, "admin_tls"))
 
 
-def _recorder(config: Config, worker: int | None, *, beside: bool) -> "Recorder":
+def _started_recorder(config: Config, worker: int | None, *, beside: bool) -> "Recorder":
     with of_extras(lambda missing: ConfigError([("record", missing)])):  # heavy, and not everybody's
         from kproxy.tables.recorder import Recorder
         from kproxy.tables.retention import Retention
@@ -593,4 +592,9 @@ def _recorder(config: Config, worker: int | None, *, beside: bool) -> "Recorder"
     detail = {cluster.name: cluster.detail for cluster in config.clusters}
     age_s = config.record_keep_h * 3600 if config.record_keep_h is not None else None
     retention = Retention(age_s, config.record_keep_bytes)
-    return Recorder(config.record, {"detail": detail}, worker=worker, retention=retention, beside=beside)
+    recorder = Recorder(config.record, {"detail": detail}, worker=worker, retention=retention, beside=beside)
+    try:
+        recorder.start()
+    except KproxyError as fault:
+        raise ConfigError([("record", str(fault))]) from None
+    return recorder
