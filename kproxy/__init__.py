@@ -13,8 +13,6 @@ KproxyError and what is below it   all that kproxy raises on purpose, see `kprox
 
 TYPE_CHECKING = False  # as type checkers know it; to import it would be the longest part of starting a program
 if TYPE_CHECKING:
-    from typing import Any
-
     from kproxy.convert.reading import exchanges
     from kproxy.errors import (
         CaptureError,
@@ -59,21 +57,23 @@ _MODULE_OF = {
 }
 
 
-def __getattr__(name: str) -> "Any":
-    if name not in __all__:
-        raise AttributeError(f"module 'kproxy' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker that saw it would take every name for one of ours
 
-    from kproxy.errors import missing_package
+    def __getattr__(name: str):
+        if name not in __all__:
+            raise AttributeError(f"module 'kproxy' has no attribute {name!r}")
+        from importlib import import_module
 
-    try:
-        value = getattr(import_module(_MODULE_OF.get(name, "kproxy.errors")), name)
-    except ModuleNotFoundError as fault:
-        if (missing := missing_package(fault.name)) is None:
-            raise
-        raise ModuleNotFoundError(f"kproxy.{name} {missing}", name=fault.name) from fault
-    globals()[name] = value  # the next access does not come here
-    return value
+        from kproxy.errors import missing_package
+
+        try:
+            value = getattr(import_module(_MODULE_OF.get(name, "kproxy.errors")), name)
+        except ModuleNotFoundError as fault:
+            if (missing := missing_package(fault.name)) is None:
+                raise
+            raise ModuleNotFoundError(f"kproxy.{name} {missing}", name=fault.name) from fault
+        globals()[name] = value  # the next access does not come here
+        return value
 
 
 def __dir__() -> list[str]:

@@ -85,6 +85,9 @@ def test_types_hold_for_a_program_that_uses_them(tmp_path):
     expected = ["int", "dict[str, Any]", "dict[str, Any]", "bool", "tuple[tuple[str, str], ...]"]
     assert shown == expected, done.stdout + done.stderr
     assert "error" not in done.stdout, done.stdout
+    program.write_text("import kproxy\n\nkproxy.decode_requests(b'')\n")  # mistyped
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert "has no attribute" in done.stdout, done.stdout
 
 
 def test_frames_there_and_back():
