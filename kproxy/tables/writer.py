@@ -14,10 +14,11 @@ import json
 import os
 import shutil
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ import pyarrow.parquet as pq
 
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
+from kproxy.tables.arrays import numbers
 from kproxy.tables.dataset import MANIFEST, check_version, read_manifest
 from kproxy.tables.schema import Table
 
@@ -35,7 +37,8 @@ RUN_ROWS = 32 * 1024
 RUN_BYTES = 16 << 20
 STEP_ROWS = 4 * 1024  # of one run in memory while merging
 STEP_BYTES = 1 << 20
-FAN_IN = 64  # runs merged at a time
+_LAST = (1 << 63) - 1  # a key that is null
+FAN_IN = 64  # runs merged at a time; those that follow one another count as one
 
 
 MOST_BESIDE = 16  # kproxies that drain one after the other, and still record
@@ -147,6 +150,8 @@ class Sorter:
         self._bytes = 0
         self._count = 0
         self.runs: list[Path] = []  # in the order in which their rows came
+        self._spans: list[tuple[Any, Any]] = []  # the first and the last key of those that were looked at
+        self._look_at = FAN_IN  # as many runs
 
     def add(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
@@ -172,12 +177,20 @@ class Sorter:
             self._fan_in()
 
     def _fan_in(self) -> None:
-        if len(self.runs) >= FAN_IN:
-            runs, self.runs = self.runs, []
+        """Where as many runs as are merged at a time are among one another, make one of them all."""
+        if len(self.runs) < self._look_at:
+            return
+        for run in self.runs[len(self._spans) :]:
+            seen = _Run(0, run, self._table.keys[0])
+            self._spans.append((seen.low, seen.last))
+        depth = _depth(self._spans)
+        if depth >= FAN_IN:
+            runs, self.runs, self._spans, depth = self.runs, [], [], 1
             self._write_run(merged(self._table, runs))
             for run in runs:
                 if run.parent == self._stem.parent:
                     run.unlink()
+        self._look_at = len(self.runs) + FAN_IN - depth
 
     def _write_run(self, tables: Iterator[pa.Table]) -> None:
         path = self._stem.with_name(f"{self._stem.name}.{self._count}.run")
@@ -270,47 +283,105 @@ def _groups(table: Table, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
 def merged(table: Table, runs: list[Path], mends: Mends | None = None) -> Iterator[pa.Table]:
     """The rows of sorted runs in one order, a few thousand at a time; of equal rows the earlier run's first.
 
+    A run is open while its rows are due, so that those which follow one another cost what one of them does.
     mends: of runs whose rows change first, but not in the first key.
     """
-    key = table.keys[0]
-    mend = [(mends or {}).get(run) for run in runs]
-    readers = [pa.ipc.open_file(pa.memory_map(str(run))) for run in runs]
-    following = [0] * len(runs)  # the next batch of each
-    held: list[pa.Table | None] = [None] * len(runs)
-    while True:
-        bound = None
-        for index, reader in enumerate(readers):
-            rows = held[index]
-            if (rows is None or not rows.num_rows) and following[index] < reader.num_record_batches:
-                rows = held[index] = _load(reader, following, index, mend[index])
-            if rows is not None and rows.num_rows and following[index] < reader.num_record_batches:
-                last = rows[key][-1]
-                if bound is None or pc.less(last, bound).as_py():
-                    bound = last
-        ready = []
-        for index, rows in enumerate(held):
-            if rows is None or not rows.num_rows:
-                continue
-            # What is not below the bound could still be preceded by a row that is not in memory.
-            count = rows.num_rows if bound is None else _below(rows[key], bound)
-            if count:
-                ready.append(rows.slice(0, count))
-                held[index] = rows.slice(count)
+    every = [_Run(index, run, table.keys[0], (mends or {}).get(run)) for index, run in enumerate(runs)]
+    waiting = sorted((run for run in every if run.has_more), key=lambda run: run.low, reverse=True)
+    begun: list[_Run] = []
+    while begun or waiting:
+        # What is not below the bound could still be preceded by a row that is not in memory.
+        bound = min([run.high for run in begun if run.has_more] + [run.low for run in waiting[-1:]], default=None)
+        ready = [rows for run in begun if (rows := run.taken(bound)) is not None]
         if ready:
             yield _sorted(table, pa.concat_tables(ready)) if len(ready) > 1 or mends else ready[0]
-        elif bound is None:
-            return
+        elif waiting and waiting[-1].low == bound:
+            begun = sorted([*begun, waiting.pop()], key=lambda run: run.index)
         else:  # many rows with one and the same first key: more of them must be in memory
-            for index, reader in enumerate(readers):
-                rows = held[index]
-                if rows is not None and following[index] < reader.num_record_batches and rows[key][-1].equals(bound):
-                    held[index] = pa.concat_tables([rows, _load(reader, following, index, mend[index])])
+            for run in begun:
+                if run.has_more and run.high == bound:
+                    run.load()
+        begun = [run for run in begun if run.has_rows()]
 
 
-def _load(reader: Any, following: list[int], index: int, mend: Callable[[pa.RecordBatch], Any] | None) -> pa.Table:
-    batch = reader.get_batch(following[index])
-    following[index] += 1
-    return pa.Table.from_batches([batch if mend is None else mend(batch)])
+class _Run:
+    """A sorted run that is merged: a batch of it is in memory, or more where that takes more."""
+
+    def __init__(self, index: int, path: Path, key: str, mend: Callable[[pa.RecordBatch], Any] | None = None) -> None:
+        self.index = index
+        self._path, self._key, self._mend = path, key, mend
+        reader = self._opened()
+        self._count: int = reader.num_record_batches
+        self._next = 0
+        self._reader: Any = None
+        self._rows: pa.Table | None = None
+        self._keys: Sequence[Any] = self._keys_of(reader.get_batch(0)) if self._count else ()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are rows that are not in memory."""
+        return self._next < self._count
+
+    @property
+    def low(self) -> Any:
+        """The first of the keys in memory; at the beginning that of all."""
+        return self._keys[0]
+
+    @property
+    def high(self) -> Any:
+        """The last of the keys in memory."""
+        return self._keys[-1]
+
+    @property
+    def last(self) -> Any:
+        """The last key of all."""
+        return self._keys_of(self._opened().get_batch(self._count - 1))[-1]
+
+    def has_rows(self) -> bool:
+        """Whether rows are in memory, which are read if there are any."""
+        while (self._rows is None or not self._rows.num_rows) and self.has_more:
+            self.load()
+        return self._rows is not None and bool(self._rows.num_rows)
+
+    def load(self) -> None:
+        """Have one more batch in memory."""
+        self._reader = self._reader or self._opened()
+        batch = self._reader.get_batch(self._next)
+        self._next += 1
+        if not self.has_more:
+            self._reader = None
+        rows = pa.Table.from_batches([batch if self._mend is None else self._mend(batch)])
+        self._rows = pa.concat_tables([self._rows, rows]) if self._rows is not None and self._rows.num_rows else rows
+        self._keys = self._keys_of(self._rows)
+
+    def taken(self, bound: Any) -> pa.Table | None:
+        """The rows in memory that are below a bound, or all: they are not in memory any more. None: there are none."""
+        assert self._rows is not None
+        count = self._rows.num_rows if bound is None else bisect_left(self._keys, bound)
+        if not count:
+            return None
+        taken, self._rows = self._rows.slice(0, count), self._rows.slice(count)
+        self._keys = self._keys[count:]
+        return taken
+
+    def _opened(self) -> Any:
+        return pa.ipc.open_file(pa.memory_map(str(self._path)))
+
+    def _keys_of(self, rows: pa.RecordBatch | pa.Table) -> Sequence[Any]:
+        """The first key of rows in terms that compare as rows are sorted: null last."""
+        column = rows[self._key]
+        if pa.types.is_string(column.type):
+            return [(text is None, text or "") for text in column.to_pylist()]
+        return cast("Sequence[int]", numbers(column.cast(pa.int64()), _LAST))
+
+
+def _depth(spans: Sequence[tuple[Any, Any]]) -> int:
+    """How many spans there are at most that have something in common."""
+    ends = sorted(end for _, end in spans)
+    return max(
+        (count - bisect_left(ends, begin) for count, begin in enumerate(sorted(begin for begin, _ in spans), 1)),
+        default=0,
+    )
 
 
 def _below(column: pa.ChunkedArray, bound: pa.Scalar) -> int:

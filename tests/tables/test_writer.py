@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -109,6 +110,51 @@ def test_many_rows_of_one_time_are_merged_all_the_same(tmp_path, small):
     assert [(row["connection"], row["number"]) for row in got] == sorted(
         (row["connection"], row["number"]) for row in data
     )
+
+
+def test_runs_that_follow_one_another_are_written_once(tmp_path, small):
+    """However many: rows that come in order of time, also where runs touch; those that do not are merged in between."""
+    data = sorted(rows(9000), key=lambda row: row["time"])
+    sorter = writer.Sorter(EXCHANGES, tmp_path, ".inorder")
+    for batch in batches(data, 100):
+        sorter.add(batch)
+    sorter.spill()
+    assert len(sorter.runs) == 18 > 4 * writer.FAN_IN
+    mixed = writer.Sorter(EXCHANGES, tmp_path, ".mixed")
+    for batch in batches(rows(9000), 100):
+        mixed.add(batch)
+    mixed.spill()
+    assert len(mixed.runs) < writer.FAN_IN
+    ordered = [row["number"] for row in sorted(data, key=lambda row: (row["time"], row["connection"], row["number"]))]
+    for runs in (sorter.runs, mixed.runs):
+        merged = pa.concat_tables(writer.merged(EXCHANGES, list(runs)))
+        assert merged["number"].to_pylist() == ordered
+
+
+def test_rows_that_are_left_out_while_runs_are_merged_leave_the_others_in_order(tmp_path, small):
+    """Also where none of a batch is left, nor of a run."""
+    data = sorted(rows(3000), key=lambda row: row["time"])
+    runs = []
+    for part in range(3):
+        sorter = writer.Sorter(EXCHANGES, tmp_path, f".{part}")
+        for batch in batches(data[part::3], 500):
+            sorter.add(batch)
+        sorter.spill()
+        runs += sorter.runs
+
+    def late(batch):
+        return batch.filter(pc.greater(batch["time"].cast(pa.int64()), 250))
+
+    mends = {runs[0]: late, runs[2]: late, runs[-1]: lambda batch: batch.slice(0, 0)}
+    merged = pa.concat_tables(writer.merged(EXCHANGES, runs, mends))["number"].to_pylist()
+    left = {row["number"] for part in (0, 1) for row in data[part::3][:500] if row["time"] <= 250}
+    left |= {row["number"] for row in data[2::3][500:]}
+    assert len(left) > 1000
+    assert merged == [
+        row["number"]
+        for row in sorted(data, key=lambda row: (row["time"], row["connection"], row["number"]))
+        if row["number"] not in left
+    ]
 
 
 def test_no_rows_are_a_file_all_the_same(tmp_path):
