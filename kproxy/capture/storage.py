@@ -34,6 +34,7 @@ _BESIDE = 10_000  # names that a mistyped one is compared with
 _CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4))?$", re.IGNORECASE)  # .pcap7: as tcpdump -C writes
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _HTTP = re.compile(r"^https?://", re.IGNORECASE)
+_WORDS = re.compile(r"key|secret|token|user|pass|account|name", re.IGNORECASE)  # options that are text, also of digits
 _HADOOP = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}  # Hadoop's names of what fsspec calls otherwise
 
 
@@ -307,8 +308,9 @@ def _typed(options: Mapping[str, str]) -> dict[str, Any]:
         inner = whole
         for group in groups:
             inner = inner.setdefault(group, {})
-        flag = {"true": True, "false": False}.get(value.lower())
-        inner[name] = flag if flag is not None else int(value) if re.fullmatch(r"\d{1,9}", value) else value
+        flag = None if _WORDS.search(name) else {"true": True, "false": False}.get(value.lower())
+        is_number = re.fullmatch(r"\d{1,9}", value) and not _WORDS.search(name)
+        inner[name] = flag if flag is not None else int(value) if is_number else value
     return whole
 
 
@@ -340,15 +342,22 @@ def _no_captures(path: str) -> str:
 
 
 def _spelled_as(path: str) -> Any:
-    """Makes names of a storage URLs like `path`, whose scheme and host they lack."""
+    """Makes names of a storage URLs like `path`, whose scheme and host they lack.
+
+    Of abfs://container@account/path a name has the container, and not the account.
+    """
     found = _SCHEME.match(path)
     assert found is not None
     rest = path[found.end() :]
     host = rest.partition("/")[0] if found[1].lower() in ("webhdfs", "swebhdfs", "hdfs", "http", "https") else None
 
+    container, _, account = rest.partition("/")[0].rpartition("@")
+
     def spelled(name: str) -> str:
         if "://" in name:
             return name
+        if container and host is None:
+            return f"{found[0]}{container}@{account}/{name.lstrip('/').removeprefix(container).lstrip('/')}"
         return f"{found[0]}{name.lstrip('/')}" if host is None else f"{found[0]}{host}/{name.lstrip('/')}"
 
     return spelled

@@ -7,10 +7,13 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from kproxy.capture import storage
 from kproxy.capture.captures import Capture
@@ -108,6 +111,38 @@ def test_folders_patterns_and_names(bucket, tmp_path):
     assert Storage().captures(tmp_path.as_uri()) == [str(tmp_path / "a1.pcap"), str(tmp_path / "a[1].pcap")]
 
 
+class Accounts(MemoryFileSystem):
+    """Names as Azure's package (adlfs) has them: URLs have container and account, what is listed the container."""
+
+    protocol = ("abfs",)
+    store, pseudo_dirs = {}, [""]
+
+    def __init__(self, account_name, **options):
+        super().__init__(**options)
+
+    @staticmethod
+    def _get_kwargs_from_urls(url):
+        account = urlsplit(url).hostname.removesuffix(".dfs.core.windows.net")
+        return {"account_name": account} if urlsplit(url).username else {}
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        if "@" in path:
+            path = f"{urlsplit(path).username}{urlsplit(path).path}"
+        return f"/{path.removeprefix('abfs://').strip('/')}"
+
+
+def test_what_is_listed_keeps_the_account(monkeypatch):
+    """As it was with Azurite, Azure's emulator, which only npm has."""
+    monkeypatch.setitem(_registry, "abfs", Accounts)
+    url = "abfs://caps@acme.dfs.core.windows.net/day"
+    for name in ("a.pcap", "b.pcap.gz"):
+        Accounts("acme").pipe_file(f"caps/day/{name}", b"1234")
+    assert Storage().captures(url) == [f"{url}/a.pcap", f"{url}/b.pcap.gz"]
+    assert Storage().captures(f"{url}/*.pcap") == [f"{url}/a.pcap"]
+    assert [Storage().size(each) for each in Storage().captures(url)] == [4, 4]
+
+
 def test_what_a_storage_does_not_have_or_refuses_is_told(bucket, tmp_path, monkeypatch):
     url = bucket.put("good.pcap", capture("k41_midstream").read_bytes())
     summary = convert(["s3://captures/gone.pcap", url], tmp_path / "out", Settings(storage=bucket.storage))
@@ -145,6 +180,13 @@ def test_paths_of_this_machine(tmp_path):
     assert is_remote("s3://b/k") and not Storage().is_file("-") and not Storage().is_file(os.devnull)
     with Storage().here(["-", file.as_uri()]) as places:
         assert places == ["-", str(file)]
+
+
+def test_keys_of_digits_are_text(bucket):
+    url = bucket.put("numbered.pcap", b"1234")
+    words = [f"endpoint_url={bucket.url}", "key=12345678", "secret=87654321", "config_kwargs.connect_timeout=5"]
+    assert Storage(options_of(words)).size(url) == 4
+    bucket.client.delete_object(Bucket="captures", Key="numbered.pcap")
 
 
 def test_programs_that_know_no_storage_get_a_copy(bucket):
