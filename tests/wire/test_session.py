@@ -2,6 +2,7 @@
 
 import gc
 import random
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from kproxy.errors import Malformed
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire import frames
-from kproxy.wire.bodies import BATCHES, SUMS, TOPICS, Found
+from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS, Found
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import (
     ANSWERED,
@@ -34,6 +35,7 @@ from kproxy.wire.state import MAX_NAMED
 from tests.wire.playbook import MS, Dialogue, foreign_request, request, response, sized
 
 PRODUCE, FETCH, METADATA, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 1, 3, 17, 18, 36
+SHARE_ACKNOWLEDGE = 79
 REWRITE = Interest(rewrite=True)
 TRANSPARENT = Interest(details=True, detail=BATCHES)
 
@@ -667,6 +669,41 @@ def test_any_split_of_the_bytes_gives_the_same_bytes_and_events(seed: int, most:
     assert whole.sent == pieces.sent
     assert facts(whole) == facts(pieces)
     assert len(whole.exchanges) == 9 and not whole.faults
+
+
+def patching(exchange: Exchange, frame: memoryview) -> bytes | None:
+    """As kproxy rewrites addresses, at the same length."""
+    return bytes(frame).replace(b"upstream", b"instead!") if b"upstream" in bytes(frame) else None
+
+
+@pytest.mark.parametrize("key, version", [(PRODUCE, 10), (PRODUCE, 13), (SHARE_ACKNOWLEDGE, 1)])
+@given(
+    named=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    wants=st.builds(
+        partial(Interest, rewrite=True),
+        details=st.booleans(),
+        detail=st.sampled_from([ERRORS, SUMS, TOPICS, BATCHES]),
+        brokers=st.booleans(),
+        names=st.booleans(),
+    ),
+    cuts=st.sets(st.integers(1, 900), max_size=20),
+)
+@settings(max_examples=60, deadline=None)
+def test_of_answers_that_mostly_name_no_broker_each_address_is_rewritten(
+    key: int, version: int, named: list[int], wants: Interest, cuts: set[int]
+) -> None:
+    """Hints of another leader (KIP-951) stand at the end of answers that are otherwise read once, and pass."""
+    answers = b""
+    for index, count in enumerate(named):
+        nodes = [{"nodeId": node, "host": f"upstream-{node}", "port": 9092} for node in range(count)]
+        unknown = {"_tags": {9: b"x" * index}} if index % 2 else {}
+        answers += response(key, version, index, {"nodeEndpoints": nodes, "throttleTimeMs": index} | unknown)
+    talk = Dialogue(wants, transform=patching)
+    asks = {"acks": -1} if key == PRODUCE else {}
+    talk.says(CLIENT, b"".join(request(key, version, index, asks) for index in range(len(named))))
+    talk.says(BROKER, answers, sorted(cut for cut in cuts if cut < len(answers)))
+    assert talk.sent[CLIENT] == answers.replace(b"upstream", b"instead!")
+    assert [e.throttle_ms for e in talk.exchanges] == list(range(len(named))) and not talk.faults
 
 
 FAULTS = [
