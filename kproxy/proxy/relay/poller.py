@@ -18,10 +18,14 @@ Then the first read that turns out to be recent ends the lateness of the turn, a
 A turn is bounded by what it has taken. While what epoll reported at once took at most SHORT_NS, it is handled in that
 order. Beyond that its rest, and what is reported next, is handled by what events cost, which is measured then: first
 those that take at most CHEAP_NS, then those of whom that is not known, both for three quarters of the turn, then all
-others, one at least; one event that took longer, as when the kernel ran somebody else, does not yet make a socket one
-of these. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few of those that cost
-much, however many there are, and all of a kind have their turn equally often. Every LOOK_NS events are measured in any
-case, so that those of every day are known.
+others, one at least. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few of those
+that cost much, however many there are, and all of a kind have their turn equally often. Every LOOK_NS events are
+measured in any case, so that those of every day are known.
+
+What an event costs is CPU time. On a busy machine the kernel runs somebody else in the middle of many events, most of
+all where a send wakes them: by the clock every client would be costly then, and wait for all that queue. So the clock
+decides for a socket that is cheap, and once an event of it took long, the thread's CPU time does. Two such events in a
+row make it costly.
 
 All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know what the sockets are.
 """
@@ -30,7 +34,7 @@ import select
 from asyncio import AbstractEventLoop
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from time import monotonic_ns, time_ns
+from time import monotonic_ns, thread_time_ns, time_ns
 from typing import Any
 
 LATE_NS = 1_000_000  # what is booked wrongly is at most so much
@@ -41,8 +45,8 @@ SHORT_NS = 1_000_000  # of what was reported at once
 LONG_TURN_NS = 4_000_000  # of one turn; with one event more, that is how long who costs little waits
 CHEAP_NS = 200_000  # of one event: to read and send 512 KiB of a large body takes some 500 us
 LOOK_NS = 10_000_000  # from one measured turn to the next
-_UNKNOWN, _CHEAP, _ONCE, _COSTLY = range(4)  # _ONCE: cheap, but for its last event
-_NEXT = (_COSTLY, _ONCE, _COSTLY, _COSTLY)  # by what was known, after an event that was not cheap
+_UNKNOWN, _CHEAP, _LONG, _ONCE, _COSTLY = range(5)  # _LONG: its last event took long; _ONCE: and was not cheap
+_NEXT = (_COSTLY, _LONG, _ONCE, _COSTLY, _COSTLY)  # by what was known, after an event that was not cheap
 
 Callback = Callable[..., None]
 
@@ -242,13 +246,13 @@ class Poller:
                         queues = True
                 else:
                     unknown.append((fd, events))
-            elif events == _IN:
+            elif events == _IN and cost == _CHEAP:
                 reader = readers[fd]
                 if reader is not None:
                     reader()
                 begun_ns = now_ns
                 self.now_ns = now_ns = monotonic_ns()
-                costs[fd] = _NEXT[cost] if now_ns - begun_ns > CHEAP_NS else _CHEAP
+                costs[fd] = _LONG if now_ns - begun_ns > CHEAP_NS else _CHEAP
             else:
                 self._handle(fd, events)
                 now_ns = self.now_ns
@@ -270,10 +274,12 @@ class Poller:
 
     def _handle(self, fd: int, events: int) -> None:
         """Handle one event, and note when it was done and whether it took long."""
-        begun_ns = self.now_ns
+        cost = self._costs[fd]
+        clock = monotonic_ns if cost == _CHEAP else thread_time_ns  # to ask for CPU time is a call of the kernel
+        begun_ns = clock()
         self._call_back(fd, events)
-        self.now_ns = now_ns = monotonic_ns()
-        self._costs[fd] = _NEXT[self._costs[fd]] if now_ns - begun_ns > CHEAP_NS else _CHEAP
+        self._costs[fd] = _NEXT[cost] if clock() - begun_ns > CHEAP_NS else _CHEAP
+        self.now_ns = monotonic_ns()
 
     def _call_back(self, fd: int, events: int) -> None:
         """Call back who waits for this. An error and a hang-up are for both: who reads or writes then meets them."""
