@@ -13,6 +13,7 @@ Refuses to know Spark, flows and tables.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -85,7 +86,8 @@ class Split:
     @property
     def is_classic(self) -> bool:
         """Whether it is of a plain pcap file."""
-        return not self.whole and (self.opening or self.storage.read(self.path, 0, 4))[:4] in pcap.CLASSIC
+        with _there(self.path):
+            return not self.whole and (self.opening or self.storage.read(self.path, 0, 4))[:4] in pcap.CLASSIC
 
     @property
     def before(self) -> "Split":
@@ -106,11 +108,26 @@ def ranges(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) 
 
 def is_plain(path: str, storage: Storage = LOCAL) -> bool:
     """Whether a file is a capture as it is, without compression around it."""
-    return storage.read(path, 0, 4) in captures.MAGIC
+    with _there(path):
+        return storage.read(path, 0, 4) in captures.MAGIC
 
 
 def survey(piece: Range) -> Survey:
-    """Look at the beginning of a range. Raises CaptureError for what is no capture."""
+    """Look at the beginning of a range. Raises CaptureError for what is no capture, or cannot be read any more."""
+    with _there(piece.path):
+        return _surveyed(piece)
+
+
+@contextmanager
+def _there(path: str) -> Iterator[None]:
+    """A file of this machine may go while it is read."""
+    try:
+        yield
+    except OSError as fault:
+        raise CaptureError(path, f"cannot be read: {fault.strerror or fault}") from fault
+
+
+def _surveyed(piece: Range) -> Survey:
     if piece.count == 1:
         capture = Capture([piece.path], Quality(), storage=piece.storage)
         next(capture.windows(), None)  # it opens, and secrets come first
@@ -119,7 +136,7 @@ def survey(piece: Range) -> Survey:
     header = read(piece.path, 0, _Records.begin)
     is_classic = header[:4] in pcap.CLASSIC
     front = pcapng.Front(header, "", [], False) if is_classic else _front(piece)
-    if front is None:
+    if front is None or len(header) < _Records.begin:
         return Survey(False)
     if not piece.number:
         return Survey(True, opening=front.data, secrets=front.has_secrets)
@@ -203,7 +220,9 @@ def windows(
         finally:
             source.close()
     else:
-        with split.storage.open(split.path, split.end) as file:
+        with _there(split.path):
+            file = split.storage.open(split.path, split.end)
+        with file:
             shift = split.start - len(split.opening)
             piece = _Piece(split, file)
             sections = pcapng.Sections(piece, ours, piece.read(4), secrets)
@@ -259,7 +278,7 @@ class _Records:
         Plausible headers alone, even in a chain, were wrong 2 times in 1000; with lengths that must be whole or cut at
         the snap length, and a first record that is a packet, never in 12,000.
         """
-        for position in range(start, min(stop, len(self._data))):
+        for position in range(start, min(stop, len(self._data) - 15)):
             if self._chained(position) and self._packet(position):
                 return position
         return None
