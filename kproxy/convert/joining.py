@@ -19,7 +19,7 @@ from kproxy.capture.flows import Flows
 from kproxy.convert.edges import Edge, Offsets
 from kproxy.convert.places import WARM
 from kproxy.convert.rows import Counted, Rows
-from kproxy.convert.stints import Odd, Stint, Torn, let_go
+from kproxy.convert.stints import Odd, Stint, Torn, begun_by, firsts_of, is_again, let_go
 from kproxy.tables.arrays import array, nulls, numbers
 from kproxy.tables.partitions import LATER, MAX_POSITIONS, Positions, with_offsets
 from kproxy.wire.events import NONE
@@ -63,6 +63,8 @@ class Joiner:
         self._known: dict[int, Edge] = {}  # whole connections so far
         self._waiting: list[tuple[int, int, int, Positions, Callable[[], Sequence[Any]]]] = []
         self._is_over = ""  # how it ended that a reader told
+        self._firsts: tuple[int, int] | None = None  # how the last one began
+        self._noted: set[Flow] = set()  # those that were seen here
 
     def at(self, part: int, phase: int) -> bool:
         """Whether the packets of a part and phase are to be given to the flows."""
@@ -80,8 +82,15 @@ class Joiner:
     def seen(self) -> None:
         """Packets were given to the flows."""
         flow = self._flows.of(self._pair[0])
-        if self._is_over and self._gate[0] and flow is not None and (self._is_over == "reset" or not flow.start_seen):
-            raise Torn("late packets")
+        if flow is not None and self._gate[0]:
+            for each in (*self._flows.ended, flow):  # ports may be used again and again in a few packets
+                if each in self._noted and each is not flow:
+                    continue
+                if self._is_over and (self._is_over == "reset" or not each.start_seen):
+                    raise Torn("late packets")
+                if each.start_seen and not each.continues and each not in self._noted:
+                    self._note(begun_by(each), firsts_of(each))
+                self._noted.add(each)
         self._end()
 
     def finish(self) -> None:
@@ -92,6 +101,11 @@ class Joiner:
         self._end()
         for claimed, whole, added, positions, missed in self._waiting:
             self.mends.append(Mend(claimed, whole, added, [positions.get(each, NONE) for each in missed()]))
+
+    def _note(self, begun: tuple[int, int] | None, firsts: tuple[int, int] | None) -> None:
+        if is_again(begun, self._firsts):
+            raise Odd("a connection that is there twice")
+        self._firsts = firsts or self._firsts
 
     @property
     def _running(self) -> Flow | None:
@@ -161,6 +175,7 @@ class Joiner:
         self._link(flow.info.id, flow.session.number, missed)
 
     def _leave(self, stint: Stint) -> None:
+        self._note(stint.begun, stint.firsts)
         if stint.ended:
             if self._running is not None:
                 raise Odd("ports used again")

@@ -29,7 +29,7 @@ from kproxy.convert.job import Job
 from kproxy.convert.joining import Mend, clash, mended, without
 from kproxy.convert.places import PLACE, grouped
 from kproxy.convert.shares import FED, Share, remove, share, sorters
-from kproxy.convert.stints import Part, Stint, Torn
+from kproxy.convert.stints import Part, Stint, Torn, is_again
 from kproxy.convert.workers import Seen, Workers
 from kproxy.errors import CaptureError
 from kproxy.tables import schema, writer
@@ -231,7 +231,8 @@ def back(part: Part, times: Times, before_ns: int, seen: Seen) -> tuple[int, int
 
 
 def _connections(told: Sequence[Told]) -> list[tuple[list[Stint], list[Run]]]:
-    """Those of which more than one reader has something to say, or of which packets are carried."""
+    """Those of which more than one reader has something to say, or of which packets are carried, and none is odd."""
+    odd = _odd(told)
     of_pairs: dict[Pair, tuple[list[Stint], list[Run]]] = {}
     for each in told:
         for stint in each.stints:
@@ -240,9 +241,21 @@ def _connections(told: Sequence[Told]) -> list[tuple[list[Stint], list[Run]]]:
             of_pairs.setdefault(pair, ([], []))[1].append(run)
     return [
         (said, runs)
-        for _, (said, runs) in sorted(of_pairs.items())
-        if runs or any(stint.standing is not None or stint.edge is not None for stint in said)
+        for pair, (said, runs) in sorted(of_pairs.items())
+        if pair not in odd
+        and (
+            runs or any(stint.standing is not None or stint.edge is not None for stint in said) or _is_there_twice(said)
+        )
     ]
+
+
+def _is_there_twice(said: Sequence[Stint]) -> bool:
+    firsts = None
+    for stint in said:
+        if is_again(stint.begun, firsts):
+            return True
+        firsts = stint.firsts or firsts
+    return False
 
 
 def _size(connections: Connections) -> int:

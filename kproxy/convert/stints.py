@@ -15,7 +15,7 @@ read again; what is not one connection's (`Torn`) means that the capture is to b
 Memory: that of Flows, and the places of a part's packets. Refuses to know who runs readers, and how packets travel.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
@@ -28,7 +28,7 @@ from kproxy.capture.flow import Flow
 from kproxy.capture.flows import ALL, NEW, NOBODY, Flows
 from kproxy.capture.keys import Pair, pair_of
 from kproxy.capture.quality import NONE, Quality
-from kproxy.capture.reassembly import PATIENCE
+from kproxy.capture.reassembly import MASK, PATIENCE
 from kproxy.capture.records import Window
 from kproxy.capture.splits import Split
 from kproxy.convert.edges import Edge, Offsets
@@ -83,6 +83,8 @@ class Stint:
     counted: Counted | None = None  # it ended
     ended: str = ""  # how one ended that is told already
     is_full: bool = False  # more partitions were missed than are kept in mind
+    begun: tuple[int, int] | None = None  # the first connection that began in the part: its side and number of the SYN
+    firsts: tuple[int, int] | None = None  # the last one whose beginning was seen: those of both sides, or -1
 
 
 class Warm:
@@ -243,11 +245,13 @@ def read(
     stints: dict[Pair, Stint] = {}
     offsets: dict[Pair, Offsets] = {}
     warm = Warm(flows, part.split, part.overlap_part)
+    of_others: set[Flow] = set()  # that began in the warm-up
     first_ns = last_ns = NONE
     read_bytes = 0
 
     def claim() -> None:
         claims = warm.claims()
+        of_others.update(flows.ended, flows.open)
         rows.flush(1)  # to nobody
         rows.note(quality)
         rows.names.forget()
@@ -315,6 +319,9 @@ def read(
     odd: dict[Pair, str] = {}
     left: set[int] = set()
     ended = {pair_of(flow.keys[0]): flow.close for flow in flows.ended if not flow.continues}
+    if part.following is None:  # the capture ends here, and with it what is open
+        ended |= {pair_of(flow.keys[0]): "open" for flow in flows.open if not flow.continues}
+    begun, firsts = _beginnings((*flows.ended, *flows.open), of_others)
     if part.following is not None:
         torn = torn or ("damage" if flaws.count("damaged") or flaws.count("cut_file") else "")
         torn = torn or "".join(sorted(changes)[:1])
@@ -366,6 +373,8 @@ def read(
     for pair, close in ended.items():
         if pair not in stints and pair not in carried:
             stints[pair] = Stint(part.number, pair, ended=close)
+    for pair, stint in stints.items():
+        stint.begun, stint.firsts = begun.get(pair), firsts.get(pair)
     for pair, missed in offsets.items():
         stints[pair].missed, stints[pair].is_full = list(missed.missed), missed.is_full
     for kind in ("idle", "not_kept"):
@@ -377,6 +386,38 @@ def read(
         first_ns, last_ns, torn, odd,
         {} if logs is None else logs.decided, set() if logs is None else logs.doubted, read_bytes,
     )  # fmt: skip
+
+
+def is_again(begun: tuple[int, int] | None, firsts: tuple[int, int] | None) -> bool:
+    """Whether a connection begins as the one before it did: its packets are there twice, and one reader would know."""
+    return begun is not None and firsts is not None and firsts[begun[0]] == begun[1]
+
+
+def firsts_of(flow: Flow) -> tuple[int, int]:
+    """Where the sides of a connection's pair began; -1: not seen."""
+    numbers = [half.first & MASK if half.seen else -1 for half in flow.talk.halves]
+    side = pair_of(flow.keys[0]).index(flow.keys[0])
+    return numbers[side], numbers[1 - side]
+
+
+def begun_by(flow: Flow) -> tuple[int, int]:
+    """As `Stint.begun` has it."""
+    side = pair_of(flow.keys[0]).index(flow.keys[0])
+    return side, firsts_of(flow)[side]
+
+
+def _beginnings(
+    flows: Sequence[Flow], of_others: Collection[Flow]
+) -> tuple[dict[Pair, tuple[int, int]], dict[Pair, tuple[int, int]]]:
+    """As `Stint` has them."""
+    begun, firsts = dict[Pair, tuple[int, int]](), dict[Pair, tuple[int, int]]()
+    for flow in flows:
+        if flow.start_seen:
+            pair = pair_of(flow.keys[0])
+            firsts[pair] = firsts_of(flow)
+            if flow not in of_others:
+                begun.setdefault(pair, begun_by(flow))
+    return begun, firsts
 
 
 def let_go(flow: Flow, rows: Rows, flows: Flows) -> None:

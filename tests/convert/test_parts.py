@@ -291,6 +291,63 @@ def test_ports_that_are_used_again_cost_their_connection_only(tmp_path, seed):
     assert read.seen["carried"] < read.seen["bytes"] / 4 and read.seen["handed"] >= read.seen["borders"] / 2
 
 
+@pytest.mark.parametrize(
+    ("lives", "why"),
+    [
+        ("end end+", ""),  # other numbers: another connection
+        ("end end", "a connection that is there twice"),
+        ("end open", "a connection that is there twice"),
+        ("open end", "ports used again"),
+        ("open open+", "ports used again"),
+        ("open+ open", "ports used again"),
+        ("end late+", "late packets"),
+    ],
+)
+def test_lives_of_one_pair_of_ports_in_different_parts(tmp_path, lives, why):
+    """Captures that hold the same packets twice, as several that were put together, and ports that are used again.
+
+    What one reader of all takes for a repetition, another life or a late packet, the reader of a part cannot tell.
+    """
+    busy = Connection(0, 1448)
+    packets = [*busy.shake(), *heartbeats(busy, range(400))]
+    for number, life in enumerate(lives.split()):
+        again = Connection(1, 1448)
+        again._next = [1 << 20, 2 << 20] if not life.endswith("+") else [3 << 20, 4 << 20]
+        said = [*again.shake(), *heartbeats(again, range(5))]
+        if "end" in life:
+            said += [again._packet(0, b"", 0x11), again._packet(1, b"", 0x11)]
+        if life == "late+":  # what is behind the handshake comes before it
+            again._next = [1 << 20, 2 << 20]
+            said = [said[3], *said[:3], *said[4:]]
+        packets += [*said, *heartbeats(busy, range(1000 * number, 1000 * number + 600))]
+    path = tmp_path / "lives.pcap"
+    path.write_bytes(pcap([(1_700_000_000_000_000_000 + at * 10_000, packet) for at, packet in enumerate(packets)]))
+    read = InParts(path, tmp_path)
+    size = path.stat().st_size
+    read.check([size * 9 // 20], 5)
+    assert {*read.torn, *read.odd} == ({why} if why else set())
+    for place in range(3, 9):
+        read.check([size * place // 9, size * (place + 1) // 10], 5)
+
+
+def test_a_connection_whose_ports_are_used_again_in_the_middle_of_a_part(tmp_path, monkeypatch):
+    """Its reader claimed it, of which nobody handed it over, and has another one by its end."""
+    monkeypatch.setattr(stints, "MAX_POSITIONS", 0)  # then none is handed over
+    first, other, again = Connection(0, 1448), Connection(2, 1448), Connection(0, 1448)
+    again._next = [3 << 20, 4 << 20]
+    packets = [*first.shake(), *other.shake()]
+    for number in range(1600):
+        if number == 900:
+            packets += again.shake()
+        packets += [*heartbeats(first if number < 900 else again, [number]), *heartbeats(other, [number])]
+    path = tmp_path / "again.pcap"
+    path.write_bytes(pcap([(1_700_000_000_000_000_000 + at * 10_000, packet) for at, packet in enumerate(packets)]))
+    read = InParts(path, tmp_path)
+    size = path.stat().st_size
+    read.check([size * 3 // 10, size * 8 // 10], 5)
+    assert not read.torn and set(read.odd) == {"ports used again"}
+
+
 def same_files(ours, theirs):
     files = [file.relative_to(theirs) for file in theirs.rglob("*") if file.is_file()]
     assert len(files) > 10
