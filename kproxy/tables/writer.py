@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, cast
 
 import numpy as np
@@ -418,8 +419,9 @@ def _claimed(work: Path) -> int | None:
             work.mkdir(parents=True, exist_ok=True)
             claim = os.open(work, os.O_RDONLY)
         except (FileExistsError, FileNotFoundError):  # it was there, and is gone
-            if work.is_file():
-                raise
+            for place in (work, *work.parents):
+                if _is_no_folder(place):
+                    raise KproxyError(f"{work.parent}: cannot be written to: {place} is no folder") from None
             continue
         is_ours = False
         try:
@@ -433,6 +435,14 @@ def _claimed(work: Path) -> int | None:
         finally:
             if not is_ours:
                 os.close(claim)
+
+
+def _is_no_folder(place: Path) -> bool:
+    """Whether a file is there, or a link that leads to no folder, such as one into a disk that is not mounted."""
+    try:
+        return not S_ISDIR(place.lstat().st_mode) and not place.is_dir()
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -211,6 +211,9 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(KproxyError, match="cannot be written"):
         writer.Dataset(tmp_path / "file").begin("convert")
+    (tmp_path / "link").symlink_to(tmp_path / "not mounted" / "tables")
+    with pytest.raises(KproxyError, match="link is no folder"):
+        writer.Dataset(tmp_path / "link").begin("convert")
 
 
 def test_two_that_write_to_one_dataset_do_not_get_into_each_others_way(tmp_path):
