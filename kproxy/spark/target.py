@@ -147,8 +147,9 @@ class Target:
 
 
 def _is_table_file(path: str) -> bool:
-    """Whether a staged file is rows: not a committer's word, nor a checksum."""
-    return not path.rsplit("/", 1)[-1].startswith(("_", "."))
+    """Whether a staged file is rows: no word of a committer, no checksum, nor of an attempt that another overtook."""
+    places = path.removeprefix(f"{STAGE}/").removeprefix(f"{CAPTURES}/").split("/")
+    return not any(place.startswith(("_", ".")) for place in places)
 
 
 class _Local:

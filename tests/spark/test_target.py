@@ -27,6 +27,9 @@ def staged(folder, run):
         (place / f"part-{run}.parquet").write_text(f"{table} of {run}")
         (place / f".part-{run}.parquet.crc").write_text("a checksum")
         (folder / STAGE / table / "_SUCCESS").write_text("")
+        late = folder / STAGE / table / "_temporary" / "0" / "_temporary" / "attempt_1" / HOUR
+        late.mkdir(parents=True)  # of a task that another attempt overtook, and that does not know it yet
+        (late / f"part-{run}-late.parquet").write_text("half of it")
     return made
 
 
