@@ -38,7 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from glob import glob
+from glob import glob, has_magic
 from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
 from tempfile import TemporaryDirectory
@@ -262,10 +262,18 @@ class FolderReader(DataSourceStreamReader):
         return {"files": {}}
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """`start` and all files that are complete, without those that are gone."""
+        """`start` and all files that are complete, without those that are gone.
+
+        Where a folder cannot be looked into, what was read is kept: else it would be read again, when that is mended.
+        """
         read = _files_of(start or self.initialOffset())
         found = {}
-        for path, size, changed_ns in self._present():
+        try:
+            present = list(self._present(read))
+        except KproxyError as fault:
+            log.warning("%s: it is looked into again", fault)
+            return {"files": read}
+        for path, size, changed_ns in present:
             if path in read:
                 found[path] = read[path]
                 if size != read[path]:
@@ -294,16 +302,29 @@ class FolderReader(DataSourceStreamReader):
         assert isinstance(partition, Part)
         return _batches(self._settings, partition)
 
-    def _present(self) -> Iterator[tuple[str, int, int]]:
-        """Path, size and time of the last change of each file."""
+    def _present(self, read: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
+        """Path, size and time of the last change of each file. Raises KproxyError where a folder cannot be looked into.
+
+        read: those that were read, with their sizes.
+        """
+        folders = [local_path(place) for place in self._settings.places]
         for path in self._settings.files():
             if is_remote(path):  # a storage shows whole files only
-                with suppress(CaptureError):
+                try:
                     yield path, self._settings.storage.size(path), 0
+                except CaptureError:
+                    if path in folders:  # what stands for a folder that did not answer
+                        raise
+                    if path in read:  # it is listed: it is not gone
+                        yield path, read[path], 0
                 continue
-            with suppress(FileNotFoundError):  # gone since the folder was listed
+            try:
                 seen = Path(path).stat()
-                yield path, seen.st_size, seen.st_mtime_ns
+            except FileNotFoundError:
+                if path in folders and not has_magic(path):
+                    raise CaptureError(path, "there is no such folder") from None
+                continue  # gone since the folder was listed
+            yield path, seen.st_size, seen.st_mtime_ns
 
 
 def _say_large(jobs: Sequence[Job]) -> None:

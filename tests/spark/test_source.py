@@ -5,8 +5,10 @@ import os
 import shutil
 import time
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from pathlib import Path
+from threading import Thread
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -179,6 +181,56 @@ def test_a_file_is_complete_when_it_is_quiet_and_read_once(tmp_path, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING"] and "400 bytes and has 500" in caplog.text
     with pytest.raises(KproxyError, match="new checkpoint folder"):
         reader.latestOffset({"changed_ns": 0, "name": ""})
+
+
+class NameNode(BaseHTTPRequestHandler):
+    """What WebHDFS says of a folder with two files, as long as `refused` names neither the folder nor a file."""
+
+    refused = ""
+
+    def do_GET(self):
+        place, _, asked = self.path.removeprefix("/webhdfs/v1").partition("?")
+        if place == self.refused:
+            self.send_error(503)
+            return
+        files = [{"pathSuffix": name, "type": "FILE", "length": 5} for name in ("a.pcap", "b.pcap")]
+        folder = {"pathSuffix": "", "type": "DIRECTORY", "length": 0}
+        said = {"FileStatus": files[0] if place.endswith(".pcap") else folder}
+        if "LISTSTATUS" in asked:
+            said = {"FileStatuses": {"FileStatus": files}}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_):
+        """It would write what is asked for into what the test looks at."""
+
+
+def test_files_of_a_folder_that_does_not_answer_are_not_read_again(tmp_path, monkeypatch, caplog):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), NameNode)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        reader = FolderReader(_Settings({"path": f"webhdfs://127.0.0.1:{server.server_port}/in"}))
+        whole = reader.latestOffset(reader.initialOffset())
+        assert len(whole["files"]) == 2
+        for refused in ("/in", "/in/b.pcap"):
+            monkeypatch.setattr(NameNode, "refused", refused)
+            assert reader.latestOffset(whole) == whole
+            assert len(reader.latestOffset(reader.initialOffset())["files"]) == (refused != "/in")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "is looked into again" in caplog.text
+    caplog.clear()
+    folder, away = tmp_path / "in", tmp_path / "not mounted"
+    folder.mkdir()
+    (folder / "a.pcap").write_bytes(b"12345")
+    reader = FolderReader(_Settings({"path": str(folder), "quietSeconds": "0"}))
+    whole = reader.latestOffset(reader.initialOffset())
+    folder.rename(away)
+    assert reader.latestOffset(whole) == whole and f"{folder}: there is no such folder" in caplog.text
+    away.rename(folder)
+    assert reader.latestOffset(whole) == whole
 
 
 def test_a_stream_says_what_it_cut(spark, tmp_path, converted):
