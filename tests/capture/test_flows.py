@@ -397,6 +397,13 @@ def test_segments_on_their_way_when_a_reset_came_are_no_connection(tmp_path, sid
     assert not seen.quality.count("midstream")
 
 
+@pytest.mark.parametrize("payload", (b"", request(1)), ids=("empty", "with bytes"))
+def test_what_is_left_of_a_connection_that_ended_before_the_capture_is_none(tmp_path, payload):
+    """An acknowledgement, and a reset: hosts may put text into one (RFC 9293, 3.5.2), which is no request."""
+    seen = Wire().send(0).send(1).send(1, payload, flags=RST).send(0, payload, flags=RST).seen(tmp_path)
+    assert not seen.flows and [row.kind for row in seen.quality] == ["packets"]
+
+
 def test_an_answer_that_the_capture_shows_behind_its_senders_reset_is_counted(tmp_path):
     wire = Wire().shake().ask(1).send(1, flags=RST)
     wire.packets[-2:] = reversed(wire.packets[-2:])
