@@ -159,10 +159,12 @@ def test_times_of_pcapng_packets_have_64_bits_and_an_end(tmp_path, order, ticks)
         assert quality.count("damaged")
 
 
+@pytest.mark.parametrize("more", (1, 4, 400))
 @pytest.mark.parametrize("kind", (2, 6))
-def test_a_pcapng_packet_longer_than_its_block_makes_no_sense(tmp_path, kind):
-    data = packet.ethernet(bytes(60))
-    head = pack("<HHIIII", 0, 0, 0, 7, 400, 400) if kind == 2 else pack("<IIIII", 0, 0, 7, 400, 400)
+def test_a_pcapng_packet_longer_than_its_block_makes_no_sense(tmp_path, kind, more):
+    data = packet.ethernet(bytes(62))
+    size = len(data) + more
+    head = pack("<HHIIII", 0, 0, 0, 7, size, size) if kind == 2 else pack("<IIIII", 0, 0, 7, size, size)
     parts = [packet.section(), packet.interface(), packet.block(kind, head + data), packet.enhanced(data, 9)]
     quality, records = read(written(tmp_path, b"".join(parts)))
     assert [record[0] for record in records] == [9000]
