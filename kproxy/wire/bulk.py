@@ -11,6 +11,7 @@ from uuid import UUID
 import numpy as np
 
 from kproxy.wire.interest import ApiPlan
+from kproxy.wire.structures import joined, picked
 
 NULL = -(1 << 63)  # no number
 
@@ -61,11 +62,13 @@ class Bodies:
             },
             texts,
             batch_of[of_batches],
-            np.concatenate([bodies.batches for bodies, _ in parts])[of_batches],
+            picked(joined([bodies.batches for bodies, _ in parts]), of_batches),
         )
 
     def some(self, exchanges: np.ndarray) -> "Bodies":
         """Return the rows of the exchanges selected by a mask; the selected exchanges are renumbered from 0."""
+        if exchanges.all():
+            return self
         rows = np.flatnonzero(exchanges[self.of])
         number = np.cumsum(exchanges) - 1
         kept = np.zeros(len(self.of), bool)
@@ -78,7 +81,7 @@ class Bodies:
             {name: column[rows] for name, column in self.numbers.items()},
             {name: [column[row] for row in rows.tolist()] for name, column in self.texts.items()},
             (np.cumsum(kept) - 1)[self.batch_of[batches]],
-            self.batches[batches],
+            picked(self.batches, batches),
         )
 
 

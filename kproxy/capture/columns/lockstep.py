@@ -22,6 +22,7 @@ from kproxy.protocol.schema import Field, schema
 from kproxy.wire.bodies import BLANK, MAX_TEXT, NONE, REPLICA_ID, Partition, Wanted
 from kproxy.wire.bulk import NULL, Bodies
 from kproxy.wire.interest import API_VERSIONS
+from kproxy.wire.structures import joined, picked, taken
 
 MOST = 64  # elements of an array, or batches of a partition: each takes a round of steps,
 ABREAST = 16  # which this many bodies must take together,
@@ -170,22 +171,26 @@ class _Reading:
             numbers = dict.fromkeys(_NUMBERS, nothing)
             return Bodies(nothing, [], nothing, numbers, {}, nothing, np.zeros(0, _HEADER))
         who = np.concatenate([rows for rows, _ in self._rows])
-        order = np.argsort(who, kind="stable")
-        order = order[fine[who[order]]]
+        is_whole = len(self._rows) == 1 and bool(fine.all())  # then the rows are in order
+        order: np.ndarray | slice = slice(None)
+        if not is_whole:
+            order = np.argsort(who, kind="stable")
+            order = order[fine[who[order]]]
         columns = {
             name: np.concatenate([self._column(name, rows, said) for rows, said in self._rows])[order]
             for name in (*_TEXTS, *_NUMBERS)
         }
-        place = np.full(len(who), -1)
-        place[order] = np.arange(len(order))
+        row, batches = np.zeros(0, np.int64), np.zeros(0, _HEADER)
         if self._batches:
-            row = place[np.concatenate([rows for _, rows, _ in self._batches])]
-            of_batches = np.argsort(row, kind="stable")
-            of_batches = of_batches[row[of_batches] >= 0]
-            batches = np.concatenate([headers for _, _, headers in self._batches])[of_batches]
-            row = row[of_batches]
-        else:
-            row, batches = np.zeros(0, np.int64), np.zeros(0, _HEADER)
+            row = np.concatenate([rows for _, rows, _ in self._batches])
+            batches = joined([headers for _, _, headers in self._batches])
+            if not is_whole or len(self._batches) > 1:
+                place = np.full(len(who), -1)
+                place[order] = np.arange(len(who[order]))
+                row = place[row]
+                of_batches = np.argsort(row, kind="stable")
+                of_batches = of_batches[row[of_batches] >= 0]
+                row, batches = row[of_batches], picked(batches, of_batches)
         topics, topic = self._topics(columns["topic"], columns["topic_id"])
         return Bodies(
             who[order],
@@ -203,7 +208,9 @@ class _Reading:
         if column is not None:
             return column
         blank = getattr(BLANK, name)
-        return np.full(len(rows), blank if blank is not None else NULL if name not in _TEXTS else -1, np.int64)
+        return np.broadcast_to(
+            np.int64(blank if blank is not None else NULL if name not in _TEXTS else -1), (len(rows),)
+        )
 
     def _topics(self, names: np.ndarray, ids: np.ndarray) -> tuple[list[tuple[str | None, UUID | None]], np.ndarray]:
         """The topics that rows are of, and which of them each; the same topic may be there twice."""
@@ -233,10 +240,9 @@ class _Reading:
         alike: np.ndarray = (spans >= 0) & (spans & MAX_TEXT == size) if one >= 0 else spans < 0
         if size:
             which = np.flatnonzero(alike)
-            every = np.ndarray((len(self._data) - size + 1,), f"V{size}", self._data, strides=(1,))
-            texts = every[spans[which] >> _TEXT_BITS].view(np.uint8).reshape(-1, size)
             start = one >> _TEXT_BITS
-            alike[which] = (texts == self._data[start : start + size]).all(axis=1)
+            texts = taken(self._data, spans[which] >> _TEXT_BITS, np.dtype(f"S{size}"))
+            alike[which] = texts == self._data[start : start + size].tobytes()  # of one size, so exact
         return alike
 
     def _texts(self, spans: np.ndarray) -> list[str | None]:
@@ -282,10 +288,9 @@ class _Reading:
     def _take(self, cursor: _Cursor, layout: np.dtype) -> np.ndarray:
         size = layout.itemsize
         self._reach(cursor, size)
-        every = np.ndarray((len(self._data) - size + 1,), layout, self._data, strides=(1,))
-        taken: np.ndarray = every[cursor.at]
+        found = taken(self._data, cursor.at, layout)
         cursor.pos += size
-        return taken
+        return found
 
     def _uvarint(self, cursor: _Cursor) -> np.ndarray:
         values = self._take(cursor, np.dtype("u1")).astype(np.int64)
@@ -336,14 +341,14 @@ class _Reading:
             return
         kept = [path for path, _ in run if self._keeps(path)]
         if kept:
-            taken = self._take(cursor, _layout(tuple(run)))
+            found = self._take(cursor, _layout(tuple(run)))
             offset = 0
             for path, code in run:
                 if path in kept:
                     if code == "16s":
-                        self._kept(path, (cursor.at - taken.dtype.itemsize + offset) << _TEXT_BITS | 16, cursor)
+                        self._kept(path, (cursor.at - found.dtype.itemsize + offset) << _TEXT_BITS | 16, cursor)
                     else:
-                        self._kept(path, taken[path].astype(np.int64), cursor)
+                        self._kept(path, found[path].astype(np.int64), cursor)
                 offset += size_of(code)
         else:
             cursor.pos += sum(size_of(code) for _, code in run)
@@ -400,8 +405,9 @@ class _Reading:
         if code is not None:
             cursor.pos += count * size_of(code)
             return
-        rounds = np.sort(count)[-ABREAST] if len(count) >= ABREAST else 0
-        self._leave(cursor, count > min(max(rounds, ALONE), MOST))
+        if count.max(initial=0) > ALONE:
+            rounds = np.sort(count)[-ABREAST] if len(count) >= ABREAST else 0
+            self._leave(cursor, count > min(max(rounds, ALONE), MOST))
         self._alive(cursor, count)
         element = f"{path}[]"
         for number in range(int(count.max(initial=0))):
