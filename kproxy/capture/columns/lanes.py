@@ -8,7 +8,8 @@ Memory: some columns of the segments, and JOINED_BYTES of copies. Refuses to kno
 behind its header.
 """
 
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
@@ -20,6 +21,7 @@ from kproxy.wire.captured import CapturedSession
 from kproxy.wire.client_side import MAX_USUAL_PREFIX
 from kproxy.wire.events import BROKER
 from kproxy.wire.state import Usual
+from kproxy.wire.structures import taken
 
 JOINED_BYTES = 16 << 20
 LARGE = 1 << 14  # bytes of a segment, of which few begin a frame
@@ -111,30 +113,32 @@ class Lanes:
         self.bounds = np.searchsorted(lane[order], np.arange(2 * len(parts) + 1)).tolist()
         self.stop = int(stop[-1])
         self._lane = lane[order]
-        self._lists = self.begin.tolist(), self.start.tolist(), self.end.tolist()
+        self._lists = _numbers(self.begin), _numbers(self.start), _numbers(self.end)
         self._following = self._hop()
+        self._chains = self._chain()
 
-    def frames(self, number: int, side: int, skip: int) -> list[int]:
+    def frames(self, number: int, side: int, skip: int) -> "array[int]":
         """Where the whole frames begin that a part has from a side behind `skip` bytes, and where the last ends."""
         begins, starts, ends = self._lists
+        found = array("q")
         low, high = self.bounds[2 * number + side : 2 * number + side + 2]
         if low == high:
-            return []
-        following = self._following
+            return found
+        places, firsts, lasts = self._chains
         stop = begins[high] if high < len(begins) else self.stop
-        found: list[int] = []
         append = found.append
         position, place = begins[low] + skip, low
         if skip:
             place = bisect_right(begins, position, low, high) - 1
         while position < stop:
             append(position)
-            if position == begins[place]:
-                while low < (to := following[place]) < high:  # most frames begin where a segment begins
-                    place = to
-                    append(begins[to])
+            link = bisect_left(places, place) if position == begins[place] else len(places)
+            if link < len(places) and places[link] == place:  # most frames begin where a segment begins
+                last = lasts[link]
+                found.extend(firsts[link + 1 : last + 1])
+                place = places[last]
                 position = begins[place]
-                if to == high:
+                if self._following[place] == high:
                     position = stop
                     continue
             if stop - position < HEADS[side]:
@@ -151,11 +155,11 @@ class Lanes:
                 append(position)
         return found
 
-    def _hop(self) -> list[int]:
+    def _hop(self) -> np.ndarray:
         """Where a frame that begins with a segment ends with one: the place of the next; else 0, or if few begin."""
         length = self.end - self.start
         if self.stop > LARGE * len(length):  # to look at all would touch a page for each
-            return [0] * len(length)
+            return np.zeros(len(length), np.int64)
         room = len(self.data) - 4
         size = (
             np.ndarray((room + 1,), ">i4", self.data, strides=(1,))[np.minimum(self.start, room)].astype(np.int64) + 4
@@ -166,8 +170,27 @@ class Lanes:
         lane = self._lane
         least, most = (np.array(values)[lane & 1] for values in (_LEAST, _MOST))
         sound = (length >= 4) & (size >= least) & (size <= most) & (begin[place] == stop)
-        following: list[int] = np.where(sound, place, 0).tolist()
+        following: np.ndarray = np.where(sound, place, 0)
         return following
+
+    def _chain(self) -> tuple["array[int]", "array[int]", "array[int]"]:
+        """(places where frames seem to begin that end where the next one begins, their positions, chains' last links)
+
+        What looks like a frame inside of another one is no link. That is a guess, but a chain is none: from a place
+        where a frame begins it leads through places where frames begin.
+        """
+        following, count = self._following, len(self.start)
+        sound = np.flatnonzero((following > 0) & (self._lane[following - 1] == self._lane))
+        inside = np.bincount(sound + 1, minlength=count + 1) - np.bincount(following[sound], minlength=count + 1)
+        places = sound[np.cumsum(inside)[sound] == 0]
+        if not len(places):
+            return array("q"), array("q"), array("q")
+        lane = self._lane[places]
+        last = np.ones(len(places), bool)
+        last[:-1] = (following[places[:-1]] != places[1:]) | (lane[:-1] != lane[1:])
+        ends = np.flatnonzero(last)
+        lasts = ends[np.searchsorted(ends, np.arange(len(places)))]
+        return _numbers(places), _numbers(self.begin[places]), _numbers(lasts)
 
     def place(self, number: int, side: int, position: int) -> Place:
         """Where a position is of what a part has from a side."""
@@ -236,11 +259,21 @@ class Lanes:
 
     def gather(self, found: Frames, which: np.ndarray, layout: np.dtype, offset: int = 0) -> np.ndarray:
         """So many bytes of each of some frames; what is behind what is there is anything."""
-        taken = np.zeros(len(which), layout)
-        for is_joined, data in ((False, self.data), (True, np.frombuffer(self.joined, np.uint8))):
-            some = np.flatnonzero(found.is_joined[which] == is_joined)
-            room = len(data) - layout.itemsize
-            if len(some) and room >= 0:
-                every = np.ndarray((room + 1,), layout, data, strides=(1,))
-                taken[some] = every[np.minimum(found.at[which[some]] + offset, room)]
-        return taken
+        at = found.at[which] + offset
+        is_joined = found.is_joined[which]
+        if is_joined.all():
+            return self._taken(np.frombuffer(self.joined, np.uint8), at, layout)
+        rows = self._taken(self.data, at, layout)
+        if is_joined.any():
+            rows[is_joined] = self._taken(np.frombuffer(self.joined, np.uint8), at[is_joined], layout)
+        return rows
+
+    @staticmethod
+    def _taken(data: np.ndarray, at: np.ndarray, layout: np.dtype) -> np.ndarray:
+        room = len(data) - layout.itemsize
+        return np.zeros(len(at), layout) if room < 0 else taken(data, np.minimum(at, room), layout)
+
+
+def _numbers(column: np.ndarray) -> "array[int]":
+    """The same as something whose numbers are taken one by one, or copied by the slice, at little cost."""
+    return array("q", np.ascontiguousarray(column, np.int64).tobytes())

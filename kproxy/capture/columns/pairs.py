@@ -10,6 +10,7 @@ Memory: some columns of the segments, and JOINED_BYTES of copies of frames that 
 looked at across them. Refuses to know TCP, and why the segments are in order.
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
@@ -140,7 +141,7 @@ class _Reading:
         self._segments = segments
         self._parts = parts
         self._lanes = lanes = Lanes(whole, segments, parts)
-        found: tuple[list[int], list[int]] = ([], [])  # where frames begin, and where the last of a part ends
+        found = (array("q"), array("q"))  # where frames begin, and where the last of a part ends
         firsts: tuple[list[int], list[int]] = ([], [])
         counts, waiting, alone = [], [], []
         for number, part in enumerate(parts):
@@ -187,9 +188,12 @@ class _Reading:
             first = int(self._first[number])
             behind, answered = None, []
             if taken:
-                pairs = slice(first, first + taken)
-                received = int(self._requests.size[pairs].sum()), int(self._responses.size[pairs].sum())
-                part.talk.session.passed(taken, received, int(self._free[first + taken - 1]))
+                last = first + taken - 1
+                asked, told = (
+                    int(found.begin[last] + found.size[last] - found.begin[first])
+                    for found in (self._requests, self._responses)
+                )
+                part.talk.session.passed(taken, (asked, told), int(self._free[last]))
                 low = int(self._first_answers[number])
                 answered = self._answer_heads[low : low + int(self._waiting[number]) + taken].tolist()
                 behind = self._ends(number, first + taken - 1)
@@ -245,11 +249,11 @@ class _Reading:
                 return False
         return True
 
-    def _frames(self, begins: Sequence[int], firsts: Sequence[int], counts: np.ndarray, side: int) -> Frames:
+    def _frames(self, begins: "array[int]", firsts: Sequence[int], counts: np.ndarray, side: int) -> Frames:
         """The first frames of each part."""
         before = np.cumsum(counts) - counts
         index = np.arange(int(counts.sum())) + np.repeat(np.array(firsts, np.int64) - before, counts)
-        places = np.array(begins, np.int64)
+        places = np.frombuffer(begins, np.int64)
         return self._lanes.columns(places[index], places[index + 1], side)
 
     def _read(self) -> Iterator[Bulk]:
