@@ -1,7 +1,7 @@
 """The flows of captures -> rows of the tables: what `kproxy convert` and Spark share.
 
 Duty: read captures, listen to their flows, and hand rows on in batches; exchanges that insight wants to be fed are rows
-of a table of their own (`spoken`), since they must be read in one order. Memory: BATCH_ROWS rows per table, and
+of a table of their own (`spoken`), since they must be read in one order. Memory: MOST_ROWS rows per table, and
 BATCH_BYTES of frames. Refuses to
 know where rows go, and how flows are shared out among processes or machines.
 """
@@ -40,6 +40,7 @@ from kproxy.wire.kept import MAX_FRAME, Kept
 from kproxy.zookeeper.session import Event as ZooKeeperEvent
 
 BATCH_ROWS = writer.RUN_ROWS  # so that one batch is one run, and in order
+MOST_ROWS = 2 * BATCH_ROWS  # inside of a window; at its end all APIs have come as far, so that runs hardly overlap
 CONNECTION_ROWS = 1024  # they are kept as dicts, which take ten times the space
 KEPT_BYTES = 16 << 20  # of requests that wait for their answers, by shard
 KEPT_FRAME_BYTES = MAX_FRAME
@@ -190,7 +191,7 @@ class Rows:
         if bulk.request_body is not None or bulk.response_body is not None:
             self.partitions.extend(infos, bulk, [tally.positions for tally in tallies])
             self.batches.extend(infos, bulk)
-        self.flush(BATCH_ROWS)
+        self.flush(MOST_ROWS)
 
     def ended(self, flow: Flow) -> None:
         counted = self.counted(flow)

@@ -8,6 +8,7 @@ Refuses to know where rows come from.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -29,7 +30,7 @@ class Table:
     keys: tuple[str, ...]  # rows are sorted by these; the order of what is equal in all of them is that of arrival
     weight: str | None = None  # a column that says what a row may weigh, in bytes, where rows are not alike
 
-    @property
+    @cached_property
     def deltas(self) -> list[str]:
         """Times and counters, whose neighbours are near: delta-encoded. The other columns have dictionaries."""
         return [
@@ -43,7 +44,7 @@ class Table:
         """Its topics or brokers may be known only when the whole capture was read (`names.Names.fill`)."""
         return bool({"direction", "broker_address"} & set(self.schema.names))
 
-    @property
+    @cached_property
     def words(self) -> list[str]:
         """Columns whose values repeat: dictionary-encoded."""
         return [field.name for field in self.schema if field.name not in self.deltas and field.type != FLAG]

@@ -36,10 +36,10 @@ ROW_GROUP = 256 * 1024
 GROUP_BYTES = 32 << 20  # of rows with a weight
 RUN_ROWS = 32 * 1024
 RUN_BYTES = 16 << 20
-STEP_ROWS = 4 * 1024  # of one run in memory while merging
-STEP_BYTES = 1 << 20
+STEP_ROWS = 16 * 1024  # of one run in memory while merging; a step costs about as much as 4000 rows
+STEP_BYTES = 2 << 20
 _LAST = (1 << 63) - 1  # a key that is null
-FAN_IN = 64  # runs merged at a time; those that follow one another count as one
+FAN_IN = 32  # runs merged at a time; those that follow one another count as one
 
 
 MOST_BESIDE = 16  # kproxies that drain one after the other, and still record

@@ -53,6 +53,7 @@ _LINKS: dict[int, list[tuple[dict[int, int], int, np.dtype]]] = {
     SLL2: [({0: _V4}, 20, _IPV4), ({0: _V6}, 20, _IPV6)],
     RAW: [({}, 0, _IPV4), ({}, 0, _IPV6)],
 }
+_BUCKET_BITS = 18
 _COPIED = 40  # bytes of a TCP header that copies are known by: of the fixed part 16, and of options 24
 _MIXED = np.array([pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, 10)], np.uint64)  # odd numbers
 
@@ -93,6 +94,7 @@ def heads(link: int, start: np.ndarray, end: np.ndarray, head: np.ndarray) -> He
     head: the first HEAD bytes of each, and whatever is behind those that are shorter.
     """
     found: list[Heads] = []
+    left = len(head)
     for kinds, offset, layout in _LINKS.get(link, ()):
         among = end - start >= offset + layout.itemsize
         for place, kind in kinds.items():
@@ -104,6 +106,9 @@ def heads(link: int, start: np.ndarray, end: np.ndarray, head: np.ndarray) -> He
             if plain is None:
                 return None
             found.append(plain)
+            left -= len(plain.index)
+            if not left:
+                break
     if len(found) < 2:
         return found[0] if found else None
     keys = list(chain.from_iterable(each.keys for each in found))
@@ -132,8 +137,7 @@ def _plain(index: np.ndarray, start: np.ndarray, end: np.ndarray, ip: np.ndarray
     calm = (stop <= end) & (ip["window"] != 0) & ((bits & (SYN | RST | FIN)) == 0)
     keys = np.ascontiguousarray(ip["key"])
     words = keys.view("<u4").reshape(len(keys), keys.itemsize // 4) * _MIXED[: keys.itemsize // 4]
-    mixed = np.bitwise_xor.reduce(words >> np.arange(words.shape[1], dtype=np.uint64), axis=1)
-    _, where, lane = np.unique(mixed, return_index=True, return_inverse=True)
+    where, lane = _numbered(_folded(words))
     if (words[where][lane] != words).any():
         return None
     seq, ack = ip["seq"].astype(np.int64), ip["ack"].astype(np.int64)
@@ -142,6 +146,28 @@ def _plain(index: np.ndarray, start: np.ndarray, end: np.ndarray, ip: np.ndarray
     return Heads(
         index, lane, keys[where].tolist(), seq, ack, payload, stop - payload, calm, tcp, bits >> 12 << 2, identity
     )
+
+
+def _folded(words: np.ndarray) -> np.ndarray:
+    """Hashes of rows of words that were multiplied by odd numbers."""
+    mixed: np.ndarray = words[:, 0].copy()
+    for place in range(1, words.shape[1]):
+        mixed ^= words[:, place] >> np.uint64(place)
+    return mixed
+
+
+def _numbered(mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(where there is one of each number, which of these each number is); few differ, so that no sort is needed."""
+    bucket = mixed >> np.uint64(64 - _BUCKET_BITS)
+    last = np.full(1 << _BUCKET_BITS, -1)
+    last[bucket] = np.arange(len(mixed))
+    if (mixed[last[bucket]] != mixed).any():  # two in one bucket
+        _, where, lane = np.unique(mixed, return_index=True, return_inverse=True)
+        return where, lane
+    used = np.flatnonzero(last >= 0)
+    where = last[used]
+    last[used] = np.arange(len(used))
+    return where, last[bucket]
 
 
 def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray, within_ns: int) -> np.ndarray | None:
@@ -168,7 +194,7 @@ def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray, within_ns: int) 
     data = np.where(known, head[index[:, None], np.minimum(columns, head.shape[1] - 1)], 0).astype(np.uint8)
     others = np.stack((identity, length, lane), axis=1).astype(np.uint64)
     rows = np.concatenate((data.view("<u8"), others), axis=1)
-    mixed = np.bitwise_xor.reduce(rows * _MIXED[: rows.shape[1]] >> np.arange(rows.shape[1], dtype=np.uint64), axis=1)
+    mixed = _folded(rows * _MIXED[: rows.shape[1]])
     order = np.argsort(mixed, kind="stable")
     ours, before = order[1:], order[:-1]
     same = (mixed[ours] == mixed[before]) & (times[ours] - times[before] <= within_ns) & whole[ours] & whole[before]

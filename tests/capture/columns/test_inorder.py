@@ -600,3 +600,14 @@ def test_columns_go_on_behind_a_hole_of_more_than_1_gib(tmp_path, hole):
     assert sum(row["outcome"] == "answered" for row in rows["exchanges"]) >= 258
     assert taken > 200
     same(path)
+
+
+@pytest.mark.parametrize("bits", [1, 18])
+def test_numbers_are_told_apart_also_where_their_buckets_are_the_same(bits, monkeypatch):
+    monkeypatch.setattr(inorder, "_BUCKET_BITS", bits)
+    dice = np.random.default_rng(3)
+    known = dice.integers(0, 1 << 64, 40, np.uint64)
+    for numbers in (known[dice.integers(0, 40, 500)], known[:1], known[:0]):
+        where, lane = inorder._numbered(numbers)
+        assert (numbers[where][lane] == numbers).all()
+        assert len(where) == len(set(numbers.tolist()))
