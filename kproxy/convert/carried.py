@@ -76,7 +76,7 @@ class Carried:
             return
         try:
             self._take((part, phase, file), places, inline)
-        except Torn as fault:
+        except (Torn, CaptureError) as fault:  # whoever reads all of it says what cannot be read
             self._tear(fault)
 
     def finish(self) -> None:
@@ -117,10 +117,10 @@ class Carried:
                 self._joiner.finish()
                 self.mends += self._joiner.mends
                 self.connections += self._joiner.rows
-        except Torn as fault:
+        except (Torn, CaptureError) as fault:  # whoever reads all of it says what cannot be read
             self._tear(fault)
 
-    def _tear(self, fault: Torn) -> None:
+    def _tear(self, fault: Torn | CaptureError) -> None:
         if isinstance(fault, Odd):
             self.odd.update(dict.fromkeys((stint.pair for stint in self._stints), str(fault)))
             self._is_odd = True
@@ -138,8 +138,13 @@ class Carried:
             packets = np.concatenate(self._waiting)
             self._waiting.clear()
             path = self._job.paths[self._where[2]]
-            data = self._files.open(path)
-            if os.stat(path).st_size < len(data):  # noqa: PTH116 - the kernel would end the process
+            end = int((packets["offset"] + packets["captured"]).max())
+            try:
+                data = self._files.open(path)
+                size = os.stat(path).st_size  # noqa: PTH116 - a path costs more
+            except (OSError, ValueError) as fault:  # of an empty file nothing can be mapped
+                raise CaptureError(path, f"it has changed while it was read: {fault}") from fault
+            if size < max(end, len(data)):  # the kernel would end the process
                 raise CaptureError(path, "it has become shorter while it was read")
             self._packets(packets, data, packets["offset"])
 

@@ -31,8 +31,10 @@ from kproxy.convert.job import Job
 from kproxy.convert.joining import without
 from kproxy.convert.places import MEASURE_BYTES, PLACE, Group, grouped
 from kproxy.convert.stints import Part
+from kproxy.errors import CaptureError
 from kproxy.spark.pieces import NAMES, words
 from kproxy.spark.sorters import Sorters
+from kproxy.tables.names import Names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,6 +61,13 @@ _ROW = pa.schema([(name, _TYPES[kind]) for name, kind in _PACKETS])
 
 def packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.RecordBatch]:
     """number: of the task, for its report."""
+    try:
+        yield from _packets(number, capture, part, job)
+    except CaptureError as fault:  # the capture is not the only one: who reads it in one piece says why it fails
+        yield _report(number, capture, {"torn": str(fault)})
+
+
+def _packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.RecordBatch]:
     machine.retain()
     carries = [split for split in (part.split, part.following) if split is not None]
     inline = any(is_remote(split.path) or not is_plain(split.path, split.storage) for split in carries)
@@ -100,7 +109,6 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
     counts = listed(found.quality)
     back = next((row for row in counts if row[0] == "clock_back"), None)
     report: dict[str, Any] = {
-        "split": number,
         "torn": found.torn,
         "odd": named_odd(found.odd),
         "quality": [row for row in counts if row is not back],
@@ -113,9 +121,24 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
         "read_bytes": found.read_bytes,
         "carried_bytes": sum(int(some["captured"].sum()) for *_, some, _ in found.packets.of(found.carried)),
     }
-    yield _row(capture, 0, 0, REPORT, 0, 0, json.dumps(report).encode(), None, None, None)
+    yield _report(number, capture, report)
     for connection, some in _by_hash(found.stints).items():
         yield _row(capture, connection, NONE, STINTS, 0, 0, pickle.dumps(some), None, None, None)
+
+
+def _report(split: int, capture: int, told: Mapping[str, Any]) -> pa.RecordBatch:
+    """What a task says of a split; of one that cannot be read, nothing but why."""
+    nothing = {
+        "odd": [],
+        "quality": [],
+        "clock": {"times": [NONE] * 4, "back": [0, NONE, NONE]},
+        "names": Names().told(),
+        "logs": [[], []],
+        "read_bytes": 0,
+        "carried_bytes": 0,
+    }
+    report = {"split": split, **nothing, **told}
+    return _row(capture, 0, 0, REPORT, 0, 0, json.dumps(report).encode(), None, None, None)
 
 
 def named_odd(odd: Mapping[Pair, str]) -> list[list[str]]:

@@ -412,15 +412,39 @@ def test_captures_and_tables_in_hdfs(spark, tmp_path):
     assert not list((tmp_path / "fetched").glob(".unfinished*"))
 
 
-def test_a_run_that_fails_leaves_nothing(spark, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("last", "harm", "said"),
+    [
+        ("ranges", "unlink", "cannot be read: No such file"),
+        ("agree", "unlink", "cannot be opened: No such file"),
+        ("agree", "empty", "the file is empty"),
+        ("_shared_out", "unlink", "cannot be opened: No such file"),
+        ("_shared_out", "empty", "the file is empty"),
+    ],
+)
+def test_a_capture_that_goes_while_it_is_shared_out_stops_no_other(spark, tmp_path, monkeypatch, last, harm, said):
+    """last: what the driver did before tasks read on."""
     path = tmp_path / "gone.pcap"
     path.write_bytes(capture("k41_BASE").read_bytes())
+    real = getattr(pipeline, last)
 
-    def agree(pieces, surveys):  # the last that the driver does before tasks read
-        path.write_bytes(b"")
-        return splits.agree(pieces, surveys)
+    def harming(*given):
+        done = real(*given)
+        if path.exists():
+            path.unlink() if harm == "unlink" else path.write_bytes(b"")
+        return done
 
-    monkeypatch.setattr(pipeline, "agree", agree)
-    with pytest.raises(PySparkException, match="the file is empty"):
-        pipeline.ingest(spark, [path], tmp_path / "tables", split_bytes=100_000)
+    monkeypatch.setattr(pipeline, last, harming)
+    done = pipeline.ingest(spark, [path, capture("k41_midstream")], tmp_path / "tables", split_bytes=100_000)
+    assert [fault.name for fault in done.failed] == [str(path)] and said in str(done.failed[0])
+    assert known(tmp_path / "tables") == {"k41_midstream.pcap"} and done.rows["exchanges"]
+
+
+def test_a_run_that_fails_leaves_nothing(spark, tmp_path, monkeypatch):
+    def fails(frames, *_):
+        raise PySparkException("a disk is full")
+
+    monkeypatch.setattr(pipeline.store, "store", fails)
+    with pytest.raises(PySparkException, match="a disk is full"):
+        pipeline.ingest(spark, [capture("k41_BASE")], tmp_path / "tables", split_bytes=100_000)
     assert not (tmp_path / "tables").exists()
