@@ -84,11 +84,27 @@ def _log_kept() -> Iterator[None]:
             yield
         except KproxyError as fault:
             log.seek(0)
-            lines = log.read().decode(errors="replace").strip().splitlines()
-            raise KproxyError("\n".join([str(fault), *lines[-5:]])) from fault
+            raise KproxyError(_why_not_started(str(fault), log.read().decode(errors="replace"))) from fault
         finally:
             os.dup2(terminal, 2)
             os.close(terminal)
+
+
+def _why_not_started(said: str, log: str) -> str:
+    """What the JVM's log says of a start that failed, in one line; else what pyspark says, and the log's last lines."""
+    if "UnsupportedClassVersionError" in log:
+        return "Spark needs Java 17 or newer, and this one is older: set JAVA_HOME to where a newer one is"
+    found = re.search(r"^(?:Exception in thread .*? [\w.$]+(?:Exception|Error)|Error): (.+)", log, re.MULTILINE)
+    return f"Spark does not start: {found[1]}" if found else "\n".join([said, *log.strip().splitlines()[-5:]])
+
+
+def _is_of_this_machine(master: str | None) -> bool:
+    """Whether tasks read the files that we see: no cluster, and no server of Spark Connect."""
+    from kproxy.spark import is_remote
+
+    if is_remote(master) or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return False
+    return master is None or master.startswith("local")
 
 
 def answer(asked: Asked, master: str | None, config: tuple[str, ...]) -> None:
@@ -188,8 +204,11 @@ def _in_words(fault: "PySparkException") -> str:
 
 
 def _plain(text: str) -> str:
-    """The first line of an error of Spark without its class, its code, and advice about Spark's settings."""
-    first = text.strip().partition("\n")[0].partition(" SQLSTATE")[0]
+    """What an error of Spark says first, without its class, its code, and advice about Spark's settings."""
+    first, *more = [line.strip() for line in text.strip().splitlines() if line.strip()] or [""]
+    while first.endswith(":") and more:  # as where Python does not start on an executor
+        first = f"{first} {more.pop(0)}"
+    first = re.sub(r"^(?:[\w$]+\.)+[\w$]+(?:Exception|Error): ", "", first.partition(" SQLSTATE")[0])
     return re.sub(r" Use `try_\w+` .*", "", re.sub(r"^\[[A-Z_.]+\] ", "", first))
 
 
@@ -271,14 +290,21 @@ def ingest(
     """
     _require_pyspark()
 
+    from kproxy.convert.job import Summary
     from kproxy.spark import pipeline
+    from kproxy.views import progress
     from kproxy.views import summary as summary_view
 
     settings = _settings(how, overwrite=overwrite)
-    pipeline.check(places, out, settings, append=append)
-    with _a_task_failed():
+    _, catalogue = pipeline.check(places, out, settings, append=append)
+    if _is_of_this_machine(master) and (faults := pipeline.unreadable(catalogue)):
+        sys.exit(1 if summary_view.show(Summary(Path(out), failed=faults)) else 0)
+    with progress.waiting(_STARTING) as says:
         session = _session(master, (*_PLANNING, *config))
-        summary = pipeline.ingest(session, places, out, settings, append=append, form=form, tasks=tasks)
+        with _said_plainly(), _a_task_failed():
+            summary = pipeline.ingest(
+                session, places, out, settings, append=append, form=form, tasks=tasks, progress=says
+            )
     if append and not summary.quality and not summary.failed:
         click.echo(f"{out} has all of these captures already: nothing was added")
     if summary_view.show(summary, strict=strict):
@@ -289,9 +315,19 @@ def ingest(
 @click.argument("folder", metavar="FOLDER")
 @click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each, by date and hour.")
 @click.option("--checkpoint", metavar="DIR", help="Where Spark notes what was read. Default: _follow among the tables.")
-@click.option("--interval-s", type=float, default=60.0, show_default=True, help="Time between two looks at the folder.")
 @click.option(
-    "--quiet-s", type=float, default=60.0, show_default=True, help="A file is complete when unchanged for so long."
+    "--interval-s",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="Time between two looks at the folder.",
+)
+@click.option(
+    "--quiet-s",
+    type=click.FloatRange(0),
+    default=60.0,
+    show_default=True,
+    help="A file is complete when unchanged for so long.",
 )
 @click.option("--once", is_flag=True, help="Take the files that are there, and end.")
 def follow(
@@ -320,13 +356,17 @@ def follow(
     """
     _require_pyspark()
 
-    from pyspark.errors import StreamingQueryException
-
     from kproxy.spark import follow as following
+    from kproxy.views import progress
     from kproxy.views import summary as summary_view
 
     settings = _settings(how)
-    session = _session(master, (*_PLANNING, *config))
+    following.check(folder, out, settings)
+
+    from pyspark.errors import StreamingQueryException
+
+    with progress.waiting(_STARTING):
+        session = _session(master, (*_PLANNING, *config))
     query = following.follow(
         session,
         folder,

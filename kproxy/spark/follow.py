@@ -11,12 +11,11 @@ of its own. Refuses to know how captures are read.
 """
 
 from collections.abc import Callable
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kproxy.capture.captures import Capture
-from kproxy.capture.quality import Quality
-from kproxy.capture.storage import local_path, name_of
+from kproxy.capture.storage import is_remote, local_path, name_of, near
 from kproxy.convert.job import Settings, Summary
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark import is_connect, pipeline
@@ -28,6 +27,15 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 60.0
 QUIET_S = 60.0
+
+
+def check(folder: str, out: str, settings: Settings) -> str:
+    """Where the tables go. Raises what `follow` raises, as far as that can be known without Spark."""
+    place = local_path(folder)
+    if not (is_remote(folder) or has_magic(place) or Path(place).exists()):
+        raise KproxyError(f"{folder}: there is no such folder{near(place)}; make it, or name another")
+    target, _ = pipeline.check([], out, settings, append=True)
+    return target
 
 
 def follow(
@@ -52,7 +60,7 @@ def follow(
         raise KproxyError("follow has work for the driver, which is elsewhere over Spark Connect: use spark-submit")
     if settings.overwrite:
         raise KproxyError("follow adds to the tables; to begin anew, name another folder")
-    target, _ = pipeline.check([], out, settings, append=True)
+    target = check(folder, out, settings)
     Target(spark, target).manifest()
     notes = checkpoint or (f"{target}/_follow" if "://" in target else f"file:{target}/_follow")
     stream = spark.readStream.format("kafka-pcap").option("table", "files").option("quietSeconds", str(quiet_s))
@@ -64,7 +72,7 @@ def follow(
         paths: dict[str, str] = {}  # by the names that tables call them by
         for path in sorted(row["path"] for row in files.collect()):
             name = path if settings.rotated else name_of(path)
-            fault = _fault(path, settings)
+            fault = pipeline.why_unread([path], settings.storage)
             if fault is None and name in paths:
                 fault = CaptureError(
                     path, f"{paths[name]} has the same name, and tables name captures by it: rename one"
@@ -86,15 +94,3 @@ def follow(
         .trigger(processingTime=f"{interval_s} seconds")
         .start()
     )
-
-
-def _fault(path: str, settings: Settings) -> CaptureError | None:
-    """Why a file is no capture; None if it is one."""
-    windows = Capture([path], Quality(), storage=settings.storage).windows()
-    try:
-        next(windows, None)
-    except CaptureError as fault:
-        return fault
-    finally:
-        windows.close()
-    return None

@@ -34,10 +34,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import kproxy
+from kproxy.capture.captures import Capture
 from kproxy.capture.keys import Pair, pair_of
 from kproxy.capture.quality import Quality
 from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
-from kproxy.capture.storage import is_remote, local_path
+from kproxy.capture.storage import Storage, is_remote, local_path
 from kproxy.convert import stints
 from kproxy.convert.job import Job, Settings, Summary
 from kproxy.convert.joining import Mend, clash
@@ -55,6 +56,7 @@ from kproxy.tables.schema import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+PARQUET = "parquet"  # whose files are published together; other formats commit each table by themselves
 TASK_BYTES = 64 << 20  # of packets, to be decoded by one task
 MERGED_BYTES = 64 << 20  # of pieces, to be looked through by one task
 UNIT_BYTES = 32 << 20  # of captures that one task reads whole
@@ -72,10 +74,11 @@ def ingest(
     settings: Settings = _DEFAULT,
     *,
     append: bool = False,
-    form: str = "parquet",
+    form: str = PARQUET,
     split_bytes: int = SPLIT_BYTES,
     tasks: int = 0,
     goes_on: bool = False,
+    progress: Callable[[str], object] | None = None,
 ) -> Summary:
     """Write the tables of captures into the folder `out`, by date and hour.
 
@@ -88,20 +91,26 @@ def ingest(
     split_bytes: a larger file is shared out among tasks, about so many bytes to each.
     tasks: of the decoding; 0: one per 64 MiB of packets, so that the files do not depend on the number of cores.
     goes_on: a capture of the same name as another one in the tables is in `Summary.failed` too.
+    progress: called with what is done next.
 
     A capture that cannot be read is in `Summary.failed` and does not stop the others. Raises KproxyError before
     anything is read if the folder holds tables and neither `append` nor `settings.overwrite` is set, if two captures
     have one name, or if the tables hold another capture of that name.
     """
+    says = progress or (lambda _: None)
     folder, catalogue = check(captures, out, settings, append=append)
+    says(f"looking at {_counted(catalogue)}")
     target = Target(spark, folder)
     _refuse_tables(target, out, settings, append=append)
+    _check_format(spark, folder, form)
     summary = Summary(Path(out), {}, {}, [], catalogue.like.key_log, settings.records)
     try:
         target.begin()
         known = _refuse_tables(target, out, settings, append=append)  # with what an earlier run had left to do
         look(spark, catalogue)
         if append:
+            if known and (there := known.get("format", PARQUET)) != form:
+                raise KproxyError(f"{out} holds tables of the format {there}: say --format, or name another folder")
             if "contents" in known:
                 raise KproxyError(
                     f"{out} holds tables of an older kproxy, which cannot be added to: name another folder"
@@ -115,12 +124,18 @@ def ingest(
         with store.settings(spark):
             run = Run(spark, catalogue, split_bytes, tasks)
             try:
+                says(f"reading {_counted(catalogue)}")
                 run.decode()
-                run.store(lambda table: f"{target.stage}/{table}" if form == "parquet" else f"{folder}/{table}", form)
-                run.tell(summary, target.stage if form == "parquet" else folder, form)
+                says("writing the tables")
+                place = target.stage if form == PARQUET else target.url
+                mode = "append" if append or form == PARQUET else "overwrite"
+                written = run.store(lambda table: f"{place}/{table}", form, mode)
+                run.tell(summary, place, form)
                 if run.done:
+                    said = _manifest(run, summary, known if append else {}, form)
+                    committed = written if form != PARQUET else []
                     told = catalogue.lines(run.failed)
-                    target.publish(_manifest(run, summary, known if append else {}), told, replace=not append)
+                    target.publish(said, told, replace=not append, committed=committed)
             finally:
                 run.release()
     finally:
@@ -152,12 +167,55 @@ def catalogue_of(captures: Sequence[Path | str], settings: Settings) -> Catalogu
     return Catalogue(paths, replace(settings, key_log=keys, checksums=False))
 
 
+def unreadable(catalogue: Catalogue) -> list[CaptureError]:
+    """Why no capture can be read, of each; nothing where one can, or where there are more than NEAR."""
+    faults = []
+    for _, job, _ in catalogue.every() if len(catalogue) <= NEAR else ():
+        fault = why_unread(job.paths, job.storage)
+        if fault is None:
+            return []
+        faults.append(fault)
+    return faults
+
+
+def why_unread(paths: Sequence[str], storage: Storage) -> CaptureError | None:
+    """Why files are no capture; None if they are one, as far as its first packets say."""
+    windows = Capture(paths, Quality(), storage=storage).windows()
+    try:
+        next(windows, None)
+    except CaptureError as fault:
+        return fault
+    finally:
+        windows.close()
+    return None
+
+
 def _refuse_tables(target: Target, out: Path | str, settings: Settings, *, append: bool) -> dict[str, Any]:
     """What the tables that are there say of themselves. Raises KproxyError if they are not to be touched."""
     known = target.manifest()
     if known and not (append or settings.overwrite):
         raise KproxyError(f"{out} holds tables already: name another folder, or say --append or --overwrite")
     return known
+
+
+def _counted(catalogue: Catalogue) -> str:
+    return f"{len(catalogue):,} captures" if len(catalogue) != 1 else catalogue.job(0).source
+
+
+def _check_format(spark: "SparkSession", folder: str, form: str) -> None:
+    """Raise KproxyError for a format that the session does not know: else hours of work end there."""
+    if form == PARQUET:
+        return
+    if form in ("csv", "text"):
+        raise KproxyError(f"--format {form}: it has no lists, and tables have: name parquet, orc, json or delta")
+    try:
+        spark.read.format(form).load(folder)
+    except Exception as fault:  # of several kinds: there may be nothing to read yet
+        if "[DATA_SOURCE_NOT_FOUND]" in str(fault):
+            raise KproxyError(
+                f"--format {form}: the session knows no such format: name parquet, or give the package that has it by "
+                "--conf spark.jars.packages=..."
+            ) from None
 
 
 # --- what the captures are -------------------------------------------------------------------------------------------
@@ -199,12 +257,14 @@ def _seen(number: int, job: Job) -> tuple[int, int, int, str]:
     return number, size, largest, f"{size}:{print_.hexdigest()}"
 
 
-def _manifest(run: "Run", summary: Summary, known: dict[str, Any]) -> dict[str, Any]:
+def _manifest(run: "Run", summary: Summary, known: dict[str, Any], form: str) -> dict[str, Any]:
     """What the tables say of themselves: no clock, host or absolute path. Of their captures: `Catalogue.lines`."""
     job = run.catalogue.like
     chosen = {} if job.records is None else {"records": list(job.records.topics)}
     counts = known.get("rows", {})
+    of_form = {} if form == PARQUET else {"format": form}
     return {
+        **of_form,
         "schema_version": schema.VERSION,
         "kproxy": kproxy.__version__,
         "pyarrow": pa.__version__,
@@ -370,11 +430,13 @@ class Run:
             told.setdefault(number, []).append((dict(decided), set(doubted)))
         return {number: "logs" for number, logs in told.items() if clash(logs)}
 
-    def store(self, place: Callable[[str], str], form: str) -> None:
-        """Pieces become tables."""
+    def store(self, place: Callable[[str], str], form: str, mode: str) -> list[str]:
+        """Pieces become tables; the names of those that have rows."""
         every = self.finished()
-        if every is not None:
-            store.store(every, self._sizes, self._names, self._mends, self.catalogue.like.records, place, form)
+        if every is None:
+            return []
+        chosen = self.catalogue.like.records
+        return store.store(every, self._sizes, self._names, self._mends, chosen, place, form, mode)
 
     def has_rows(self, table: Table) -> bool:
         return any(name == table.name for name, _ in self._sizes)

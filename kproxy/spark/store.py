@@ -61,19 +61,22 @@ def store(
     chosen: Chosen | None,
     place: Callable[[str], str],
     form: str,
-) -> None:
-    """Write the tables of pieces.
+    mode: str,
+) -> list[str]:
+    """Write the tables of pieces; returns the names of those that have rows.
 
-    sizes: bytes by kind and hour; names, mends: by source; place: where a table goes.
+    sizes: bytes by kind and hour; names, mends: by source; place: where a table goes; mode: Spark's, append or
+    overwrite.
     """
+    tables = [(table, hours) for table in schema.BY_NAME.values() if (hours := hours_of(table, sizes))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [
-            pool.submit(_write, rows(pieces, table, hours, names, mends, chosen), place(table.name), form, hours)
-            for table in schema.BY_NAME.values()
-            if (hours := hours_of(table, sizes))
+            pool.submit(_write, rows(pieces, table, hours, names, mends, chosen), place(table.name), form, mode, hours)
+            for table, hours in tables
         ]
         for job in jobs:
             job.result()
+    return [table.name for table, _ in tables]
 
 
 def hours_of(table: Table, sizes: Mapping[tuple[str, int], int]) -> dict[int, int]:
@@ -81,10 +84,12 @@ def hours_of(table: Table, sizes: Mapping[tuple[str, int], int]) -> dict[int, in
     return {hour: size for (name, hour), size in sizes.items() if name == table.name}
 
 
-def _write(rows: "DataFrame", place: str, form: str, hours: Mapping[int, int]) -> None:
-    write = rows.write.mode("append").format(form)
+def _write(rows: "DataFrame", place: str, form: str, mode: str, hours: Mapping[int, int]) -> None:
+    write = rows.write.mode(mode).format(form)
     if form == "parquet":
         write = write.option("compression", "zstd")
+    if mode == "overwrite":
+        write = write.option("partitionOverwriteMode", "static")  # all of it, whatever the session has
     if NO_HOUR not in hours:
         write = write.partitionBy("date", "hour")
     write.save(place)

@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 STAGE = ".unfinished-spark"
 LOG = "_publish.json"  # in STAGE: what is to be done, written when all is there
 CAPTURES = "_captures"  # a file for each run: the captures that it added
+_PACKAGES = {  # of file systems that are not in Spark, by scheme; of Hadoop's version
+    "s3a": "org.apache.hadoop:hadoop-aws:{}",
+    "abfs": "org.apache.hadoop:hadoop-azure:{}",
+    "abfss": "org.apache.hadoop:hadoop-azure:{}",
+}
 PART_BYTES = 1 << 20  # of such a file, to and from the JVM at once
 
 
@@ -59,9 +64,14 @@ class Target:
         self._begun = False
 
     @property
+    def url(self) -> str:
+        """The folder as Spark takes it, whatever its default file system."""
+        return f"file:{self._files.root}" if self.is_local else self._files.root
+
+    @property
     def stage(self) -> str:
         """Where Spark writes a run's tables."""
-        return f"file:{self._files.root}/{STAGE}" if self.is_local else f"{self._files.root}/{STAGE}"
+        return f"{self.url}/{STAGE}"
 
     def manifest(self) -> dict[str, Any]:
         """What the tables say of themselves; empty where there are none.
@@ -95,13 +105,25 @@ class Target:
         if self.is_local:
             (Path(self.folder) / STAGE).mkdir(parents=True, exist_ok=True)
 
-    def publish(self, manifest: dict[str, Any], captures: Iterable[str] | None = None, *, replace: bool) -> None:
-        """Make what was staged part of the tables, or with `replace` all of them. captures: a line for each."""
+    def publish(
+        self,
+        manifest: dict[str, Any],
+        captures: Iterable[str] | None = None,
+        *,
+        replace: bool,
+        committed: Collection[str] = (),
+    ) -> None:
+        """Make what was staged part of the tables, or with `replace` all of them.
+
+        captures: a line for each. committed: tables that were written to their places, by a format's own commits, which
+        replaced what was to be replaced: their files are left alone.
+        """
         if captures is not None:
             numbers = [int(path.rpartition("/")[2].partition(".")[0]) for path in self._files.found(CAPTURES)]
             self._files.write(f"{STAGE}/{CAPTURES}/{max(numbers, default=0) + 1:06d}.jsonl", captures)
         staged = [path for path in self._files.found(STAGE) if _is_table_file(path)]
-        before = [path for name in (*schema.BY_NAME, CAPTURES) for path in self._files.found(name)] if replace else []
+        old = [name for name in (*schema.BY_NAME, CAPTURES) if name not in committed] if replace else []
+        before = [path for name in old for path in self._files.found(name)]
         log = {"move": staged, "remove": before, "manifest": manifest}
         self._files.write(f"{STAGE}/{LOG}", [json.dumps(log)])
         self._finish()
@@ -222,7 +244,8 @@ class _Hadoop:
         try:
             self._system = self._root.getFileSystem(configuration)
         except Exception as fault:
-            raise KproxyError(f"{folder}: {_cause(fault)}") from fault
+            version = self._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+            raise KproxyError(f"{folder}: {_cause(fault)}{_mend(folder, version)}") from fault
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self._root, path) if path else self._root
@@ -292,6 +315,15 @@ def _together(parts: Iterable[str]) -> Iterator[str]:
             yield "".join(waiting)
             waiting, size = [], 0
     yield "".join(waiting)
+
+
+def _mend(folder: str, version: str) -> str:
+    """What to do where Hadoop of a version has no file system for a URL; empty: not known."""
+    scheme = folder.partition("://")[0].lower()
+    if scheme in ("s3", "s3n"):
+        return "; Spark's name of it is s3a://"
+    package = _PACKAGES.get(scheme)
+    return "" if package is None else f"; give Spark its package: --conf spark.jars.packages={package.format(version)}"
 
 
 def _cause(fault: BaseException) -> str:

@@ -86,6 +86,12 @@ def has_rows(folder: str, table: str) -> bool:
     if not place.is_dir():
         raise KproxyError(f"{folder}: there is no such folder; `kproxy convert` makes tables of a capture")
     check_version(place)
+    form = read_manifest(place).get("format")
+    if form is not None:
+        raise KproxyError(
+            f"{folder} holds tables of the format {form}, and questions are put to Parquet: read them with "
+            f"spark.read.format({form!r}).load('{folder}/{table}')"
+        )
     if any((place / table).rglob("*.parquet")):
         return True
     if table in schema.TABLES and (place / MANIFEST).is_file():

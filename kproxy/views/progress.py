@@ -4,6 +4,8 @@ On standard error, where that is a terminal that redraws, and nowhere else; it i
 Refuses to know what is read or asked.
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -55,19 +57,20 @@ def waiting(what: str, quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
     Gives what is called with the next thing that is waited for.
     """
-    console = Console(stderr=True)
     said = [what]
-    if quiet or not can_redraw(console):
+    if quiet or not can_redraw(Console(stderr=True)):
         yield said.append
         return
-    is_over = Event()
-    shown = Thread(target=_show, args=(console, said, is_over), daemon=True)
-    shown.start()
-    try:
-        yield said.append
-    finally:
-        is_over.set()
-        shown.join()
+    # A descriptor of its own: while a JVM starts, standard error is a file that keeps its log.
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal:
+        is_over = Event()
+        shown = Thread(target=_show, args=(Console(file=terminal), said, is_over), daemon=True)
+        shown.start()
+        try:
+            yield said.append
+        finally:
+            is_over.set()
+            shown.join()
 
 
 def _show(console: Console, said: list[str], is_over: Event) -> None:

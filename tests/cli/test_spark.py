@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from pyspark.logger import PySparkLogger
 
 from kproxy.cli import cli
+from kproxy.cli.spark import _plain
 from kproxy.errors import KproxyError
 from tests.captures import capture
 
@@ -55,6 +56,67 @@ def test_mistakes_are_reported_before_spark_starts(mistakes, tables):
     )
 
 
+def test_captures_and_folders_that_are_not_there_are_told_before_spark_starts(tmp_path):
+    out, notes = tmp_path / "tables", tmp_path / "notes.txt"
+    notes.write_text("no capture")
+    done = no_jvm("ingest", tmp_path / "gone.pcap", notes, "--out", out)
+    assert done.returncode == 1 and not done.stdout and not out.exists()
+    gone, none = done.stderr.splitlines()
+    assert gone == f"kproxy: {tmp_path}/gone.pcap: cannot be opened: No such file or directory"
+    assert none.startswith(f"kproxy: {notes}: ")
+    done = no_jvm("follow", tmp_path / "capturs", "--out", out)
+    assert done.returncode == 2 and f"{tmp_path}/capturs: there is no such folder; make it" in done.stderr
+    # one of two is enough to go on
+    assert "pip install" in no_jvm("ingest", tmp_path / "gone.pcap", capture("k41_midstream"), "--out", out).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    (
+        ("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03\nmore", "Path does not exist: file:/x."),
+        (
+            "org.apache.spark.SparkException: \nError from python worker:\n  /p: No module named pyspark.daemon\nPATH",
+            "Error from python worker: /p: No module named pyspark.daemon",
+        ),
+        ("java.io.IOException: No space left on device\n\tat x", "No space left on device"),
+    ),
+)
+def test_an_error_of_spark_is_one_line_that_says_why(text, said):
+    assert _plain(text) == said
+
+
+def test_why_spark_does_not_start_is_one_line(tables):
+    code = "from kproxy.cli import main; main()"
+    command = [sys.executable, "-c", code, "spark", "latency", str(tables), "--master", "nosuch"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert (
+        done.stderr == "kproxy: Spark does not start: Master must either be yarn or start with spark, k8s, or local\n"
+    )
+
+
+def test_that_spark_starts_is_shown_while_it_does():
+    """Its log is kept from the terminal meanwhile; what it is waited for is not."""
+    code = """
+import os, time
+from kproxy.cli.spark import _log_kept
+from kproxy.views import progress
+with progress.waiting("starting Spark"), _log_kept():
+    os.write(2, b"what the JVM logs")
+    time.sleep(progress.AFTER_S + 1)
+    os._exit(0)
+"""
+    ours, theirs = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": ""}
+    files = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, **files)
+    os.set_blocking(ours, False)
+    shown = os.read(ours, 65536)
+    os.close(ours)
+    os.close(theirs)
+    assert b"starting Spark" in shown and b"JVM" not in shown
+
+
 def test_without_java_it_is_said_what_to_install(tables, tmp_path):
     code = "from kproxy.cli import main; main()"
     environment = {**os.environ, "PATH": str(tmp_path), "JAVA_HOME": str(tmp_path)}
@@ -95,5 +157,9 @@ def test_ingest(run, tmp_path):
         cli, ["spark", "ingest", str(capture("k41_BASE")), "--out", str(tmp_path / "none"), "--port", "1", "--strict"]
     )
     assert done.exit_code == 1 and "No Kafka in it" in done.output
+    done = CliRunner().invoke(
+        cli, ["spark", "ingest", str(capture("k41_BASE")), "--out", str(tmp_path / "other"), "--format", "nosuch"]
+    )
+    assert isinstance(done.exception, KproxyError) and "the session knows no such format" in str(done.exception)
     files = list((tmp_path / "tables" / "exchanges").rglob("*.parquet"))
     assert {row["cluster"] for file in files for row in pq.ParquetFile(file).read().to_pylist()} == {"east"}

@@ -2,8 +2,10 @@
 
 import json
 
+import pyarrow.parquet as pq
 import pytest
 
+import kproxy.spark
 from kproxy.capture import splits
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
@@ -180,3 +182,43 @@ def test_a_file_for_each_table_and_hour(spark, tmp_path):
     assert len({path.rsplit("/", 1)[0] for path in found}) == len(found)
     convert([folder], tmp_path / "converted", processes=1)
     same(tmp_path / "tables", tmp_path / "converted")
+
+
+def test_another_format_is_written_added_to_and_replaced(spark, tmp_path):
+    """By the commits of Spark's own writer, whose files nobody else removes."""
+    first, second, small = (capture(name) for name in ("k41_BASE", "k41_quota", "k41_midstream"))
+    out = tmp_path / "tables"
+
+    def written(*paths):
+        convert(paths, tmp_path / paths[-1].name, processes=1)
+        for name in schema.TABLES:
+            expected = sum(
+                pq.read_metadata(file).num_rows for file in (tmp_path / paths[-1].name / name).glob("*.parquet")
+            )
+            found = list((out / name).rglob("*.orc"))
+            assert (spark.read.orc(str(out / name)).count() if found else 0) == expected, name
+
+    pipeline.ingest(spark, [first], out, form="orc")
+    written(first)
+    pipeline.ingest(spark, [second], out, form="orc", append=True)
+    rows_of = json.loads((out / "_kproxy.json").read_text())["rows"]
+    assert spark.read.orc(str(out / "exchanges")).count() == rows_of["exchanges"] > 373
+    assert known(out) == {first.name, second.name}
+    pipeline.ingest(spark, [small], out, Settings(overwrite=True), form="orc")  # it has rows in fewer tables
+    written(small)
+    assert known(out) == {small.name}
+    with pytest.raises(KproxyError, match="of the format orc: say --format"):
+        pipeline.ingest(spark, [first], out, append=True)
+    with pytest.raises(KproxyError, match=r"spark.read.format\('orc'\)"):
+        kproxy.spark.table(spark, str(out), "exchanges")
+    with pytest.raises(KproxyError, match="no such format"):
+        pipeline.ingest(spark, [first], tmp_path / "none", form="nosuch")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_file_system_that_spark_lacks_is_told_with_its_package(spark):
+    version = spark.sparkContext._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+    with pytest.raises(KproxyError, match=f"--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:{version}$"):
+        Target(spark, "s3a://bucket/tables")
+    with pytest.raises(KproxyError, match="Spark's name of it is s3a://"):
+        Target(spark, "s3://bucket/tables")
