@@ -22,7 +22,7 @@ from kproxy.convert.joining import Mend
 from kproxy.convert.knowledge import Told, know
 from kproxy.convert.rows import Rows
 from kproxy.convert.spoken import SPOKEN
-from kproxy.spark.pieces import COUNTS, NAMES, PIECES, SAID, adopt, unpacked, words
+from kproxy.spark.pieces import COUNTS, NAMES, PIECES, SAID, adopt, words
 from kproxy.spark.pieces import rows as piece_rows
 from kproxy.spark.places import listed
 from kproxy.tables import schema, writer
@@ -56,7 +56,7 @@ def _task(
             }
             names: dict[str, Names] = {}
             every = [mend for of_source in mends.values() for mend in of_source]
-            count = 0
+            is_fed = False
             for batch in batches:
                 for index, kind in enumerate(batch.column("kind").to_pylist()):
                     data = batch.column("data")[index].as_py()
@@ -64,10 +64,9 @@ def _task(
                         source, said = json.loads(data)
                         names.setdefault(source, Names()).add(said)
                     else:
-                        run = unpacked(data, folder / f"{count}.piece")
-                        adopt(runs[kind.removeprefix(SAID)], run, every)
-                        count += 1
-            if count:
+                        adopt(runs[kind.removeprefix(SAID)], data, every)
+                        is_fed = True
+            if is_fed:
                 for sorter in runs.values():
                     sorter.spill()
                 told = Told(folder)

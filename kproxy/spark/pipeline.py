@@ -11,7 +11,7 @@ Duty: the same rows as `kproxy convert`, by as many tasks as there is work for:
    disks, so that the size of every connection is known before: one larger than a task's share has a task of its own.
 3. All tasks hand on their rows as pieces of one table and hour (see `pieces`), which Spark keeps on its disks.
 4. know: one task reads what groups, controllers and administrators said, in the order of time (see `knowledge`).
-5. store: pieces become tables, by Spark's own writers (see `store`), which are published together (see `target`).
+5. store: pieces become files, which Spark writes (see `store`), and which are published together (see `target`).
 
 The driver holds nothing for each capture (see `catalogue`), a few numbers for each split of those that are shared out,
 and of connections only those that are larger than a share. A capture of many splits that turns out to be damaged, or to
@@ -48,6 +48,7 @@ from kproxy.spark import decode, knowledge, pieces, places, results, store
 from kproxy.spark.catalogue import Catalogue
 from kproxy.spark.pieces import PIECES, each
 from kproxy.spark.places import PACKET_SCHEMA, packets
+from kproxy.spark.store import PARQUET
 from kproxy.spark.target import Target
 from kproxy.tables import schema
 from kproxy.tables.names import Names
@@ -56,12 +57,12 @@ from kproxy.tables.schema import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PARQUET = "parquet"  # whose files are published together; other formats commit each table by themselves
 TASK_BYTES = 64 << 20  # of packets, to be decoded by one task
 MERGED_BYTES = 64 << 20  # of pieces, to be looked through by one task
 UNIT_BYTES = 32 << 20  # of captures that one task reads whole
 UNIT_CAPTURES = 1000  # likewise
 NEAR = 32  # files that the driver looks at itself
+SURVEYS = 16  # of parts, by one task: each takes some milliseconds
 LEAD_BYTES = 64 << 10  # that a capture is known again by, at its beginning and at its end
 _DEFAULT = Settings()
 log = logging.getLogger("kproxy.spark")
@@ -129,7 +130,7 @@ def ingest(
                 says("writing the tables")
                 place = target.stage if form == PARQUET else target.url
                 mode = "append" if append or form == PARQUET else "overwrite"
-                written = run.store(lambda table: f"{place}/{table}", form, mode)
+                written = run.store(place, form, mode)
                 run.tell(summary, place, form)
                 if run.done:
                     said = _manifest(run, summary, known if append else {}, form)
@@ -430,13 +431,13 @@ class Run:
             told.setdefault(number, []).append((dict(decided), set(doubted)))
         return {number: "logs" for number, logs in told.items() if clash(logs)}
 
-    def store(self, place: Callable[[str], str], form: str, mode: str) -> list[str]:
+    def store(self, folder: str, form: str, mode: str) -> list[str]:
         """Pieces become tables; the names of those that have rows."""
         every = self.finished()
         if every is None:
             return []
         chosen = self.catalogue.like.records
-        return store.store(every, self._sizes, self._names, self._mends, chosen, place, form, mode)
+        return store.store(every, self._sizes, self._names, self._mends, chosen, folder, form, mode)
 
     def has_rows(self, table: Table) -> bool:
         return any(name == table.name for name, _ in self._sizes)
@@ -461,7 +462,7 @@ class Run:
         self._count(self._counted)
         return self._pieces.union(self._counted)
 
-    def tell(self, summary: Summary, stage: str, form: str) -> None:
+    def tell(self, summary: Summary, folder: str, form: str) -> None:
         """What came of it, for whoever asked."""
         from pyspark.sql import functions as F
 
@@ -477,12 +478,13 @@ class Run:
             results.noted(summary.quality.setdefault(name, Quality()), counts)
         summary.quality = dict(sorted(summary.quality.items()))
         if like.records is not None:
-            records, batches = schema.RECORDS.name, schema.BATCHES.name
+            records, read = schema.RECORDS.name, self.spark.read.format(form)
             if self._rows.get(records):  # of captures that were shared out also those of topics that nobody chose
-                summary.rows[records] = self.spark.read.format(form).load(f"{stage}/{records}").count()
-            if not summary.rows[records] and self._rows.get(batches):
+                summary.rows[records] = read.load(store.place_of(folder, schema.RECORDS, form)).count()
+            if not summary.rows[records] and self._rows.get(schema.BATCHES.name):
                 topic = F.coalesce("topic", "topic_id").alias("topic")
-                seen = self.spark.read.format(form).load(f"{stage}/{batches}").select(topic).distinct().limit(1000)
+                batches = read.load(store.place_of(folder, schema.BATCHES, form))
+                seen = batches.select(topic).distinct().limit(1000)
                 summary.topics = sorted(row["topic"] for row in seen.collect() if row["topic"] is not None)
 
     # --- captures that one task reads ---
@@ -525,17 +527,19 @@ class Run:
         if not cut:
             return []
 
-        def run(numbered: tuple[int, tuple[int, int, Range]]) -> Iterator[pa.RecordBatch]:
-            index, (_, _, piece) = numbered
-            try:
-                seen = survey(piece)
-                yield pieces.words(index, pieces.REPORT, {**vars(seen), "opening": seen.opening.hex()})
-            except CaptureError as fault:
-                yield pieces.words(index, pieces.FAILED, (fault.name, str(fault).removeprefix(f"{fault.name}: ")))
+        def run(some: Sequence[tuple[int, tuple[int, int, Range]]]) -> Iterator[pa.RecordBatch]:
+            for index, (_, _, piece) in some:
+                try:
+                    seen = survey(piece)
+                    yield pieces.words(index, pieces.REPORT, {**vars(seen), "opening": seen.opening.hex()})
+                except CaptureError as fault:
+                    yield pieces.words(index, pieces.FAILED, (fault.name, str(fault).removeprefix(f"{fault.name}: ")))
 
         surveys: dict[tuple[int, int], list[tuple[Range, Survey]]] = {}
         secret = set()
-        rows = each(self.spark, list(enumerate(cut)), run, PIECES).select("capture", "kind", "data").collect()
+        numbered = iter(enumerate(cut))
+        together = iter(lambda: list(islice(numbered, SURVEYS)), [])
+        rows = each(self.spark, together, run, PIECES).select("capture", "kind", "data").collect()
         for row in sorted(rows, key=lambda row: row["capture"]):
             number, file, piece = cut[row["capture"]]
             found = json.loads(row["data"])

@@ -1,14 +1,19 @@
 """Pieces -> tables, written by Spark: a file for each table and hour, or for each 128 MB of it.
 
-Duty: a task takes the pieces of one file, merges their rows in the order of the table, fills in names that any
-connection of their capture told, and Spark's own writer makes a file of them, in any format that the session knows.
-Memory of a task: writer.FAN_IN steps of rows. Refuses to know folders, and what was read.
+Duty: a task takes the pieces of one file, merges their rows in the order of the table, and fills in names that any
+connection of their capture told. Of Parquet it makes the file's bytes too, as `kproxy convert` does; the files of all
+tables are one job of Spark's, whose writer of lines only has to copy them (`writer.packed`), by any file system and
+committer of the session. For any other format Spark's own writers get the rows, of one table after the other.
+
+Memory of a task: writer.FAN_IN steps of rows, and a group of rows of a file. Refuses to know which folder it is, and
+what was read.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -16,8 +21,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kproxy.convert import machine
 from kproxy.convert.joining import Mend
-from kproxy.spark.pieces import NO_HOUR, adopt, frame, unpacked
+from kproxy.spark.pieces import NO_HOUR, adopt, frame
 from kproxy.tables import arrays, schema, writer
 from kproxy.tables.names import FILLED, Names
 from kproxy.tables.records import Chosen
@@ -26,15 +32,21 @@ from kproxy.tables.schema import TEXT, Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+PARQUET = "parquet"  # whose files are published together; other formats commit each table by themselves
 FILE_BYTES = 128 << 20  # of pieces; a file of Parquet has about as many
 AT_ONCE = 4  # tables
+NONE = "none"  # the date and the hour of a table without times
 
 # Times as other tools read them; and a task, whose rows are all of one hour, need not sort them by it.
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
+    "spark.sql.shuffle.partitions": "16",  # of sums by table and hour; what is large says by itself how many it needs
 }
+
+
+_FILES = ["value", "table", "date", "hour"]
 
 
 @contextmanager
@@ -59,19 +71,24 @@ def store(
     names: Mapping[str, Names],
     mends: Mapping[str, Sequence[Mend]],
     chosen: Chosen | None,
-    place: Callable[[str], str],
+    folder: str,
     form: str,
     mode: str,
 ) -> list[str]:
-    """Write the tables of pieces; returns the names of those that have rows.
+    """Write the tables of pieces into a folder (see `place_of`); returns the names of those that have rows.
 
-    sizes: bytes by kind and hour; names, mends: by source; place: where a table goes; mode: Spark's, append or
-    overwrite.
+    sizes: bytes by kind and hour; names, mends: by source; mode: Spark's, append or overwrite.
     """
     tables = [(table, hours) for table in schema.BY_NAME.values() if (hours := hours_of(table, sizes))]
+    if form == PARQUET:
+        files = _files(pieces, sizes, names, mends, chosen).write.mode(mode).format("text")
+        for name, value in {"lineSep": writer.MAGIC.decode(), "compression": "none", "maxRecordsPerFile": "0"}.items():
+            files = files.option(name, value)
+        files.partitionBy("table", "date", "hour").save(folder)
+        return [table.name for table, _ in tables]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [
-            pool.submit(_write, rows(pieces, table, hours, names, mends, chosen), place(table.name), form, mode, hours)
+            pool.submit(_write, rows(pieces, table, hours, names, mends, chosen), folder, table, form, mode, hours)
             for table, hours in tables
         ]
         for job in jobs:
@@ -79,20 +96,52 @@ def store(
     return [table.name for table, _ in tables]
 
 
+def place_of(folder: str, table: Table, form: str) -> str:
+    """Where the rows of a table were written, in its format."""
+    return f"{folder}/table={table.name}" if form == PARQUET else f"{folder}/{table.name}"
+
+
 def hours_of(table: Table, sizes: Mapping[tuple[str, int], int]) -> dict[int, int]:
     """The bytes of a table's pieces by hour."""
     return {hour: size for (name, hour), size in sizes.items() if name == table.name}
 
 
-def _write(rows: "DataFrame", place: str, form: str, mode: str, hours: Mapping[int, int]) -> None:
+def _write(rows: "DataFrame", folder: str, table: Table, form: str, mode: str, hours: Mapping[int, int]) -> None:
     write = rows.write.mode(mode).format(form)
-    if form == "parquet":
-        write = write.option("compression", "zstd")
     if mode == "overwrite":
         write = write.option("partitionOverwriteMode", "static")  # all of it, whatever the session has
     if NO_HOUR not in hours:
         write = write.partitionBy("date", "hour")
-    write.save(place)
+    write.save(place_of(folder, table, form))
+
+
+def _files(
+    pieces: "DataFrame",
+    sizes: Mapping[tuple[str, int], int],
+    names: Mapping[str, Names],
+    mends: Mapping[str, Sequence[Mend]],
+    chosen: Chosen | None,
+) -> "DataFrame":
+    """The files of all tables, each in a partition: the largest ones, which take longest, first."""
+    of_tables = ((key, size) for key, size in sizes.items() if key[0] in schema.BY_NAME)
+    order = sorted(of_tables, key=lambda entry: (-min(entry[1], FILE_BYTES), entry[0]))
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        machine.retain()
+        every = _listed(batches)
+        first = next(every, None)
+        if first is None:
+            return
+        kind, hour, _ = first
+        table = schema.BY_NAME[kind]
+        where = (kind, *_date_and_hour(hour))
+        with TemporaryDirectory(prefix="kproxy-") as folder, machine.seldom_collected():
+            data = (data for _, _, data in chain((first,), every))
+            for part in writer.packed(table, _merged(table, data, Path(folder), names, mends, chosen)):
+                bytes_ = pa.array([part], pa.binary()).view(pa.string())
+                yield pa.RecordBatch.from_arrays([bytes_, *(arrays.listed(TEXT, [text]) for text in where)], _FILES)
+
+    return _by_file(pieces, order).mapInArrow(run, "value string, table string, date string, hour string")
 
 
 def rows(
@@ -104,66 +153,86 @@ def rows(
     chosen: Chosen | None,
 ) -> "DataFrame":
     """The rows of a table, each file's in a partition; with its date and hour, if it has times."""
-    from pyspark.sql import functions as F
-
     from kproxy.spark.source import spark_schema
 
-    first, plan = 0, []
-    for hour, size in sorted(hours.items()):
-        files = max(1, -(-size // FILE_BYTES))
-        plan.append((hour, first, files))
-        first += files
-    spread = frame(pieces.sparkSession, plan, "hour bigint, first int, files int")
-    mine = pieces.where(F.col("kind") == table.name).join(F.broadcast(spread), "hour")
-    number = (F.col("first") + F.pmod(F.xxhash64("data"), F.col("files"))).cast("int")
     columns = spark_schema(table.schema) + ("" if NO_HOUR in hours else ", `date` string, `hour` string")
-    return (
-        mine.select("hour", "data", number.alias("number"))
-        .repartitionById(first, "number")
-        .select("hour", "data")
-        .mapInArrow(_merged(table, names, mends, chosen), columns)
-    )
 
-
-def _merged(
-    table: Table, names: Mapping[str, Names], mends: Mapping[str, Sequence[Mend]], chosen: Chosen | None
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from kproxy.spark.source import RECORDS
 
-        hour = NO_HOUR
-        with TemporaryDirectory(prefix="kproxy-") as place:
-            folder = Path(place)
-            sorter = writer.Sorter(table, folder, ".all")
-            every = [mend for of_source in mends.values() for mend in of_source]
-            count = 0
-            for batch in batches:
-                data = batch.column(1)
-                for index in range(batch.num_rows):
-                    hour = batch.column(0)[index].as_py()  # the same of all
-                    adopt(sorter, unpacked(data[index].as_py(), folder / f"{count}.piece"), every)
-                    count += 1
-            if not count:
-                return
-            sorter.spill()
-            for part in writer.merged(table, sorter.runs):
-                told = named(part, names)
-                if chosen is not None and table.name == schema.RECORDS.name:
-                    told = chosen.of(told)
-                if table.name == schema.RECORDS.name:
-                    told = told.cast(RECORDS.schema)
+        every = _listed(batches)
+        first = next(every, None)
+        if first is None:
+            return
+        with TemporaryDirectory(prefix="kproxy-") as folder:
+            data = (data for _, _, data in chain((first,), every))
+            for part in _merged(table, data, Path(folder), names, mends, chosen):
+                told = part.cast(RECORDS.schema) if table.name == RECORDS.name else part
                 for batch in told.to_batches():
-                    yield _with_hour(batch, hour)
+                    yield _with_hour(batch, first[1])
 
-    return run
+    return _by_file(pieces, [((table.name, hour), size) for hour, size in sorted(hours.items())]).mapInArrow(
+        run, columns
+    )
+
+
+def _by_file(pieces: "DataFrame", sizes: Sequence[tuple[tuple[str, int], int]]) -> "DataFrame":
+    """Pieces of tables and hours, which have so many bytes, each file's in a partition; in this order."""
+    from pyspark.sql import functions as F
+
+    first, plan = 0, []
+    for (kind, hour), size in sizes:
+        files = max(1, -(-size // FILE_BYTES))
+        plan.append((kind, hour, first, files))
+        first += files
+    spread = frame(pieces.sparkSession, plan, "kind string, hour bigint, first int, files int")
+    number = (F.col("first") + F.pmod(F.xxhash64("data"), F.col("files"))).cast("int")
+    return (
+        pieces.join(F.broadcast(spread), ["kind", "hour"])
+        .select("kind", "hour", "data", number.alias("number"))
+        .repartitionById(first, "number")
+        .select("kind", "hour", "data")
+    )
+
+
+def _listed(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, bytes]]:
+    for batch in batches:
+        for index in range(batch.num_rows):
+            kind, hour, data = (column[index].as_py() for column in batch.columns)
+            yield kind, hour, data
+
+
+def _merged(
+    table: Table,
+    pieces: Iterator[bytes],
+    folder: Path,
+    names: Mapping[str, Names],
+    mends: Mapping[str, Sequence[Mend]],
+    chosen: Chosen | None,
+) -> Iterator[pa.Table]:
+    """The rows of pieces of a table as they are to be told, in their order."""
+    sorter = writer.Sorter(table, folder, ".all")
+    every = [mend for of_source in mends.values() for mend in of_source]
+    for piece in pieces:
+        adopt(sorter, piece, every)
+    sorter.spill()
+    for part in writer.merged(table, sorter.runs):
+        told = named(part, names)
+        yield chosen.of(told) if chosen is not None and table.name == schema.RECORDS.name else told
 
 
 def _with_hour(batch: pa.RecordBatch, hour: int) -> pa.RecordBatch:
     if hour == NO_HOUR:
         return batch
-    moment = datetime.fromtimestamp(hour * 3600, UTC)
-    more = [arrays.listed(TEXT, [text] * batch.num_rows) for text in (f"{moment:%Y-%m-%d}", f"{moment:%H}")]
+    more = [arrays.listed(TEXT, [text] * batch.num_rows) for text in _date_and_hour(hour)]
     return pa.RecordBatch.from_arrays([*batch.columns, *more], [*batch.schema.names, "date", "hour"])
+
+
+def _date_and_hour(hour: int) -> tuple[str, str]:
+    if hour == NO_HOUR:
+        return NONE, NONE
+    moment = datetime.fromtimestamp(hour * 3600, UTC)
+    return f"{moment:%Y-%m-%d}", f"{moment:%H}"
 
 
 def named(rows: pa.Table, names: Mapping[str, Names]) -> pa.Table:

@@ -1,10 +1,10 @@
 """The folder of tables that an ingest writes: by Spark's file systems, whatever they are, all of it or nothing.
 
-Duty: Spark writes tables into a folder of their own inside it (`stage`), by its own committers, which see to attempts
-that fail or run twice. `publish` moves their files to their places, removes those that they replace, and writes the
-manifest last. What is to be moved and removed is written down before, so that a run which dies midway is finished by
-the next one: tables are never gone, and no row is there twice. Files of this machine are moved by this process, others
-by Hadoop's file systems, as Spark finds them.
+Duty: Spark writes files into a folder of their own inside it (`stage`, see `store`), by its own committers, which see
+to attempts that fail or run twice. `publish` moves them to their places, removes those that they replace, and writes
+the manifest last. What is to be moved and removed is written down before, so that a run which dies midway is finished
+by the next one: tables are never gone, and no row is there twice. Files of this machine are moved by this process,
+others by Hadoop's file systems, as Spark finds them.
 
 A folder of this machine is locked meanwhile; elsewhere two runs must not write to one at the same time.
 Memory: names of files of tables. Refuses to know what is in the files.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kproxy.errors import KproxyError
 from kproxy.spark import is_connect
+from kproxy.spark.store import NONE
 from kproxy.tables import schema
 from kproxy.tables.dataset import MANIFEST
 from kproxy.tables.writer import sync
@@ -147,7 +148,7 @@ class Target:
             return
         log = json.loads(text)
         for path in log["move"]:
-            self._files.move(path, path.removeprefix(f"{STAGE}/"))
+            self._files.move(path, _published(path))
         for path in log["remove"]:
             self._files.remove(path)
         self._files.write(MANIFEST, [json.dumps(log["manifest"], indent=2, sort_keys=True) + "\n"])
@@ -172,6 +173,14 @@ def _is_table_file(path: str) -> bool:
     """Whether a staged file is rows: no word of a committer, no checksum, nor of an attempt that another overtook."""
     places = path.removeprefix(f"{STAGE}/").removeprefix(f"{CAPTURES}/").split("/")
     return not any(place.startswith(("_", ".")) for place in places)
+
+
+def _published(path: str) -> str:
+    """Where a staged file goes. Spark takes those of tables for text, and a date and an hour for folders."""
+    _, _, place = path.partition("/")
+    if not place.startswith("table="):
+        return place
+    return place.removeprefix("table=").replace(f"/date={NONE}/hour={NONE}/", "/").removesuffix(".txt") + ".parquet"
 
 
 class _Local:

@@ -16,7 +16,8 @@ import shutil
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from io import BytesIO
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, cast
@@ -34,6 +35,7 @@ from kproxy.tables.schema import Table
 
 ROW_GROUP = 256 * 1024
 GROUP_BYTES = 32 << 20  # of rows with a weight
+MAGIC = b"PAR1"  # at both ends of a Parquet file
 RUN_ROWS = 32 * 1024
 RUN_BYTES = 16 << 20
 STEP_ROWS = 16 * 1024  # of one run in memory while merging; a step costs about as much as 4000 rows
@@ -236,27 +238,54 @@ def some_values(files: Sequence[Path], columns: tuple[str, ...], most: int = 100
     return sorted(found)[:most]
 
 
-def store(table: Table, parts: Iterable[pa.Table], path: Path) -> int:
+def store(table: Table, parts: Iterable[pa.Table], path: Path | pa.NativeFile) -> int:
     """Write rows, in the order in which they come, as one Parquet file; returns how many there were."""
     count = 0
-    with (
-        _writing(path.parent),
-        pq.ParquetWriter(
-            path,
-            table.schema,
-            compression="zstd",
-            compression_level=3,
-            use_dictionary=table.words,
-            column_encoding=dict.fromkeys(table.deltas, "DELTA_BINARY_PACKED"),
-            version="2.6",
-            write_statistics=True,
-            store_schema=True,
-        ) as sink,
-    ):
+    with _writing(path.parent) if isinstance(path, Path) else nullcontext(), _parquet(table, path) as sink:
         for group in _groups(table, parts):
             sink.write_table(group, row_group_size=ROW_GROUP)
             count += group.num_rows
     return count
+
+
+def packed(table: Table, parts: Iterable[pa.Table]) -> Iterator[bytes]:
+    """Rows as one Parquet file, for who writes it: pieces, with MAGIC to be put behind each; of no rows none.
+
+    MAGIC ends a Parquet file. Between groups of rows anything may stand, since readers find these by their places;
+    writers for HDFS fill blocks up there.
+    """
+    pieces = BytesIO()
+    with pa.PythonFile(pieces, "w") as file, _parquet(table, file) as sink:
+        for group in _groups(table, parts):
+            sink.write_table(group, row_group_size=ROW_GROUP)
+            file.write(MAGIC)
+            yield _piece(pieces)
+        is_empty = not file.tell() > len(MAGIC)
+        sink.close()
+        if not is_empty:
+            yield _piece(pieces)
+
+
+def _piece(pieces: BytesIO) -> bytes:
+    """What was written, without the MAGIC at its end."""
+    data = pieces.getvalue()[: -len(MAGIC)]
+    pieces.seek(0)
+    pieces.truncate()
+    return data
+
+
+def _parquet(table: Table, where: Any) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        where,
+        table.schema,
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=table.words,
+        column_encoding=dict.fromkeys(table.deltas, "DELTA_BINARY_PACKED"),
+        version="2.6",
+        write_statistics=True,
+        store_schema=True,
+    )
 
 
 def _groups(table: Table, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:

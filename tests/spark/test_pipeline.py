@@ -242,9 +242,9 @@ def watched():
     found = []
     real = pipeline.Run.store
 
-    def noted(run, place, form):
+    def noted(run, *given):
         found.append((run, shuffled(run.spark)))
-        real(run, place, form)
+        return real(run, *given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline.Run, "store", noted)

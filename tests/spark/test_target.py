@@ -20,18 +20,18 @@ HOUR = "date=2026-01-31/hour=10"
 
 
 def staged(folder, run):
-    """A target with two tables staged, as Spark leaves them."""
+    """A target with three tables staged, as Spark leaves them."""
     made = Target(None, str(folder))
     made.begin()
-    for table in ("exchanges", "partitions"):
-        place = folder / STAGE / table / HOUR
+    for place in (f"table=exchanges/{HOUR}", f"table=partitions/{HOUR}", "table=quality/date=none/hour=none"):
+        place = folder / STAGE / place
         place.mkdir(parents=True)
-        (place / f"part-{run}.parquet").write_text(f"{table} of {run}")
-        (place / f".part-{run}.parquet.crc").write_text("a checksum")
-        (folder / STAGE / table / "_SUCCESS").write_text("")
-        late = folder / STAGE / table / "_temporary" / "0" / "_temporary" / "attempt_1" / HOUR
-        late.mkdir(parents=True)  # of a task that another attempt overtook, and that does not know it yet
-        (late / f"part-{run}-late.parquet").write_text("half of it")
+        (place / f"part-{run}.txt").write_text(f"of {run}")
+        (place / f".part-{run}.txt.crc").write_text("a checksum")
+    (folder / STAGE / "_SUCCESS").write_text("")
+    late = folder / STAGE / "_temporary" / "0" / "_temporary" / "attempt_1" / "table=exchanges" / HOUR
+    late.mkdir(parents=True)  # of a task that another attempt overtook, and that does not know it yet
+    (late / f"part-{run}-late.txt").write_text("half of it")
     return made
 
 
@@ -40,7 +40,8 @@ def files(folder):
 
 
 def those(*runs):
-    tables = [f"{table}/{HOUR}/part-{run}.parquet" for table in ("exchanges", "partitions") for run in runs]
+    places = (f"exchanges/{HOUR}", f"partitions/{HOUR}", "quality")
+    tables = [f"{place}/part-{run}.parquet" for place in places for run in runs]
     return ["_kproxy.json", *sorted(tables)]
 
 

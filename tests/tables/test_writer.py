@@ -112,6 +112,23 @@ def test_many_rows_of_one_time_are_merged_all_the_same(tmp_path, small):
     )
 
 
+def test_a_file_that_somebody_else_writes_has_the_rows_and_groups_of_one_of_ours(tmp_path, small):
+    """Who writes it puts MAGIC behind each piece. Without rows there is no file."""
+    data = rows(10_000)
+    ours = written(tmp_path / "ours", data, 100)
+    parts = pa.Table.from_batches(pq.ParquetFile(ours).iter_batches(700))
+    pieces = list(writer.packed(EXCHANGES, (parts.slice(start, 700) for start in range(0, 10_000, 700))))
+    theirs = tmp_path / "theirs.parquet"
+    theirs.write_bytes(b"".join(piece + writer.MAGIC for piece in pieces))
+    assert len(pieces) == 5 and pq.read_table(theirs).equals(pq.read_table(ours))
+    one, other = pq.ParquetFile(theirs), pq.ParquetFile(ours)
+    assert one.schema_arrow.equals(other.schema_arrow)
+    for number in range(4):
+        assert one.read_row_group(number).equals(other.read_row_group(number))
+    assert not list(writer.packed(EXCHANGES, ()))
+    assert not list(writer.packed(EXCHANGES, (parts.slice(0, 0),)))
+
+
 def test_runs_that_follow_one_another_are_written_once(tmp_path, small):
     """However many: rows that come in order of time, also where runs touch; those that do not are merged in between."""
     data = sorted(rows(9000), key=lambda row: row["time"])
