@@ -200,7 +200,10 @@ def _refuse_tables(target: Target, out: Path | str, settings: Settings, *, appen
 
 
 def _counted(catalogue: Catalogue) -> str:
-    return f"{len(catalogue):,} captures" if len(catalogue) != 1 else catalogue.job(0).source
+    if len(catalogue) != 1:
+        return f"{len(catalogue):,} captures"
+    ((_, job, _),) = catalogue.every()
+    return job.source
 
 
 def _check_format(spark: "SparkSession", folder: str, form: str) -> None:
