@@ -186,7 +186,8 @@ def test_where_nothing_can_be_recorded_nothing_runs(tmp_path):
         process = await run(*addresses, "--record", tmp_path / "file")
         _, stderr = await process.communicate()
         assert process.returncode == 2
-        assert stderr.decode().endswith(f"kproxy: record: {tmp_path}/file: cannot be written to: it is a file, no folder\n")
+        why = "cannot be written to: it is a file, no folder"
+        assert stderr.decode().endswith(f"kproxy: record: {tmp_path}/file: {why}\n")
         without = "import sys; sys.modules['pyarrow'] = None; from kproxy.cli import main; main()"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", without, "run", *addresses, "--record", tmp_path), stderr=asyncio.subprocess.PIPE
