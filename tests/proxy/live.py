@@ -212,6 +212,15 @@ class Broker:
             return await TlsWire(sock).begin(secured.of_broker, server_side=True)
         return Wire(sock)
 
+    async def asked_as_before_0_10(self) -> Wire:
+        """The connection on which kproxy asks Metadata v0, since the one on which it asked ApiVersions was closed."""
+        wire = await self.accept()
+        await wire.frame()
+        wire.close()
+        wire = await self.accept()
+        await wire.frame()
+        return wire
+
     def brokers(self) -> list[dict[str, Any]]:
         return [{"nodeId": self.node_id, "host": HOST, "port": self.port}]
 

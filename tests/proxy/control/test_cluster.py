@@ -289,11 +289,7 @@ def test_where_a_login_is_wanted_the_declared_ports_are_bound(tmp_path, caplog):
 def test_an_old_broker_without_api_versions_is_asked_all_the_same():
     async def test():
         async with kproxy(wait=False) as here:
-            wire = await here.broker.accept()
-            await wire.frame()
-            wire.close()
-            wire = await here.broker.accept()
-            await wire.frame()
+            wire = await here.broker.asked_as_before_0_10()
             await wire.send(response(METADATA, 0, METADATA, {"brokers": here.broker.brokers()}))
             await here.until(lambda: not here.server.not_ready())
 

@@ -137,11 +137,7 @@ def test_of_all_that_an_old_broker_says_the_topics_are_not_read():
 
     async def test():
         async with kproxy(wait=False) as here:
-            wire = await here.broker.accept()
-            await wire.frame()
-            wire.close()
-            wire = await here.broker.accept()
-            await wire.frame()
+            wire = await here.broker.asked_as_before_0_10()
             answer = response(METADATA, 0, METADATA, {"brokers": here.broker.brokers(), **topics})
             await wire.send(answer[: len(answer) // 8])  # what is behind it never comes
             await here.until(lambda: not here.server.not_ready())
