@@ -194,7 +194,10 @@ def _serve(sock: socket.socket, work: Work, drain_s: float) -> None:
             os.read(woken, 4096)
         _reap(workers, sock if end is None else None)
         if sock.fileno() in ready:
-            data, ancillary, _, _ = sock.recvmsg(64, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            try:
+                data, ancillary, _, _ = sock.recvmsg(64, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            except ConnectionResetError:  # the parent has gone before it read all that it was told
+                data, ancillary = b"", []
             if data and ancillary:
                 pid = _fork(sock, array("i", ancillary[0][2])[0], work, (woken, wakes))
                 workers |= {pid} if pid > 0 else set()
