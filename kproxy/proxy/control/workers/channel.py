@@ -201,6 +201,7 @@ class Channel:
             if data[:1] == _LAST:
                 self._received.append((pickle.loads(b"".join(self._parts)), self._files))
                 self._parts, self._files = [], []
+        self._loop.call_soon(self._readable)  # there may be more, and libuv calls the reader of a reset socket once
 
     def _handle(self) -> None:
         while self._received and not self.closed:

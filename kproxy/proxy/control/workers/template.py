@@ -66,27 +66,31 @@ class Template:
         asyncio.get_running_loop().add_reader(self._sock, self._readable)
 
     def _readable(self) -> None:
-        try:
-            data = self._sock.recv(4096)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            data = b""
-        if not data:
-            asyncio.get_running_loop().remove_reader(self._sock)
-            for asked in self._pids.values():
-                if not asked.done():
-                    asked.set_exception(OSError("the process that workers are forked from has gone"))
-            self._lost()
-            return
-        name, *values = pickle.loads(data)
-        if name == "forked":
-            number, pid = values
-            forked = self._pids.get(number)
-            if forked is not None and not forked.done():
-                forked.set_result(pid)
-        else:
-            self._ended(*values)
+        """Take what is there: after a reset, which libuv tells once, that is all up to its end."""
+        while True:
+            try:
+                data = self._sock.recv(4096)
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionResetError:  # it has not read that it was to fork; what it told is still there
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                break
+            name, *values = pickle.loads(data)
+            if name == "forked":
+                number, pid = values
+                forked = self._pids.get(number)
+                if forked is not None and not forked.done():
+                    forked.set_result(pid)
+            else:
+                self._ended(*values)
+        asyncio.get_running_loop().remove_reader(self._sock)
+        for asked in self._pids.values():
+            if not asked.done():
+                asked.set_exception(OSError("the process that workers are forked from has gone"))
+        self._lost()
 
     async def fork(self, sock: socket.socket) -> int:
         """Fork a worker that gets this end of a channel; returns its pid. Raises OSError, TimeoutError."""

@@ -118,6 +118,38 @@ def test_a_reply_can_be_waited_for_without_the_loop_and_nothing_is_lost_meanwhil
     live(test())
 
 
+@pytest.mark.parametrize("sends", [False, True], ids=["hears", "tells"])
+def test_an_end_is_seen_behind_all_that_was_said_though_not_all_was_read(sends):
+    """The kernel reports a reset then, of which libuv tells once: what is read in many turns is followed by its end.
+
+    It tells a sender too, and a reader no more.
+    """
+
+    async def test():
+        ours, theirs = pair()
+        found, ended = [], asyncio.Event()
+        channel = Channel(ours, {"told": found.append}, ended.set)
+        channel.send("unread")
+        other = Channel(theirs, {}, lambda: None)
+        for number in range(150):
+            other.send("told", number)
+        assert not other.is_behind
+        if sends:  # in the turn in which the loop has already been told
+            here, there = socket.socketpair()
+            asyncio.get_running_loop().add_reader(here, lambda: channel.send("unheard"))
+            there.send(b"1")
+        other.close()
+        async with asyncio.timeout(60):
+            await ended.wait()
+        assert found == [*range(150)]
+        if sends:
+            asyncio.get_running_loop().remove_reader(here)
+            here.close()
+            there.close()
+
+    live(test())
+
+
 def test_a_message_that_cannot_be_handled_keeps_no_other_from_its_turn():
     async def test():
         found = []
