@@ -20,6 +20,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from kproxy.proxy.log_limiter import LogLimiter
+
 PACKET_BYTES = 48 * 1024
 MAX_MESSAGE = 64 << 20
 MAX_WAITING = 8192
@@ -47,6 +49,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 class Channel:
     """One end. `handlers`: by the name of a message, what takes its values (and its descriptors, as `files`).
 
+    A message comes without its descriptors where this process has none left: then no `files` are given.
     What a handler of a question returns is the reply; it may be awaitable. `ended()`: the other process is gone.
     """
 
@@ -64,6 +67,7 @@ class Channel:
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_writing = False
+        self._limiter = LogLimiter(log)
         self.closed = False
         self.given_up = False  # closed from here, since the other took nothing
         self._loop.add_reader(sock, self._readable)
@@ -181,13 +185,18 @@ class Channel:
             if self.closed:
                 return
             try:
-                data, ancillary, _, _ = self._sock.recvmsg(PACKET_BYTES + 1, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+                data, ancillary, flags, _ = self._sock.recvmsg(
+                    PACKET_BYTES + 1, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                )
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionResetError:  # it did not read all of ours; what it sent is still there
                 continue
             except OSError:
-                data, ancillary = b"", []
+                data, ancillary, flags = b"", [], 0
+            if flags & socket.MSG_CTRUNC:
+                text = "no file descriptor is left for what another process hands over: raise the limit (ulimit -n)"
+                self._limiter.log(logging.ERROR, "descriptors", text)
             for level, kind, content in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     files = array("i")

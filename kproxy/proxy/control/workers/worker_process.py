@@ -153,7 +153,9 @@ class _Process:
         else:
             self._beginning.config = new
 
-    def _client(self, number: int, name: str, node_id: int | None, peer: tuple[str, int], files: Iterable[int]) -> None:
+    def _client(
+        self, number: int, name: str, node_id: int | None, peer: tuple[str, int], files: Iterable[int] = ()
+    ) -> None:
         self._channel.send("taken", number)
         client = None
         for file in files:
@@ -170,7 +172,7 @@ class _Process:
                 client.close()
             self._channel.send("left", number)
 
-    def _insight(self, files: Iterable[int]) -> None:
+    def _insight(self, files: Iterable[int] = ()) -> None:
         """A stream to the process that decodes what relays keep."""
         for file in files:
             sock = socket.socket(fileno=file)

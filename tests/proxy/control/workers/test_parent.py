@@ -20,6 +20,7 @@ import pytest
 from kproxy.errors import ConfigError
 from kproxy.protocol import codec
 from kproxy.proxy.control.embedded import Proxy
+from kproxy.proxy.control.workers.crew import LATE_S
 from tests.certificates import Authority
 from tests.ports import free_ports
 from tests.proxy.live import HOST, Broker, Wire, live, request, response
@@ -791,6 +792,32 @@ def test_a_worker_in_which_new_settings_do_not_work_is_replaced(tmp_path):
             await here.said("the new settings do not work here")
             await here.said(f"(pid {victim}) ended with status 1")
             await here.said("another one starts")
+
+    live(test(), PATIENCE_S)
+
+
+def test_workers_without_descriptors_turn_clients_away_and_serve_those_that_come_when_there_are_some():
+    """Each gets the message of a client without its socket, and must not be waited for until it takes that."""
+
+    async def test():
+        async with kproxy() as here:
+            served = [await here.connect() for _ in here.workers]  # so each has opened what it needs
+            limits = {worker: resource.prlimit(worker, resource.RLIMIT_NOFILE) for worker in here.workers}
+            for worker, (_, hard) in limits.items():
+                used = {int(file.name) for file in in_proc(worker, "fd").iterdir()}
+                first_free = next(number for number in range(len(used) + 1) if number not in used)
+                resource.prlimit(worker, resource.RLIMIT_NOFILE, (first_free, hard))
+            for _ in limits:
+                turned_away = await Wire.dial(here.port)
+                assert await turned_away.rest() == b""
+            assert "ulimit -n" in await here.said("no file descriptor is left")
+            await asyncio.sleep(LATE_S)
+            for worker, both in limits.items():
+                resource.prlimit(worker, resource.RLIMIT_NOFILE, both)
+            others = [await here.connect() for _ in limits]
+            assert all([await alive(*each) for each in (*served, *others)])
+            assert total(await here.scrape(), "kproxy_open_connections") == 4
+            assert "defect" not in "".join(here.lines)
 
     live(test(), PATIENCE_S)
 
