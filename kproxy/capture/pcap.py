@@ -7,13 +7,14 @@ Reference: draft-ietf-opsawg-pcap. Memory: one window. Refuses to know what is i
 from collections.abc import Iterator
 from struct import Struct
 
-from kproxy.capture import files
+from kproxy.capture import files, heads
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import SECOND, WINDOW, Record, Window, most_captured
 
 LINK_MASK = 0x03FF_FFFF  # above it: the length of a frame check sequence
 
 HEADER_BYTES = 24  # of a file
+LEAST_CAPTURED = 14  # bytes of a packet, where records are looked for
 CLASSIC = {
     b"\xd4\xc3\xb2\xa1": ("<", 1000),
     b"\xa1\xb2\xc3\xd4": (">", 1000),
@@ -38,6 +39,7 @@ class Classic:
     ) -> None:
         self._source = source
         self._quality = quality
+        self._order = order
         self._head = Struct(order + "IIII")
         self._unit = unit  # nanoseconds per unit of the fraction
         self._link = link
@@ -91,8 +93,8 @@ class Classic:
         last = size - 16
         while position <= last:
             seconds, fraction, captured, original = unpack(data, position)
-            if captured > most or fraction >= second:
-                return position, False
+            if captured > most or fraction >= second or not original:
+                return position, False  # no packet is of 0 bytes: that is a hole in the file
             start = position + 16
             end = start + captured
             if end > size:
@@ -103,7 +105,10 @@ class Classic:
 
     def _next_sound(self, data: bytes, position: int, last_ns: int, final: bool) -> tuple[int, bool]:
         """The next place from which plausible records follow each other; else (how far it looked, False)."""
-        for start in range(position, len(data) - 16):
+        order, least, most = self._order, LEAST_CAPTURED, self._most
+        for start in heads.places(
+            data, position, len(data) - 16, step=1, order=order, length_at=8, least=least, most=most
+        ):
             chained = self.plausible(data, start, last_ns)
             if chained is None:
                 if not final:
@@ -123,7 +128,7 @@ class Classic:
             if position + 16 > len(data):
                 return None
             second, fraction, captured, original = self._head.unpack_from(data, position)
-            if fraction >= SECOND // self._unit or not 14 <= captured <= self._most:
+            if fraction >= SECOND // self._unit or not LEAST_CAPTURED <= captured <= self._most:
                 return False
             if captured != original and captured != self._snap:
                 return False

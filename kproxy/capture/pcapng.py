@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from struct import Struct, error
 from typing import TYPE_CHECKING, NamedTuple
 
+from kproxy.capture import heads
 from kproxy.capture.files import Source
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import MAX_RECORD, SECOND, WINDOW, Record, Window
@@ -27,6 +28,7 @@ _TLS_KEY_LOG = 0x544C534B
 # Of blocks with a packet, which begins after so many bytes: interface, captured and original length behind the head.
 PACKETS = {_ENHANCED: "I8xII", _OLD_PACKET: "H10xII"}
 PACKET_BYTES = 28
+LEAST_BLOCK = 12  # bytes: its kind, and its length twice
 
 _OPT_END, _IF_TSRESOL, _IF_TSOFFSET, _ISB_IFDROP, _ISB_OSDROP = 0, 9, 14, 5, 7
 
@@ -232,9 +234,11 @@ class Sections:
 
     def _next_sound(self, data: bytes, position: int) -> tuple[int, bool]:
         """The next place with a block of a known type whose length is repeated at its end."""
-        for start in range(position, len(data) - 11, 4):
+        for start in heads.places(
+            data, position, len(data) - 11, step=4, order=self._order, length_at=4, least=LEAST_BLOCK, most=1 << 24
+        ):
             kind, length = self._block.unpack_from(data, start)
-            if kind in KNOWN and 12 <= length <= 1 << 24 and not length & 3:
+            if kind in KNOWN and not length & 3:
                 if start + length > len(data):
                     if length <= 1 << 18:
                         return start, False  # more of the file decides

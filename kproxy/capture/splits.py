@@ -20,7 +20,7 @@ from pathlib import Path
 from struct import Struct, error
 from typing import BinaryIO
 
-from kproxy.capture import captures, files, pcap, pcapng
+from kproxy.capture import captures, files, heads, pcap, pcapng
 from kproxy.capture.captures import Capture
 from kproxy.capture.packets import Dissector
 from kproxy.capture.quality import Quality
@@ -265,6 +265,7 @@ class _Records:
         self._data = data
         self._is_end = is_end
         order, unit = pcap.CLASSIC[data[:4]]
+        self._order = order
         self._head = Struct(order + "IIII")
         self._fractions = SECOND // unit
         self._snap, link = Struct(order + "II").unpack_from(data, 16)
@@ -278,7 +279,10 @@ class _Records:
         Plausible headers alone, even in a chain, were wrong 2 times in 1000; with lengths that must be whole or cut at
         the snap length, and a first record that is a packet, never in 12,000.
         """
-        for position in range(start, min(stop, len(self._data) - 15)):
+        stop = min(stop, len(self._data) - 15)
+        for position in heads.places(
+            self._data, start, stop, step=1, order=self._order, length_at=8, least=1, most=self._most
+        ):
             if self._chained(position) and self._packet(position):
                 return position
         return None
@@ -318,6 +322,7 @@ class _Blocks:
         front = front or pcapng.front(data)
         assert front is not None
         self.begin = len(front.data)
+        self._order = front.order
         self._links = front.links
         self._two = Struct(front.order + "II").unpack_from
         self._one = Struct(front.order + "I").unpack_from
@@ -329,7 +334,10 @@ class _Blocks:
 
         A block is aligned, and says its length at both ends.
         """
-        for position in range(start + 3 & ~3, min(stop, len(self._data) - 11), 4):
+        start, stop = start + 3 & ~3, min(stop, len(self._data) - 11)
+        for position in heads.places(
+            self._data, start, stop, step=4, order=self._order, length_at=4, least=pcapng.LEAST_BLOCK, most=MAX_RECORD
+        ):
             is_packet = self._two(self._data, position)[0] in self._of_packet
             if is_packet and self._chained(position) and self._packet(position):
                 return position

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.capture import files, pcap
+from kproxy.capture import files, heads, pcap
 from kproxy.capture.captures import Capture
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError
@@ -273,6 +273,46 @@ def test_a_record_header_that_makes_no_sense_costs_no_more_than_itself(tmp_path)
     quality, records = read(written(tmp_path, bytes(data)))
     assert [record[2] for record in records] == [packet_data for n, (_, packet_data) in enumerate(PACKETS) if n != 7]
     assert (quality.count("damaged"), quality.size("damaged")) == (1, 16 + len(PACKETS[7][1]))
+
+
+@pytest.mark.parametrize("shift", range(16))
+def test_a_hole_of_zeros_costs_the_records_that_it_touches(tmp_path, shift):
+    """As a full disk, or a machine without power, leaves it: of blocks, so that it ends inside a record."""
+    data = bytearray(packet.pcap(PACKETS))
+    ends = [24]
+    for _, packet_data in PACKETS:
+        ends.append(ends[-1] + 16 + len(packet_data))
+    begin, end = ends[5] + shift, ends[9] + 40
+    data[begin:end] = bytes(end - begin)
+    quality, records = read(written(tmp_path, bytes(data)))
+    lost = range(5, 10)
+    assert [record[2] for record in records if any(record[2])] == [
+        packet_data for n, (_, packet_data) in enumerate(PACKETS) if n not in lost
+    ]
+    assert quality.count("damaged") == 1 and quality.size("damaged") >= ends[10] - ends[6]
+
+
+@pytest.mark.parametrize("kind", ("pcap", "pcapng"))
+def test_a_large_hole_is_passed_over_at_once(tmp_path, kind, monkeypatch):
+    """It may be most of a file: a look at each byte would take minutes for each GB."""
+    if kind == "pcap":
+        front, blocks = packet.pcap(PACKETS), [packet.pcap(PACKETS)[24:]]
+    else:
+        blocks = [packet.enhanced(data, time // 1000) for time, data in PACKETS]
+        front = b"".join((packet.section(), packet.interface(), *blocks))
+    looked = []
+    real = heads.places
+
+    def places(*given, **how):
+        for place in real(*given, **how):
+            looked.append(place)
+            yield place
+
+    monkeypatch.setattr(heads, "places", places)
+    hole = 5_000_000
+    quality, records = read(written(tmp_path, front + bytes(hole) + b"".join(blocks)))
+    assert [record[2] for record in records] == [packet_data for _, packet_data in PACKETS * 2]
+    assert quality.size("damaged") == hole and len(looked) < 100
 
 
 def test_a_pcapng_block_that_makes_no_sense_costs_no_more_than_itself(tmp_path):

@@ -244,7 +244,7 @@ class Mapped:
         start = places + 16
         end = start + captured
         wrong = (captured > most_captured(self._snap)) | (fraction >= SECOND // self._unit)
-        wrong |= end + offset > self._length
+        wrong |= (original == 0) | (end + offset > self._length)
         time_ns = seconds * SECOND + fraction * self._unit
         columns = Columns(time_ns, self._link, start, end, original, heads[:, 16:])
         return (columns[: int(wrong.argmax())], False) if wrong.any() else (columns, True)
