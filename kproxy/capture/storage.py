@@ -108,6 +108,16 @@ class Storage:
             system, place = self._system(str(path))
             return int(system.size(place) or 0)
 
+    def seen(self, path: str) -> tuple[int, int]:
+        """Bytes of a file, and when it changed, in ns; 0: it appears when it is whole, as in S3. Raises as `open`."""
+        if not is_remote(path):
+            seen = Path(local_path(path)).stat()
+            return seen.st_size, seen.st_mtime_ns
+        with _told(path):
+            system, place = self._system(path)
+            info = system.info(place)
+            return int(info["size"] or 0), 1_000_000 * int(info.get("modificationTime", 0))  # of WebHDFS, in ms
+
     def is_file(self, path: str) -> bool:
         """Whether it is a file that can be read as often as wanted: no pipe, no folder, nothing that is not there."""
         if path == STDIN:

@@ -257,6 +257,9 @@ class FolderReader(DataSourceStreamReader):
 
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
+        # Of files of storages that change, and are not read yet: bytes, and since when there were as many. Of a file
+        # under way HDFS tells when it was begun, and the bytes of its blocks that are whole.
+        self._waiting: dict[str, tuple[int, int]] = {}
 
     def initialOffset(self) -> dict[str, Any]:
         return {"files": {}}
@@ -285,6 +288,8 @@ class FolderReader(DataSourceStreamReader):
                     found[path] = size  # reported once
             elif time.time_ns() - changed_ns >= self._settings.quiet_s * 1e9:
                 found[path] = size
+        here = {path for path, *_ in present} - found.keys()
+        self._waiting = {path: seen for path, seen in self._waiting.items() if path in here}
         return {"files": found}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -309,9 +314,14 @@ class FolderReader(DataSourceStreamReader):
         """
         folders = [local_path(place) for place in self._settings.places]
         for path in self._settings.files():
-            if is_remote(path):  # a storage shows whole files only
+            if is_remote(path):
                 try:
-                    yield path, self._settings.storage.size(path), 0
+                    size, changed_ns = self._settings.storage.seen(path)
+                    if path not in read and changed_ns:
+                        before, since_ns = self._waiting.get(path, (size, changed_ns))
+                        changed_ns = since_ns if size == before and size else time.time_ns()
+                        self._waiting[path] = size, changed_ns
+                    yield path, size, changed_ns
                 except CaptureError:
                     if path in folders:  # what stands for a folder that did not answer
                         raise
@@ -319,12 +329,11 @@ class FolderReader(DataSourceStreamReader):
                         yield path, read[path], 0
                 continue
             try:
-                seen = Path(path).stat()
+                yield path, *self._settings.storage.seen(path)
             except FileNotFoundError:
                 if path in folders and not has_magic(path):
                     raise CaptureError(path, "there is no such folder") from None
-                continue  # gone since the folder was listed
-            yield path, seen.st_size, seen.st_mtime_ns
+                # else it is gone since the folder was listed
 
 
 def _say_large(jobs: Sequence[Job]) -> None:

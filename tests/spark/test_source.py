@@ -187,17 +187,20 @@ class NameNode(BaseHTTPRequestHandler):
     """What WebHDFS says of a folder with two files, as long as `refused` names neither the folder nor a file."""
 
     refused = ""
+    files = (("a.pcap", 5, 1_700_000_000), ("b.pcap", 5, 1_700_000_000))  # name, bytes, and when changed, in seconds
 
     def do_GET(self):
         place, _, asked = self.path.removeprefix("/webhdfs/v1").partition("?")
         if place == self.refused:
             self.send_error(503)
             return
-        files = [{"pathSuffix": name, "type": "FILE", "length": 5} for name in ("a.pcap", "b.pcap")]
-        folder = {"pathSuffix": "", "type": "DIRECTORY", "length": 0}
-        said = {"FileStatus": files[0] if place.endswith(".pcap") else folder}
+        files = {
+            name: {"pathSuffix": name, "type": "FILE", "length": size, "modificationTime": 1000 * changed_s}
+            for name, size, changed_s in self.files
+        }
+        said = {"FileStatus": files.get(place.rpartition("/")[2], {"pathSuffix": "", "type": "DIRECTORY", "length": 0})}
         if "LISTSTATUS" in asked:
-            said = {"FileStatuses": {"FileStatus": files}}
+            said = {"FileStatuses": {"FileStatus": list(files.values())}}
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps(said).encode())
@@ -231,6 +234,32 @@ def test_files_of_a_folder_that_does_not_answer_are_not_read_again(tmp_path, mon
     assert reader.latestOffset(whole) == whole and f"{folder}: there is no such folder" in caplog.text
     away.rename(folder)
     assert reader.latestOffset(whole) == whole
+
+
+def test_a_file_that_is_under_way_in_hdfs_waits(monkeypatch):
+    """HDFS says when it was begun, and shows the blocks that are whole; of the first one nothing at all."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), NameNode)
+    Thread(target=server.serve_forever, daemon=True).start()
+    now_s = 1_700_000_000
+    try:
+        reader = FolderReader(_Settings({"path": f"webhdfs://127.0.0.1:{server.server_port}/in"}))
+        read = reader.initialOffset()
+
+        def taken(at_s, *files):
+            nonlocal read
+            monkeypatch.setattr(time, "time_ns", lambda: (now_s + at_s) * 10**9)
+            monkeypatch.setattr(NameNode, "files", [(name, size, now_s + begun_s) for name, size, begun_s in files])
+            before, read = read["files"], reader.latestOffset(read)
+            return [path.rpartition("/")[2] for path in read["files"] if path not in before]
+
+        assert taken(0, ("old.pcap", 5, -100), ("empty.pcap", 0, -100), ("new.pcap", 128, 0)) == ["old.pcap"]
+        assert taken(59, ("old.pcap", 5, -100), ("new.pcap", 256, 0)) == []
+        assert taken(118, ("old.pcap", 5, -100), ("new.pcap", 256, 0)) == []
+        assert taken(119, ("old.pcap", 5, -100), ("new.pcap", 256, 0)) == ["new.pcap"]
+        assert taken(120, ("late.pcap", 128, 0)) == ["late.pcap"]  # of which nothing was seen to change
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_stream_says_what_it_cut(spark, tmp_path, converted):
