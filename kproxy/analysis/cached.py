@@ -249,8 +249,8 @@ def _state(path: str) -> tuple[int, int, str | None]:
     return stat.st_size, stat.st_mtime_ns, fingerprint(path)
 
 
-def convert_with(captures: Sequence[str], progress: "Progress") -> "Callable[[Path, Settings], Summary]":
-    """What `tables_of` calls to convert captures, telling `progress`."""
+def convert_with(captures: Sequence[str], progress: "Progress | None") -> "Callable[[Path, Settings], Summary]":
+    """What `tables_of` calls to convert captures, telling `progress`, if any."""
     from kproxy.convert import processes
 
     return lambda folder, settings: processes.convert(captures, folder, settings, progress=progress)

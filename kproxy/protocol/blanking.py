@@ -13,12 +13,10 @@ import zlib
 from dataclasses import dataclass
 from struct import Struct
 
-from crc32c import crc32c
-
 from kproxy.errors import Malformed, TooLarge
 from kproxy.protocol.compression import NONE, compress, decompress
 from kproxy.protocol.primitives import Buffer, read_varint, read_varlong
-from kproxy.protocol.records import HEADER_BYTES, BatchHeader, iterate_headers, read_header
+from kproxy.protocol.records import HEADER_BYTES, BatchHeader, crc32c, iterate_headers, read_header
 
 _LENGTH_AT = 8
 _CRC_AT = (12, 12, 17)  # by magic

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Any
 
 from rich.console import Console
 
@@ -20,8 +19,12 @@ REDRAWN_S = 0.2
 
 
 @contextmanager
-def bar(quiet: bool = False) -> Iterator[Any]:
-    """A bar with rate and time left; gives what is called with (source, bytes read, bytes in all or 0)."""
+def bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar with rate and time left; gives what is called with (source, bytes read, bytes in all or 0), if any."""
+    console = Console(stderr=True)
+    if quiet or not can_redraw(console):
+        yield None
+        return
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -39,9 +42,8 @@ def bar(quiet: bool = False) -> Iterator[Any]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True, disable=quiet or not can_redraw(console)) as shown:
+    with Progress(*columns, console=console, transient=True) as shown:
 
         def advance(source: str, consumed: int, size: int) -> None:
             if source not in tasks:

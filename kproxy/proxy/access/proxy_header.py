@@ -16,6 +16,7 @@ import struct
 from typing import NamedTuple
 
 from kproxy.errors import Malformed
+from kproxy.protocol.records import crc32c
 from kproxy.proxy.config.addresses import Address, numeric
 
 V1 = "v1"
@@ -179,8 +180,6 @@ def _read_tlvs(data: bytes, pos: int) -> tuple[tuple[int, bytes], ...]:
 
 def _check(data: bytes, start: int, length: int) -> None:
     """The checksum of a header covers all of it, with zeros in the checksum's place."""
-    from crc32c import crc32c
-
     zeroed = data[:start] + bytes(length) + data[start + length :]
     if length != 4 or crc32c(zeroed) != int.from_bytes(data[start : start + 4], "big"):
         raise Malformed("the checksum of a PROXY protocol v2 header is wrong: it was changed on its way")
