@@ -22,7 +22,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from bench.offline import KINDS, generate, measured
+from bench.offline import KINDS, environment, generate, measured
 
 KIND = KINDS[0]  # segments of an Ethernet's size: the most packets per exchange
 START_EXCHANGES = 100  # of the capture that shows what starting costs
@@ -121,6 +121,7 @@ def ingest(path: Path, exchanges: int, master: str, out: Path) -> Cost:
             [*_KPROXY, "spark", "ingest", str(path), "--out", str(out), "--master", master, *conf],
             stdout=subprocess.DEVNULL,
             stderr=said,
+            env=environment(out.with_name("bytecode")),
         )
         used = _Processes(psutil.Process(process.pid))
         while process.poll() is None:
@@ -166,7 +167,8 @@ def _shuffled(log: Path) -> int:
 
 def converted(path: Path, out: Path) -> float:
     """The CPU seconds of `kproxy convert`."""
-    cpu_s, _ = measured([*_KPROXY, "convert", "--quiet", "--processes", "1", "--out", str(out), str(path)])
+    command = [*_KPROXY, "convert", "--quiet", "--processes", "1", "--out", str(out), str(path)]
+    cpu_s, _ = measured(command, out.with_name("bytecode"))
     rmtree(out)
     return cpu_s
 
