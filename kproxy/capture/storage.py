@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from glob import has_magic, iglob
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ STDIN = "-"
 RANGE_BYTES = 8 << 20
 FIRST_BYTES = 64 << 10  # of a part of a file; each range is twice as long as the one before
 BEHIND_BYTES = 1 << 10  # a part's end: the heads of records are looked at many at a time
+SILENCE_S = 60.0  # of a server of WebHDFS, before a request fails; as that of S3
 MOST_FILES = 1_000_000  # that one folder or pattern may stand for
 _BESIDE = 10_000  # names that a mistyped one is compared with
 
@@ -208,7 +210,10 @@ class Storage:
         url = known + path[len(found[1]) :]
         # what the URL itself says (a host and its port) stands before what options say; what was listed once may change
         options = {"use_listings_cache": False, **_typed(dict(self.options)), **kind._get_kwargs_from_urls(url)}
-        return kind(**options), kind._strip_protocol(url)
+        system = kind(**options)
+        if known == "webhdfs":  # requests waits without end where nothing is said; packages of other storages do not
+            system.session.request = partial(system.session.request, timeout=SILENCE_S)
+        return system, kind._strip_protocol(url)
 
 
 LOCAL = Storage()

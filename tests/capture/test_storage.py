@@ -1,12 +1,14 @@
 """Captures in storages: a real S3 server (moto's, over HTTP), read by s3fs; and the same rows as from this machine."""
 
 import gzip
+import json
 import os
 import shutil
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from socket import SHUT_RDWR
+from threading import Event, Thread
 from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
@@ -167,6 +169,49 @@ def test_an_object_that_shrinks_meanwhile_is_no_capture_that_ends(bucket, tmp_pa
     opened.seek(100_000)
     with pytest.raises(CaptureError, match="fewer bytes"):
         opened.read(10)
+
+
+class DataNode(BaseHTTPRequestHandler):
+    """WebHDFS of one file of 5000 bytes, whose content is asked for in vain."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        said = json.dumps({"FileStatus": {"pathSuffix": "", "type": "FILE", "length": 5000}}).encode()
+        if "OPEN" in self.path:
+            if "stalls" in self.path:
+                self.server.over.wait(30)
+            if "refuses" in self.path:
+                return self.send_error(503, "try again")
+            self.send_response(200)
+            self.send_header("Content-Length", "5000")
+            self.end_headers()
+            self.wfile.write(bytes(2000))
+            return self.connection.shutdown(SHUT_RDWR)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        return self.wfile.write(said)
+
+    def log_message(self, *_):
+        """It would write what is asked for into what the test looks at."""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("stalls", "Read timed out"), ("refuses", "503 .*try again"), ("cuts", "2000 bytes read")]
+)
+def test_a_server_that_stalls_refuses_or_cuts_an_answer_ends_the_capture_with_a_word(monkeypatch, name, said):
+    monkeypatch.setattr(storage, "SILENCE_S", 0.5)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), DataNode)
+    server.over = Event()
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(CaptureError, match=f"{name}.pcap: the storage cannot be read: .*{said}"):
+            next(Capture([f"webhdfs://127.0.0.1:{server.server_port}/{name}.pcap"], Quality()).windows())
+    finally:
+        server.over.set()
+        server.shutdown()
+        server.server_close()
 
 
 def test_paths_of_this_machine(tmp_path):
