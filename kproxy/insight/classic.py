@@ -168,6 +168,10 @@ class ClassicGroup(Group):
             self._strange = True
         elif self._before or self.members:
             self._strange = False
+        if self.state in ("Empty", "Dead") and self.generation != -1 and number != self.generation + 1:
+            # The last leave set off a generation of its own, without members, which no answer shows but by the gap.
+            self._left, self._called = {}, set()
+            self._causes.clear()
         self._before, self.members, self._left = self._left | self.members, {}, {}
         self._move("join")
         self._move("generation")

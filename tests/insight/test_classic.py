@@ -227,6 +227,24 @@ def test_a_generation_whose_members_all_left_has_no_time_at_which_it_was_assigne
     assert row.ended_ns is None and row.started_ns <= row.joined_ns
 
 
+@pytest.mark.parametrize(
+    "number,cause,started,before",
+    [
+        (3, ("member_joined", "b"), 500, 0),  # the generation between had no members: the coordinator waited for nobody
+        (2, ("member_left", "a"), 20, 1),  # b had its id, so the leave's own generation waited for it
+    ],
+)
+def test_a_group_that_was_empty_did_not_rebalance_meanwhile(number, cause, started, before):
+    group = ClassicGroup("default", "g")
+    left = Spoken(13, 0, {"groupId": "g", "memberId": "a"}, {"errorCode": 0}, 20, 21)
+    talk = [joined("a", 1, 10, "a"), synced("a", 1, 12), left, joined("b", number, 500, "b"), synced("b", number, 510)]
+    found = [row for each in talk for row in group.feed(each, {})]
+    row = [row for row in found if isinstance(row, Rebalance)][-1]
+    assert (row.generation, row.started_ns, row.ended_ns) == (number, started, 511)
+    assert ((row.cause, row.cause_member), row.members_before, row.members_after) == (cause, before, 1)
+    assert not [row for row in found if getattr(row, "event", "") == "expired"]
+
+
 def test_a_reason_that_a_member_writes_is_cut():
     """A frame has room for 32 KiB of it, and each row and /api/groups would repeat them."""
     group = ClassicGroup("default", "g")
