@@ -234,6 +234,7 @@ class EpochGroup(Group):
         yield self._event(spoken, "leave", at=spoken.request_end, reason=reason)
         if not self.members:
             yield from self.finish()
+            self._before = len(self._static)  # the epoch of this leave was told to nobody
 
     def _fenced(self, spoken: Spoken) -> Iterator[GroupEvent]:
         """A member learns that it is none any more: it was expired before, at a time that nobody was told."""

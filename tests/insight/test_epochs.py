@@ -123,6 +123,14 @@ def test_silence_and_other_topics_are_causes():
     assert group.state == "Empty"
 
 
+def test_who_joins_an_empty_group_finds_nobody():
+    group = EpochGroup("default", "g", "consumer")
+    talk = [beat("a", 0, 1, 1, topics=["x"]), beat("a", -1, -1, 10), beat("b", 0, 3, 500, topics=["x"])]
+    row = [row for each in talk for row in [*group.feed(each, {}), *group.finish()] if isinstance(row, Rebalance)][-1]
+    assert (row.generation, row.cause, row.cause_member, row.started_ns) == (3, "member_joined", "b", 500)
+    assert (row.members_before, row.members_after, row.rejoined) == (0, 1, 0)
+
+
 def test_a_member_whose_answer_comes_after_those_of_others_set_off_the_epoch_that_they_were_told():
     """Its heartbeat waits for the first assignment, while others are told the epoch at once."""
     second = 10**9
