@@ -30,6 +30,8 @@ from tests.proxy.live import request, response
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 PRODUCE, LIST_OFFSETS, HEARTBEAT, API_VERSIONS = 0, 2, 12, 18
 HEADING_OF_APIS = "return document.querySelector('#apis').parentNode.textContent"
+SIDEWAYS = """return [...document.querySelectorAll(".card:not(.wide):not(.all) .table")]
+    .filter(each => each.scrollWidth > each.clientWidth).map(each => each.id)"""
 HEADING_OF_FINDINGS = "return [...document.querySelectorAll('#findings b')].map(each => each.textContent)"
 
 
@@ -205,8 +207,13 @@ def test_page_top_metrics_and_tables_agree(tmp_path: Path) -> None:
                 wait_for("the connection", lambda: rows(browser, "connections") != [], 60)
                 (connection,) = rows(browser, "connections")
                 errors = rows(browser, "errors")
+                # A name that is too long for its table is cut, and the figures behind it stay in sight.
+                browser.asked("document.querySelector('#errors td').textContent = 'REBALANCE_IN_PROGRESS_'.repeat(9)")
+                assert browser.asked(SIDEWAYS) == []
                 wait_for("findings", lambda: browser.asked(HEADING_OF_FINDINGS) != [], 60)
                 findings = browser.asked(HEADING_OF_FINDINGS)
+                severities = browser.asked(HEADING_OF_FINDINGS.replace("findings b", "findings small"))
+                evidence = browser.asked("return document.querySelector('#findings').textContent")
                 browser.width(2560)
                 assert browser.asked("return document.documentElement.scrollWidth") <= 2560
                 assert browser.complaints() == []
@@ -233,6 +240,9 @@ def test_page_top_metrics_and_tables_agree(tmp_path: Path) -> None:
     assert connection[7:9] == [f"{sent} B", f"{got} B"]
     # what stands out
     assert findings == [f"{row['title']}: {row['where']}" for row in told["findings"]]
+    assert severities == [row["severity"] for row in told["findings"]]  # in words, not by a colour alone
+    refused = next(row["evidence"] for row in told["findings"] if row["kind"] == "old_versions")
+    assert f"requests {refused['requests']}," in evidence  # what is counted is whole
     assert any(found.startswith("Protocol versions") for found in findings)  # a busy machine has another one
 
 

@@ -343,7 +343,7 @@
     const all = opened[id] ? rows : rows.slice(0, ROWS);
     const body = all.map((row) => node("tr", {}, ...columns.map((column) => {
       const content = column.show ? column.show(row) : column.value(row);
-      const kind = [column.number ? "n" : "", column.kind?.(row) ?? ""].join(" ").trim();
+      const kind = [column.number ? "n" : "", column.fit ?? "", column.kind?.(row) ?? ""].join(" ").trim();
       return node("td", { class: kind || null, title: content instanceof Node ? null : String(content ?? "") }, content ?? "–");
     })));
     const parts = [node("table", {}, node("thead", {}, head), node("tbody", {}, ...body))];
@@ -362,6 +362,7 @@
     return made;
   };
   const column = (name, value, more = {}) => ({ name, value, ...more });
+  const fits = (columns) => ({ fit: `fit${columns}` }); // so many columns are cut where a table has no room, before figures are out of sight
   const figure = (name, value, format = number, more = {}) => ({ name, value, number: true, show: (row) => format(value(row)), ...more });
 
   // Totals of an answer: all, where there are not more than it holds; or all of them without brokers (`apis`) or APIs (`of_brokers`).
@@ -448,7 +449,7 @@
     const unit = { ns: 1e-9, us: 1e-6, ms: 1e-3 }[name.split("_").pop()];
     if (unit) return `${bare} ${duration(value * unit)}`;
     if (name.split("_").includes("bytes")) return `${bare} ${bytes(value)}${name.endsWith("_per_s") ? "/s" : ""}`;
-    return name.endsWith("share") ? `${bare} ${Math.round(value * 100)} %` : `${bare} ${number(value)}`;
+    return name.endsWith("share") ? `${bare} ${Math.round(value * 100)} %` : `${bare} ${Number.isInteger(value) ? count(value) : number(value)}`;
   }
   // Of what names peers there are, the answer has the largest: who looks for another name must know that.
   const among = (rows, filtered, empty) => (rows.length < MOST ? empty : chosen.find && !filtered ? `none of the ${MOST} largest has this in its name` : empty);
@@ -468,7 +469,7 @@
     $("findings").replaceChildren(...rows.slice(0, 30).map((each) => {
       const evidence = Object.entries(each.evidence ?? {}).map(([name, value]) => said(name, value)).join(", ");
       return node("div", { class: "finding " + (each.severity === "critical" ? "high" : "") },
-        node("b", {}, `${each.title ?? each.kind}: ${each.where ?? ""}`), ...[evidence, each.why, each.change].filter(Boolean).map((text) => node("p", {}, text)));
+        node("small", {}, each.severity ?? ""), " ", node("b", {}, `${each.title ?? each.kind}: ${each.where ?? ""}`), ...[evidence, each.why, each.change].filter(Boolean).map((text) => node("p", {}, text)));
     }));
   }
 
@@ -537,7 +538,7 @@
 
     const errorsBefore = new Map(earlier.errors.map((row) => [row.slice(0, 4).join("\0"), row[4]]));
     table("errors", [
-      column("error", (row) => row[3]), column("API", (row) => row[2]), column("broker", (row) => row[1]), ...inOne((row) => row[0]),
+      column("error", (row) => row[3], fits(1)), column("API", (row) => row[2]), column("broker", (row) => row[1]), ...inOne((row) => row[0]),
       figure("per s", (row) => (row[4] - (errorsBefore.get(row.slice(0, 4).join("\0")) ?? (earlier.errors.length < MOST ? 0 : row[4]))) / seconds), figure("so far", (row) => row[4], count),
     ], last.errors.filter((row) => matches(row[0], row[1], row[2])), { empty: "none", order: { name: "so far", down: true } });
 
@@ -551,7 +552,7 @@
     const topicsBefore = new Map(earlier.topics.map((row) => [row[0] + "\0" + row[1], row]));
     const rate = (row, index) => (row[index] - (topicsBefore.get(row[0] + "\0" + row[1])?.[index] ?? (earlier.topics.length < MOST ? 0 : row[index]))) / seconds;
     table("topics", [
-      column("topic", (row) => row[1]), ...inOne((row) => row[0]), figure("produced/s", (row) => rate(row, 2), bytes), figure("records/s", (row) => rate(row, 3)),
+      column("topic", (row) => row[1], fits(1)), ...inOne((row) => row[0]), figure("produced/s", (row) => rate(row, 2), bytes), figure("records/s", (row) => rate(row, 3)),
       figure("fetched/s", (row) => rate(row, 4), bytes), figure("records/s ", (row) => rate(row, 5)),
     ], topics, { empty: among(last.topics, topics.length, hint), order: { name: "produced/s", down: true } });
 
@@ -564,12 +565,12 @@
     ], groups, { empty: among(last.groups, groups.length, hint), order: { name: "rebalances", down: true } });
 
     table("lags", [
-      column("consumer", (row) => row[2]), column("is a", (row) => (row[1] === "group" ? "group" : "client")), column("topic", (row) => row[3]), ...inOne((row) => row[0]),
+      column("consumer", (row) => row[2], fits(2)), column("is a", (row) => (row[1] === "group" ? "group" : "client")), column("topic", (row) => row[3], fits(2)), ...inOne((row) => row[0]),
       figure("records", (row) => row[4], count), figure("time", (row) => row[5], duration),
     ], behind, { empty: among(lags, behind.length, hint), order: { name: "records", down: true } });
 
     table("clients", [
-      column("client id", (row) => row[1]), ...inOne((row) => row[0]), column("software", (row) => row[2]), column("version", (row) => row[3]), figure("connections", (row) => row[4], count),
+      column("client id", (row) => row[1], fits(2)), ...inOne((row) => row[0]), column("software", (row) => row[2], fits(2)), column("version", (row) => row[3]), figure("connections", (row) => row[4], count),
     ], clients, { empty: among(last.clients, clients.length, "none has named its software"), order: { name: "connections", down: true } });
 
     $("connections-of").textContent = connections.length >= 200 ? `the first ${connections.length} of ${count(of.connections)}` : "";
