@@ -22,6 +22,7 @@ from kproxy.wire.events import (
     CLIENT,
     NONE,
     REQUEST_NOT_SEEN,
+    ClientNamed,
     Closed,
     Desync,
     Event,
@@ -123,6 +124,8 @@ class Portion:
                     self.faults.append((source, event.now_ns))
                 elif isinstance(event, Closed):
                     self.connections.append(tally.row(event))
+                elif isinstance(event, ClientNamed):
+                    tally.software = event.name, event.version
             except Exception as fault:
                 failures.append(fault)
         self.events[source] = self.events.get(source, 0) + len(events) - len(failures)
@@ -159,6 +162,7 @@ class Tally:
         self.tcp = tcp
         self.positions: Positions = {}
         self.faults = 0
+        self.software: tuple[str, str] | None = None  # name and version of the client's, for as long as it is open
         self._requests = 0
         self._answers = 0
 
@@ -174,7 +178,7 @@ class Tally:
     def row(self, closed: Closed) -> dict[str, Any]:
         """What TCP does is not seen from a proxy; those columns are null."""
         info = self.info
-        software_name, software_version = closed.software or (None, None)
+        software_name, software_version = closed.software or self.software or (None, None)
         return {
             "source": info.source,
             "cluster": info.cluster,
@@ -195,7 +199,7 @@ class Tally:
             "software_version": software_version,
             "sasl_mechanism": closed.sasl_mechanism,
             "sasl_tokens": closed.sasl_tokens,
-            "tls": "plain",
+            "tls": "tls_decrypted" if info.ends_tls else "plain",
             "start_seen": True,
             "end_seen": True,
             "close": _close(closed.cause),

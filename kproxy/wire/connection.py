@@ -23,6 +23,7 @@ class ConnectionInfo:
     broker_port: int
     broker_id: int | None  # None: not known, as on a bootstrap listener
     opened_ns: int  # live: the accept; captures: the first packet; nanoseconds since the epoch
+    ends_tls: bool = False  # whether kproxy relays it and decrypts what the client sends
     _id: int | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

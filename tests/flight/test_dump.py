@@ -21,7 +21,7 @@ from kproxy.flight.headers import Headers
 from kproxy.flight.packets import PacketFile
 from kproxy.flight.redaction import allowance, written
 from kproxy.protocol.records import Record, write_batch
-from kproxy.wire.events import BROKER, CLIENT
+from kproxy.wire.events import BROKER, CLIENT, ClientNamed
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import Session
 from kproxy.wire.watched import watch
@@ -144,6 +144,13 @@ def test_what_a_process_cannot_write_is_told(tmp_path):
     (tmp_path / "frames.pcapng").touch()
     with pytest.raises(Exception, match="File exists"):
         sending.send(tmp_path, {}, records=False, why="a test", worker=None, rows=[], connections=[], chunks=[])
+
+
+def test_the_software_of_a_client_is_known_while_its_connection_is_open():
+    headers = Headers(1 << 30, HOUR_NS)
+    headers.connected(INFO)([ClientNamed("orders", "librdkafka", "2.6.1", INFO.opened_ns + 1)])
+    (row,) = [tally.row_so_far(INFO.opened_ns + 2) for tally in headers.taken()[1]]
+    assert (row["software_name"], row["software_version"], row["tls"]) == ("librdkafka", "2.6.1", "plain")
 
 
 def test_headers_are_bounded():

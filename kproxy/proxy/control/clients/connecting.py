@@ -519,6 +519,7 @@ class Connector:
             upstream.port,
             self._broker_of(client),
             client.opened_ns,
+            isinstance(client.sock, TlsSocket),
         )
 
     def _fault(self, relay: Relay, fault: Desync) -> None:

@@ -9,6 +9,7 @@ import ssl
 import struct
 from contextlib import suppress
 
+import pyarrow.parquet as pq
 import pytest
 
 from kproxy.errors import ConfigError
@@ -123,6 +124,17 @@ def _only_old(authority):
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers("ECDHE-RSA-AES128-GCM-SHA256")  # the server's key is of another kind
     return context
+
+
+def test_connections_that_kproxy_decrypts_are_recorded_as_such(authority, tmp_path):
+    async def test():
+        tls = ClientTls(**authority.server().settings())
+        async with kproxy(cluster={"tls": tls}, record=tmp_path / "tables") as here:
+            client = await dial(here, trusting(authority))
+            await exchange(client, await here.broker.accept())
+
+    live(test())
+    assert pq.read_table(tmp_path / "tables/connections").column("tls").to_pylist() == ["tls_decrypted"]
 
 
 def test_towards_brokers_alone_with_a_certificate_of_kproxy(authority):
