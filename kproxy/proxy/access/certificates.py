@@ -8,6 +8,7 @@ verify anything.
 
 import base64
 import calendar
+import ipaddress
 import re
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from kproxy.errors import Malformed
 _SEQUENCE, _OID, _EXTENSIONS, _VERSION = 0x30, 0x06, 0xA3, 0xA0
 _UTC_TIME = 0x17
 _OCTETS = 0x04
-_DNS_NAME = 0x82
+_DNS_NAME, _IP_ADDRESS = 0x82, 0x87
 _SUBJECT_ALT_NAME = bytes((0x55, 0x1D, 0x11))
 # UTF8String, PrintableString, T61String, IA5String, GeneralString, BMPString: Java prints them as text.
 _STRINGS = frozenset((0x0C, 0x13, 0x14, 0x16, 0x1B, 0x1E))
@@ -43,7 +44,7 @@ class Certificate(NamedTuple):
 
     subject: str  # RFC 2253; "": it has none
     not_after: int  # seconds since the epoch
-    dns_names: tuple[str, ...]  # subjectAltName, in lower case
+    names: tuple[str, ...]  # subjectAltName: DNS names in lower case, and addresses
 
 
 def read(der: bytes) -> Certificate:
@@ -58,7 +59,7 @@ def read(der: bytes) -> Certificate:
         return Certificate(
             _name(fields[at + 4][1]),
             _time(not_after[0], not_after[1]),
-            tuple(_dns_names(extensions[0])) if extensions else (),
+            tuple(_alternative_names(extensions[0])) if extensions else (),
         )
     except (ValueError, IndexError, UnicodeDecodeError) as fault:
         raise Malformed(f"not a certificate: {fault}") from None
@@ -73,10 +74,10 @@ def read_pem(pem: bytes) -> list[Certificate]:
 
 
 def is_for(certificate: Certificate, server_name: str) -> bool:
-    """Whether a server's certificate holds a name: itself, or as one label of a wildcard (RFC 6125, 6.4.3)."""
+    """Whether a server's certificate holds a name or address, or a wildcard for its first label (RFC 6125, 6.4.3)."""
     server_name = server_name.lower()
     _, _, parent = server_name.partition(".")
-    return server_name in certificate.dns_names or (bool(parent) and f"*.{parent}" in certificate.dns_names)
+    return server_name in certificate.names or (bool(parent) and f"*.{parent}" in certificate.names)
 
 
 def _items(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
@@ -119,13 +120,17 @@ def _time(tag: int, value: bytes) -> int:
     return calendar.timegm(time.strptime(text, "%Y%m%d%H%M%SZ"))
 
 
-def _dns_names(extensions: bytes) -> Iterator[str]:
+def _alternative_names(extensions: bytes) -> Iterator[str]:
     ((_, listed, _),) = _items(extensions)
     for _, extension, _ in _items(listed):
         (_, oid, _), *_, (tag, value, _) = _items(extension)
         if oid == _SUBJECT_ALT_NAME and tag == _OCTETS:
             ((_, names, _),) = _items(value)
-            yield from (name.decode("ascii").lower() for kind, name, _ in _items(names) if kind == _DNS_NAME)
+            for kind, name, _ in _items(names):
+                if kind == _DNS_NAME:
+                    yield name.decode("ascii").lower()
+                elif kind == _IP_ADDRESS:
+                    yield str(ipaddress.ip_address(name))  # of 4 or 16 bytes
 
 
 def _name(name: bytes) -> str:

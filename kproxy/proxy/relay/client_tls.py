@@ -25,6 +25,7 @@ from kproxy.proxy.relay.tls_socket import TlsSocket
 
 _HANDSHAKE = 0x16  # the first byte of every TLS connection
 _LOOKED_AT = 16
+_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 _HTTP = re.compile(rb"(GET|HEAD|POST|PUT|OPTIONS|CONNECT) ")
 
 log = logging.getLogger("kproxy.tls")
@@ -117,7 +118,8 @@ class ClientHandshakes:
             text = f"{name!r} is no server name of this listener (SNI): clients get names from it, as advertised"
             return RefusedClient("tls", text, "server_name")
         if isinstance(fault, ssl.SSLCertVerificationError):
-            text = f"its certificate is not accepted: {fault.verify_message}; `ca` names who vouches for clients"
+            mend = "give it a new one" if fault.verify_code == _EXPIRED else "`ca` names who vouches for clients"
+            text = f"its certificate is not accepted: {fault.verify_message}; {mend}"
             return RefusedClient("tls", text, "certificate")
         if "DID_NOT_RETURN_A_CERTIFICATE" in reason:
             text = "it has no certificate, and client_certificates = 'required': give it a keystore"

@@ -69,9 +69,11 @@ def test_subjects_read_as_java_writes_them(tmp_path):
 
 def test_names_and_expiry(tmp_path):
     authority = Authority(tmp_path)
-    (leaf,) = read_pem(authority.server("Kafka.example", "*.b.example").certificate.read_bytes())
-    assert leaf.dns_names == ("kafka.example", "*.b.example")
+    (leaf,) = read_pem(authority.server("Kafka.example", "*.b.example", "10.0.0.7", "::1").certificate.read_bytes())
+    assert leaf.names == ("kafka.example", "*.b.example", "10.0.0.7", "::1")
     for name, held in (("KAFKA.example", True), ("x.b.example", True), ("b.example", False), ("x.y.b.example", False)):
+        assert is_for(leaf, name) is held
+    for name, held in (("10.0.0.7", True), ("10.0.0.8", False), ("::1", True)):
         assert is_for(leaf, name) is held
     for certificate in (authority.server(), authority.expired()):
         model = x509.load_pem_x509_certificate(certificate.certificate.read_bytes())

@@ -82,7 +82,8 @@ def _names(cluster: Cluster, subject: str, report: Report) -> None:
         *cluster.sni_bootstrap,
     ]
     for name in dict.fromkeys(told):
-        if "{" in name or numeric(name) is not None or any(is_for(certificate, name) for certificate in held):
+        name = str(numeric(name) or name)  # as certificates spell an address
+        if "{" in name or any(is_for(certificate, name) for certificate in held):
             continue
         found = f"no certificate is for {name}, which clients are told; there are: {_listed(held)}"
         mend = "clients that verify host names refuse it: get a certificate with that name, or another advertise"
@@ -90,5 +91,5 @@ def _names(cluster: Cluster, subject: str, report: Report) -> None:
 
 
 def _listed(certificates: Iterable[Certificate]) -> str:
-    names = [name for certificate in certificates for name in certificate.dns_names]
-    return ", ".join(names[:8]) or "none with a DNS name"
+    names = [name for certificate in certificates for name in certificate.names]
+    return ", ".join(names[:8]) or "none with a name"

@@ -275,9 +275,9 @@ def test_certificates_of_the_settings(cluster, tmp_path):
         file.write_text("\n".join([*quick, "[[cluster]]", *lines, "[cluster.tls]", *tls]))
         return examine(str(file), {}, {})
 
-    expired = authority.expired("kafka.example").settings()
+    expired = authority.expired("kafka.example", HOST).settings()
     only(report(expired), "tls", "error", "the certificate of ")
-    about_to = authority.server("kafka.example", file="soon", not_after=soon).settings()
+    about_to = authority.server("kafka.example", HOST, file="soon", not_after=soon).settings()
     only(report(about_to), "tls", "warning", "in 3.0 days")
     named = report(sound.settings(), advertise="elsewhere.example:{port}")
     only(
@@ -286,7 +286,10 @@ def test_certificates_of_the_settings(cluster, tmp_path):
         "error",
         "no certificate is for elsewhere.example, which clients are told; there are: kafka.example",
     )
+    only(report(sound.settings()), "tls", "error", f"no certificate is for {HOST}, which clients are told")
     assert found(report(sound.settings(), advertise="kafka.example:{port}"), "tls") == []
+    by_address = authority.server("::1", file="address")
+    assert found(report(by_address.settings(), advertise="[0:0:0:0:0:0:0:1]:{port}"), "tls") == []
     missing = report(sound.settings() | {"key": "/no/such/key"})
     only(missing, "configuration", "error", "/no/such/key")
 

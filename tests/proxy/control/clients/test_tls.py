@@ -126,6 +126,19 @@ def _only_old(authority):
     return context
 
 
+def test_a_client_whose_certificate_has_expired_is_told_of_another_one(authority, caplog):
+    async def test():
+        tls = ClientTls(**authority.server().settings(), ca=authority.bundle, client_certificates="required")
+        async with kproxy(cluster={"tls": tls}) as here:
+            with suppress(OSError):
+                refused = await dial(here, trusting(authority, authority.expired("alice")))
+                await refused.rest()
+            await here.until(lambda: results(here) == {"certificate": 1})
+
+    live(test())
+    assert "certificate has expired; give it a new one" in caplog.text
+
+
 def test_connections_that_kproxy_decrypts_are_recorded_as_such(authority, tmp_path):
     async def test():
         tls = ClientTls(**authority.server().settings())
