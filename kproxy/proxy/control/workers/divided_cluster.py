@@ -49,14 +49,25 @@ class ClusterState:
 
 
 class ParentCluster(ClusterProxy):
-    """The parent's part. `changed()`: what workers must know is not what it was."""
+    """The parent's part.
 
-    def __init__(self, worker: Worker, cluster: Cluster, crew: Crew, changed: Callable[[], None]) -> None:
+    changed(): what workers must know is not what it was; tell(): they must know it now.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        cluster: Cluster,
+        crew: Crew,
+        changed: Callable[[], None],
+        tell: Callable[[], None],
+    ) -> None:
         super().__init__(worker, cluster)
         self._connector.serve = self._hand_over
         self._crew = crew
         self._named: dict[int, Address] = {}  # by the cluster, when it was last asked
         self._changed = changed
+        self._tell = tell
 
     def state(self) -> ClusterState:
         """What workers must know now."""
@@ -78,7 +89,8 @@ class ParentCluster(ClusterProxy):
         self._changed()
 
     def _hand_over(self, client: Incoming) -> None:
-        """Give a client that is accepted to a worker."""
+        """Give a client that is accepted to a worker, which knows by then what any of them has learnt of brokers."""
+        self._tell()
         try:
             own = self._connector.destination_of(client.sock)
         except OSError:  # it has gone already

@@ -42,7 +42,7 @@ ROWS_S = 2.0
 _ENDS_S = 3.0  # beyond the drain's time, for workers to end
 PARENT = 0  # its number among those that record: workers begin with 1
 _SENT_S = 5.0  # for a worker to take a message
-_PUSH_S = 0.005  # what changes within it is sent once
+_PUSH_S = 0.005  # what changes within it is sent once, unless a client comes
 
 log = logging.getLogger("kproxy.processes")
 
@@ -87,7 +87,7 @@ class Parent(Server):
         return SharedLoops(is_ours, self._token, 0, self._found)
 
     def _cluster(self, worker: Worker, cluster: Cluster) -> ClusterProxy:
-        return ParentCluster(worker, cluster, self.crew, self._changed)
+        return ParentCluster(worker, cluster, self.crew, self._changed, self._push_now)
 
     def not_ready(self) -> list[str]:
         reasons = super().not_ready()
@@ -134,6 +134,11 @@ class Parent(Server):
     def _changed(self) -> None:
         if self._push is None:
             self._push = asyncio.get_running_loop().call_later(_PUSH_S, self._push_states)
+
+    def _push_now(self) -> None:
+        if self._push is not None:
+            self._push.cancel()
+            self._push_states()
 
     def _push_states(self) -> None:
         self._push = None

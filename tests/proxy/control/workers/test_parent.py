@@ -57,7 +57,7 @@ class Run:
 
     async def get(self, path: str) -> str:
         def fetch() -> str:
-            with urllib.request.urlopen(f"http://{HOST}:{self.admin}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{HOST}:{self.admin}{path}", timeout=PATIENCE_S) as answer:
                 return answer.read().decode()
 
         return await asyncio.to_thread(fetch)
@@ -462,6 +462,39 @@ def test_a_broker_is_bound_before_the_answer_that_names_it_leaves():
             assert total(samples, "kproxy_rewritten_addresses_total", api="Metadata") == 24
             clusters = json.loads(await here.get("/api/clusters"))
             assert set(clusters[0]["brokers"]) == {"1", "2", "3", "4"}
+
+    live(test(), PATIENCE_S)
+
+
+def test_a_broker_that_one_worker_has_met_is_reached_through_all():
+    """Its clients dial it as soon as they have the answer, and get the other worker."""
+
+    async def test():
+        async with kproxy() as here:
+            (client, broker), _ = [await here.connect() for _ in range(2)]
+            serving: set[asyncio.Task[None]] = set()
+
+            async def answer(wire: Wire) -> None:
+                await wire.frame()
+                await wire.send(response(HEARTBEAT, 4, 1))
+
+            async def serve() -> None:
+                while True:
+                    serving.add(asyncio.create_task(answer(await here.broker.accept())))
+
+            serving.add(asyncio.create_task(serve()))
+            for node_id in range(2, 6):
+                await client.send(request(METADATA, 12, node_id))
+                await broker.frame()
+                nodes = [{"nodeId": node_id, "host": HOST, "port": here.broker.port}]
+                await broker.send(response(METADATA, 12, node_id, {"brokers": nodes}))
+                await client.frame()
+                wires = [await Wire.dial(here.port + 2 + node_id) for _ in range(4)]
+                for wire in wires:
+                    await wire.send(request(HEARTBEAT, 4, 1))
+                assert [await wire.frame() for wire in wires] == [response(HEARTBEAT, 4, 1)] * 4
+            for task in serving:
+                task.cancel()
 
     live(test(), PATIENCE_S)
 
