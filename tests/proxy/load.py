@@ -20,6 +20,8 @@ from typing import Any
 from tests.proxy.live import API_VERSIONS, HOST, METADATA, Wire, request, response
 
 HEARTBEAT = 12
+# More than kproxy gives a new one until it is ready (upgrade.START_S): on a machine that is busy it may well take that.
+PATIENCE_S = 90
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
 
 
@@ -180,7 +182,7 @@ class Kproxy:
     async def says(self, text: str, since: int = 0) -> str:
         """The first line with that text, from the line with that number on."""
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     for line in self.lines[since:]:
                         if text in line:
@@ -197,7 +199,7 @@ class Kproxy:
             asked = urllib.request.Request(f"http://{HOST}:{self.admin}{path}", method="POST" if post else "GET")
             asked.add_header("X-Kproxy", "yes")
             try:
-                with urllib.request.urlopen(asked, timeout=10) as answer:
+                with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
                     return answer.status, answer.read().decode()
             except urllib.error.HTTPError as fault:
                 return fault.code, fault.read().decode()
@@ -213,7 +215,7 @@ class Kproxy:
         return next(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name} "))
 
     async def ready(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 with suppress(OSError):
                     if (await self.get("/ready"))[0] == 200:
@@ -225,10 +227,9 @@ class Kproxy:
         """Have it drain; returns its exit status."""
         if self.process.returncode is None:
             self.signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             status = await self.process.wait()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._reading, 5)
+        await asyncio.wait([self._reading], timeout=5)  # processes that it left may have its stderr
         return status
 
     async def kill(self) -> None:
@@ -261,7 +262,7 @@ def command_line(pid: int) -> str:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - of other processes, which have no event for it
             await asyncio.sleep(0.01)
 
