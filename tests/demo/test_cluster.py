@@ -46,7 +46,7 @@ async def proxied(cluster, *sinks, detail="headers", **settings):
     server = Server(Config(cluster=(listen,), max_connections=100, drain_timeout_s=0.5, **settings), sinks)
     await server.start()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await until(lambda: not server.not_ready())
         yield str(Address("127.0.0.1", port)), server
     finally:

@@ -267,7 +267,8 @@ def test_a_burst_is_told_as_drops_and_connections_go_on(tmp_path):
         )
         watch.process.send_signal(signal.SIGSTOP)  # as busy as can be
         busy = here.start(sys.executable, "-c", CLIENT, f"127.0.1.1:{BROKER_PORT}", "15000")
-        time.sleep(2)
+        passed = "/sys/class/net/lo/statistics/rx_bytes"
+        until("more than the buffer holds", lambda: int(here.run("cat", passed).stdout) > 8 << 20)
         watch.process.send_signal(signal.SIGCONT)
         assert busy.wait(120) == 0
         here.run(sys.executable, "-c", CLIENT, f"127.0.1.1:{BROKER_PORT}", "1000")

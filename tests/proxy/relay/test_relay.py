@@ -849,7 +849,7 @@ def test_no_file_descriptors_left_makes_accepting_pause(monkeypatch):
     """A level-triggered accept that fails would spin; the clients wait in the backlog instead."""
 
     async def test():
-        monkeypatch.setattr(listeners, "_EXHAUSTED_PAUSE_S", 0.05)
+        monkeypatch.setattr(listeners, "_EXHAUSTED_PAUSE_S", 1.0)
         real_accept = socket.socket.accept
         failed = 0
 

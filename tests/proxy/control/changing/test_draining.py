@@ -141,7 +141,7 @@ async def has_ended(wire: Wire) -> bool:
 def test_a_client_that_never_pauses_is_closed_in_time_between_two_requests():
     async def test():
         broker = Broker()
-        async with kproxy(broker, drain_timeout_s=1) as here:
+        async with kproxy(broker, drain_timeout_s=4) as here:  # of which 0.6 s are left to answer in
             serving = asyncio.create_task(answer_for_ever(broker))
             wire = await Wire.dial(here.port)
 
@@ -155,7 +155,7 @@ def test_a_client_that_never_pauses_is_closed_in_time_between_two_requests():
                     start = time.monotonic()
                     stopping = asyncio.create_task(here.server.stop())
                 await wire.send(request(HEARTBEAT, 4, number + 1))
-            assert 0.7 < time.monotonic() - start < 30
+            assert 3 < time.monotonic() - start < 30
             wire.close()
             await stopping
             serving.cancel()
@@ -181,7 +181,7 @@ def test_the_wait_ends_at_once_when_it_is_told_to():
 
 def test_during_the_delay_it_is_not_ready_and_serves_all_the_same():
     async def test():
-        async with kproxy(drain_delay_s=0.5, drain_timeout_s=1) as here:
+        async with kproxy(drain_delay_s=2, drain_timeout_s=1) as here:
             stopping = asyncio.create_task(here.server.stop())
             await asyncio.sleep(0.1)
             assert here.server.not_ready() == ["draining"]

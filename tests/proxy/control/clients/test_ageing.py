@@ -15,7 +15,7 @@ def limited(**limits):
 
 def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not():
     async def test():
-        async with kproxy(**limited(idle_timeout_s=1.0)) as here:
+        async with kproxy(**limited(idle_timeout_s=2.0)) as here:
             idle, idle_broker = await here.connect()
             used, used_broker = await here.connect()
             waits, waits_broker = await here.connect()

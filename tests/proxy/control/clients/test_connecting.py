@@ -48,11 +48,15 @@ def test_a_topic_that_is_called_by_an_unknown_id_is_refused_until_kproxy_has_ask
     async def talk() -> None:
         async with kproxy(cluster={"policy": policy}) as here:
             client, broker = await here.connect()
+
+            def names() -> dict[UUID, str]:
+                return here.server.clusters[0]._connector._names.names
+
             for topic_id, allowed in ((ORDERS, True), (SECRET, False)):
                 await client.send(fetch(1, topic_id))
                 assert code(await client.frame()) == 100  # clients ask Metadata, and try again
                 assert await answer_names(here.broker) == [topic_id]
-                await asyncio.sleep(0.1)
+                await here.until(lambda known=topic_id: known in names())
                 await client.send(fetch(2, topic_id))
                 if allowed:
                     assert await broker.frame() == fetch(2, topic_id)

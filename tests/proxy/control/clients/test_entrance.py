@@ -1,6 +1,5 @@
 """Clients beyond a limit are closed at once, counted by the limit and named in the log; the others never notice."""
 
-import asyncio
 from contextlib import suppress
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from kproxy.proxy.access.proxy_header import write
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.limits import Limits
+from kproxy.proxy.control.clients import entrance
 from tests.proxy.live import HOST, Wire, kproxy, live, request, response
 
 HEARTBEAT = 12
@@ -38,7 +38,10 @@ async def talks(client, broker, number):
 @pytest.mark.parametrize(
     "limit, value", [("max_connections", 2), ("max_connections_per_address", 2), ("max_connection_rate", 2)]
 )
-def test_a_client_beyond_a_limit_is_closed_at_once(limit, value, caplog):
+def test_a_client_beyond_a_limit_is_closed_at_once(limit, value, caplog, monkeypatch):
+    now_s = 100.0  # rates are of a clock that stands
+    monkeypatch.setattr(entrance, "monotonic", lambda: now_s)
+
     async def test():
         async with kproxy(cluster=limited(**{limit: value})) as here:
             pairs = [await here.connect() for _ in range(2)]
@@ -54,7 +57,8 @@ def test_a_client_beyond_a_limit_is_closed_at_once(limit, value, caplog):
             pairs[0][1].close()
             await here.until(lambda: here.relays == 1)
             if limit == "max_connection_rate":
-                await asyncio.sleep(0.6)
+                nonlocal now_s
+                now_s += 0.6
             client, broker = await here.connect()
             await talks(client, broker, 9)
 

@@ -39,6 +39,7 @@ def written(folder: Path, broker: Broker, settings: str) -> Path:
     return file
 
 
+SESSION_S = 3
 AUTHENTICATION = """
 [cluster.authentication]
 mechanisms = ["PLAIN", "SCRAM-SHA-256"]
@@ -158,18 +159,18 @@ def test_a_client_newer_than_its_broker_is_told_as_a_broker_tells_it(tmp_path: P
 
 def test_a_session_that_is_renewed_goes_on_and_one_that_is_not_ends_with_the_next_request(tmp_path: Path) -> None:
     async def test() -> None:
-        async with served(tmp_path, AUTHENTICATION + "session_lifetime_s = 0.4\n") as here:
+        async with served(tmp_path, AUTHENTICATION + f"session_lifetime_s = {SESSION_S}\n") as here:
             client = await dialled(here)
-            assert (await logged_in(client))["sessionLifetimeMs"] == 400
+            assert (await logged_in(client))["sessionLifetimeMs"] == SESSION_S * 1000
             await answers(here.broker)
             for number in range(4):
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.3 * SESSION_S)  # together more than one lasts
                 assert (await asked(client, METADATA, 12, {"topics": []}, number))["brokers"]
-                assert (await logged_in(client, number=number))["sessionLifetimeMs"] == 400
-            await asyncio.sleep(0.5)  # expired: to log in is all that is left, and it helps
+                assert (await logged_in(client, number=number))["sessionLifetimeMs"] == SESSION_S * 1000
+            await asyncio.sleep(1.1 * SESSION_S)  # expired: to log in is all that is left, and it helps
             assert (await logged_in(client))["errorCode"] == 0
             assert (await asked(client, METADATA, 12, {"topics": []}))["brokers"]
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.1 * SESSION_S)
             await client.send(request(METADATA, 12, 9, {"topics": []}))
             assert await client.rest() == b""
             await here.until(lambda: not here.relays)
