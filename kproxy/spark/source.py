@@ -21,7 +21,8 @@ id of a connection and the number of an exchange depend on all that came before,
 each other; nor has its planning a session, whose tasks could read first. `reading` shares large captures out.
 
 As a stream the source follows a folder into which captures rotate, and reads each file once, when it is complete, by
-whatever name and time of change it arrives. A stream's offset names the files that the folder holds and that were read:
+whatever name (of a folder in a storage: *.pcap, *.pcapng and *.cap) and time of change it arrives. A stream's offset
+names the files that the folder holds and that were read:
 move them elsewhere, or delete them, before they are too many. The files of a micro-batch are one capture, and an
 exchange is a row once; but one whose answer lies in a file of the next batch is cut, and that is said: it is
 `unanswered`, its connection is `open` in one batch and without `start_seen` in the next, where the rest of it is
