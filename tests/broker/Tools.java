@@ -1,67 +1,70 @@
+import java.io.BufferedReader;
 import java.io.InputStream;
+import java.io.InputStreamReader;
 import java.io.PrintStream;
-import java.lang.reflect.InvocationTargetException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import org.apache.kafka.common.utils.Exit;
+import org.slf4j.LoggerFactory;
 
 /**
  * Runs Kafka's command line tools one after another in one JVM: to start one costs more than most of what they do.
  *
- * Each argument is a tool, its parts on lines of their own: the file of its input, the file of its output, its main
- * class, its arguments. The first that fails is the last, and its status is ours.
+ * Standard input names a tool after the other, until its end: a line with the number of its parts, and a line for each
+ * part: the file of its input, the file of its output, its main class, its arguments. Standard output has a line for
+ * each that has ended, its exit status. What tools say on standard error, and log, goes to ours.
  */
 class Tools {
-    static class Ended extends RuntimeException {
-        final int status;
-
-        Ended(int status, String message) {
-            super(message);
-            this.status = status;
+    /** Ends a tool in place of its JVM. Some tools catch it and exit again: the first status is what they meant. */
+    static class Ended extends Error {
+        Ended(int ended) {
+            status = status == null ? ended : status;
         }
     }
 
     static final List<Runnable> hooks = new ArrayList<>();
+    static Integer status;
 
-    public static void main(String[] tools) throws Exception {
-        Exit.setExitProcedure((status, message) -> { throw new Ended(status, message); });
-        Exit.setHaltProcedure((status, message) -> { throw new Ended(status, message); });
+    public static void main(String[] none) throws Exception {
+        Exit.setExitProcedure((ended, message) -> { throw new Ended(ended); });
+        Exit.setHaltProcedure((ended, message) -> { throw new Ended(ended); });
         Exit.setShutdownHookAdder((name, hook) -> hooks.add(hook));
-        for (String tool : tools) {
-            String[] parts = tool.split("\n");
-            int status = run(Path.of(parts[0]), Path.of(parts[1]), parts[2], Arrays.copyOfRange(parts, 3, parts.length));
-            if (status != 0) {
-                System.err.println(String.join(" ", parts) + " exited " + status);
-                Runtime.getRuntime().halt(status);
+        PrintStream statuses = System.out;
+        System.setOut(System.err);
+        LoggerFactory.getLogger(Tools.class); // which keeps the standard output that it finds when it begins
+        BufferedReader asked = new BufferedReader(new InputStreamReader(System.in));
+        for (String count; (count = asked.readLine()) != null; ) {
+            String[] parts = new String[Integer.parseInt(count)];
+            for (int part = 0; part < parts.length; part++) {
+                parts[part] = asked.readLine();
             }
+            status = null;
+            run(parts);
+            statuses.println(status == null ? 0 : status);
         }
         Runtime.getRuntime().halt(0); // threads of the tools may go on
     }
 
-    static int run(Path input, Path output, String main, String[] arguments) throws Exception {
-        PrintStream terminal = System.out;
-        try (InputStream in = Files.newInputStream(input); PrintStream out = new PrintStream(output.toFile())) {
+    static void run(String[] parts) throws Exception {
+        try (InputStream in = Files.newInputStream(Path.of(parts[0])); PrintStream out = new PrintStream(parts[1])) {
             System.setIn(in);
             System.setOut(out);
-            Class.forName(main).getMethod("main", String[].class).invoke(null, (Object) arguments);
-        } catch (InvocationTargetException thrown) {
-            if (!(thrown.getCause() instanceof Ended)) {
-                throw thrown;
-            }
-            int status = ((Ended) thrown.getCause()).status;
-            if (status != 0) {
-                return status;
+            String[] arguments = Arrays.copyOfRange(parts, 3, parts.length);
+            Class.forName(parts[2]).getMethod("main", String[].class).invoke(null, (Object) arguments);
+        } catch (ReflectiveOperationException thrown) {
+            if (status == null) {
+                thrown.printStackTrace();
+                status = 1; // as a JVM whose main ends so
             }
         } finally {
-            System.setOut(terminal);
+            System.setOut(System.err);
             for (Runnable hook : hooks) {
                 hook.run();
             }
             hooks.clear();
         }
-        return 0;
     }
 }

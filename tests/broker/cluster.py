@@ -1,15 +1,13 @@
-"""A real Kafka for tests: a KRaft cluster of separate JVMs on addresses of their own, and Kafka's command line tools.
+"""A real Kafka for tests: a KRaft cluster of separate JVMs on addresses of their own.
 
 Every broker has a listener CLIENT for whoever is under test, SASL for those who log in, INTERNAL for the other brokers,
 and CONTROLLER. So the peers of CLIENT in a broker's connection log are its clients and nobody else. A broker with TLS
 and every login: secured.py.
 
-The jars are those of pom.xml beside this file; `./dev test` fetches them. Processes are ended by the handles kept here.
+Processes are ended by the handles kept here.
 """
 
-import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,58 +16,16 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.broker.jvm import java, tool
 from tests.ports import free_ports
 
-JARS = Path(__file__).parents[2] / ".cache/kafka"
-TOOLS = Path(__file__).with_name("Tools.java")
 LOGGING = Path(__file__).with_name("log4j2.xml")
-SMALL_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
-TOOL_TIMEOUT_S = 120
-
-
-def java(main: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
-    """The command that runs a main class of Kafka's jars."""
-    executable = shutil.which("java")
-    if executable is None or not (JARS / "stamp").exists():
-        raise RuntimeError("no Java or no Kafka jars: run ./dev test, which fetches both")
-    return [executable, *SMALL_JVM, *options, "-cp", f"{JARS}/*", main, *arguments]
-
-
-def tool(
-    main: str,
-    *arguments: str,
-    stdin: bytes = b"",
-    timeout_s: float = TOOL_TIMEOUT_S,
-    options: Sequence[str] = (),
-) -> str:
-    """Runs one of Kafka's command line tools to its end; its standard output. options: of the JVM."""
-    command = java(main, *arguments, options=("-Xmx256m", *options))
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_s, check=False)
-    if done.returncode != 0:
-        raise AssertionError(
-            f"{main} {' '.join(arguments)} exited {done.returncode}\n"
-            f"{done.stdout.decode(errors='replace')}\n{done.stderr.decode(errors='replace')}"
-        )
-    return done.stdout.decode(errors="replace")
-
-
-def tools(folder: Path, *jobs: tuple[Sequence[str], bytes], timeout_s: float = TOOL_TIMEOUT_S) -> list[str]:
-    """Runs tools, (main and arguments, standard input), one after another in one JVM; the standard output of each."""
-    parts = []
-    for number, (command, stdin) in enumerate(jobs):
-        (folder / f"input-{number}").write_bytes(stdin)
-        parts.append("\n".join((str(folder / f"input-{number}"), str(folder / f"output-{number}"), *command)))
-    command = java(str(TOOLS), *parts, options=("-Xmx256m",))
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
-    assert done.returncode == 0, done.stderr.decode(errors="replace")
-    return [(folder / f"output-{number}").read_text() for number in range(len(jobs))]
 
 
 def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 60, *, pause_s: float = 0.1) -> None:
@@ -240,6 +196,9 @@ SETTINGS = {
     "share.coordinator.state.topic.replication.factor": "3",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
+    **{  # of members whom brokers tell how often: by themselves 5 s, and no less
+        f"group.{kind}.{bound}heartbeat.interval.ms": "500" for kind in ("consumer", "share") for bound in ("min.", "")
+    },
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "3000",
     "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
@@ -279,10 +238,8 @@ class Cluster:
         return ",".join(broker.address_of("SASL") for broker in self.brokers)
 
     def start(self) -> None:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(broker.format, self.id, self.voters, self.settings) for broker in self.brokers]:
-                done.result()
         for broker in self.brokers:
+            broker.format(self.id, self.voters, self.settings)
             broker.start()
         for broker in self.brokers:
             broker.wait_until_started()

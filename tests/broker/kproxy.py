@@ -68,7 +68,7 @@ class Kproxy:
         assert self._process is not None
         reloads = self.log.read_text().count("reload by SIGHUP")
         self._process.send_signal(signal.SIGHUP)
-        wait_for("the reload", lambda: self.log.read_text().count("reload by SIGHUP") > reloads, 30)
+        wait_for("the reload", lambda: self.log.read_text().count("reload by SIGHUP") > reloads)
 
     def __enter__(self) -> "Kproxy":
         self.start()
@@ -96,12 +96,12 @@ class Kproxy:
 
     def post(self, path: str) -> str:
         request = urllib.request.Request(f"http://{self.admin}{path}", method="POST", headers={"X-Kproxy": "1"})
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             text: str = answer.read().decode()
         return text
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=30) as answer:
             text: str = answer.read().decode()
             return text
 

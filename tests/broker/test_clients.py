@@ -6,14 +6,15 @@ import random
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
-from tests.broker.cluster import Cluster, tool, tools, wait_for
+from tests.broker.cluster import Cluster, wait_for
+from tests.broker.jvm import tool
 from tests.broker.kproxy import Kproxy
 from tests.broker.tools import (
     CONSUMER,
@@ -119,10 +120,9 @@ def test_share_group_with_java(bootstrap: str) -> None:
     assert sorted(received.splitlines()) == sorted(sent)
 
 
-def test_every_codec_with_every_acks_from_each_client_to_each(bootstrap: str, tmp_path: Path) -> None:
+def test_every_codec_with_every_acks_from_each_client_to_each(bootstrap: str) -> None:
     topics = {client: create_topic(bootstrap) for client in ("librdkafka", "java")}
     sent: dict[str, list[str]] = {client: [] for client in topics}
-    jobs: list[tuple[Sequence[str], bytes]] = []
     for codec, (acks, idempotent) in itertools.product(CODECS, MODES):
         records = [(key, base64.b64encode(value)) for key, value in sample(50, f"{codec}-{acks}-{idempotent}")]
         modes = {"compression_type": codec, "acks": acks, "enable_idempotence": idempotent}
@@ -132,15 +132,15 @@ def test_every_codec_with_every_acks_from_each_client_to_each(bootstrap: str, tm
         command = [PRODUCER, "--bootstrap-server", bootstrap, "--topic", topics["java"], "--compression-codec", codec]
         for setting in (f"acks={acks}", f"enable.idempotence={idempotent}".lower()):
             command += ["--producer-property", setting]
-        jobs.append((command, "".join(f"{line}\n" for line in lines).encode()))
+        tool(*command, stdin="".join(f"{line}\n" for line in lines).encode())
         sent["java"] += lines
     for client, topic in topics.items():
-        command = [CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"]
-        jobs.append(([*command, "--max-messages", str(len(sent[client])), "--timeout-ms", "30000"], b""))
-    *_, from_librdkafka, from_java = tools(tmp_path, *jobs)
-    for client, by_java in (("librdkafka", from_librdkafka), ("java", from_java)):
+        by_java = tool(
+            *(CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+            *("--max-messages", str(len(sent[client])), "--timeout-ms", "30000"),
+        )
         assert sorted(by_java.splitlines()) == sorted(sent[client])
-        by_librdkafka = [value.decode() for _, value in consume(bootstrap, topics[client], len(sent[client]))]
+        by_librdkafka = [value.decode() for _, value in consume(bootstrap, topic, len(sent[client]))]
         assert sorted(by_librdkafka) == sorted(sent[client])
 
 
@@ -242,6 +242,7 @@ def test_group_of_two_rebalances_with_librdkafka(bootstrap: str, protocol: str) 
         consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": group, "group.protocol": protocol}
             | {"auto.offset.reset": "earliest", "enable.auto.commit": False}
+            | ({"heartbeat.interval.ms": 500} if protocol == "classic" else {})  # a rebalance is told by one
         )
         consumer.subscribe([topic])
         return consumer
@@ -284,7 +285,10 @@ def test_group_of_two_rebalances_with_librdkafka(bootstrap: str, protocol: str) 
 def test_group_of_two_rebalances_with_java(bootstrap: str, tmp_path: Path) -> None:
     topic = create_topic(bootstrap, partitions=4)
     group = f"group-{uuid.uuid4()}"
-    arguments = (CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--group", group, "--from-beginning")
+    arguments = (
+        *(CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--group", group, "--from-beginning"),
+        *("--consumer-property", "heartbeat.interval.ms=500"),  # a rebalance is told by one
+    )
     sent = [f"line {number}" for number in range(400)]
 
     def shares() -> list[int]:

@@ -21,7 +21,7 @@ PARTITIONS = 4
 @pytest.fixture
 def following(cluster: Cluster, tmp_path: Path) -> Iterator[Kproxy]:
     with Kproxy(cluster.bootstrap, tmp_path, "--detail", "topics") as kproxy:
-        wait_for("the process that follows groups", lambda: "are followed by process" in kproxy.log.read_text(), 30)
+        wait_for("the process that follows groups", lambda: "are followed by process" in kproxy.log.read_text())
         yield kproxy
 
 
@@ -46,7 +46,8 @@ def test_a_group_that_rebalances_is_known_as_its_coordinator_knows_it(following:
 
     def consumer(client_id: str) -> Consumer:
         settings = {"group.id": group_id, "client.id": client_id, "partition.assignment.strategy": "range"}
-        made = Consumer({"bootstrap.servers": following.bootstrap, "auto.offset.reset": "earliest", **settings})
+        settings |= {"bootstrap.servers": following.bootstrap, "auto.offset.reset": "earliest"}
+        made = Consumer({**settings, "heartbeat.interval.ms": 500})
         made.subscribe([topic])
         return made
 
@@ -58,7 +59,7 @@ def test_a_group_that_rebalances_is_known_as_its_coordinator_knows_it(following:
             last = found.get("last_rebalance")
             return found.get("state") == "Stable" and last is not None and last["generation"] == generation
 
-        wait_for(f"generation {generation}", stable, 30)
+        wait_for(f"generation {generation}", stable)
         found = group_of(following, group_id)
         described = admin.describe_consumer_groups([group_id])[group_id].result(30)
         assert described.state is ConsumerGroupState.STABLE
@@ -82,10 +83,10 @@ def test_a_group_that_rebalances_is_known_as_its_coordinator_knows_it(following:
     finally:
         first.close()
 
-    wait_for("an empty group", lambda: group_of(following, group_id)["member_count"] == 0, 30)
+    wait_for("an empty group", lambda: group_of(following, group_id)["member_count"] == 0)
     of_group = {"cluster": "default", "group": group_id}
 
-    wait_for("three rebalances", lambda: following.metric("kproxy_group_rebalances_total", **of_group) == 3, 30)
+    wait_for("three rebalances", lambda: following.metric("kproxy_group_rebalances_total", **of_group) == 3)
     assert following.metric("kproxy_group_rebalance_seconds_count", **of_group) == 3
     assert following.metric("kproxy_group_generation", **of_group) >= 3
     assert following.metric("kproxy_rebalance_causes_total", cause="member_left") >= 1
@@ -123,7 +124,7 @@ def test_what_kind_of_group_it_is_is_shown_as_the_brokers_list_it(following: Kpr
             found = rows(asked("top", following.admin, "--once", "--show", "groups", "--interval", "0.2"))
             return [row[:4] for row in found] == [[name, "Stable", kinds[name], "consumer"] for name in names.values()]
 
-        wait_for("both in top", is_shown, 30)
+        wait_for("both in top", is_shown)
         told = rows(asked("ctl", "-a", following.admin, "groups", "--group", own))
         assert [row[1:5] for row in told] == [[name, kinds[name], "consumer", "Stable"] for name in names.values()]
         with chromium.opened(f"http://{following.admin}/") as browser:

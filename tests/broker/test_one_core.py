@@ -23,7 +23,8 @@ import pytest
 from confluent_kafka import Producer
 
 from kproxy.tables.schema import EXCHANGES
-from tests.broker.cluster import Cluster, tool, wait_for
+from tests.broker.cluster import Cluster, wait_for
+from tests.broker.jvm import tool
 from tests.broker.kproxy import KPROXY, Kproxy
 from tests.broker.test_clients import consume, produce, sample
 from tests.broker.tools import CONSUMER, PRODUCER, as_root, create_topic, user
@@ -52,13 +53,13 @@ def captured(file: Path, cluster: Cluster) -> Iterator[None]:
     with errors.open("wb") as stderr:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr)
     try:
-        wait_for("tcpdump to listen", lambda: "listening on" in errors.read_text() or process.poll() is not None, 10)
+        wait_for("tcpdump to listen", lambda: "listening on" in errors.read_text() or process.poll() is not None)
         assert process.poll() is None, f"tcpdump ended: {errors.read_text()}"
         yield
         # It hands packets on late and in lots: a last one of ours tells that it has written all before it.
         with socket.socket(type=socket.SOCK_DGRAM) as sock:
             sock.sendto(LAST, (cluster.brokers[0].host, cluster.brokers[0].port))
-        wait_for("tcpdump to write what it has seen", lambda: LAST in file.read_bytes(), 30)
+        wait_for("tcpdump to write what it has seen", lambda: LAST in file.read_bytes())
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(10)

@@ -138,6 +138,7 @@ def test_clients_go_on_when_kproxy_restarts(kproxy: Kproxy, bootstrap: str, kill
     assert load.received.issuperset(load.acknowledged)
 
 
+@pytest.mark.timeout(900)  # brokers of which a start takes a minute where everything is busy
 def test_clients_go_on_when_brokers_stop_and_start(
     cluster: Cluster, kproxy: Kproxy, bootstrap: str, tmp_path: Path
 ) -> None:

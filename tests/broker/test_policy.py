@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.broker.cluster import JARS, Cluster, java
+from tests.broker.cluster import Cluster
+from tests.broker.jvm import JARS, java
 from tests.broker.kproxy import Kproxy
 from tests.broker.tools import PRODUCER, TOPICS, create_topic
 

@@ -89,7 +89,7 @@ def wait_until_ready(admin: str) -> None:
         except OSError:
             return False
 
-    wait_for(f"{admin}/ready", ready, 30)
+    wait_for(f"{admin}/ready", ready)
 
 
 def test_every_command_is_tested() -> None:
@@ -106,7 +106,7 @@ def test_demo() -> None:
             assert text, "the demo ended without telling where its metrics are"
         url = re.search(r"http://\S+/metrics", text)
         assert url is not None
-        wait_for("Produce in its metrics", lambda: b'api="Produce"' in urllib.request.urlopen(url[0]).read(), 5)
+        wait_for("Produce in its metrics", lambda: b'api="Produce"' in urllib.request.urlopen(url[0]).read())
         assert re.search(r"[1-9][0-9]* requests/s", demo.stdout.read())
     assert demo.wait() == 0
 
@@ -154,7 +154,7 @@ def test_capture(cluster: Cluster, tmp_path: Path) -> None:
     tcpdump += " -Z root --immediate-mode"
     with running(shlex.join(as_root()) + f" {tcpdump}", tmp_path) as capturing:
         assert capturing.stdout is not None
-        wait_for("tcpdump to listen", lambda: "listening on any" in capturing.stdout.readline(), 10)
+        wait_for("tcpdump to listen", lambda: "listening on any" in capturing.stdout.readline())
         create_topic(broker.address)
     summary = output(command(CONVERT), tmp_path)
     assert "exchanges" in summary

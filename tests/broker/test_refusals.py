@@ -6,7 +6,7 @@ from collections import Counter
 
 from kproxy.protocol import codec
 from kproxy.proxy.access.policy_refusals import refusal
-from tests.broker.cluster import java
+from tests.broker.jvm import java
 from tests.proxy.access.policies import random_body
 from tests.proxy.access.test_policy_refusals import REQUESTS, denied_in
 

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaException, Producer
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.load import load
+from tests.broker.cluster import wait_for
 from tests.broker.secured import SecuredBroker
 from tests.broker.security import MECHANISMS, OAUTHBEARER, USERS
 from tests.broker.test_authentication import authentication, client
@@ -76,9 +77,14 @@ def test_no_secret_is_in_anything_that_kproxy_writes_answers_or_keeps(
             wrong["oauth_cb"] = lambda _: (tokens[1], time.time() + 3600)
         else:
             wrong["sasl.password"] = GUESSED
+        refused = Producer(wrong)
+
+        def failed() -> bool:
+            return kproxy.metric("kproxy_authentications_total", mechanism=mechanism, outcome="failed") > 0
+
+        wait_for("a refused login", failed)
         with pytest.raises(KafkaException):
-            Producer(wrong).list_topics(timeout=3)
-        assert kproxy.metric("kproxy_authentications_total", mechanism=mechanism, outcome="failed") > 0
+            refused.list_topics(timeout=0.5)
         for path in ("/metrics", "/api/clusters", "/api/connections", "/api/traffic", "/ready"):
             texts[path] = kproxy.get(path).encode()
         process = kproxy._process

@@ -174,6 +174,7 @@ def same(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Same:
             settings: dict[str, Any] = {"group.id": f"{protocol}-{uuid4().hex[:6]}", "group.protocol": protocol}
             if protocol == "classic":
                 settings |= {"partition.assignment.strategy": "range", "session.timeout.ms": 6000}
+                settings |= {"heartbeat.interval.ms": 500}
             members = [consumer(run.bootstrap, topic, number, **settings) for number in range(2)]
 
             def settled(members: list[Consumer] = members) -> bool:

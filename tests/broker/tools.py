@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.cluster import java, tool
+from tests.broker.jvm import java, tool
 
 PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
 CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"

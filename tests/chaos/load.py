@@ -18,7 +18,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from tests.broker.cluster import java
+from tests.broker.jvm import java
 
 PARTITIONS = 6
 _LIBRDKAFKA = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 500, "log_level": 0, "socket.timeout.ms": 20_000}

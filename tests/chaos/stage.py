@@ -20,6 +20,7 @@ import psutil
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.broker.cluster import SETTINGS, Cluster, wait_for
+from tests.broker.jvm import tool
 from tests.broker.kproxy import KPROXY, Kproxy
 from tests.broker.security import Security
 from tests.certificates import Certificate
@@ -241,8 +242,6 @@ class Stage:
 
     def reassign(self, plan: str) -> str:
         """Starts moving partitions; what the tool said."""
-        from tests.broker.cluster import tool
-
         file = self.folder / "plan.json"
         file.write_text(plan)
         where = ("--bootstrap-server", self.direct, "--reassignment-json-file", str(file))

@@ -20,7 +20,8 @@ from pathlib import Path
 import click
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.broker.cluster import Cluster, tool, wait_for
+from tests.broker.cluster import Cluster, wait_for
+from tests.broker.jvm import tool
 from tests.broker.kproxy import Kproxy
 from tests.broker.tools import CONFIGS
 from tests.dashboards import trouble

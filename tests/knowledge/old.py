@@ -16,7 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.broker.cluster import SMALL_JVM, wait_for
+from tests.broker.cluster import wait_for
+from tests.broker.jvm import SMALL_JVM
 from tests.knowledge import traffic
 from tests.matrix import setup
 from tests.ports import free_ports

@@ -22,7 +22,8 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.broker.cluster import JARS, SMALL_JVM, Cluster, wait_for
+from tests.broker.cluster import Cluster, wait_for
+from tests.broker.jvm import JARS, SMALL_JVM, Tools
 from tests.broker.kproxy import Kproxy
 from tests.knowledge import traffic
 from tests.matrix import setup
@@ -133,30 +134,6 @@ class Process:
         self._thread.join(10)
 
 
-class Asking:
-    """Kafka's own tools in one JVM, asked one after another."""
-
-    def __init__(self, classes: Path, errors: Path) -> None:
-        command = ["java", *SMALL_JVM, "-Xmx256m", "-cp", f"{classes}:{JARS}/*", "Asking"]
-        with errors.open("ab") as stderr:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
-
-    def ask(self, main: str, *arguments: str) -> tuple[int, int, int, str]:
-        """(from ns, to ns, status, what it said)"""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write("\t".join((main, *arguments)).encode() + b"\n")
-        self._process.stdin.flush()
-        begin, end, status, size = map(int, self._process.stdout.readline().split())
-        return begin, end, status, self._process.stdout.read(size).decode()
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
-
-
 class Rig:
     """A run in progress. Use `running`."""
 
@@ -217,8 +194,8 @@ class Rig:
             self._capture("front.pcap", [("127.0.0.1", port) for port in range(first, first + 6)])
             self._stack.enter_context(kproxy)
             self.kproxy = kproxy
-        self.asking = Asking(classes, self.folder / "asking.err")
-        self._stack.callback(self.asking.close)
+        self.tools = Tools(classes=str(classes))
+        self._stack.callback(self.tools.close)
         self.admin = AdminClient({"bootstrap.servers": self.truth, "log_level": 0})
 
         def all_there() -> bool:
@@ -256,17 +233,17 @@ class Rig:
 
     def ask(self, what: str, main: str, *arguments: str) -> str:
         """What one of Kafka's tools says, on the listener that is not recorded; kept with its times."""
-        begin, end, status, text = self.asking.ask(main, "--bootstrap-server", self.truth, *arguments)
-        assert status == 0, f"{what}: {status}\n{text}"
-        self.write("asked", {"from_ns": begin, "to_ns": end, "what": what, "text": text})
-        return text
+        told = self.tools.run(main, "--bootstrap-server", self.truth, *arguments)
+        assert told.status == 0, f"{what}: {told}"
+        self.write("asked", {"from_ns": told.from_ns, "to_ns": told.to_ns, "what": what, "text": told.output})
+        return told.output
 
     def operate(self, what: str, main: str, *arguments: str) -> str:
         """The same on the clients' listener, as an operator would."""
         self.note(what, arguments=arguments)
-        status, text = self.asking.ask(main, "--bootstrap-server", self.bootstrap, *arguments)[2:]
-        assert status == 0, f"{what}: {status}\n{text}"
-        return text
+        told = self.tools.run(main, "--bootstrap-server", self.bootstrap, *arguments)
+        assert told.status == 0, f"{what}: {told}"
+        return told.output
 
     def describe(self) -> None:
         """What the brokers know of all groups and topics now."""
@@ -296,7 +273,7 @@ class Rig:
         def as_before() -> bool:
             nonlocal before
             every = ("--bootstrap-server", self.truth, "--describe", "--all-groups", "--offsets")
-            before, now = self.asking.ask(GROUPS, *every)[3], before
+            before, now = self.tools.run(GROUPS, *every).output, before
             return before == now
 
         wait_for("commits to end", as_before, 60, pause_s=2.5)
@@ -306,7 +283,7 @@ class Rig:
         return int(self._state(group)[2])
 
     def _state(self, group: str, kind: str = "consumer") -> list[str]:
-        return self.asking.ask("State", "--bootstrap-server", self.truth, group, kind)[3].split()
+        return self.tools.run("State", "--bootstrap-server", self.truth, group, kind).output.split()
 
     def settled(self, group: str, members: int, timeout_s: float = 45, *, kind: str = "consumer") -> None:
         """Waits until the coordinator says that a group is stable, or empty, with so many members.

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.broker.cluster import LOGGING, SMALL_JVM, TOOL_TIMEOUT_S, wait_for
+from tests.broker.cluster import LOGGING, wait_for
+from tests.broker.jvm import SMALL_JVM, TOOL_TIMEOUT_S
 from tests.broker.security import LISTENERS, MECHANISMS, OAUTHBEARER, USERS, Security
 from tests.matrix.setup import jars
 from tests.ports import free_ports

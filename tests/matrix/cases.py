@@ -273,7 +273,7 @@ def _check(proxy: Proxy, brokers: Brokers, before: Any) -> None:
         return brokers.client_peers() - before - proxy.sources()
 
     try:
-        wait_for("kproxy's log", lambda: not strangers(), 5)
+        wait_for("kproxy's log", lambda: not strangers(), 30)
     except AssertionError:
         raise Leak(f"not connections of kproxy: {strangers()}") from None
     for name in ("kproxy_address_leaks_total", "kproxy_protocol_faults_total", "kproxy_unbound_brokers_total"):

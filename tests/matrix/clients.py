@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.broker.cluster import SMALL_JVM
+from tests.broker.jvm import SMALL_JVM
 from tests.matrix import setup
 
 _ALL = ("none", "gzip", "snappy", "lz4", "zstd")

@@ -15,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from tests.broker.cluster import JARS
+from tests.broker.jvm import JARS
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".cache/matrix"

@@ -4,13 +4,12 @@
 minutes, and one of Node where Node is installed.
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.broker.cluster import JARS
+from tests.broker.jvm import JARS
 from tests.matrix import brokers, cases, clients, report, setup, ways
 from tests.matrix.records import fault, records
 
@@ -26,9 +25,16 @@ def short(chosen: list[clients.Client]) -> Iterator[tuple[clients.Client, ways.W
             yield client, secured[(2 * place + number) % len(secured)]
 
 
-@pytest.mark.timeout(600)  # the first run fetches what the drivers need
-def test_the_short_matrix(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.Brokers]:
+    """The brokers of now, without share groups."""
     (release,) = (release for release in brokers.RELEASES if release.name == "4.1")
+    with brokers.running(release, tmp_path_factory.mktemp("matrix") / "brokers", share=False) as cluster:
+        yield cluster
+
+
+@pytest.mark.timeout(600)  # the first run fetches what the drivers need
+def test_the_short_matrix(cluster: brokers.Brokers, tmp_path: Path) -> None:
     chosen = [
         client
         for client in clients.CLIENTS
@@ -38,11 +44,10 @@ def test_the_short_matrix(tmp_path: Path) -> None:
         and (client.family != "go" or setup.go_is_built())
     ]
     assert {client.family for client in chosen} >= {"python3", "java", "kcat"} and (JARS / "stamp").exists()
-    with brokers.running(release, tmp_path / "brokers") as cluster:
-        wanted = [cases.Case(client, release, way) for client, way in short(chosen)]
-        outcomes = list(cases.run_release(cluster, wanted, tmp_path, jobs=2))
+    wanted = [cases.Case(client, cluster.release, way) for client, way in short(chosen)]
+    outcomes = list(cases.run_release(cluster, wanted, tmp_path, jobs=2))
     assert len(outcomes) == len(wanted)
-    report.write(tmp_path / "page.md", outcomes, [release], chosen, ways.WAYS)
+    report.write(tmp_path / "page.md", outcomes, [cluster.release], chosen, ways.WAYS)
     failed = {(one.case.client.name, one.case.way.name): one.reason for one in outcomes if one.state != "works"}
     # kcat makes its token itself, unsigned; Debian's librdkafka repeats the nonce of SCRAM, which Kafka 4 refuses
     of_kcat = ("OAUTHBEARER", "OAUTHBEARER by kproxy", "SCRAM")
@@ -50,13 +55,10 @@ def test_the_short_matrix(tmp_path: Path) -> None:
     print((tmp_path / "page.md").read_text())
 
 
-def test_what_a_release_lacks_is_told_by_a_run_without_kproxy(tmp_path: Path) -> None:
+def test_what_a_release_lacks_is_told_by_a_run_without_kproxy(cluster: brokers.Brokers, tmp_path: Path) -> None:
     """A share group wants `share.version`, which this cluster does not turn on."""
-    assert shutil.which("java")
-    (release,) = (release for release in brokers.RELEASES if release.name == "4.1")
     (client,) = (one for one in clients.CLIENTS if one.mode == "share")
-    with brokers.running(release, tmp_path / "brokers", share=False) as cluster:
-        (outcome,) = cases.run_release(cluster, [cases.Case(client, release, ways.WAYS[0])], tmp_path, jobs=1)
+    (outcome,) = cases.run_release(cluster, [cases.Case(client, cluster.release, ways.WAYS[0])], tmp_path, jobs=1)
     assert outcome.state == "cannot" and "nsupported" in outcome.reason
 
 

@@ -3,7 +3,7 @@ import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import org.apache.kafka.clients.admin.Admin;
 
-/** The state of a group, how many members it has and its coordinator, by an admin client that stays: see Asking. */
+/** The state of a group, how many members it has and its coordinator, by an admin client that stays: see Tools.java. */
 public class State {
     static Admin admin;
 

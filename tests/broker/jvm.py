@@ -1,0 +1,113 @@
+"""Kafka's jars, and its command line tools in JVMs that stay: to start one costs ten times what most of them do.
+
+The jars are those of pom.xml beside this file; `./dev test` fetches them.
+"""
+
+import atexit
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+JARS = Path(__file__).parents[2] / ".cache/kafka"
+SMALL_JVM = (
+    *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"),
+    # Kafka's classes are as it was released: to verify them is a seventh of a broker's start.
+    *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+)
+TOOL_TIMEOUT_S = 120
+_TOOLS = Path(__file__).with_name("Tools.java")
+
+
+def java(main: str, *arguments: str, options: Sequence[str] = (), classes: str = "") -> list[str]:
+    """The command that runs a main class of Kafka's jars, or of `classes`, a folder."""
+    executable = shutil.which("java")
+    if executable is None or not (JARS / "stamp").exists():
+        raise RuntimeError("no Java or no Kafka jars: run ./dev test, which fetches both")
+    path = f"{classes}:{JARS}/*" if classes else f"{JARS}/*"
+    return [executable, *SMALL_JVM, *options, "-cp", path, main, *arguments]
+
+
+class Ended(NamedTuple):
+    """A tool that has ended, or did not in time."""
+
+    from_ns: int
+    to_ns: int
+    status: int | None  # None: it went on, or the JVM is gone
+    output: str
+    errors: str  # and what the JVM logged
+
+
+class Tools:
+    """A JVM that runs tools one after another: see Tools.java."""
+
+    def __init__(self, options: Sequence[str] = (), classes: str = "") -> None:
+        self._one_at_a_time = threading.Lock()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed by `close`
+        self._process = subprocess.Popen(
+            java(str(_TOOLS), options=("-Xmx256m", *options), classes=classes),
+            bufsize=0,
+            stdin=subprocess.PIPE,  # ends with this process, and so does the JVM
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+
+    def run(self, main: str, *arguments: str, stdin: bytes = b"", timeout_s: float = TOOL_TIMEOUT_S) -> Ended:
+        """Runs a main class to its end; after one that does not, `close` is all that can be done."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with self._one_at_a_time, tempfile.TemporaryDirectory() as folder:
+            given, written = Path(folder, "input"), Path(folder, "output")
+            given.write_bytes(stdin)
+            written.touch()
+            parts = (str(given), str(written), main, *arguments)
+            assert not any("\n" in part for part in parts)
+            said_before = os.fstat(self._errors.fileno()).st_size
+            begin = time.time_ns()
+            self._process.stdin.write("\n".join((str(len(parts)), *parts, "")).encode())
+            ended, _, _ = select.select([self._process.stdout], [], [], timeout_s)
+            status = self._process.stdout.readline() if ended else b""
+            end = time.time_ns()
+            errors = os.pread(self._errors.fileno(), 1 << 20, said_before)
+            output = written.read_bytes()
+        text, words = (said.decode(errors="replace") for said in (output, errors))
+        return Ended(begin, end, int(status) if status else None, text, words)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+
+_running: dict[tuple[str, ...], Tools] = {}  # by the options of their JVMs
+
+
+@atexit.register
+def _close() -> None:
+    while _running:
+        _running.popitem()[1].close()
+
+
+def tool(
+    main: str,
+    *arguments: str,
+    stdin: bytes = b"",
+    timeout_s: float = TOOL_TIMEOUT_S,
+    options: Sequence[str] = (),
+) -> str:
+    """Runs one of Kafka's command line tools to its end; its standard output. options: of the JVM."""
+    wanted = tuple(options)
+    if wanted not in _running:
+        _running[wanted] = Tools(wanted)
+    ended = _running[wanted].run(main, *arguments, stdin=stdin, timeout_s=timeout_s)
+    if ended.status is None:
+        _running.pop(wanted).close()
+    if ended.status != 0:
+        how = f"did not end within {timeout_s} s" if ended.status is None else f"exited {ended.status}"
+        raise AssertionError(f"{main} {' '.join(arguments)} {how}\n{ended.output}\n{ended.errors}")
+    return ended.output
