@@ -143,10 +143,10 @@ def read_through(bootstrap: str, log: str) -> None:
     ended: set[int] = set()
 
     def at_end() -> bool:
-        message = reader.poll(0.2)
-        error = None if message is None else message.error()
-        if error is not None and error.code() == KafkaError._PARTITION_EOF:
-            ended.add(message.partition())
+        for message in reader.consume(1000, 0.2):  # of all that tests before this one have made
+            error = message.error()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
         return len(ended) == 3
 
     wait_for(f"the end of {log}", at_end, 120)
