@@ -128,7 +128,7 @@ def _details(source: Source, pairs: Sequence[tuple[str, Any]]) -> list[Row]:
         inner = value.items() if isinstance(value, Mapping) else ()
         shown = ", ".join(f"{_bare(key)} {_detail(key, one)}" for key, one in inner) if inner else _detail(name, value)
         for number, line in enumerate(textwrap.wrap(shown[:MOST], WRAP) or ["–"]):
-            rows.append({"at": len(rows), "name": "" if number else _title(name), "value": line})
+            rows.append({"at": len(rows), "name": " " if number else _title(name), "value": line})
     return rows
 
 
