@@ -285,7 +285,7 @@ class Watcher:
             raise KproxyError(f"--admin {address} cannot be bound: {why_unbound(fault)}") from None
         self._admin = admin
         self._tasks.spawn(live.run())
-        log.info("admin at %s: /metrics /health /ready", admin.url)
+        log.info("%s", admin.offers)
 
     async def _gathered(self, _: bool) -> Metrics:
         return self.metrics

@@ -6,6 +6,7 @@ compared. Every difference is a line of `tshark.csv` with its reason, for a rele
 there fails, and so does a line that no longer holds.
 """
 
+import asyncio
 import csv
 import subprocess
 from collections import Counter
@@ -129,6 +130,8 @@ class Packets:
     def __init__(self, path):
         self.requests, self.answers, self.pairs, self.unknown = Counter(), Counter(), Counter(), set()
         decode = {f"tcp.port=={port}": "kafka" for port in PORTS}
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)  # pyshark takes it; after a test that ran one of its own there is none
         packets = pyshark.FileCapture(str(path), display_filter="kafka", decode_as=decode, keep_packets=False)
         try:
             for found in packets:
@@ -139,6 +142,8 @@ class Packets:
                     self._message(layer, source, target, time_ns)
         finally:
             packets.close()
+            asyncio.set_event_loop(None)
+            loop.close()
 
     def _message(self, layer, source, target, time_ns):
         def field(name):

@@ -16,12 +16,13 @@ def test_the_id_of_a_connection_is_the_same_for_ever_and_fits_a_column_of_int64(
     assert len(ids) == 1000 and max(ids) < 1 << 63
 
 
-def test_each_field_is_in_the_id_but_the_broker_that_may_be_learnt_later() -> None:
+def test_each_field_is_in_the_id_but_what_is_no_part_of_who_is_connected_with_whom() -> None:
+    """The broker's id may be learnt later; whether kproxy ends TLS is known live alone."""
     fresh = replace(INFO)
     assert fresh.id == INFO.id and fresh == INFO == replace(INFO)  # an id that was computed is no difference
     for field in fields(INFO):
         if field.init:
             value = getattr(INFO, field.name)
             other = replace(INFO, **{field.name: f"{value}x" if isinstance(value, str) else value + 1})
-            assert (other.id == INFO.id) == (field.name == "broker_id"), field.name
+            assert (other.id == INFO.id) == (field.name in ("broker_id", "ends_tls")), field.name
             assert other != INFO

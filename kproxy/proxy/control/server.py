@@ -298,7 +298,7 @@ class Server:
             raise ConfigError([("admin", f"{address} cannot be bound: {why_unbound(fault)}")]) from None
         self._admin = admin
         self._sampling = self._tasks.spawn(live.run())
-        log.info("admin at %s: /metrics /health /ready", admin.url)
+        log.info("%s", admin.offers)
         if not host:
             log.info("admin listens on this machine alone; for others: --admin 0.0.0.0:%d", admin.address[1])
 

@@ -176,6 +176,12 @@ class Admin:
     def url(self) -> str:
         return f"{'http' if self._tls is None else 'https'}://{Address(*self.address)}"
 
+    @property
+    def offers(self) -> str:
+        """Where it listens and what is there, for the log."""
+        page = "" if self._page is None else f", a page for browsers at {self.url}/"
+        return f"admin at {self.url}: /metrics /health /ready{page}"
+
     # --- connections -------------------------------------------------------------------------------------------------
 
     def _accepted(self, client: socket.socket, _: Address) -> None:

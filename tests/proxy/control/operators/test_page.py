@@ -425,6 +425,7 @@ def test_files_and_headers(tmp_path: Path, page: bool) -> None:
             assert status == 200 and ("samples" in json.loads(text)) is page
             assert loaded(f"http://{kproxy.admin}/page/%2e%2e/page.js", **authorized)[0] == 404
             assert loaded(f"http://{kproxy.admin}/page/live.py", **authorized)[0] == 404
+            assert (f"/ready, a page for browsers at http://{kproxy.admin}/" in kproxy.log_tail()) is page
 
 
 def test_files_are_small_enough_to_be_kept_in_memory() -> None:
