@@ -68,6 +68,7 @@ def test_an_option_that_cannot_be_is_refused(tmp_path, command, wrong):
         (["--records", "--data", "RequestHeader"], "give one of them"),
         (["no-such.pcap"], "not hexadecimal: 'n'"),
         (["no-such.pcap"], "there is no file 'no-such.pcap' either"),
+        (["--file", str(captures.capture("k41_quota"))], "is a capture, which holds packets: kproxy convert"),
     ],
 )
 def test_nothing_that_was_asked_is_passed_over(arguments, reason):

@@ -64,8 +64,8 @@ def columns():
     ]
 
 
-def plain(width):
-    return [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in answers.lines(columns(), width)]
+def plain(width, made=None):
+    return [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in answers.lines(made or columns(), width)]
 
 
 def test_a_wide_table_has_a_line_per_row():
@@ -89,6 +89,12 @@ def test_a_narrow_one_breaks_its_headers_then_sentences_then_leaves_columns_out(
     narrow = plain(30)
     words = "Left out, since the terminal is narrow: first_lag_records, connection. `| less -S` shows all."
     assert " ".join(narrow[-4:]) == words
+
+
+def test_no_line_ends_with_blanks():
+    """Whoever pipes them on gets what is to be read; here the last column's cells differ in length."""
+    for width in (None, *range(30, 130)):
+        assert not [line for line in plain(width, columns()[::-1]) if line.endswith(" ")], width
 
 
 def test_what_show_asks_for_is_never_left_out():

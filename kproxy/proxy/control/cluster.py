@@ -376,8 +376,6 @@ class ClusterProxy:
 
     def _bind(self, node_id: int) -> bool:
         assert self._ports is not None
-        if self._stopped:
-            return node_id in self._ports.open
         if not self._ports.bind(node_id):
             return False
         if self.cluster.route != "sidecar":

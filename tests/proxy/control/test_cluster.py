@@ -480,6 +480,7 @@ async def test_while_it_drains_no_port_opens(here, client, broker):
     await broker.send(response(METADATA, 12, 5, {"brokers": brokers}))
     _, body = codec.decode_response((await client.frame())[4:], METADATA, 12)
     assert {each["port"] for each in body["brokers"]} == {here.port + 2, here.port + 3, here.port + 4}  # still ours
+    assert not here.server._worker.gate.listeners  # while the drain goes on
     assert await client.rest() == b""  # and the client is sent away
     client.close()
     await stopping
