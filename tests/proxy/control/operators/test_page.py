@@ -367,6 +367,30 @@ def test_each_figure_counts_once_whoever_asks_and_whatever_an_answer_leaves_out(
         assert browser.complaints() == []
 
 
+ALONE = """const tops = [...document.querySelectorAll(".tile")].map(each => each.getBoundingClientRect().top);
+    return tops.filter(top => tops.filter(other => other === top).length === 1)"""
+
+
+@pytest.mark.parametrize("width", [1280, 1366, 1440, 1920, 2560])
+def test_figures_stay_in_sight_beside_long_names_of_several_clusters(width: int) -> None:
+    names = ["orders-of-the-european-region", "payments-of-the-european-region"]
+    long = "-".join(["consumer-of-orders"] * 4)
+    filled = answer(
+        1,
+        brokers=[[name, "1", 1, 0, 0] for name in names],
+        errors=[[name, "bootstrap", "OffsetCommit", "UNKNOWN_TOPIC_OR_PARTITION", 123_456] for name in names],
+        lags=[[name, "client_id", long, long, 123_456_789, 86_400.0] for name in names],
+        topics=[[name, long, 10**9, 10**6, 10**9, 10**6] for name in names],
+        clients=[[name, long, "apache-kafka-java", "4.1.0", 1000] for name in names],
+    )
+    with Scripted([filled]) as kproxy, chromium.opened(kproxy.url, width) as browser:
+        browser.width(width)
+        kproxy.may_answer.set()
+        wait_for("the tables", lambda: all(rows(browser, name) for name in ("errors", "lags", "topics", "clients")), 60)
+        assert browser.asked(SIDEWAYS) == []
+        assert browser.asked(ALONE) == []  # no tile is alone in its row
+
+
 def test_over_tls_with_a_token(tmp_path: Path) -> None:
     """In a browser that trusts the test's own CA, and in one that does not."""
     authority = Authority(tmp_path / "ca")

@@ -266,7 +266,7 @@
     const top = d3.max(all, (point) => point.requests) || 1;
     const y = d3.scale.linear().domain([0, top]).range([on.bottom, on.margin.top]).nice(4);
     yAxis(on, y, y.ticks(4), number);
-    if (all.length < 2) return nothing(on, "the first samples come within twenty seconds");
+    if (all.length < 2) return nothing(on, "samples come within 20 seconds");
     const area = d3.svg.area().x((d) => on.x(d.x)).y0((d) => y(d.y0)).y1((d) => y(d.y0 + d.y));
     d3.layout.stack().values((layer) => layer.values)(layers).forEach((layer, i) => on.svg.append("path").attr("class", "area s" + i).attr("d", area(layer.values)));
     legend(on.box, layers.map((layer, i) => [layer.name, i]));
@@ -483,7 +483,7 @@
     else if (!failures) state("ready");
     const unique = (values) => [...new Set(values)].sort();
     const clusters = unique(last.totals.map((row) => row[0]).concat(last.brokers.map((row) => row[0])));
-    const inOne = (value) => (clusters.length > 1 ? [column("cluster", value)] : []); // names are those of one cluster
+    const inOne = (value) => (clusters.length > 1 ? [column("cluster", value, { fit: "cluster" })] : []); // names are those of one cluster
     offer("cluster", clusters);
     offer("broker", unique(last.brokers.filter((row) => matches(row[0], chosen.broker, chosen.api)).map((row) => row[1])));
     offer("api", unique(listed(last, chosen.broker ? "totals" : "apis").filter((row) => matches(row[0], row[1], chosen.api)).map((row) => row[2])));
