@@ -91,7 +91,8 @@ class BrokerPorts:
                 self._gate, self._hosts, port_of.bind, self.backlog, self._accepted(node_id), f"{name}/{node_id}"
             )
         except OSError as fault:
-            reason = f"{where}, the port of broker {node_id}, cannot be bound: {why_unbound(fault)}"
+            why = why_unbound(fault, self._gate, self._hosts, port_of.bind)
+            reason = f"{where}, the port of broker {node_id}, cannot be bound: {why}"
             return self._not_bound(node_id, reason)
         self._unbound.pop(node_id, None)
         self._new.append(node_id)

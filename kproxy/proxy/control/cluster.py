@@ -157,11 +157,12 @@ class ClusterProxy:
         cluster = self.cluster
         listen = cluster.listen
         backlog = worker.config.accept_backlog
+        hosts: list[str] = []
         try:
             hosts = resolve(listen.host)
             self._bootstrap = Listener(worker.gate, hosts, listen.port, backlog, self._accepted(None), cluster.name)
         except OSError as fault:
-            text = f"{listen} cannot be bound: {why_unbound(fault)}"
+            text = f"{listen} cannot be bound: {why_unbound(fault, worker.gate, hosts, listen.port)}"
             raise ConfigError([(f"{cluster.name}: listen", text)]) from None
         self._expose(BOOTSTRAP, None)
         self.routes = self._connector.routes = Routes(cluster, self._bootstrap.port)

@@ -22,6 +22,7 @@ from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.relay.handshakes import Handshakes
 from kproxy.proxy.relay.streams import readable
 from kproxy.proxy.relay.tls_socket import TlsSocket
+from kproxy.wire.frames import sniff
 
 _HANDSHAKE = 0x16  # the first byte of every TLS connection
 _LOOKED_AT = 16
@@ -156,6 +157,9 @@ async def _begins(sock: socket.socket) -> None:
         return
     if _HTTP.match(first):
         raise RefusedClient("tls", "HTTP on a port for Kafka over TLS: the admin port is another one", "http")
+    kind, text = sniff(first)
+    if kind == "proxy_protocol":  # of a balancer: the client behind it may well speak TLS
+        raise RefusedClient("tls", text, "other")
     text = (
         "it speaks no TLS, and this listener does: set security.protocol=SSL (or SASL_SSL) in the client, or point it "
         "at a plaintext listener"

@@ -243,9 +243,13 @@ def resolve(host: str) -> list[str]:
     return [address for address in found if is_local(address)] or found
 
 
-def why_unbound(fault: OSError) -> str:
-    """Why a port could not be bound, in words that say what to do."""
+def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] = (), port: int = 0) -> str:
+    """Why a port could not be bound, in words that say what to do. gate: of the listeners that may have it."""
     if fault.errno == errno.EADDRINUSE:
+        for own in gate.listeners if gate is not None else ():
+            if own.port == port and any(map(own.takes, hosts)):
+                text = "this kproxy has it already (%s): keep the ports of clusters apart (listen, broker_port_base)"
+                return text % own.name
         return "another program listens there: stop it, or take another port"
     if fault.errno == errno.EADDRNOTAVAIL:
         return "that is no address of this machine"

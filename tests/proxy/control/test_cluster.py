@@ -13,6 +13,7 @@ from kproxy.protocol import codec
 from kproxy.proxy.config.load import load
 from kproxy.proxy.control import broker_ports
 from kproxy.proxy.control.server import Server
+from kproxy.proxy.relay.listeners import Listener
 from tests.proxy.live import HOST, Broker, Live, Wire, behind_kproxy, free_ports, kproxy, live, request, response
 
 METADATA = 3
@@ -120,6 +121,20 @@ def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
     for node_id in (2, 3):
         assert f"the port of broker {node_id}, cannot be bound: another program listens there" in line
     assert "no port stands for broker 70000" in caplog.text
+
+
+def test_a_port_that_another_cluster_has_is_not_said_to_be_another_programs(caplog):
+    async def test():
+        async with kproxy() as here:
+            other = Listener(here.server._worker.gate, [HOST], here.port + 3, 1, lambda *_: None, "other/7")
+            client, broker = await here.connect()
+            await told(client, broker, [node(2, here.broker.port)])
+            await here.until(lambda: "tried again" in caplog.text)
+            other.close()
+
+    live(test())
+    text = "the port of broker 2, cannot be bound: this kproxy has it already (other/7): keep"
+    assert text in caplog.text
 
 
 def test_ports_never_use_descriptors_that_are_set_aside_for_others(caplog):

@@ -82,6 +82,10 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
             await http.send(b"GET /metrics HTTP/1.1\r\n\r\n")
             with suppress(ConnectionResetError):
                 assert await http.rest() == b""
+            balancer = await Wire.dial(here.port)  # what stands behind it may speak TLS
+            await balancer.send(b"\r\n\r\n\0\r\nQUIT\n" + bytes(4))
+            with suppress(ConnectionResetError):
+                assert await balancer.rest() == b""
             gone = await Wire.dial(here.port)
             gone.close()
             foreign = Authority(authority.folder, "foreign")
@@ -94,10 +98,11 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
                 with suppress(OSError):  # TLS 1.3: a client learns of it with its first read
                     refused = await dial(here, context)
                     await refused.rest()
-            await here.until(lambda: sum(results(here).values()) == 8)
+            await here.until(lambda: sum(results(here).values()) == 9)
             assert results(here) == {
                 "ok": 1,
                 "plaintext": 1,
+                "other": 1,
                 "http": 1,
                 "closed": 1,
                 "no_certificate": 1,
@@ -105,12 +110,13 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
                 "rejected": 1,
                 "version": 1,
             }
-            assert here.counted.disconnects == {"tls": 7}
+            assert here.counted.disconnects == {"tls": 8}
 
     live(test())
     for text in (
         r"it speaks no TLS, and this listener does: set security.protocol=SSL",
         r"HTTP on a port for Kafka over TLS",
+        r"a PROXY protocol header on a port that expects none: set accept_proxy_protocol",
         r"it has no certificate, and client_certificates = 'required'",
         r"its certificate is not accepted: .*; `ca` names who vouches for clients",
         r"rejected kproxy's certificate \(.*unknown ca.*\)",
