@@ -182,6 +182,9 @@ class Crew:
                 ours.close()
                 raise
             self._templates = 0
+        if self._stopping:  # the workers have been told to drain already: this one ends with its channel
+            ours.close()
+            return
         status = self._by_pid[member.pid] = asyncio.get_running_loop().create_future()
         if member.pid in self._early:
             status.set_result(self._early[member.pid])

@@ -111,10 +111,11 @@ class Template:
 
     async def anew(self) -> None:
         """Another process in place of one that has gone. Raises OSError; if it cannot work, it is `lost` as well."""
-        self._sock.close()
         await _reaped(self.pid)
-        self._sock, theirs = pair()
+        sock, theirs = pair()  # where this fails, `close` still has the former one
         with theirs:
+            self._sock.close()
+            self._sock = sock
             self.pid = await asyncio.to_thread(_start, theirs, self._work, self._drain_s)
         self.watch(self._ended, self._lost)
 

@@ -133,7 +133,8 @@ class _Process:
 
     def _parent_gone(self) -> None:
         if not self._stop.is_set():
-            log.error("the parent process is gone: draining")
+            if self._begun.is_set():  # else there is nothing to drain, nor a log yet
+                log.error("the parent process is gone: draining")
             self._stop.set()
 
     def _state(self, state: ClusterState) -> None:

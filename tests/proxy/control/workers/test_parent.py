@@ -144,6 +144,13 @@ async def kproxy(
         broker.close()
 
 
+def patient_for(monkeypatch: pytest.MonkeyPatch, folder: Path, times: str) -> None:
+    """Have a kproxy wait for its workers as long as a statement about the module `crew` says."""
+    (folder / "sitecustomize.py").write_text(f"import kproxy.proxy.control.workers.crew as crew\n{times}\n")
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    monkeypatch.setenv("PYTHONPATH", path)
+
+
 async def ask(client: Wire, broker: Wire, number: int = 1) -> bytes:
     """One exchange."""
     await client.send(request(HEARTBEAT, 4, number))
@@ -357,6 +364,50 @@ def test_a_template_that_ends_at_once_is_given_up(tmp_path):
     live(test(), PATIENCE_S)
 
 
+def test_where_no_descriptor_is_left_for_a_template_kproxy_ends_as_it_says():
+    async def test():
+        async with kproxy("--drain-timeout-s", "1") as here:
+            used = {int(file.name) for file in in_proc(here.process.pid, "fd").iterdir()}
+            first_free = next(number for number in range(len(used) + 1) if number not in used)
+            _, hard = resource.prlimit(here.process.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(here.process.pid, resource.RLIMIT_NOFILE, (first_free, hard))
+            os.kill(here.template, signal.SIGKILL)
+            assert await here.process.wait() == 2
+            await here.said("no worker can be started any more")
+            assert "Traceback" not in "".join(here.lines)
+
+    live(test(), PATIENCE_S)
+
+
+def test_a_worker_that_is_being_forked_when_kproxy_is_to_end_does_not_keep_it(monkeypatch, tmp_path):
+    """The others have been told to drain by then; nobody would tell this one."""
+    patient_for(monkeypatch, tmp_path, "crew._STATUS_S = 0.1")
+
+    async def test():
+        async with kproxy("--drain-timeout-s", "20") as here:
+            client, broker = await here.connect()
+            await client.send(request(HEARTBEAT, 0, 1))
+            await broker.frame()
+            (row,) = await here.rows()
+            idle = here.workers[2 - int(str(row["worker"]))]
+            template = here.template
+            os.kill(template, signal.SIGSTOP)  # it forks later
+            os.kill(idle, signal.SIGKILL)
+            await here.said("another one starts")
+            here.process.send_signal(signal.SIGTERM)
+            await here.said("SIGTERM: draining")
+            await asyncio.sleep(0.2)
+            os.kill(template, signal.SIGCONT)
+            await asyncio.sleep(1)
+            answer = response(HEARTBEAT, 0, 1)
+            await broker.send(answer)
+            assert await client.frame() == answer
+            assert await here.process.wait() == 0
+            assert not [line for line in here.lines if "does not end" in line or "parent process is gone" in line]
+
+    live(test(), PATIENCE_S)
+
+
 def test_a_worker_that_is_stopped_gets_no_further_client():
     """Those that it has got wait; others are served meanwhile."""
 
@@ -404,11 +455,7 @@ def test_each_worker_takes_as_many_as_it_has_descriptors_for():
 
 def test_a_worker_that_hangs_is_killed_and_replaced(monkeypatch, tmp_path):
     """The parent asks each from time to time whether its loop turns. One that is only slow to answer lives."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import kproxy.proxy.control.workers.crew as crew\ncrew.BEAT_S, crew.HANGS_S = 0.1, 3.0\n"
-    )
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    monkeypatch.setenv("PYTHONPATH", path)
+    patient_for(monkeypatch, tmp_path, "crew.BEAT_S, crew.HANGS_S = 0.1, 3.0")
 
     async def test():
         async with kproxy() as here:
