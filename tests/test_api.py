@@ -202,6 +202,9 @@ def test_a_proxy_inside_a_program_has_all_settings_of_a_file(tmp_path):
 def test_a_proxy_that_cannot_be_says_why(tmp_path):
     with pytest.raises(kproxy.ConfigError, match="colour"):
         kproxy.Proxy(bootstrap="127.0.0.1:1", colour="blue")
+    for no_time in ("30", None, 0, float("nan")):
+        with pytest.raises(kproxy.ConfigError, match=r"^ready_timeout_s: .* is no number of seconds$"):
+            kproxy.Proxy(bootstrap="127.0.0.1:1", ready_timeout_s=no_time)
     with pytest.raises(kproxy.ConfigError, match=r"^drain_timeout: no such setting; did you mean drain_timeout_s\?$"):
         kproxy.Proxy(bootstrap="127.0.0.1:1", drain_timeout=3)
     with pytest.raises(kproxy.ConfigError, match=r"^bootstrap\[0\]: 'nowhere' is not HOST:PORT"):

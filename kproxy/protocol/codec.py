@@ -224,7 +224,10 @@ def _message(name: str) -> Message:
 
 
 def api_message(api_key: int, version: int, side: str) -> Message:
-    api = schema().apis.get(api_key)
+    try:
+        api = schema().apis.get(api_key)
+    except TypeError:  # a list, a dict
+        api = None
     if api is None:
         raise Unsupported(f"API key {api_key!r} is not known; known are 0 to {max(schema().apis)}")
     return _of_version(api.request if side == "request" else api.response, version, api.name)

@@ -316,6 +316,9 @@ def test_what_is_not_known() -> None:
         codec.decode_request(b"\x03\xe8\0\0" + b"\0" * 20)
     with pytest.raises(Unsupported, match="Produce version 99 is not known; known are 0 to 13"):
         codec.decode_request(b"\0\0\0\x63" + b"\0" * 20)
+    for no_key in ([1], {}, "18", None):
+        with pytest.raises(Unsupported, match=r"API key .* is not known"):
+            codec.encode_request({"requestApiKey": no_key, "requestApiVersion": 0}, {})
     with pytest.raises(Unsupported):
         codec.response_scan(0, 99)
     with pytest.raises(Unsupported):

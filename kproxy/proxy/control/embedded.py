@@ -55,6 +55,8 @@ class Proxy:
         unknown = sorted(set(settings) - known)
         if unknown:
             raise ConfigError([(name, _no_such(name, sorted(known))) for name in unknown])
+        if not (isinstance(ready_timeout_s, int | float) and ready_timeout_s > 0):
+            raise ConfigError([("ready_timeout_s", f"{ready_timeout_s!r} is no number of seconds")])
         listen = listen or f"{_HOST}:{_free_port()}"
         cluster = {name: value for name, value in settings.items() if name in Cluster.model_fields}
         process = {name: value for name, value in settings.items() if name not in cluster}
