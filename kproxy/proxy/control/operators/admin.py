@@ -34,7 +34,7 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.control.operators.admin_guard import Guard
 from kproxy.proxy.control.operators.live import Encoded
 from kproxy.proxy.control.operators.page import PAGE_HEADERS, Asset
-from kproxy.proxy.control.operators.parameters import NotNow
+from kproxy.proxy.control.operators.parameters import Noting, NotNow
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.relay.contexts import CHECK_S, Reloading
 from kproxy.proxy.relay.listeners import Gate, Listener, resolve
@@ -237,10 +237,12 @@ class Admin:
             raise web.HTTPMethodNotAllowed("GET", ["POST"])
         if name not in self._api:
             raise web.HTTPNotFound(text=f"no such value: /api names them all ({', '.join(self._api)})\n")
+        query = Noting(request.query)
         try:
-            value = self._api[name](request.query)
+            value = self._api[name](query)
             if asyncio.iscoroutine(value):
                 value = await value
+            query.check()
             text = await _text_of(value)
         except NotNow as fault:
             headers = {"Retry-After": RETRY_AFTER_S}

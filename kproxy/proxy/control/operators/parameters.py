@@ -1,10 +1,35 @@
 """Parameters of the admin API, as text, to values. Raises ValueError with what was written and what is wanted."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from kproxy.errors import KproxyError
 
 HIGHEST = 1 << 62
+
+
+class Noting(Mapping[str, str]):
+    """Parameters that note which names somebody looked for, whether they are there or not."""
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self._parameters = parameters
+        self._known: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self._known.add(name)
+        return self._parameters[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._known.update(self._parameters)
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def check(self) -> None:
+        """Raises ValueError for a name that nobody looked for: a filter that is not there must not seem to work."""
+        for name in self._parameters.keys() - self._known:
+            there_are = f"there are {', '.join(sorted(self._known))}" if self._known else "there is none"
+            raise ValueError(f"{name[:40]!r} is no parameter here: {there_are}")
 
 
 class NotNow(KproxyError):

@@ -83,6 +83,25 @@ def test_connections_say_who_they_are_and_what_they_did():
     live(test())
 
 
+def test_a_parameter_that_nobody_looks_for_is_told():
+    """Who asks for connections of one client, which there is no parameter for, must not take all for them."""
+
+    async def test():
+        async with operated() as (here, http):
+            _ends = await here.connect()
+            row = await the_connection(here, http)
+            for path, said in (
+                ("connections?limit=9&client=10.0.0.7", "'client' is no parameter here: there are after, limit"),
+                (f"requests?connection={row['number']}&x=", "'x' is no parameter here: there are connection"),
+                ("clusters?cluster=x", "'cluster' is no parameter here: there is none"),
+                ("live?afte=5", "'afte' is no parameter here: there are after, groups, series, slow_after"),
+            ):
+                async with http.get(f"/api/{path}") as answer:
+                    assert (answer.status, await answer.text()) == (400, f"{said}\n")
+
+    live(test())
+
+
 def test_one_is_closed_another_drained_and_the_rest_goes_on(caplog):
     async def test():
         async with operated() as (here, http):
