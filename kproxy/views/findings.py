@@ -40,7 +40,9 @@ def sentence(finding: Finding) -> str:
     """What was found, with its main numbers, in one line."""
     evidence = dict(finding.evidence)
     words = []
-    for text, name, _, _ in Formatter().parse(KINDS[finding.kind].says):
+    kind = KINDS[finding.kind]
+    has_all = all(name in evidence for _, name, _, _ in Formatter().parse(kind.says) if name is not None)
+    for text, name, _, _ in Formatter().parse(kind.says if has_all or kind.says_live is None else kind.says_live):
         words.append(text)
         if name is not None:
             words.append("unknown" if evidence.get(name) is None else value(name, evidence[name]))

@@ -188,10 +188,11 @@ class Churning(NamedTuple):
     connections: int
     requests: int | None
     life_p50_ns: int | None
-    resets: int
+    resets: int | None
     hosts: int
     first_us: int
     last_us: int
+    life_mean_ns: int | None = None  # where single lives are not known
 
 
 def churning(tables: Tables, limits: Limits) -> Frame:
@@ -217,7 +218,8 @@ def churning(tables: Tables, limits: Limits) -> Frame:
 def judge_churning(row: Churning, limits: Limits) -> Iterator[Finding]:
     span_us = row.last_us - row.first_us
     per_minute = (row.connections - 1) * 6e7 / max(span_us, 1_000_000)
-    is_short = row.life_p50_ns is not None and row.life_p50_ns < limits.short_connection_s * 1e9
+    life_ns = row.life_mean_ns if row.life_p50_ns is None else row.life_p50_ns
+    is_short = life_ns is not None and life_ns < limits.short_connection_s * 1e9
     if per_minute < limits.connections_per_minute or not is_short:
         return
     yield found(
@@ -232,6 +234,7 @@ def judge_churning(row: Churning, limits: Limits) -> Iterator[Finding]:
             "connections": row.connections,
             "per_minute": per_minute,
             "life_p50_ns": row.life_p50_ns,
+            "life_mean_ns": row.life_mean_ns,
             "requests_per_connection": None if row.requests is None else row.requests / row.connections,
             "resets": row.resets,
             "hosts": row.hosts or None,

@@ -18,6 +18,7 @@ class Kind(NamedTuple):
     evidence: str  # where it comes from
     job: str | None = None  # of `kproxy analyze`, which says more
     is_live: bool = False  # a running kproxy finds it, too
+    says_live: str | None = None  # where its evidence is another one
 
 
 KINDS = {
@@ -178,9 +179,10 @@ KINDS = {
             "for a client that crashes, or a probe.",
             ("connections.max.idle.ms", "max.connection.creation.rate"),
             ("connections_min", "connections_per_minute", "short_connection_s"),
-            "connections that begin in the capture, by client",
+            "connections that begin in the capture, by client; live how many are open at a time, and how many begin",
             "connections",
             True,
+            "{connections} connections, {per_minute} a minute, open for {life_mean_ns} on average",
         ),
         Kind(
             "rebalance_storm",

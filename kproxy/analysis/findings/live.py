@@ -264,7 +264,7 @@ def _connections(cluster: str, then: Taken, now: Taken, limits: Limits, times: T
         return
     # Little's law: as many are open as come in the time that one lives.
     life_ns = round((now.open + then.open) / 2 * (times[1] - times[0]) * 1000 / count)
-    row = clients.Churning(cluster, None, count, None, life_ns, 0, 0, *times)
+    row = clients.Churning(cluster, None, count, None, None, None, 0, *times, life_ns)
     yield from clients.judge_churning(row, limits)
 
 

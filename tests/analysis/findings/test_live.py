@@ -5,6 +5,7 @@ from kproxy.analysis.findings.following import Following
 from kproxy.metrics import Metrics
 from kproxy.metrics.bounds import PROXY_NS
 from kproxy.metrics.groups import InsightCells
+from kproxy.views.findings import sentence
 from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.interest import ApiPlan
 from tests.metrics.test_metrics import MS, PRODUCE, exchange, info
@@ -109,6 +110,9 @@ def test_clients_that_come_and_go():
         running.connections.pop(str(number % 2)).closed("client_closed")
     answer = found(live.began(running.metrics), running.moment(50))
     assert set(answer) == {("connection_churn", "all clients")}
+    churn = answer["connection_churn", "all clients"]
+    assert {"connections", "per_minute", "life_mean_ns"} == dict(churn.evidence).keys()  # no life, no reset is known
+    assert "on average" in sentence(churn) and "unknown" not in sentence(churn)
 
 
 def test_a_full_core_is_critical_where_bytes_wait_for_it():
