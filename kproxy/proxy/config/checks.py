@@ -18,7 +18,7 @@ def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
     yield from _sni_faults(cluster)
     template = cluster.advertised
     if cluster.login is not None:
-        yield from login_faults(cluster.login, knows_clients=_knows_clients(cluster))
+        yield from login_faults(cluster.login, knows_clients=knows_clients(cluster))
     if cluster.authentication is not None:
         yield from authentication_faults(cluster.authentication)
     if cluster.route == "sidecar":
@@ -87,7 +87,7 @@ def _proxy_protocol_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
         yield "trusted_proxies", "means something only with accept_proxy_protocol = true"
 
 
-def _knows_clients(cluster: Cluster) -> bool:
+def knows_clients(cluster: Cluster) -> bool:
     """Whether clients have principals: by a login, or by a certificate."""
     return cluster.authentication is not None or (cluster.tls is not None and cluster.tls.client_certificates != "none")
 

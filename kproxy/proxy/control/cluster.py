@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError
 from kproxy.metrics.upstream import ClusterState
+from kproxy.proxy.access.policy_idle import idle_rules
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.control import transparent
@@ -64,6 +65,8 @@ class ClusterProxy:
     """One cluster of a kproxy: `start` binds what the configuration names, `stop` closes every port for good."""
 
     def __init__(self, worker: Worker, cluster: Cluster) -> None:
+        if faults := [(f"{cluster.name}: {place}", text) for place, text in idle_rules(cluster)]:
+            raise ConfigError(faults)
         self.cluster = cluster
         self.routes: Routes
         self._worker = worker

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from kproxy.cli import cli
 from kproxy.proxy.access.policy import LISTS, Policy
 from kproxy.proxy.access.policy_explain import explain
+from kproxy.proxy.access.sasl.users import change
 from kproxy.proxy.config.api_groups import GROUPS, api_keys
 from kproxy.proxy.config.limits import network
 from kproxy.proxy.config.load import load
@@ -60,7 +61,8 @@ def test_the_page_has_every_group_every_list_and_every_setting():
 
 def test_check_explains_a_request_as_the_page_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("kproxy.toml").write_text(EXAMPLES[1].replace("/var/log/kproxy/", ""))
+    Path("kproxy.toml").write_text(EXAMPLES[1].replace("/var/log/kproxy/", "").replace("/etc/kproxy/", ""))
+    change(Path("users"), "billing", "pass of billing")
     (command, output) = re.search(r"^\$ kproxy (check .*)\n((?:topic .*\n)+)", PAGE, re.MULTILINE).groups()
     done = CliRunner().invoke(cli, command.split())
     assert (done.output, done.exit_code) == (output, 1)

@@ -137,8 +137,16 @@ def test_what_would_run_has_zookeeper(written):
     assert told[at + 1 : at + 3] == [["listens", "at", "localhost:2181"], ["servers", "at", "zk-1:2181"]]
 
 
+def test_rules_that_never_decide_are_refused(written):
+    rules = 'action = "deny"\nprincipal = "User:eve"', 'action = "allow"', 'action = "deny"\ntopic = "secret"'
+    done = run(written(cluster(name="shop") + "".join(f"[[cluster.policy]]\n{rule}\n" for rule in rules)))
+    assert done.returncode == 1
+    assert "shop: policy[0].principal: nothing says who a client is" in done.stderr + done.stdout
+    assert "shop: policy[2]: policy[1] comes before it and allows all that it denies" in done.stderr + done.stdout
+
+
 def test_a_principal_without_its_type_is_asked_for_again(written):
-    file = written(cluster() + '[[cluster.policy]]\naction = "deny"\ntopic = "a"\nprincipal = "User:alice"\n')
+    file = written(cluster() + '[[cluster.policy]]\naction = "deny"\ntopic = "a"\nprincipal = "User:*"\n')
     asked = ("--request", "Produce", "--topic", "a", "--principal")
     assert "denied" in run(file, *asked, "User:alice").stdout
     done = run(file, *asked, "alice")
