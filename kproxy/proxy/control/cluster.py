@@ -32,8 +32,9 @@ from kproxy.proxy.relay.listeners import Accepted, Listener, is_local, resolve, 
 from kproxy.proxy.upstream.bootstrap import BootstrapAddresses
 from kproxy.proxy.upstream.door import Door, Step
 from kproxy.proxy.upstream.leaks import KnownAddresses
-from kproxy.proxy.upstream.proxy_protocol import SendProxyHeader
+from kproxy.proxy.upstream.proxy_protocol import UNREAD, SendProxyHeader
 from kproxy.proxy.upstream.question import ask_brokers
+from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.proxy.upstream.routing import Routes, ServerNames
 
 LOOKED_UP = 64  # names of brokers at once, to find which one a sidecar is beside
@@ -291,7 +292,12 @@ class ClusterProxy:
     # --- the cluster's brokers ---------------------------------------------------------------------------------------
 
     async def _ask(self, address: Address) -> Brokers | None:
-        return await ask_brokers(address, self._door)
+        try:
+            return await ask_brokers(address, self._door)
+        except ClosedByBroker as fault:
+            if self.cluster.proxy_protocol is None:
+                raise
+            raise ClosedByBroker(f"{fault}; {UNREAD}") from fault
 
     async def _learn(self, asked: Address, brokers: Brokers | None) -> str:
         """Take in what a broker says of all; returns what still keeps clients from coming, or nothing."""

@@ -11,6 +11,8 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.ends import Outgoing
 from kproxy.proxy.relay.streams import send_all
 
+UNREAD = "leave proxy_protocol out, unless a balancer or a kproxy reads its header there: brokers do not"
+
 
 class SendProxyHeader:
     """A step of a door. version: "v1" or "v2"."""

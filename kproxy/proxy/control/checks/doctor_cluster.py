@@ -22,6 +22,7 @@ from kproxy.proxy.control.workers.worker import Worker
 from kproxy.proxy.relay.listeners import Listener, resolve, why_unbound
 from kproxy.proxy.relay.tls_socket import TlsSocket
 from kproxy.proxy.upstream.offers import capped, missing, title
+from kproxy.proxy.upstream.proxy_protocol import UNREAD
 from kproxy.proxy.upstream.question import ask_brokers, ask_versions
 from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.proxy.upstream.routing import Routes
@@ -207,7 +208,9 @@ class ClusterExamination:
 
     def _failed(self, subject: str, fault: UpstreamError) -> None:
         """A connection that was made came to nothing."""
-        if isinstance(fault, ClosedByBroker) and self._cluster.upstream_tls is not None and _check(fault) != "login":
+        if isinstance(fault, ClosedByBroker) and self._cluster.proxy_protocol is not None:
+            self._report.error(_check(fault), subject, str(fault), UNREAD)
+        elif isinstance(fault, ClosedByBroker) and self._cluster.upstream_tls is not None and _check(fault) != "login":
             # With TLS 1.3 a broker that wants a certificate closes only after the handshake.
             self._report.error("tls", subject, str(fault), _CLOSED_MEND)
         else:

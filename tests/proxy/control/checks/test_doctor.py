@@ -113,6 +113,13 @@ def test_a_host_that_accepts_and_says_nothing(cluster):
     only(report, "reachability", "error", "did not answer within 1 s")
 
 
+def test_brokers_that_read_no_proxy_header(cluster, tmp_path):
+    file = tmp_path / "kproxy.toml"
+    file.write_text('[[cluster]]\nproxy_protocol = "v2"\n')
+    for one in only(examine(str(file), {}, flags(cluster)), "reachability", "error", "closed the connection"):
+        assert one.mend.startswith("leave proxy_protocol out")
+
+
 def test_ports_that_are_taken(cluster):
     port = free_ports(8)
     with socket.create_server((HOST, port)):

@@ -109,6 +109,24 @@ async def header_of(wire):
     return found
 
 
+def test_brokers_that_do_not_read_the_header_are_told_of(caplog):
+    """As Kafka does, whose limit of a request is below what the header says as a size."""
+
+    async def hang_up(reader, writer):
+        await reader.read(1 << 16)
+        writer.close()
+
+    async def test():
+        server = await asyncio.start_server(hang_up, HOST, 0)
+        bootstrap = f"{HOST}:{server.sockets[0].getsockname()[1]}"
+        async with kproxy(Broker(port=0), wait=False, cluster={"proxy_protocol": "v2"}, bootstrap=bootstrap) as here:
+            await here.until(lambda: "not ready" in caplog.text)
+        server.close()
+
+    live(test())
+    assert "leave proxy_protocol out, unless a balancer" in caplog.text
+
+
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_two_kproxies_in_a_row_pass_the_client_on(version):
     async def test():
