@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from kproxy.convert.job import Settings
 
 # The driver of `ingest` plans, and on one machine moves few and large rows: to optimize that costs more than it saves.
-_PLANNING = ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "spark.sql.adaptive.enabled=false")
+_PLANNING = (
+    "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.adaptive.enabled=false",
+    "spark.sql.codegen.wholeStage=false",
+    "spark.sql.codegen.factoryMode=NO_CODEGEN",
+)
 
 # To these pyspark logs the whole Java stack of a mistake, as one line of JSON, before it raises what we say in words.
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
@@ -49,7 +54,7 @@ def _require_pyspark() -> None:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
 
-def _session(master: str | None, config: tuple[str, ...]) -> "SparkSession":
+def _session(master: str | None, config: tuple[str, ...], *, with_source: bool = False) -> "SparkSession":
     """The session that runs, or a new one whose log does not reach the terminal."""
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
@@ -60,7 +65,7 @@ def _session(master: str | None, config: tuple[str, ...]) -> "SparkSession":
         PySparkLogger.getLogger(name).disabled = True
     settings = dict(setting.partition("=")[::2] for setting in config)
     if spark.is_remote(master):
-        return spark.session(master, settings)
+        return spark.session(master, settings, with_source=with_source)
     is_ours = SparkSession.getActiveSession() is None and "PYSPARK_GATEWAY_PORT" not in os.environ
     if is_ours and not (shutil.which("java") or Path(os.environ.get("JAVA_HOME", ""), "bin", "java").is_file()):
         raise KproxyError(
@@ -68,9 +73,9 @@ def _session(master: str | None, config: tuple[str, ...]) -> "SparkSession":
             "JAVA_HOME to where it is"
         )
     if not is_ours or "spark.log.level" in settings:
-        return spark.session(master, settings)
+        return spark.session(master, settings, with_source=with_source)
     with _log_kept():
-        return spark.session(master, settings)
+        return spark.session(master, settings, with_source=with_source)
 
 
 @contextmanager
@@ -368,7 +373,7 @@ def follow(
     from pyspark.errors import StreamingQueryException
 
     with progress.waiting(_STARTING):
-        session = _session(master, (*_PLANNING, *config))
+        session = _session(master, (*_PLANNING, *config), with_source=True)
     query = following.follow(
         session,
         folder,

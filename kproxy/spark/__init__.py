@@ -42,8 +42,10 @@ _OURS = {
 }
 
 
-def session(master: str | None = None, config: Mapping[str, str] = MappingProxyType({})) -> "SparkSession":
-    """A session that knows the format `kafka-pcap`.
+def session(
+    master: str | None = None, config: Mapping[str, str] = MappingProxyType({}), *, with_source: bool = True
+) -> "SparkSession":
+    """A session that knows the format `kafka-pcap`; unless `with_source` is False: to tell it takes two seconds of CPU.
 
     The session that runs is returned with its settings as they are, but for those of `config`. Otherwise one is
     started, as `spark-submit`, SPARK_REMOTE or `master` says (sc://HOST:PORT is a server of Spark Connect), and by
@@ -72,7 +74,9 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
             builder = builder.master(master)
             if master.startswith("local"):
                 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers know what we know
+                # Workers know what we know.
+                if os.environ.setdefault("PYSPARK_PYTHON", sys.executable) == sys.executable:
+                    settings["spark.python.daemon.module"] = "kproxy.spark.daemon"
                 settings |= _LOCAL
         config = {**settings, **config}
     for key, value in config.items():
@@ -83,7 +87,8 @@ def session(master: str | None = None, config: Mapping[str, str] = MappingProxyT
                 spark = builder.getOrCreate()
         else:
             spark = running
-        register(spark)
+        if with_source:
+            register(spark)
     except (PySparkException, OSError) as fault:
         if remote:
             said = str(fault).strip().partition("\n")[0]
