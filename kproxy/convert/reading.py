@@ -51,8 +51,7 @@ def exchanges(
         rows = Rows(lambda of, batch: sorter.add(batch) if of is table else None, job.records)
         for _ in rows.read(job, Quality()):
             pass
-        sorter.spill()
-        for part in writer.merged(table, sorter.runs):
+        for part in sorter.in_order():
             for batch in rows.names.fill(part).to_batches(max_chunksize=writer.STEP_ROWS):
                 yield from batch.to_pylist()
 

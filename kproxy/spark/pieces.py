@@ -169,7 +169,7 @@ def adopt(sorter: writer.Sorter, data: bytes | None, mends: Sequence[Mend]) -> N
 
 def _packed(table: Table, kind: str | None, hour: int, parts: Sequence[pa.Table]) -> pa.RecordBatch:
     sink = pa.BufferOutputStream()
-    count = writer.store(table, (part.cast(table.schema) for part in parts), sink)
+    count = writer.store(table, (part.cast(table.schema) for part in parts), sink, lasts=False)
     return _piece(-1, kind or table.name, hour, count, sink.getvalue().to_pybytes())
 
 

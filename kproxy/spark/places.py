@@ -12,7 +12,7 @@ Memory: places of a part's packets. Refuses to know sessions and tables.
 
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -54,6 +54,7 @@ _PACKETS = (
     ("kind", "string"),  # of a piece, whose hour is in `offset`
     ("count", "bigint"),  # likewise
 )
+TOLD_AT_ONCE = 1000  # connections: a batch of one row costs 0.4 ms
 PACKET_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in _PACKETS)
 _TYPES = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary(), "string": pa.string()}
 _ROW = pa.schema([(name, _TYPES[kind]) for name, kind in _PACKETS])
@@ -122,8 +123,9 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
         "carried_bytes": sum(int(some["captured"].sum()) for *_, some, _ in found.packets.of(found.carried)),
     }
     yield _report(number, capture, report)
-    for connection, some in _by_hash(found.stints).items():
-        yield _row(capture, connection, NONE, STINTS, 0, 0, pickle.dumps(some), None, None, None)
+    said = iter(_by_hash(found.stints).items())
+    while some := list(islice(said, TOLD_AT_ONCE)):
+        yield _listed([(capture, of, NONE, STINTS, 0, 0, pickle.dumps(each), None, None, None) for of, each in some])
 
 
 def _report(split: int, capture: int, told: Mapping[str, Any]) -> pa.RecordBatch:
@@ -168,8 +170,13 @@ def _carried(
 
 
 def _row(*values: Any) -> pa.RecordBatch:
+    return _listed([values])
+
+
+def _listed(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
     return pa.RecordBatch.from_arrays(
-        [pa.array([value], of.type) for value, of in zip(values, _ROW, strict=True)], schema=_ROW
+        [pa.array(values, of.type) for values, of in zip(columns, _ROW, strict=True)], schema=_ROW
     )
 
 

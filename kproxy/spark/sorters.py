@@ -1,6 +1,6 @@
-"""The rows of a task's tables, sorted on its disk, until they become pieces.
+"""The rows of a task's tables, sorted, until they become pieces.
 
-Memory: see `tables.writer.Sorter`. Refuses to know where rows come from.
+Memory: RUN_BYTES of each table; more are on the task's disk. Refuses to know where rows come from.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,29 +14,31 @@ from kproxy.spark.pieces import SAID, rows
 from kproxy.tables import schema, writer
 from kproxy.tables.schema import Table
 
+RUN_ROWS, RUN_BYTES = 256 * 1024, 32 << 20  # as many as most tasks have: then nothing goes to the disk
+
 
 class Sorters:
-    """The rows of a task's tables, sorted on the disk; apart from them what insight is fed."""
+    """The rows of a task's tables, sorted; apart from them what insight is fed."""
 
     def __init__(self, job: Job, folder: Path, prefix: str) -> None:
-        self._tables = {name: writer.Sorter(schema.BY_NAME[name], folder, prefix) for name in job.tables}
-        self._fed = {name: writer.Sorter(table, folder, f"{prefix}.said") for name, table in FED.items()}
+        def sorter(table: Table, kind: str) -> writer.Sorter:
+            return writer.Sorter(table, folder, kind, run_rows=RUN_ROWS, run_bytes=RUN_BYTES)
+
+        self._tables = {name: sorter(schema.BY_NAME[name], prefix) for name in job.tables}
+        self._fed = {name: sorter(table, f"{prefix}.said") for name, table in FED.items()}
 
     def add(self, table: Table, batch: pa.RecordBatch) -> None:
         (self._fed.get(table.name) or self._tables[table.name]).add(batch)
 
     def tables(self) -> Iterator[tuple[Table, Iterator[pa.Table]]]:
-        """Each table that has rows, with them."""
+        """Each table with its rows."""
         for name, sorter in self._tables.items():
-            sorter.spill()
-            if sorter.runs:
-                yield schema.BY_NAME[name], writer.merged(schema.BY_NAME[name], sorter.runs)
+            yield schema.BY_NAME[name], sorter.in_order()
 
     def feed(self, other: "Sorters") -> None:
         """Add what insight is fed of another one."""
         for name, sorter in other._fed.items():
-            sorter.spill()
-            for part in writer.merged(FED[name], sorter.runs):
+            for part in sorter.in_order():
                 for batch in part.to_batches():
                     self._fed[name].add(batch)
 
@@ -45,10 +47,7 @@ class Sorters:
         for table, parts in self.tables():
             yield from rows(table, _kept(parts, keep))
         for name, sorter in self._fed.items():
-            sorter.spill()
-            if sorter.runs:
-                said = SAID + name
-                yield from rows(FED[name], _kept(writer.merged(FED[name], sorter.runs), keep), said)
+            yield from rows(FED[name], _kept(sorter.in_order(), keep), SAID + name)
 
     def remove(self) -> None:
         for sorter in (*self._tables.values(), *self._fed.values()):

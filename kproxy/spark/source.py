@@ -385,8 +385,7 @@ def _rows(job: Job, table: Table) -> Iterator[pa.RecordBatch]:
             rows = Rows(lambda of, batch: sorter.add(batch) if of.name == table.name else None, job.records)
             for _ in rows.read(job, quality):
                 pass
-            sorter.spill()
-            for part in writer.merged(schema.BY_NAME[table.name], sorter.runs):
+            for part in sorter.in_order():
                 told = rows.names.fill(part).cast(table.schema)
                 if job.records is not None:
                     told = job.records.of(told)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kproxy.convert import machine
-from kproxy.convert.joining import Mend
-from kproxy.spark.pieces import NO_HOUR, adopt, frame
+from kproxy.convert.joining import Mend, mended
+from kproxy.spark.pieces import NO_HOUR, frame
 from kproxy.tables import arrays, schema, writer
 from kproxy.tables.names import FILLED, Names
 from kproxy.tables.records import Chosen
@@ -214,9 +215,9 @@ def _merged(
     sorter = writer.Sorter(table, folder, ".all")
     every = [mend for of_source in mends.values() for mend in of_source]
     for piece in pieces:
-        adopt(sorter, piece, every)
-    sorter.spill()
-    for part in writer.merged(table, sorter.runs):
+        if piece:
+            sorter.adopt_packed(piece)
+    for part in sorter.in_order(partial(mended, every) if every else None):
         told = named(part, names)
         yield chosen.of(told) if chosen is not None and table.name == schema.RECORDS.name else told
 

@@ -40,10 +40,12 @@ RUN_ROWS = 32 * 1024
 RUN_BYTES = 16 << 20
 STEP_ROWS = 16 * 1024  # of one run in memory while merging; a step costs about as much as 4000 rows
 STEP_BYTES = 2 << 20
+PACKED = ".packed"  # the ending of runs that are Parquet
 _LAST = (1 << 63) - 1  # a key that is null
 FAN_IN = 32  # runs merged at a time; those that follow one another count as one
 
 
+Mend = Callable[[pa.RecordBatch], pa.RecordBatch]
 MOST_BESIDE = 16  # kproxies that drain one after the other, and still record
 
 
@@ -143,10 +145,11 @@ class Dataset:
 
 
 class Sorter:
-    """Sorts the rows of one table on the disk, `folder`, in runs."""
+    """Sorts the rows of one table on the disk, `folder`, in runs of so many rows or bytes: RUN_ROWS or RUN_BYTES."""
 
-    def __init__(self, table: Table, folder: Path, prefix: str = "") -> None:
+    def __init__(self, table: Table, folder: Path, prefix: str = "", *, run_rows: int = 0, run_bytes: int = 0) -> None:
         self._table = table
+        self._most = run_rows or RUN_ROWS, run_bytes or RUN_BYTES
         self._stem = folder / f"{table.name}{prefix}"
         self._batches: list[pa.RecordBatch] = []
         self._rows = 0
@@ -160,24 +163,47 @@ class Sorter:
         self._batches.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
-        if self._rows >= RUN_ROWS or self._bytes >= RUN_BYTES:
+        if self._rows >= self._most[0] or self._bytes >= self._most[1]:
             self.spill()
 
     def spill(self) -> None:
         """Write what is in memory as a sorted run."""
         if self._rows:
-            rows = _sorted(self._table, pa.Table.from_batches(self._batches, self._table.schema))
-            self._write_run(iter((rows,)))
+            self._write_run(iter((self._taken(),)))
             self._fan_in()
+
+    def in_order(self, mend: Mend | None = None) -> Iterator[pa.Table]:
+        """All rows, which are not the sorter's any more: from memory, where there never were more than a run's.
+
+        mend: changes rows of runs first, as in `merged`.
+        """
+        if not self.runs:
+            if self._rows:
+                yield self._taken()
+            return
+        self.spill()
+        yield from merged(self._table, self.runs, dict.fromkeys(self.runs, mend) if mend is not None else None)
+
+    def _taken(self) -> pa.Table:
+        """The rows in memory, sorted: they are its no more."""
+        rows = _sorted(self._table, pa.Table.from_batches(self._batches, self._table.schema))
         self._batches = []
         self._rows = 0
         self._bytes = 0
+        return rows
 
     def adopt(self, runs: Sequence[Path]) -> None:
         """Take over runs that other sorters of this table wrote; those in another folder are left where they are."""
         for run in runs:
             self.runs.append(run)
             self._fan_in()
+
+    def adopt_packed(self, data: bytes) -> None:
+        """Take over rows that are in their order, a Parquet file of one group of rows: they are a run."""
+        path = self._next_run(PACKED)
+        with _writing(path.parent):
+            path.write_bytes(data)
+        self.adopt([path])
 
     def _fan_in(self) -> None:
         """Where as many runs as are merged at a time are among one another, make one of them all."""
@@ -196,16 +222,19 @@ class Sorter:
         self._look_at = len(self.runs) + FAN_IN - depth
 
     def _write_run(self, tables: Iterator[pa.Table]) -> None:
-        path = self._stem.with_name(f"{self._stem.name}.{self._count}.run")
-        self._count += 1
+        path = self._next_run(".run")
         with _writing(path.parent), pa.ipc.new_file(str(path), self._table.schema) as sink:
             for rows in tables:
                 least = max(1, STEP_BYTES * rows.num_rows // max(1, rows.nbytes))
                 sink.write_table(rows, max_chunksize=min(STEP_ROWS, least))
         self.runs.append(path)
 
+    def _next_run(self, suffix: str) -> Path:
+        self._count += 1
+        return self._stem.with_name(f"{self._stem.name}.{self._count}{suffix}")
 
-Mends = Mapping[Path, Callable[[pa.RecordBatch], pa.RecordBatch]]  # of runs whose rows are not what they should be
+
+Mends = Mapping[Path, Mend]  # of runs whose rows are not what they should be
 
 
 def write(
@@ -238,10 +267,13 @@ def some_values(files: Sequence[Path], columns: tuple[str, ...], most: int = 100
     return sorted(found)[:most]
 
 
-def store(table: Table, parts: Iterable[pa.Table], path: Path | pa.NativeFile) -> int:
-    """Write rows, in the order in which they come, as one Parquet file; returns how many there were."""
+def store(table: Table, parts: Iterable[pa.Table], path: Path | pa.NativeFile, *, lasts: bool = True) -> int:
+    """Write rows, in the order in which they come, as one Parquet file; returns how many there were.
+
+    lasts: it is kept, and looked for rows in; one that is read once, soon and whole costs a third less.
+    """
     count = 0
-    with _writing(path.parent) if isinstance(path, Path) else nullcontext(), _parquet(table, path) as sink:
+    with _writing(path.parent) if isinstance(path, Path) else nullcontext(), _parquet(table, path, lasts) as sink:
         for group in _groups(table, parts):
             sink.write_table(group, row_group_size=ROW_GROUP)
             count += group.num_rows
@@ -274,16 +306,16 @@ def _piece(pieces: BytesIO) -> bytes:
     return data
 
 
-def _parquet(table: Table, where: Any) -> pq.ParquetWriter:
+def _parquet(table: Table, where: Any, lasts: bool = True) -> pq.ParquetWriter:
     return pq.ParquetWriter(
         where,
         table.schema,
-        compression="zstd",
-        compression_level=3,
+        compression="zstd" if lasts else "lz4",
+        compression_level=3 if lasts else None,
         use_dictionary=table.words,
         column_encoding=dict.fromkeys(table.deltas, "DELTA_BINARY_PACKED"),
         version="2.6",
-        write_statistics=True,
+        write_statistics=lasts,
         store_schema=True,
     )
 
@@ -345,7 +377,7 @@ class _Run:
         self._next = 0
         self._reader: Any = None
         self._rows: pa.Table | None = None
-        self._keys: Sequence[Any] = self._keys_of(reader.get_batch(0)) if self._count else ()
+        self._keys: Sequence[Any] = list(self._keys_of(self._end_of(reader, 0))[:1]) if self._count else ()
 
     @property
     def has_more(self) -> bool:
@@ -365,7 +397,7 @@ class _Run:
     @property
     def last(self) -> Any:
         """The last key of all."""
-        return self._keys_of(self._opened().get_batch(self._count - 1))[-1]
+        return self._keys_of(self._end_of(self._opened(), self._count - 1))[-1]
 
     def has_rows(self) -> bool:
         """Whether rows are in memory, which are read if there are any."""
@@ -394,8 +426,12 @@ class _Run:
         self._keys = self._keys[count:]
         return taken
 
+    def _end_of(self, reader: Any, number: int) -> pa.RecordBatch | pa.Table:
+        """The first keys, in a batch by its number or in all: of columns that lie apart only that one is read."""
+        return reader.columns([self._key]) if isinstance(reader, _Packed) else reader.get_batch(number)
+
     def _opened(self) -> Any:
-        return pa.ipc.open_file(pa.memory_map(str(self._path)))
+        return _Packed(self._path) if self._path.suffix == PACKED else pa.ipc.open_file(pa.memory_map(str(self._path)))
 
     def _keys_of(self, rows: pa.RecordBatch | pa.Table) -> Sequence[Any]:
         """The first key of rows in terms that compare as rows are sorted: null last."""
@@ -403,6 +439,27 @@ class _Run:
         if pa.types.is_string(column.type):
             return [(text is None, text or "") for text in column.to_pylist()]
         return cast("Sequence[int]", numbers(column.cast(pa.int64()), _LAST))
+
+
+class _Packed:
+    """A run that is a Parquet file, as far as a file of Arrow's is used: batches by their numbers, here one by one."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = pq.ParquetFile(path, memory_map=True)
+        self.num_record_batches = -(-self._file.metadata.num_rows // STEP_ROWS)
+        self._batches = self._file.iter_batches(STEP_ROWS, use_threads=False)
+        self._read = 0
+
+    def columns(self, names: list[str]) -> pa.Table:
+        return self._file.read(names, use_threads=False)
+
+    def get_batch(self, number: int) -> pa.RecordBatch:
+        """Each batch can be asked for once, and after it those that follow it."""
+        while self._read < number:
+            next(self._batches)
+            self._read += 1
+        self._read += 1
+        return next(self._batches)
 
 
 def _depth(spans: Sequence[tuple[Any, Any]]) -> int:

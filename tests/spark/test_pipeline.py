@@ -448,3 +448,14 @@ def test_a_run_that_fails_leaves_nothing(spark, tmp_path, monkeypatch):
     with pytest.raises(PySparkException, match="a disk is full"):
         pipeline.ingest(spark, [capture("k41_BASE")], tmp_path / "tables", split_bytes=100_000)
     assert not (tmp_path / "tables").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "parts"), [(1 << 30, 8), (4 << 30, 32), (10 << 30, 32), (16 << 30, 32), (64 << 30, 128)]
+)
+def test_parts_grow_with_the_capture_up_to_a_bound(size, parts):
+    """Each costs its reader some packets more; but what a task may lose is bounded."""
+    catalogue = pipeline.catalogue_of([capture("k41_quota")], Settings())
+    catalogue.note([(0, size, size, "")])
+    run = pipeline.Run(None, catalogue, splits.SPLIT_BYTES, 0)
+    assert size // run._part_bytes(0) == parts

@@ -148,6 +148,48 @@ def test_runs_that_follow_one_another_are_written_once(tmp_path, small):
         assert merged["number"].to_pylist() == ordered
 
 
+def packed(rows):
+    """Rows as one who hands them on has them: sorted, with his own numbers."""
+    sink = pa.BufferOutputStream()
+    table = pa.Table.from_batches(batches(sorted(rows, key=lambda row: (row["time"], row["connection"])), len(rows)))
+    assert writer.store(EXCHANGES, [table], sink, lasts=False) == len(rows)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("parts", [1, 3, 11])
+def test_rows_that_come_as_parquet_are_runs_and_are_changed_as_they_are_read(tmp_path, small, parts):
+    """More than are merged at a time, too; a change may put rows of one time into another order."""
+    data = rows(4000)
+    sorter = writer.Sorter(EXCHANGES, tmp_path)
+    for part in range(parts):
+        sorter.adopt_packed(packed(data[part::parts]))
+
+    def turned(batch):
+        return batch.set_column(
+            batch.schema.get_field_index("connection"), "connection", pc.subtract(pa.scalar(9), batch["connection"])
+        )
+
+    told = pa.concat_tables(sorter.in_order(turned))
+    keys = (told["time"].cast(pa.int64()), told["connection"], told["number"])
+    turned_rows = [(row["time"], 9 - row["connection"], row["number"]) for row in data]
+    assert list(zip(*(column.to_pylist() for column in keys), strict=True)) == sorted(turned_rows)
+    assert len(sorter.runs) < max(2, writer.FAN_IN)
+
+
+@pytest.mark.parametrize("most", [20_000, 500])
+def test_rows_of_one_run_do_not_go_to_the_disk(tmp_path, most):
+    data = rows(4000)
+    sorter = writer.Sorter(EXCHANGES, tmp_path, run_rows=most)
+    for batch in batches(data, 300):
+        sorter.add(batch)
+    assert bool(list(tmp_path.iterdir())) == (most == 500)
+    told = pa.concat_tables(sorter.in_order())["number"].to_pylist()
+    assert told == [
+        row["number"] for row in sorted(data, key=lambda row: (row["time"], row["connection"], row["number"]))
+    ]
+    assert not list(sorter.in_order()) or most == 500
+
+
 def test_rows_that_are_left_out_while_runs_are_merged_leave_the_others_in_order(tmp_path, small):
     """Also where none of a batch is left, nor of a run."""
     data = sorted(rows(3000), key=lambda row: row["time"])
