@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -41,18 +40,6 @@ def test_a_session_that_runs_keeps_its_settings_and_answers_are_in_utc(spark, ca
     finally:
         for name, value in before.items():
             spark.conf.set(name, value)
-
-
-def test_workers_take_pyspark_from_its_package(spark):
-    """Not from its zip, which has no bytecode; of the same version, since the zip is in the package."""
-
-    def places(_):
-        import pyspark
-
-        yield pa.RecordBatch.from_pydict({"place": [pyspark.__file__]})
-
-    ((place,),) = spark.range(1).coalesce(1).mapInArrow(places, "place string").collect()
-    assert place == pyspark.__file__
 
 
 def test_old_tables_are_read_beside_new_ones(spark, tmp_path):
