@@ -1,7 +1,20 @@
 """Python's workers of a local session."""
 
+import importlib
+import sys
+
 import pyarrow as pa
 import pyspark
+import pyspark.daemon
+
+from kproxy.spark import daemon
+
+
+def test_zips_come_behind_packages_and_all_else_keeps_its_order(monkeypatch):
+    others = [place for place in sys.path if not place.endswith(".zip")]
+    monkeypatch.setattr(sys, "path", ["pyspark.zip", *sys.path, "py4j.zip"])
+    importlib.reload(daemon)
+    assert sys.path[: len(others)] == others and daemon.manager is pyspark.daemon.manager
 
 
 def test_workers_take_pyspark_from_its_package(spark):
