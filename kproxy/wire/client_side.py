@@ -25,12 +25,17 @@ from kproxy.wire.keeping import begin_request, end_request, keep_request
 from kproxy.wire.kept import MAX_SMALL
 from kproxy.wire.raw_sasl import RawSaslSides
 from kproxy.wire.state import (
+    FEW_NOTED,
     FRAMES_PER_CALL,
     LOOKED_LEAST,
     LOOKED_SHIFT,
+    MAX_CUT_ID,
     MAX_NAMED,
+    NAMED_BYTES,
+    NOTED_LEAST,
     SMALL_BODY,
     Piece,
+    looked_bytes,
     named_count,
     unsupported_version,
 )
@@ -41,6 +46,7 @@ MAX_USUAL_PREFIX = 512  # a longer one is parsed each time
 # for so many bytes.
 AUTHORIZED_WORK = 4
 PAYLOAD_SHIFT = 12
+_NO_ROOM = "all pending requests together name as much as may be kept"
 
 
 class ClientSide(RawSaslSides):
@@ -409,17 +415,14 @@ class ClientSide(RawSaslSides):
             return 1 + (end - pos >> LOOKED_SHIFT)
         exchange.request_body = found
         named = named_count(found)
-        if named:
+        size = end - pos
+        looked = looked_bytes(exchange.plan, found, size) if size >= LOOKED_LEAST else 0
+        count = len(found.sums) + len(found.partitions)
+        if looked or count > FEW_NOTED or (size >= NOTED_LEAST and exchange.plan.api_key != PRODUCE):
             if not kept:
                 self._mark(CLIENT, pos)
-            self._count_named(exchange, named, now)
-        if end - pos < LOOKED_LEAST:
-            return named
-        # Records are stepped over, but for the header of each batch.
-        looked_bytes = end - pos
-        for carried in found.sums or found.partitions:
-            looked_bytes -= carried.bytes - carried.batches * 64
-        return named + (looked_bytes >> LOOKED_SHIFT)
+            self._count_named(exchange, named, count * NAMED_BYTES + (looked or size), now)
+        return named + (looked >> LOOKED_SHIFT)
 
     def _request_walked(self, exchange: Exchange, now: int) -> None:
         walker, self._client_walker = self._client_walker, None
@@ -429,17 +432,35 @@ class ClientSide(RawSaslSides):
             exchange.request_body = None
             self._malformed_request(exchange, str(walker.fault), now)
         else:
-            self._count_named(exchange, named_count(walker), now)
+            noted_bytes = (len(walker.sums) + len(walker.partitions)) * NAMED_BYTES
+            noted_bytes += looked_bytes(exchange.plan, walker, exchange.request_bytes)
+            self._count_named(exchange, named_count(walker), noted_bytes, now)
         if walker.left_out:
             self._too_much_named(CLIENT, exchange, f"{walker.left_out} more than {MAX_NAMED}", now)
 
-    def _count_named(self, exchange: Exchange, named: int, now: int) -> None:
-        """What all pending requests name must not outgrow what one body may."""
-        if self._named + named > MAX_NAMED:
+    def _count_named(self, exchange: Exchange, named: int, noted_bytes: int, now: int) -> None:
+        """What all pending requests name must not outgrow what one body may, nor all of them what all may."""
+        if not self._note(exchange, noted_bytes):
+            exchange.request_body = None
+            self._too_much_named(CLIENT, exchange, _NO_ROOM, now)
+        elif self._named + named > MAX_NAMED:
             exchange.request_body = None
             self._too_much_named(CLIENT, exchange, f"with the other pending ones it names more than {MAX_NAMED}", now)
         elif exchange.outcome is not NO_ANSWER_EXPECTED:
             self._named += named
+
+    def _note(self, exchange: Exchange, noted_bytes: int) -> bool:
+        """Count what is kept of a request until it is answered, by now so much. False: there is no room for it."""
+        held = self._interest.held
+        if noted_bytes < NOTED_LEAST or held.noted_limit_bytes is None or exchange.outcome is NO_ANSWER_EXPECTED:
+            return True
+        if self._noted is None:
+            self._noted = {}
+        before = self._noted.get(exchange.number, 0)
+        if not held.note(noted_bytes - before):
+            return False
+        self._noted[exchange.number] = noted_bytes
+        return True
 
     # --- first fields ------------------------------------------------------------------------------------------------
 
@@ -463,6 +484,7 @@ class ClientSide(RawSaslSides):
             return seen - begin
         values, stop = found
         self._take_prefix(exchange, *values)
+        self._note_prefix(exchange, stop - begin, now)
         # What logs in, or names the client's software, is parsed each time.
         if (
             exchange.acks != 0
@@ -505,6 +527,14 @@ class ClientSide(RawSaslSides):
                 self.software = software
                 self.events.append(ClientNamed(client_id, *software, exchange.request_start))
 
+    def _note_prefix(self, exchange: Exchange, prefix_bytes: int, now: int) -> None:
+        """Count the ids of a request whose first fields are not those of the one before it."""
+        if not self._note(exchange, prefix_bytes):
+            for name in ("client_id", "group_id", "transactional_id"):
+                text = getattr(exchange, name)
+                setattr(exchange, name, text and text[:MAX_CUT_ID])
+            self._too_much_named(CLIENT, exchange, f"{_NO_ROOM}: of its ids {MAX_CUT_ID} characters are kept", now)
+
     def _extend_prefix(self, exchange: Exchange, more: Any, now: int) -> None:
         """Read first fields that arrive in parts, from their begin each time."""
         prefix = self._client_prefix
@@ -521,6 +551,7 @@ class ClientSide(RawSaslSides):
         self._client_prefix = None
         if found is not None:
             self._take_prefix(exchange, *found[0])
+            self._note_prefix(exchange, found[1], now)
 
     def _can_grow(self, exchange: Exchange, seen_bytes: int, now: int) -> bool:
         """Of the first fields, which do not end within the bytes seen behind the head: whether more can come."""

@@ -64,6 +64,7 @@ _COUNTED_ANSWERS = frozenset((FETCH, SHARE_FETCH))
 _UNKNOWN_PLANS = 64
 
 MAX_HELD_TOGETHER = 64 * 1024 * 1024
+MAX_NOTED_TOGETHER = 128 * 1024 * 1024  # of what pending requests say, as far as it is kept
 HELD_PATIENCE_NS = 1_000_000_000  # a request is held for so long, however little room is left
 MAX_HELD = 4 * 1024 * 1024  # of one answer: tens of thousands of brokers, or coordinators
 MAX_HELD_LIST = 32 * 1024 * 1024  # of one that is held since it lists what a client may not see
@@ -134,12 +135,17 @@ class HeldBudget:
     A client that does not go on with a request would keep its room for ever. So where there is none left, the request
     that has been held for longest, and for HELD_PATIENCE_NS at least, is given up: `give_up(session)`, the owner's, has
     the session release its bytes before it returns.
+
+    Beside it stands the limit for what pending requests keep of their ids and topic-partitions; None: there is none, as
+    for captures, which are read from end to end.
     """
 
-    __slots__ = ("_held_bytes", "_requests", "give_up", "limit_bytes")
+    __slots__ = ("_held_bytes", "_noted_bytes", "_requests", "give_up", "limit_bytes", "noted_limit_bytes")
 
-    def __init__(self, limit_bytes: int = MAX_HELD_TOGETHER) -> None:
+    def __init__(self, limit_bytes: int = MAX_HELD_TOGETHER, noted_limit_bytes: int | None = None) -> None:
         self.limit_bytes = limit_bytes
+        self.noted_limit_bytes = noted_limit_bytes
+        self._noted_bytes = 0
         self.give_up: Callable[[Any], None] | None = None
         self._held_bytes = 0
         self._requests: dict[object, int] = {}  # session -> since when its request is held, the oldest first
@@ -170,6 +176,16 @@ class HeldBudget:
 
     def release(self, count: int) -> None:
         self._held_bytes -= count
+
+    def note(self, count: int) -> bool:
+        """Reserve `count` bytes for what a pending request says, until `forget`; False if there is no room."""
+        if self.noted_limit_bytes is not None and self._noted_bytes + count > self.noted_limit_bytes:
+            return False
+        self._noted_bytes += count
+        return True
+
+    def forget(self, count: int) -> None:
+        self._noted_bytes -= count
 
 
 class Interest:

@@ -35,7 +35,8 @@ that is compiled as all of them. Captures have no such bound.
 Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), a copy of a small request
 whose body is read (64 KiB) or one that is not decided (16 MiB), one of a small answer (64 KiB) or a held one (4 MiB,
 lists 32 MiB; with the undecided requests 64 MiB for all sessions that share a HeldBudget), the backlog (one view per
-side), LIMIT pending requests, and what these name (MAX_NAMED, and FEW_NAMED of each).
+side), LIMIT pending requests, and what these name (MAX_NAMED, and FEW_NAMED of each; of what these and their ids take
+128 MiB for all sessions that share a HeldBudget, short requests left out).
 Refuses to know sockets and clocks.
 """
 

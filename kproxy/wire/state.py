@@ -32,7 +32,7 @@ from kproxy.wire.events import (
     Exchange,
     Unanswered,
 )
-from kproxy.wire.interest import API_VERSIONS, UNSUPPORTED_VERSION, ApiPlan, Interest
+from kproxy.wire.interest import API_VERSIONS, PRODUCE, UNSUPPORTED_VERSION, ApiPlan, Interest
 from kproxy.wire.keeping import emitted, keep_answer
 from kproxy.wire.kept import FrameInParts
 from kproxy.wire.muting import Mutes
@@ -48,6 +48,10 @@ FEW_NAMED = 16  # bodies that name no more are not counted
 
 # The work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
 FRAMES_PER_CALL = 64
+NOTED_LEAST = 512  # bytes of what a pending request says: one that says less is not counted
+FEW_NOTED = 2  # topic-partitions of a short Produce, which are not counted either
+NAMED_BYTES = 300  # of memory, about, of a topic-partition that is kept
+MAX_CUT_ID = 256  # characters of an id that is cut
 LOOKED_SHIFT = 8  # 1 << 8 bytes of a prefix or a small body that are looked at are as much work as a frame
 LOOKED_LEAST = 2 * 1024  # of a small body: one of fewer bytes is a frame like any other
 WALKED_PER_CALL = 32 * 1024  # bytes that are looked at, those that are stepped over left out
@@ -104,6 +108,7 @@ class SessionState:
         "_max_request",
         "_mutes",
         "_named",
+        "_noted",
         "_number",
         "_own_answers",
         "_raw",
@@ -182,6 +187,7 @@ class SessionState:
         self._client_swallow = False  # the broker does not get it
         self._client_held: bytearray | None = None  # all of it, until the authorizer can decide
         self._usual: Usual = NOTHING_USUAL
+        self._noted: dict[int, int] | None = None  # bytes that pending requests count in the budget for them, by number
         self._named = 0  # topic-partitions and batches that pending requests name, those that name few left out
 
         self._broker_head = b""
@@ -325,6 +331,8 @@ class SessionState:
             exchange.decoded = OPAQUE
         if self._named:
             self._named -= named_count(exchange.request_body)
+        if self._noted:
+            self._forget(exchange)
         self.events.append(exchange)
 
     def _send_own_answers(self, pieces: list[Piece], now: int) -> None:
@@ -357,6 +365,8 @@ class SessionState:
         """Emit an exchange whose answer will not arrive, or not completely."""
         if self._named:
             self._named -= named_count(exchange.request_body)
+        if self._noted:
+            self._forget(exchange)
         if exchange.plan.kept is not None:
             if exchange is self._client_exchange:
                 self._drop_frame(CLIENT)
@@ -371,6 +381,11 @@ class SessionState:
             exchange.outcome = UNANSWERED
         self.events.append(Unanswered(exchange, cause))
 
+    def _forget(self, exchange: Exchange) -> None:
+        """What the request says belongs to whoever keeps the event."""
+        assert self._noted is not None
+        self._interest.held.forget(self._noted.pop(exchange.number, 0))
+
     def _settle(self, cause: str) -> None:
         """No answer will come any more: emit what is pending."""
         current, self._broker_exchange = self._broker_exchange, None
@@ -383,6 +398,9 @@ class SessionState:
         for exchange in self.pending:
             self._give_up(exchange, cause)
         self.pending.clear()
+        if self._noted:
+            self._interest.held.forget(sum(self._noted.values()))
+            self._noted = None
         self._own_answers = None
 
     def _drop_request(self, cause: str) -> None:
@@ -486,6 +504,14 @@ def named_count(body: Found | None) -> int:
     if body is None or (len(body.sums) <= FEW_NAMED and len(body.partitions) <= FEW_NAMED):
         return 0
     return len(body.sums) + len(body.partitions) + len(body.batches)
+
+
+def looked_bytes(plan: ApiPlan, body: Found, size: int) -> int:
+    """How many of the bytes of a request are not records, which are stepped over, but for the header of each batch."""
+    if plan.api_key == PRODUCE:
+        for carried in body.sums or body.partitions:
+            size -= carried.bytes - carried.batches * 64
+    return size
 
 
 def _cap_named(walker: BodyWalker) -> None:

@@ -360,6 +360,29 @@ def test_a_copy_that_has_no_room_is_not_kept_and_the_answer_passes() -> None:
     assert talk.sent[CLIENT] == answer and not talk.faults and talk.exchanges[0].decoded == "header"
 
 
+def test_what_the_pending_requests_of_all_sessions_say_is_bounded() -> None:
+    """Ids and names of topics may have 32 KiB each, and each request others."""
+    interest = Interest(rewrite=True, details=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=10_000))
+
+    def asks(number: int, client: str, topic: str = "t") -> bytes:
+        partition = {"partition": 0, "fetchOffset": 5}
+        return request(FETCH, 4, number, {"topics": [{"topic": topic, "partitions": [partition]}]}, client=client)
+
+    one, two = (Dialogue(interest, transform=untouched) for _ in range(2))
+    one.client(asks(1, "a" * 4000))
+    two.client(asks(1, "b" * 4000) + asks(2, "c" * 4000) + asks(3, "d", "t" * 4000) + asks(4, "e"))
+    assert [fault.kind for fault in two.faults] == ["too_much_named"] * 3 and not one.faults
+    first, cut, nameless, short = two.session.pending
+    assert (first.client_id, cut.client_id) == ("b" * 4000, "c" * 256)
+    assert [each.request_body is None for each in (first, cut, nameless, short)] == [False, True, True, False]
+    one.broker(response(FETCH, 4, 1))
+    two.close(BROKER)
+    three = Dialogue(interest, transform=untouched).client(asks(1, "f" * 4000) + asks(2, "g", "t" * 2000), [9, 2000])
+    assert not three.faults and [exchange.client_id for exchange in three.session.pending] == ["f" * 4000, "g"]
+    three.broker(response(FETCH, 4, 1) + response(FETCH, 4, 2))
+    assert interest.held.note(10_000)  # all is released
+
+
 # --- states ----------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from kproxy.proxy.upstream.dial import Dialler
 from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver
 from kproxy.wire.connection import Sink
-from kproxy.wire.interest import HeldBudget
+from kproxy.wire.interest import MAX_NOTED_TOGETHER, HeldBudget
 
 OBJECTS_PER_RELAY = 50
 
@@ -52,7 +52,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.loops = self.guard(self.gate.is_ours)
-        self.held = HeldBudget(self.config.max_held_bytes)
+        self.held = HeldBudget(self.config.max_held_bytes, MAX_NOTED_TOGETHER)
         self.held.give_up = self._give_up_held
         self.ageing = Ageing(self.relays)
         self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s, mark=self.config.upstream_mark)
