@@ -13,6 +13,7 @@ from kproxy.protocol import codec
 from kproxy.proxy.config.load import load
 from kproxy.proxy.control import broker_ports
 from kproxy.proxy.control.server import Server
+from kproxy.proxy.control.workers import worker
 from kproxy.proxy.relay.listeners import Listener
 from tests.proxy.live import HOST, Broker, Live, Wire, behind_kproxy, free_ports, kproxy, live, request, response
 
@@ -74,6 +75,23 @@ def test_bodies_are_read_as_the_settings_say():
 
     for detail, topics in (("headers", set()), ("topics", {"orders"}), ("batches", {"orders"})):
         live(test(detail, topics))
+
+
+def test_what_all_pending_requests_say_is_bounded_and_they_pass(monkeypatch):
+    monkeypatch.setattr(worker, "MAX_NOTED_TOGETHER", 10_000)
+
+    async def test():
+        async with kproxy() as here:
+            pairs = [await here.connect() for _ in range(3)]
+            for count, (client, broker) in enumerate(pairs, 1):
+                asked = request(1, 4, count, {"topics": []}, client=str(count) * 4000)
+                await client.send(asked)
+                assert await broker.frame() == asked
+            assert here.counted.faults == {("client", "too_much_named"): 1}
+            *_, last = here.server._worker.relays.values()
+            assert last.session.pending[0].client_id == "3" * 256
+
+    live(test())
 
 
 def test_a_broker_that_moves_keeps_its_port():
