@@ -5,6 +5,7 @@ Refuses to know labels' text, and sockets.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sized
 from typing import Final
 
@@ -113,9 +114,13 @@ class ConnectionMetrics:
         request_bucket = response_bucket = queue_bucket = duration_bucket = 0
         of_broker = self._cells
         slow_ns = self._slow.threshold_ns
+        unanswered = False
         for event in events:
             if event.__class__ is not Exchange or event.outcome is not ANSWERED:
-                self._unusual(event)
+                if event.__class__ is Unanswered:
+                    unanswered = True
+                else:
+                    self._unusual(event)
                 continue
             if event.plan is not plan:
                 plan = event.plan
@@ -166,6 +171,8 @@ class ConnectionMetrics:
             if event.errors:
                 self.errors += len(event.errors)
                 self._cluster.count_errors(cells, event.errors)
+        if unanswered:
+            self._unanswered(events)
 
     # --- what is read by column (columns.py), and seen from beside the connection ------------------------------------
 
@@ -197,14 +204,11 @@ class ConnectionMetrics:
         cluster = self._cluster
         if isinstance(event, Exchange):
             if event.outcome == NO_ANSWER_EXPECTED:
-                self._request_only(event)
+                self._requests_only(event.plan, event.request_bytes, 1)
             elif event.outcome == ANSWERED_BY_PROXY:  # the broker never saw it: it has neither its time nor its errors
-                self._request_only(event)
+                self._requests_only(event.plan, event.request_bytes, 1)
                 add(cluster.own_answers, cluster.api_label(event.plan), 1)
             # An answer without a request comes with a Desync, and is counted there.
-        elif isinstance(event, Unanswered):
-            self._request_only(event.exchange)
-            add(cluster.unanswered, (cluster.api_label(event.exchange.plan), event.cause), 1)
         elif isinstance(event, AddressesHidden):
             self.neutralised(cluster.api_label(event.exchange.plan), 1)
         elif isinstance(event, Desync):
@@ -220,10 +224,22 @@ class ConnectionMetrics:
             self._client.left(now_ns)
             self._client = None
 
-    def _request_only(self, exchange: Exchange) -> None:
-        cells = self._by_plan.get(exchange.plan) or self._cluster.api_cells(self._cells, exchange.plan)
-        cells.request_bytes += exchange.request_bytes
-        cells.request_size[bisect_left(SIZE_BYTES, exchange.request_bytes)] += 1
+    def _unanswered(self, events: list[Event]) -> None:
+        """Those of a connection that has ended: there may be thousands, and most are alike."""
+        cluster = self._cluster
+        alike = Counter(
+            (event.exchange.plan, event.cause, event.exchange.request_bytes)
+            for event in events
+            if event.__class__ is Unanswered
+        )
+        for (plan, cause, size), count in alike.items():
+            self._requests_only(plan, size, count)
+            add(cluster.unanswered, (cluster.api_label(plan), cause), count)
+
+    def _requests_only(self, plan: ApiPlan, request_bytes: int, count: int) -> None:
+        cells = self._by_plan.get(plan) or self._cluster.api_cells(self._cells, plan)
+        cells.request_bytes += request_bytes * count
+        cells.request_size[bisect_left(SIZE_BYTES, request_bytes)] += count
 
     def paused(self, side: str) -> None:
         """Reading of a side stopped, since the other takes no more."""
