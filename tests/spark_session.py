@@ -10,6 +10,7 @@ SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",  # nothing to adapt to in a few rows, and one job fewer per shuffle
     "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",  # to compile what runs once costs more than to interpret it
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.connect.grpc.binding.address": "127.0.0.1",  # of the server that a test starts in it
     "spark.connect.grpc.binding.port": "0",
