@@ -32,6 +32,8 @@ from kproxy.wire.state import (
     MAX_CUT_ID,
     MAX_NAMED,
     NAMED_BYTES,
+    NO_ROOM,
+    NOTE_STEP,
     NOTED_LEAST,
     SMALL_BODY,
     Piece,
@@ -46,7 +48,6 @@ MAX_USUAL_PREFIX = 512  # a longer one is parsed each time
 # for so many bytes.
 AUTHORIZED_WORK = 4
 PAYLOAD_SHIFT = 12
-_NO_ROOM = "all pending requests together name as much as may be kept"
 
 
 class ClientSide(RawSaslSides):
@@ -340,6 +341,7 @@ class ClientSide(RawSaslSides):
                     ahead_bytes=frames.REQUEST_HEAD_BYTES,
                 )
                 exchange.request_body = self._client_walker
+                self._note_at = NOTE_STEP
             else:
                 self._client_body = bytearray()
 
@@ -357,6 +359,8 @@ class ClientSide(RawSaslSides):
         if self._client_frame is not None:
             self._client_frame.add(view[pos:stop])
         self._client_left = left = left - (stop - pos)
+        if left and self._client_walker is not None and exchange is not None:
+            self._note_walked(exchange, self._client_walker, now)
         if self._client_prefix is not None and exchange is not None and not begins:
             self._extend_prefix(exchange, view[pos:stop], now)
         if not left:
@@ -427,6 +431,8 @@ class ClientSide(RawSaslSides):
     def _request_walked(self, exchange: Exchange, now: int) -> None:
         walker, self._client_walker = self._client_walker, None
         assert walker is not None
+        if self._noted and exchange.outcome is NO_ANSWER_EXPECTED:
+            self._forget(exchange)
         walker.finish()
         if walker.fault is not None:
             exchange.request_body = None
@@ -442,25 +448,12 @@ class ClientSide(RawSaslSides):
         """What all pending requests name must not outgrow what one body may, nor all of them what all may."""
         if not self._note(exchange, noted_bytes):
             exchange.request_body = None
-            self._too_much_named(CLIENT, exchange, _NO_ROOM, now)
+            self._too_much_named(CLIENT, exchange, NO_ROOM, now)
         elif self._named + named > MAX_NAMED:
             exchange.request_body = None
             self._too_much_named(CLIENT, exchange, f"with the other pending ones it names more than {MAX_NAMED}", now)
         elif exchange.outcome is not NO_ANSWER_EXPECTED:
             self._named += named
-
-    def _note(self, exchange: Exchange, noted_bytes: int) -> bool:
-        """Count what is kept of a request until it is answered, by now so much. False: there is no room for it."""
-        held = self._interest.held
-        if noted_bytes < NOTED_LEAST or held.noted_limit_bytes is None or exchange.outcome is NO_ANSWER_EXPECTED:
-            return True
-        if self._noted is None:
-            self._noted = {}
-        before = self._noted.get(exchange.number, 0)
-        if not held.note(noted_bytes - before):
-            return False
-        self._noted[exchange.number] = noted_bytes
-        return True
 
     # --- first fields ------------------------------------------------------------------------------------------------
 
@@ -533,7 +526,7 @@ class ClientSide(RawSaslSides):
             for name in ("client_id", "group_id", "transactional_id"):
                 text = getattr(exchange, name)
                 setattr(exchange, name, text and text[:MAX_CUT_ID])
-            self._too_much_named(CLIENT, exchange, f"{_NO_ROOM}: of its ids {MAX_CUT_ID} characters are kept", now)
+            self._too_much_named(CLIENT, exchange, f"{NO_ROOM}: of its ids {MAX_CUT_ID} characters are kept", now)
 
     def _extend_prefix(self, exchange: Exchange, more: Any, now: int) -> None:
         """Read first fields that arrive in parts, from their begin each time."""

@@ -48,6 +48,8 @@ FEW_NAMED = 16  # bodies that name no more are not counted
 
 # The work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
 FRAMES_PER_CALL = 64
+NO_ROOM = "all pending requests together name as much as may be kept"
+NOTE_STEP = 64 * 1024  # bytes of a body that is not whole: then it is counted what is kept of it, later after an eighth
 NOTED_LEAST = 512  # bytes of what a pending request says: one that says less is not counted
 FEW_NOTED = 2  # topic-partitions of a short Produce, which are not counted either
 NAMED_BYTES = 300  # of memory, about, of a topic-partition that is kept
@@ -108,6 +110,7 @@ class SessionState:
         "_max_request",
         "_mutes",
         "_named",
+        "_note_at",
         "_noted",
         "_number",
         "_own_answers",
@@ -187,6 +190,7 @@ class SessionState:
         self._client_swallow = False  # the broker does not get it
         self._client_held: bytearray | None = None  # all of it, until the authorizer can decide
         self._usual: Usual = NOTHING_USUAL
+        self._note_at = 0  # what is kept of the body in transit is counted after so many bytes
         self._noted: dict[int, int] | None = None  # bytes that pending requests count in the budget for them, by number
         self._named = 0  # topic-partitions and batches that pending requests name, those that name few left out
 
@@ -380,6 +384,37 @@ class SessionState:
         else:
             exchange.outcome = UNANSWERED
         self.events.append(Unanswered(exchange, cause))
+
+    def _note(self, exchange: Exchange, noted_bytes: int) -> bool:
+        """Count what is kept of a request until it is answered, by now so much. False: there is no room for it."""
+        held = self._interest.held
+        if noted_bytes < NOTED_LEAST or held.noted_limit_bytes is None:
+            return True
+        if exchange.outcome is NO_ANSWER_EXPECTED and self._client_walker is None:
+            return True  # nothing waits
+        if self._noted is None:
+            self._noted = {}
+        before = self._noted.get(exchange.number, 0)
+        if not held.note(noted_bytes - before):
+            return False
+        self._noted[exchange.number] = noted_bytes
+        return True
+
+    def _note_walked(self, exchange: Exchange, walker: BodyWalker, now: int) -> None:
+        """Count what is kept of a body whose end is not here, and may never come; where there is no room, nothing is.
+
+        Not at each of its bytes, since they may come one by one and much be kept.
+        """
+        walked = exchange.request_bytes - self._client_left
+        if walked < self._note_at:
+            return
+        self._note_at = walked + max(NOTE_STEP, walked >> 3)
+        kept_bytes = (len(walker.sums) + len(walker.partitions)) * NAMED_BYTES
+        if not self._note(exchange, kept_bytes + max(0, looked_bytes(exchange.plan, walker, walked))):
+            self._client_walker = exchange.request_body = None
+            if self._noted and exchange.outcome is NO_ANSWER_EXPECTED:
+                self._forget(exchange)
+            self._too_much_named(CLIENT, exchange, NO_ROOM, now)
 
     def _forget(self, exchange: Exchange) -> None:
         """What the request says belongs to whoever keeps the event."""

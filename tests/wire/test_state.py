@@ -360,6 +360,43 @@ def test_a_copy_that_has_no_room_is_not_kept_and_the_answer_passes() -> None:
     assert talk.sent[CLIENT] == answer and not talk.faults and talk.exchanges[0].decoded == "header"
 
 
+@pytest.mark.parametrize("acks", [1, 0])
+@pytest.mark.parametrize("key", [FETCH, PRODUCE])
+def test_what_bodies_name_whose_ends_do_not_come_is_bounded(key: int, acks: int) -> None:
+    """For all sessions together, byte by byte or not; the broker gets all of each, and all is released in the end."""
+    limit = 1_000_000
+    interest = Interest(rewrite=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=limit))
+
+    def asks(count: int) -> bytes:
+        if key == FETCH:
+            one = {"partitions": [{"partition": 0, "fetchOffset": 5}]}
+            return request(FETCH, 4, 1, {"topics": [{"topic": f"{at:060}", **one} for at in range(count)]})
+        one = {"partitionData": [{"index": 0, "records": TINY}]}
+        return request(
+            PRODUCE, 3, 1, {"acks": acks, "topicData": [{"name": f"{at:060}", **one} for at in range(count)]}
+        )
+
+    def kept(talk: Session) -> int:
+        walker = talk._client_walker
+        return 0 if walker is None else 300 * (len(walker.sums) + len(walker.partitions))
+
+    dialogues = [Dialogue(interest, transform=untouched) for _ in range(6)]
+    whole = asks(2000)
+    for dialogue in dialogues:
+        dialogue.client(whole[:-1], range(1000, len(whole) - 1, 1000))
+    assert sum(kept(each.session) for each in dialogues) <= 1.5 * limit
+    refused = [each for each in dialogues if each.faults]
+    assert 3 <= len(refused) < 6 and {fault.kind for each in refused for fault in each.faults} == {"too_much_named"}
+    for dialogue in dialogues[::2]:
+        dialogue.client(whole[-1:])
+        assert dialogue.sent[BROKER] == whole
+    for dialogue in dialogues:
+        if key == FETCH or acks:
+            dialogue.broker(response(key, 4 if key == FETCH else 3, 1))
+        dialogue.close(CLIENT).close(BROKER)
+    assert interest.held.note(limit)
+
+
 def test_what_the_pending_requests_of_all_sessions_say_is_bounded() -> None:
     """Ids and names of topics may have 32 KiB each, and each request others."""
     interest = Interest(rewrite=True, details=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=10_000))
