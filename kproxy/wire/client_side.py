@@ -39,6 +39,7 @@ from kproxy.wire.state import (
     Piece,
     looked_bytes,
     named_count,
+    said_bytes,
     unsupported_version,
 )
 
@@ -438,8 +439,7 @@ class ClientSide(RawSaslSides):
             exchange.request_body = None
             self._malformed_request(exchange, str(walker.fault), now)
         else:
-            noted_bytes = (len(walker.sums) + len(walker.partitions)) * NAMED_BYTES
-            noted_bytes += looked_bytes(exchange.plan, walker, exchange.request_bytes)
+            noted_bytes = said_bytes(exchange.plan, walker, exchange.request_bytes)
             self._count_named(exchange, named_count(walker), noted_bytes, now)
         if walker.left_out:
             self._too_much_named(CLIENT, exchange, f"{walker.left_out} more than {MAX_NAMED}", now)

@@ -46,14 +46,16 @@ SMALL_BODY = 64 * 1024  # a frame up to this size is copied to be read if it arr
 MAX_NAMED = 64 * 1024  # topic-partitions, and batches, of one body, and of all pending requests
 FEW_NAMED = 16  # bodies that name no more are not counted
 
-# The work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
-FRAMES_PER_CALL = 64
-NO_ROOM = "all pending requests together name as much as may be kept"
-NOTE_STEP = 64 * 1024  # bytes of a body that is not whole: then it is counted what is kept of it, later after an eighth
-NOTED_LEAST = 512  # bytes of what a pending request says: one that says less is not counted
+# What pending requests say, all connections together (`HeldBudget.note`).
+NOTED_LEAST = 512  # bytes: a request that says less is not counted
 FEW_NOTED = 2  # topic-partitions of a short Produce, which are not counted either
 NAMED_BYTES = 300  # of memory, about, of a topic-partition that is kept
+NOTE_STEP = 64 * 1024  # bytes of a body whose end is not here, after which it is counted; then after an eighth more
 MAX_CUT_ID = 256  # characters of an id that is cut
+NO_ROOM = "all pending requests together name as much as may be kept"
+
+# The work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
+FRAMES_PER_CALL = 64
 LOOKED_SHIFT = 8  # 1 << 8 bytes of a prefix or a small body that are looked at are as much work as a frame
 LOOKED_LEAST = 2 * 1024  # of a small body: one of fewer bytes is a frame like any other
 WALKED_PER_CALL = 32 * 1024  # bytes that are looked at, those that are stepped over left out
@@ -409,8 +411,7 @@ class SessionState:
         if walked < self._note_at:
             return
         self._note_at = walked + max(NOTE_STEP, walked >> 3)
-        kept_bytes = (len(walker.sums) + len(walker.partitions)) * NAMED_BYTES
-        if not self._note(exchange, kept_bytes + max(0, looked_bytes(exchange.plan, walker, walked))):
+        if not self._note(exchange, said_bytes(exchange.plan, walker, walked)):
             self._client_walker = exchange.request_body = None
             if self._noted and exchange.outcome is NO_ANSWER_EXPECTED:
                 self._forget(exchange)
@@ -547,6 +548,11 @@ def looked_bytes(plan: ApiPlan, body: Found, size: int) -> int:
         for carried in body.sums or body.partitions:
             size -= carried.bytes - carried.batches * 64
     return size
+
+
+def said_bytes(plan: ApiPlan, body: Found, walked: int) -> int:
+    """What is kept of a body that was walked so far, about: of a batch only a part may be here."""
+    return (len(body.sums) + len(body.partitions)) * NAMED_BYTES + max(0, looked_bytes(plan, body, walked))
 
 
 def _cap_named(walker: BodyWalker) -> None:
