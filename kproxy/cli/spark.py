@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -64,8 +65,9 @@ def _session(master: str | None, config: tuple[str, ...], *, with_source: bool =
     for name in _LOGGERS:
         PySparkLogger.getLogger(name).disabled = True
     settings = dict(setting.partition("=")[::2] for setting in config)
+    start = partial(spark.session, master, settings, with_source=with_source)
     if spark.is_remote(master):
-        return spark.session(master, settings, with_source=with_source)
+        return start()
     is_ours = SparkSession.getActiveSession() is None and "PYSPARK_GATEWAY_PORT" not in os.environ
     if is_ours and not (shutil.which("java") or Path(os.environ.get("JAVA_HOME", ""), "bin", "java").is_file()):
         raise KproxyError(
@@ -73,9 +75,9 @@ def _session(master: str | None, config: tuple[str, ...], *, with_source: bool =
             "JAVA_HOME to where it is"
         )
     if not is_ours or "spark.log.level" in settings:
-        return spark.session(master, settings, with_source=with_source)
+        return start()
     with _log_kept():
-        return spark.session(master, settings, with_source=with_source)
+        return start()
 
 
 @contextmanager

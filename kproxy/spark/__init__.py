@@ -45,7 +45,7 @@ _OURS = {
 def session(
     master: str | None = None, config: Mapping[str, str] = MappingProxyType({}), *, with_source: bool = True
 ) -> "SparkSession":
-    """A session that knows the format `kafka-pcap`; unless `with_source` is False: to tell it takes two seconds of CPU.
+    """A session that knows the format `kafka-pcap`, unless `with_source` is False, which saves two seconds of CPU.
 
     The session that runs is returned with its settings as they are, but for those of `config`. Otherwise one is
     started, as `spark-submit`, SPARK_REMOTE or `master` says (sc://HOST:PORT is a server of Spark Connect), and by
@@ -74,8 +74,8 @@ def session(
             builder = builder.master(master)
             if master.startswith("local"):
                 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-                # Workers know what we know.
-                if os.environ.setdefault("PYSPARK_PYTHON", sys.executable) == sys.executable:
+                python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers know what we know
+                if python == sys.executable:
                     settings["spark.python.daemon.module"] = "kproxy.spark.daemon"
                 settings |= _LOCAL
         config = {**settings, **config}
