@@ -217,7 +217,8 @@ def _merged(
     for piece in pieces:
         if piece:
             sorter.adopt_packed(piece)
-    for part in sorter.in_order(partial(mended, every) if every else None):
+    changes = dict.fromkeys(sorter.runs, partial(mended, every)) if every else None
+    for part in writer.merged(table, sorter.runs, changes):
         told = named(part, names)
         yield chosen.of(told) if chosen is not None and table.name == schema.RECORDS.name else told
 

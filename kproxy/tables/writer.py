@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, cast
@@ -45,7 +46,6 @@ _LAST = (1 << 63) - 1  # a key that is null
 FAN_IN = 32  # runs merged at a time; those that follow one another count as one
 
 
-Mend = Callable[[pa.RecordBatch], pa.RecordBatch]
 MOST_BESIDE = 16  # kproxies that drain one after the other, and still record
 
 
@@ -172,17 +172,14 @@ class Sorter:
             self._write_run(iter((self._taken(),)))
             self._fan_in()
 
-    def in_order(self, mend: Mend | None = None) -> Iterator[pa.Table]:
-        """All rows, which are not the sorter's any more: from memory, where there never were more than a run's.
-
-        mend: changes rows of runs first, as in `merged`.
-        """
+    def in_order(self) -> Iterator[pa.Table]:
+        """All rows, which are not the sorter's any more: from memory, where there never were more than a run's."""
         if not self.runs:
             if self._rows:
                 yield self._taken()
             return
         self.spill()
-        yield from merged(self._table, self.runs, dict.fromkeys(self.runs, mend) if mend is not None else None)
+        yield from merged(self._table, self.runs)
 
     def _taken(self) -> pa.Table:
         """The rows in memory, sorted: they are its no more."""
@@ -199,7 +196,7 @@ class Sorter:
             self._fan_in()
 
     def adopt_packed(self, data: bytes) -> None:
-        """Take over rows that are in their order, a Parquet file of one group of rows: they are a run."""
+        """Take over rows that are in their order, a Parquet file: they are a run."""
         path = self._next_run(PACKED)
         with _writing(path.parent):
             path.write_bytes(data)
@@ -234,7 +231,7 @@ class Sorter:
         return self._stem.with_name(f"{self._stem.name}.{self._count}{suffix}")
 
 
-Mends = Mapping[Path, Mend]  # of runs whose rows are not what they should be
+Mends = Mapping[Path, Callable[[pa.RecordBatch], pa.RecordBatch]]  # of runs whose rows are not what they should be
 
 
 def write(
@@ -445,20 +442,18 @@ class _Packed:
     """A run that is a Parquet file, as far as a file of Arrow's is used: batches by their numbers, here one by one."""
 
     def __init__(self, path: Path) -> None:
-        self._file = pq.ParquetFile(path, memory_map=True)
-        self.num_record_batches = -(-self._file.metadata.num_rows // STEP_ROWS)
-        self._batches = self._file.iter_batches(STEP_ROWS, use_threads=False)
-        self._read = 0
+        self._file = file = pq.ParquetFile(path, memory_map=True)
+        groups = range(file.num_row_groups)  # read one by one: whether a batch crosses their borders is not promised
+        self.num_record_batches = sum(-(-file.metadata.row_group(group).num_rows // STEP_ROWS) for group in groups)
+        self._batches = chain.from_iterable(
+            file.iter_batches(STEP_ROWS, row_groups=[group], use_threads=False) for group in groups
+        )
 
     def columns(self, names: list[str]) -> pa.Table:
         return self._file.read(names, use_threads=False)
 
-    def get_batch(self, number: int) -> pa.RecordBatch:
-        """Each batch can be asked for once, and after it those that follow it."""
-        while self._read < number:
-            next(self._batches)
-            self._read += 1
-        self._read += 1
+    def get_batch(self, _: int) -> pa.RecordBatch:
+        """The next batch: who merges asks for one after the other."""
         return next(self._batches)
 
 

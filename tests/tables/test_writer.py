@@ -169,7 +169,7 @@ def test_rows_that_come_as_parquet_are_runs_and_are_changed_as_they_are_read(tmp
             batch.schema.get_field_index("connection"), "connection", pc.subtract(pa.scalar(9), batch["connection"])
         )
 
-    told = pa.concat_tables(sorter.in_order(turned))
+    told = pa.concat_tables(writer.merged(EXCHANGES, sorter.runs, dict.fromkeys(sorter.runs, turned)))
     keys = (told["time"].cast(pa.int64()), told["connection"], told["number"])
     turned_rows = [(row["time"], 9 - row["connection"], row["number"]) for row in data]
     assert list(zip(*(column.to_pylist() for column in keys), strict=True)) == sorted(turned_rows)
