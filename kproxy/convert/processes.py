@@ -100,8 +100,6 @@ def convert(
             for table, finished, rows in _written(job, read, work, number, processes or _most_processes()):
                 summary.rows[table.name] = summary.rows.get(table.name, 0) + rows
                 places[f"{table.name}/{file_of(job.source)}"] = finished
-            if settings.records is None:  # those of an earlier run are not of this one
-                (dataset.folder / schema.RECORDS.name / file_of(job.source)).unlink(missing_ok=True)
         summary.failed = [failed[number] for number in sorted(failed)]
         numbers: dict[str, int] = {}
         for number, read in sorted(done.items()):  # in the order of the captures, whichever was read first
@@ -115,7 +113,9 @@ def convert(
             batches = [file for place, file in places.items() if place.startswith(f"{schema.BATCHES.name}/")]
             summary.topics = writer.some_values(batches, ("topic", "topic_id"))
         if places:
-            dataset.publish(places, manifest(jobs, summary))
+            without = summary.paths if settings.records is None else ()  # what an earlier run was asked for goes
+            gone = [f"{schema.RECORDS.name}/{file_of(source)}" for source in without]
+            dataset.publish(places, manifest(jobs, summary), gone)
     finally:
         dataset.abandon()
     return summary

@@ -88,10 +88,10 @@ class Dataset:
                 return self.begin(name if number == 1 else f"{name}-beside-{number}")
         return self.begin(f"{name}-beside-{MOST_BESIDE}")
 
-    def publish(self, files: dict[str, Path], manifest: dict[str, Any]) -> None:
+    def publish(self, files: dict[str, Path], manifest: dict[str, Any], gone: Iterable[str] = ()) -> None:
         """Move finished files (their place -> where they are now) into the dataset; the manifest comes last.
 
-        It goes on naming the sources of earlier runs, whose files stay.
+        It goes on naming the sources of earlier runs, whose files stay, but for those whose places are `gone`.
         """
         assert self._work is not None
         draft = self._work / MANIFEST
@@ -102,6 +102,8 @@ class Dataset:
                 sync(file)
                 file.replace(target)
                 sync(target.parent)
+            for place in gone:
+                (self.folder / place).unlink(missing_ok=True)
             with _alone(self.folder / ".unfinished-manifest"):  # else one of two who add to it is forgotten
                 draft.write_text(json.dumps(self._manifest(manifest), indent=2, sort_keys=True) + "\n")
                 sync(draft)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.convert.workers import Workers
 from kproxy.errors import KproxyError
+from kproxy.tables.records import chosen
 from kproxy.tables.schema import TABLES
 from tests import captures
 
@@ -150,6 +152,16 @@ def test_records_are_told_only_where_they_are_asked_for(tmp_path):
     ):
         result = CliRunner().invoke(cli, ["convert", str(path), "--out", str(folders[0]), *wrong])
         assert isinstance(result.exception, KproxyError)
+
+
+def test_a_run_that_cannot_be_published_leaves_the_records_of_an_earlier_one(tmp_path):
+    path = captures.capture("k41_librdkafka")
+    convert([path], tmp_path, Settings(records=chosen("rdk2", "5")))
+    shutil.rmtree(tmp_path / "quality")
+    (tmp_path / "quality").write_text("a file where a folder is to be")
+    with pytest.raises(KproxyError, match="cannot be written to"):
+        convert([path], tmp_path)
+    assert rows(tmp_path, "records", path.name)
 
 
 def test_checksums_are_checked_where_that_is_asked_for(tmp_path):
