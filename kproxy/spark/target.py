@@ -91,6 +91,22 @@ class Target:
             )
         return found if isinstance(found, dict) else {}
 
+    def refuse(self, *, append: bool, overwrite: bool) -> dict[str, Any]:
+        """The manifest. Raises KproxyError for tables that are there, and are neither added to nor replaced."""
+        known = self.manifest()
+        if append or overwrite:
+            return known
+        if known:
+            raise KproxyError(
+                f"{self.folder} holds tables already: name another folder, or say --append or --overwrite"
+            )
+        if there := [name for name in schema.BY_NAME if self._files.found(name)]:
+            raise KproxyError(
+                f"{self.folder} holds {', '.join(there)} and no {MANIFEST} that says whose they are: name another "
+                "folder, or say --overwrite"
+            )
+        return known
+
     def captures(self) -> Iterator[str]:
         """What the tables say of the captures in them, a line for each."""
         for path in self._files.found(CAPTURES):
@@ -193,8 +209,10 @@ class _Local:
     def read(self, path: str) -> str | None:
         try:
             return (self._folder / path).read_text()
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as fault:
+            raise KproxyError(f"{self._folder / path}: cannot be read: {fault.strerror}") from fault
 
     def lines(self, path: str) -> Iterator[str]:
         with (self._folder / path).open() as file:
@@ -289,8 +307,7 @@ class _Hadoop:
                 stream.write(bytearray(some.encode()))
         finally:
             stream.close()
-        self._system.delete(place, False)  # few file systems rename over what is there
-        self._system.rename(draft, place)
+        self._rename(draft, place)
 
     def found(self, path: str) -> list[str]:
         place = self._path(path)
@@ -307,8 +324,13 @@ class _Hadoop:
         source, target = self._path(path), self._path(to)
         if self._system.exists(source):  # else an earlier run moved it
             self._system.mkdirs(target.getParent())
-            if not self._system.rename(source, target):
-                raise KproxyError(f"{self.root}/{to}: the file system did not take the file; run again to finish")
+            self._rename(source, target)
+
+    def _rename(self, source: Any, target: Any) -> None:
+        """To a place where a file may be: where files are copied (s3a://), a run that died leaves it at both."""
+        self._system.delete(target, False)  # few file systems rename over what is there
+        if not self._system.rename(source, target):
+            raise KproxyError(f"{target.toString()}: the file system did not take the file; run again to finish")
 
     def remove(self, path: str) -> None:
         self._system.delete(self._path(path), True)

@@ -118,6 +118,19 @@ def test_what_is_no_file_of_a_table_is_not_published_and_a_folder_has_one_writer
         Target(None, str(folder)).manifest()
 
 
+@pytest.mark.parametrize("manifest", (None, "cut short {"))
+def test_tables_that_nobody_knows_are_not_replaced(tmp_path, manifest):
+    """Their manifest is gone or damaged, or another program wrote them."""
+    place = tmp_path / "exchanges" / HOUR / "of-another.parquet"
+    place.parent.mkdir(parents=True)
+    place.write_text("rows")
+    if manifest is not None:
+        (tmp_path / "_kproxy.json").write_text(manifest)
+    with pytest.raises(KproxyError, match=r"holds exchanges and no _kproxy\.json that says whose they are"):
+        pipeline.check([capture("k41_midstream")], tmp_path, Settings())
+    pipeline.check([capture("k41_midstream")], tmp_path, Settings(overwrite=True))
+
+
 def killed(files, path, to):
     raise KeyError("killed after it was written down what is to be done, before anything was")
 
