@@ -310,7 +310,7 @@ def ingest(
         session = _session(master, (*_PLANNING, *config))
         with _said_plainly(), _a_task_failed():
             summary = pipeline.ingest(
-                session, places, out, settings, append=append, form=form, tasks=tasks, progress=says
+                session, catalogue, out, settings, append=append, form=form, tasks=tasks, progress=says
             )
     if append and not summary.quality and not summary.failed:
         click.echo(f"{out} has all of these captures already: nothing was added")

@@ -72,7 +72,7 @@ log = logging.getLogger("kproxy.spark")
 
 def ingest(
     spark: "SparkSession",
-    captures: Sequence[Path | str],
+    captures: Sequence[Path | str] | Catalogue,
     out: Path | str,
     settings: Settings = _DEFAULT,
     *,
@@ -85,7 +85,8 @@ def ingest(
 ) -> Summary:
     """Write the tables of captures into the folder `out`, by date and hour.
 
-    captures: paths of files that every executor can read, folders, patterns, or URLs of storages.
+    captures: paths of files that every executor can read, folders, patterns, or URLs of storages; or what `check`
+        made of them.
     out: a folder, or a URL that Spark can write to.
     settings: as for `convert`; checksums are not taken.
     append: add to the tables that are there. A capture that is in them already, by its name, size and first and last
@@ -104,12 +105,12 @@ def ingest(
     folder, catalogue = check(captures, out, settings, append=append)
     says(f"looking at {_counted(catalogue)}")
     target = Target(spark, folder)
-    _refuse_tables(target, out, settings, append=append)
+    target.refuse(append=append, overwrite=settings.overwrite)
     _check_format(spark, folder, form)
     summary = Summary(Path(out), {}, {}, [], catalogue.like.key_log, settings.records)
     try:
         target.begin()
-        known = _refuse_tables(target, out, settings, append=append)  # with what an earlier run had left to do
+        known = target.refuse(append=append, overwrite=settings.overwrite)  # with what an earlier run had left to do
         look(spark, catalogue)
         if append:
             if known and (there := known.get("format", PARQUET)) != form:
@@ -147,7 +148,7 @@ def ingest(
 
 
 def check(
-    captures: Sequence[Path | str], out: Path | str, settings: Settings, *, append: bool = False
+    captures: Sequence[Path | str] | Catalogue, out: Path | str, settings: Settings, *, append: bool = False
 ) -> tuple[str, Catalogue]:
     """The folder and the captures of `ingest`, by paths that do not depend on the working directory.
 
@@ -157,10 +158,10 @@ def check(
     if append and settings.overwrite:
         raise KproxyError("--append adds to the tables, --overwrite replaces them: say one of them")
     if not is_remote(out):
-        _refuse_tables(Target(None, folder), out, settings, append=append)  # type: ignore[arg-type]
+        Target(None, folder).refuse(append=append, overwrite=settings.overwrite)  # type: ignore[arg-type]
         if append and Path(folder).is_dir() and any(Path(folder).glob("exchanges/*.parquet")):
             raise KproxyError(f"{out} holds tables that `kproxy convert` wrote: name another folder")
-    return folder, catalogue_of(captures, settings)
+    return folder, captures if isinstance(captures, Catalogue) else catalogue_of(captures, settings)
 
 
 def catalogue_of(captures: Sequence[Path | str], settings: Settings) -> Catalogue:
@@ -191,14 +192,6 @@ def why_unread(paths: Sequence[str], storage: Storage) -> CaptureError | None:
     finally:
         windows.close()
     return None
-
-
-def _refuse_tables(target: Target, out: Path | str, settings: Settings, *, append: bool) -> dict[str, Any]:
-    """What the tables that are there say of themselves. Raises KproxyError if they are not to be touched."""
-    known = target.manifest()
-    if known and not (append or settings.overwrite):
-        raise KproxyError(f"{out} holds tables already: name another folder, or say --append or --overwrite")
-    return known
 
 
 def _counted(catalogue: Catalogue) -> str:

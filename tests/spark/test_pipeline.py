@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -24,6 +25,7 @@ from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.protocol import codec
 from kproxy.spark import pipeline, places
+from kproxy.spark.target import LOG, STAGE, Target
 from kproxy.tables import schema
 from kproxy.tables.records import chosen
 from tests.capture import packet
@@ -269,6 +271,17 @@ def test_each_byte_is_read_once_and_hardly_any_travels(spark, tmp_path, monkeypa
     assert after - before < 0.01 * size
 
 
+def test_captures_are_listed_once(spark, tmp_path):
+    """What comes later was not looked at: whether two have one name, say."""
+    folder, out = tmp_path / "captures", tmp_path / "tables"
+    folder.mkdir()
+    shutil.copy(capture("k41_midstream"), folder)
+    _, catalogue = pipeline.check([folder], out, Settings())
+    shutil.copy(capture("k41_quota"), folder)
+    pipeline.ingest(spark, catalogue, out)
+    assert known(out) == {"k41_midstream.pcap"}
+
+
 def test_a_link_is_the_source_that_it_is_called(spark, tmp_path):
     link = tmp_path / "incident.pcap"
     link.symlink_to(capture("k41_midstream"))
@@ -407,9 +420,27 @@ def test_captures_and_tables_in_hdfs(spark, tmp_path):
         found = kproxy.spark.table(spark, out, "exchanges")
         assert found.count() == len(rows(tmp_path / "converted", schema.EXCHANGES))
         pipeline.ingest(spark, [f"{http}/captures"], out, Settings(overwrite=True))
+        finish_what_was_copied(spark, out)
         system.get("/tables/", str(tmp_path / "fetched"), recursive=True)
     same(tmp_path / "fetched", tmp_path / "converted")
     assert not list((tmp_path / "fetched").glob(".unfinished*"))
+
+
+def finish_what_was_copied(spark, out):
+    """Where a file system copies, and a run dies before it removes what it copied, a file is at both places."""
+    target = Target(spark, out)
+    files = target._files
+    place = files.found("exchanges")[0]
+    util, path = (
+        spark.sparkContext._jvm.org.apache.hadoop.fs.FileUtil,
+        f"{STAGE}/table={place.removesuffix('.parquet')}.txt",
+    )
+    files.write(f"{STAGE}/{LOG}", [json.dumps({"move": [path], "remove": [], "manifest": target.manifest()})])
+    files._system.mkdirs(files._path(path).getParent())
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    util.copy(files._system, files._path(place), files._system, files._path(path), False, configuration)
+    target.begin()
+    assert files.found("exchanges") == [place] and not files.found(STAGE)
 
 
 @pytest.mark.parametrize(
