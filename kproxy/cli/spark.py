@@ -351,11 +351,11 @@ def follow(
 ) -> None:
     """Add each capture that appears in a folder to tables, once, until interrupted.
 
-    A file is read when it is complete, whatever its name and age; of a folder in a storage only *.pcap, *.pcapng and
-    *.cap, also compressed, and of a pattern such as 's3://captures/kafka/*' what it matches. What was read is noted in
-    a checkpoint, so that a run that is killed goes on where it was. With --rotated the files of one look are one
-    capture: exchanges that cross from one file into the next are whole, but for those between two looks, of which the
-    tables say that they are cut.
+    A file is read when it is complete, whatever its name and age, unless it is still called .part or .tmp; of a folder
+    in a storage only *.pcap, *.pcapng and *.cap, also compressed, and of a pattern such as 's3://captures/kafka/*' what
+    it matches. What was read is noted in a checkpoint, so that a run that is killed goes on where it was. With
+    --rotated the files of one look are one capture: exchanges that cross from one file into the next are whole, but for
+    those between two looks, of which the tables say that they are cut.
 
     \b
     Of tcpdump that begins a file each minute, and of a bucket:

@@ -21,7 +21,8 @@ id of a connection and the number of an exchange depend on all that came before,
 each other; nor has its planning a session, whose tasks could read first. `reading` shares large captures out.
 
 As a stream the source follows a folder into which captures rotate, and reads each file once, when it is complete, by
-whatever name (of a folder in a storage: *.pcap, *.pcapng and *.cap) and time of change it arrives. A stream's offset
+whatever name (of a folder in a storage: *.pcap, *.pcapng and *.cap) and time of change it arrives; but not one that is
+called .part or .tmp, nor one that was read before it was compressed. A stream's offset
 names the files that the folder holds and that were read:
 move them elsewhere, or delete them, before they are too many. The files of a micro-batch are one capture, and an
 exchange is a row once; but one whose answer lies in a file of the next batch is cut, and that is said: it is
@@ -34,6 +35,7 @@ Refuses to know sessions of Spark: everything here runs in workers.
 
 import json
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -90,6 +92,9 @@ _RECORDS = pa.schema(
     [field.with_type(_ANY) if field.type == schema.HEADERS else field for field in schema.RECORDS.schema]
 )
 RECORDS = replace(schema.RECORDS, schema=_RECORDS)
+# How names end of files that somebody still writes, and renames when they are complete; _COPYING_: `hdfs dfs -put`.
+_UNDER_WAY = re.compile(r"\.(?:part|partial|filepart|crdownload|tmp|temp|_COPYING_)$", re.IGNORECASE)
+_COMPRESSED = re.compile(r"\.(?:gz|zst|lz4)$", re.IGNORECASE)
 LARGE_BYTES = 4 * SPLIT_BYTES  # of a capture: that one task reads it is said
 log = logging.getLogger("kproxy.spark")
 
@@ -172,7 +177,7 @@ class _Settings:
         self.until = _time(options.get("to"))
 
     def files(self) -> list[str]:
-        """The files that the paths stand for: folders' and patterns' without those that are hidden."""
+        """The files that the paths stand for: folders' and patterns' without those that are hidden, or under way."""
         found: list[str] = []
         for place in self.places:
             if is_remote(place):
@@ -180,7 +185,14 @@ class _Settings:
                 continue
             place = local_path(place)
             paths = sorted(map(str, Path(place).iterdir())) if Path(place).is_dir() else sorted(glob(place)) or [place]  # noqa: PTH207
-            found += [path for path in paths if Path(path).name[:1] not in "._" and not Path(path).is_dir()]
+            is_named = paths == [place]
+            found += [
+                path
+                for path in paths
+                if Path(path).name[:1] not in "._"
+                and not Path(path).is_dir()
+                and (is_named or not _UNDER_WAY.search(path))
+            ]
         return found
 
     def jobs(self, files: Sequence[str], rotated: bool) -> list[Job]:
@@ -296,7 +308,13 @@ class FolderReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         settings = self._settings
         read = _files_of(start)
-        files = sorted(path for path in _files_of(end) if path not in read)
+        every = read.keys() | _files_of(end).keys()
+        # of one that is compressed when it is complete, as by `tcpdump -z gzip`, that is no other capture
+        files = sorted(
+            path
+            for path in _files_of(end)
+            if path not in read and (_COMPRESSED.sub("", path) == path or _COMPRESSED.sub("", path) not in every)
+        )
         if settings.table == FILES:
             return [_files_part(settings, {path: _files_of(end)[path] for path in files})]
         jobs = settings.jobs(files, True)

@@ -209,6 +209,31 @@ class NameNode(BaseHTTPRequestHandler):
         """It would write what is asked for into what the test looks at."""
 
 
+def test_a_file_that_is_renamed_or_compressed_is_read_once(tmp_path):
+    """As browsers and `hdfs dfs -put` name what is under way, and as `tcpdump -z gzip` ends each of its files."""
+    reader = FolderReader(_Settings({"path": str(tmp_path), "quietSeconds": "0"}))
+    (tmp_path / "a.pcap").write_bytes(b"whole")
+    for name in ("b.pcap.part", "c.pcap._COPYING_", "d.pcap.TMP"):
+        (tmp_path / name).write_bytes(b"half")
+    looks = [reader.initialOffset()]
+
+    def taken():
+        looks.append(reader.latestOffset(looks[-1]))
+        return [Path(path).name for part in reader.partitions(*looks[-2:]) for path in part.job.paths]
+
+    assert taken() == ["a.pcap"]
+    (tmp_path / "a.pcap.gz").write_bytes(b"under way, or kept")
+    (tmp_path / "b.pcap.part").rename(tmp_path / "b.pcap")
+    assert taken() == ["b.pcap"]
+    (tmp_path / "a.pcap").unlink()
+    (tmp_path / "b.pcap").rename(tmp_path / "b.pcap.zst")
+    (tmp_path / "new.pcap.gz").write_bytes(b"of nothing that was read")
+    assert taken() == ["new.pcap.gz"]
+    assert taken() == []
+    named = _Settings({"path": str(tmp_path / "d.pcap.TMP")})
+    assert named.files() == [str(tmp_path / "d.pcap.TMP")]
+
+
 def test_files_of_a_folder_that_does_not_answer_are_not_read_again(tmp_path, monkeypatch, caplog):
     server = ThreadingHTTPServer(("127.0.0.1", 0), NameNode)
     Thread(target=server.serve_forever, daemon=True).start()
