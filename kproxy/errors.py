@@ -7,6 +7,7 @@ KproxyError                     everything that kproxy raises on purpose
 │   └── Unsupported             an API, a version or a codec that this kproxy does not know
 ├── ConfigError                 settings: every fault at once, each with its path
 ├── CaptureError                a capture file: which file, at which offset
+│   └── StorageError            where it lies failed: it may be read later
 ├── RefusedClient               a client that gets no relay: what it sent, or who it is
 └── UpstreamError               a broker that cannot be reached or answers nonsense
 
@@ -73,7 +74,11 @@ class CaptureError(KproxyError):
         super().__init__(f"{name}: {text}" if offset is None else f"{name}: at byte {offset}: {text}")
 
     def __reduce__(self) -> tuple[type["CaptureError"], tuple[str, str, int | None]]:
-        return CaptureError, (self.name, self.text, self.offset)  # it travels between processes
+        return type(self), (self.name, self.text, self.offset)  # it travels between processes
+
+
+class StorageError(CaptureError):
+    """The storage in which a capture lies did not give it, for no reason that is the capture's: later it may."""
 
 
 class UpstreamError(KproxyError):

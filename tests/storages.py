@@ -32,6 +32,17 @@ class Bucket:
         self.client.put_object(Bucket="captures", Key=key, Body=data)
         return f"s3://captures/{key}"
 
+    def goes(self):
+        """Nobody answers at its address, until it comes again with all that it held."""
+        self.server.stop()
+
+    def comes(self):
+        from moto.server import ThreadedMotoServer
+
+        host, port = self.url.removeprefix("http://").split(":")
+        self.server = ThreadedMotoServer(host, int(port), verbose=False)
+        self.server.start()
+
     @property
     def storage(self):
         return Storage(options_of([f"endpoint_url={self.url}", "key=kproxy", "secret=secret"]))

@@ -5,7 +5,8 @@ a file is, its first bytes, and its bytes in order. Files of this machine are op
 ranges of RANGE_BYTES are read, from front to end, so that a capture is read once and a request is worth its price.
 
 Memory: two ranges of each open file. Work: a request for each RANGE_BYTES. What a storage refuses or loses on the way
-is a CaptureError: it is never taken for the capture's end. Refuses to know what the bytes mean.
+is a CaptureError, a StorageError where it may pass: it is never taken for the capture's end. Refuses to know what the
+bytes mean.
 """
 
 import io
@@ -23,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
-from kproxy.errors import CaptureError, KproxyError, install_command
+from kproxy.errors import CaptureError, KproxyError, StorageError, install_command
 
 STDIN = "-"
 RANGE_BYTES = 8 << 20
@@ -286,7 +287,7 @@ class Remote(io.RawIOBase):
             return b""
         data = self._storage.read(self.name, position, stop)
         if len(data) < stop - position:
-            raise CaptureError(
+            raise StorageError(
                 shown(self.name), "the storage gave fewer bytes than the file has: did it change?", position
             )
         self._ranges = [*self._ranges[-1:], (position, data)]
@@ -306,7 +307,7 @@ def _told(path: str) -> Iterator[None]:
     except PermissionError as fault:
         raise CaptureError(shown(path), f"cannot be opened: the storage refuses: {_first_line(fault)}") from fault
     except Exception as fault:  # each package has errors of its own
-        raise CaptureError(
+        raise StorageError(
             shown(path), f"the storage cannot be read: {type(fault).__name__}: {_first_line(fault)}"
         ) from fault
 

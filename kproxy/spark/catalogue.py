@@ -76,8 +76,8 @@ class Catalogue:
         for number, source, paths, size in self._db.execute("SELECT number, source, paths, size FROM captures"):
             yield number, replace(self.like, source=source, paths=tuple(json.loads(paths))), size
 
-    def note(self, seen: Iterable[tuple[int, int, int, str]]) -> None:
-        """What was seen of captures: number, bytes, those of the largest file, and a fingerprint."""
+    def note(self, seen: Iterable[tuple[int, int, int, str | None]]) -> None:
+        """What was seen of captures: number, bytes, those of the largest file, and a fingerprint or None."""
         change = "UPDATE captures SET size = ?2, largest = ?3, content = ?4 WHERE number = ?1"
         self._db.executemany(change, seen)
 
@@ -94,7 +94,10 @@ class Catalogue:
         told = (json.loads(line) for line in lines)
         rows = ((each["source"], json.dumps(each["files"]), each["content"]) for each in told)
         self._db.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?)", rows)
-        both = "SELECT source, paths, files, captures.content, known.content FROM captures JOIN known USING (source)"
+        both = (
+            "SELECT source, paths, files, captures.content, known.content FROM captures JOIN known USING (source) "
+            "WHERE captures.content IS NOT NULL"
+        )
         refused = []
         for source, text, files, ours, theirs in self._db.execute(both):
             paths = json.loads(text)
@@ -104,7 +107,7 @@ class Catalogue:
                     "rename the capture, or name another folder"
                 )
                 refused.append(CaptureError(paths[0], fault))
-        self._db.execute("DELETE FROM captures WHERE source IN (SELECT source FROM known)")
+        self._db.execute("DELETE FROM captures WHERE content IS NOT NULL AND source IN (SELECT source FROM known)")
         return refused
 
     def lines(self, failed: Collection[int]) -> Iterator[str]:

@@ -44,8 +44,7 @@ def whole(unit: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
                 for _ in rows.read(job, quality):
                     pass
             except CaptureError as fault:
-                said = str(fault).removeprefix(f"{fault.name}: ")
-                yield pieces.words(number, pieces.FAILED, (fault.name, said))
+                yield pieces.failed(number, fault)
                 mine.remove()
                 continue
             for table, parts in mine.tables():

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kproxy.convert.joining import Mend, mended
+from kproxy.errors import CaptureError, StorageError
 from kproxy.tables import arrays, writer
 from kproxy.tables.schema import Table
 
@@ -125,6 +126,18 @@ def frame(spark: "SparkSession", rows: Sequence[Sequence[Any]], columns: str) ->
 def words(capture: int, kind: str, said: Any) -> pa.RecordBatch:
     """A piece that is JSON."""
     return _piece(capture, kind, NO_HOUR, 0, json.dumps(said).encode())
+
+
+def failed(capture: int, fault: CaptureError) -> pa.RecordBatch:
+    """A piece that says why a capture cannot be read."""
+    said = str(fault).removeprefix(f"{fault.name}: ")
+    return words(capture, FAILED, (fault.name, said, isinstance(fault, StorageError)))
+
+
+def fault_of(data: bytes) -> CaptureError:
+    """What `failed` said."""
+    name, said, may_pass = json.loads(data)
+    return (StorageError if may_pass else CaptureError)(name, said)
 
 
 def rows(table: Table, parts: Iterable[pa.Table], kind: str | None = None) -> Iterator[pa.RecordBatch]:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -46,6 +47,7 @@ from kproxy.convert.stints import Part
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark import decode, knowledge, pieces, places, results, store
 from kproxy.spark.catalogue import Catalogue
+from kproxy.spark.looking import NEAR, look
 from kproxy.spark.pieces import PIECES, each
 from kproxy.spark.places import PACKET_SCHEMA, packets
 from kproxy.spark.store import PARQUET
@@ -63,9 +65,7 @@ PARTS = 32  # of a capture, at most; but more of one that is larger than so many
 MOST_PART_BYTES = 512 << 20
 UNIT_BYTES = 32 << 20  # of captures that one task reads whole
 UNIT_CAPTURES = 1000  # likewise
-NEAR = 32  # files that the driver looks at itself
 SURVEYS = 16  # of parts, by one task: each takes some milliseconds
-LEAD_BYTES = 64 << 10  # that a capture is known again by, at its beginning and at its end
 _DEFAULT = Settings()
 log = logging.getLogger("kproxy.spark")
 
@@ -111,7 +111,7 @@ def ingest(
     try:
         target.begin()
         known = target.refuse(append=append, overwrite=settings.overwrite)  # with what an earlier run had left to do
-        look(spark, catalogue)
+        unseen = look(spark, catalogue)
         if append:
             if known and (there := known.get("format", PARQUET)) != form:
                 raise KproxyError(f"{out} holds tables of the format {there}: say --format, or name another folder")
@@ -126,7 +126,7 @@ def ingest(
             if not catalogue:
                 return summary
         with store.settings(spark):
-            run = Run(spark, catalogue, split_bytes, tasks)
+            run = Run(spark, catalogue, split_bytes, tasks, unseen)
             try:
                 says(f"reading {_counted(catalogue)}")
                 run.decode()
@@ -217,45 +217,6 @@ def _check_format(spark: "SparkSession", folder: str, form: str) -> None:
             ) from None
 
 
-# --- what the captures are -------------------------------------------------------------------------------------------
-
-
-def look(spark: "SparkSession", catalogue: Catalogue) -> None:
-    """Note of each capture its bytes, a fingerprint, and the bytes of its largest file.
-
-    What cannot be read has 0 bytes, and whoever reads it says why.
-    """
-    if len(catalogue) <= NEAR and sum(len(job.paths) for _, job, _ in catalogue.every()) <= NEAR:
-        catalogue.note([_seen(number, job) for number, job, _ in catalogue.every()])
-        return
-    captures = catalogue.every()
-    together = iter(lambda: [(number, job) for number, job, _ in islice(captures, NEAR)], [])
-
-    def run(some: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
-        seen = [_seen(number, job) for number, job in some]
-        yield pieces.words(some[0][0], pieces.REPORT, seen)
-
-    for row in each(spark, together, run, PIECES).select("data").collect():
-        catalogue.note(json.loads(row["data"]))
-
-
-def _seen(number: int, job: Job) -> tuple[int, int, int, str]:
-    from hashlib import blake2b
-
-    size, print_ = 0, blake2b(digest_size=16)
-    largest = 0
-    for path in job.paths:
-        try:
-            of_file = job.storage.size(path)
-            print_.update(job.storage.read(path, 0, LEAD_BYTES))
-            print_.update(job.storage.read(path, max(0, of_file - LEAD_BYTES), of_file))
-        except (OSError, CaptureError):
-            continue
-        size += of_file
-        largest = max(largest, of_file)
-    return number, size, largest, f"{size}:{print_.hexdigest()}"
-
-
 def _manifest(run: "Run", summary: Summary, known: dict[str, Any], form: str) -> dict[str, Any]:
     """What the tables say of themselves: no clock, host or absolute path. Of their captures: `Catalogue.lines`."""
     job = run.catalogue.like
@@ -278,10 +239,17 @@ def _manifest(run: "Run", summary: Summary, known: dict[str, Any], form: str) ->
 class Run:
     """One ingest: what it has decoded so far."""
 
-    def __init__(self, spark: "SparkSession", catalogue: Catalogue, split_bytes: int, tasks: int) -> None:
+    def __init__(
+        self,
+        spark: "SparkSession",
+        catalogue: Catalogue,
+        split_bytes: int,
+        tasks: int,
+        failed: Mapping[int, CaptureError] = MappingProxyType({}),
+    ) -> None:
         self.spark = spark
         self.catalogue = catalogue
-        self.failed: dict[int, CaptureError] = {}
+        self.failed = dict(failed)
         self._split_bytes = split_bytes
         self._tasks = tasks
         self._kept: list[DataFrame] = []  # in Spark's store
@@ -328,7 +296,7 @@ class Run:
         self._pieces = together = together.coalesce(max(1, sum(self._sizes.values()) // MERGED_BYTES))
         if (pieces.FAILED, pieces.NO_HOUR) in self._sizes:
             for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
-                self.failed[row["capture"]] = CaptureError(*json.loads(row["data"]))
+                self.failed[row["capture"]] = pieces.fault_of(row["data"])
         if like.is_known:
             insight = self._keep(knowledge.pieces_of(together, like.cluster, self._mends))
             self._count(insight)
@@ -535,7 +503,7 @@ class Run:
                     seen = survey(piece)
                     yield pieces.words(index, pieces.REPORT, {**vars(seen), "opening": seen.opening.hex()})
                 except CaptureError as fault:
-                    yield pieces.words(index, pieces.FAILED, (fault.name, str(fault).removeprefix(f"{fault.name}: ")))
+                    yield pieces.failed(index, fault)
 
         surveys: dict[tuple[int, int], list[tuple[Range, Survey]]] = {}
         secret = set()
@@ -544,10 +512,10 @@ class Run:
         rows = each(self.spark, together, run, PIECES).select("capture", "kind", "data").collect()
         for row in sorted(rows, key=lambda row: row["capture"]):
             number, file, piece = cut[row["capture"]]
-            found = json.loads(row["data"])
             if row["kind"] == pieces.FAILED:
-                self.failed.setdefault(number, CaptureError(*found))
+                self.failed.setdefault(number, pieces.fault_of(row["data"]))
                 continue
+            found = json.loads(row["data"])
             found["opening"] = bytes.fromhex(found["opening"])
             seen = Survey(**found)
             surveys.setdefault((number, file), []).append((piece, seen))

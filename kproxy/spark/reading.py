@@ -15,6 +15,7 @@ from kproxy.capture.splits import SPLIT_BYTES
 from kproxy.convert.job import Settings
 from kproxy.errors import CaptureError
 from kproxy.spark import pipeline, store
+from kproxy.spark.looking import look
 from kproxy.tables import schema
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def read(
     """The tables of captures, read now, once. Parameters and errors are those of `pipeline.ingest`."""
     paths = [captures] if isinstance(captures, str | Path) else captures
     catalogue = pipeline.catalogue_of(paths, settings)
-    pipeline.look(spark, catalogue)
+    unseen = look(spark, catalogue)
     with store.settings(spark):
-        run = pipeline.Run(spark, catalogue, split_bytes, tasks)
+        run = pipeline.Run(spark, catalogue, split_bytes, tasks, unseen)
         try:
             run.decode()
             return Reading(spark, run)

@@ -57,6 +57,9 @@ def test_what_tables_hold_is_left_out_and_another_of_its_name_is_refused(tmp_pat
     assert [(number, job.source, size) for number, job, size in second.every()] == [(2, "2.pcap", 12)]
     assert second.large(4, 100) == second.large(5, 11) == [2] and second.large(5, 12) == []
     third = Catalogue([tmp_path], Settings())
+    unseen = Catalogue([tmp_path], Settings())
+    unseen.note((number, 0, 0, None) for number, *_ in unseen.every())  # a storage failed: who reads them says so
+    assert unseen.leave_known(lines, "tables") == [] and len(unseen) == len(third)
     third.note((number, size + 1, 5, f"{number}:other") for number, size, *_ in seen(third))
     refused = third.leave_known(lines, "tables")
     assert ["another capture that is called" in str(fault) for fault in refused] == [True] * 3

@@ -1,19 +1,23 @@
 """A folder into which captures rotate: each is in the tables once, whatever happens to the process."""
 
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from kproxy.capture import splits
+from kproxy.capture.storage import Storage
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
+from kproxy.spark import follow as follower
 from kproxy.spark import pipeline
 from kproxy.spark.follow import follow
 from kproxy.tables import schema
 from tests.captures import capture
 from tests.spark.test_pipeline import known, rows, same
+from tests.storages import Bucket
 
 
 def cut(path, folder, places):
@@ -73,3 +77,66 @@ def test_each_capture_once_from_a_checkpoint(spark, tmp_path):
     assert set(told[-1].quality) == {"last.pcap"}
     with pytest.raises(KproxyError, match="follow adds"):
         follow(spark, str(folder), str(out), Settings(overwrite=True), told.append)
+
+
+@pytest.mark.parametrize("rotated", (False, True))
+@pytest.mark.parametrize("last", ("why_unread", "look", "decode.whole"))
+def test_a_storage_that_fails_for_a_while_loses_no_capture(spark, tmp_path, monkeypatch, rotated, last):
+    """last: before what it goes; it comes again before the second look, or only for whoever starts again."""
+    out, told = tmp_path / "tables", []
+    names = ["k41_midstream", "k41_quota"]
+    bucket = Bucket(monkeypatch)
+    for name in names:
+        bucket.put(f"in/{name}.pcap", capture(name).read_bytes())
+    options = [*bucket.storage.options, ("config_kwargs.retries.max_attempts", "0")]
+    settings = Settings(rotated=rotated, storage=Storage(tuple(options)))
+    monkeypatch.setattr(follower, "AGAIN_S", (0.01,))
+    lasting = [last == "look"]  # how often it goes once more
+
+    def run():
+        query = follow(spark, "s3://captures/in", str(out), settings, told.append, interval_s=0.1, quiet_s=0)
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    module = pipeline.decode if last == "decode.whole" else pipeline
+    name = last.rpartition(".")[2]
+    real = getattr(module, name)
+    if last == "decode.whole":  # in a worker, where the server cannot be stopped: it is told of another address
+        wrong = replace(settings.storage, options=(("endpoint_url", "http://127.0.0.1:9"), *options[1:]))
+        tries = tmp_path / "tries"
+        tries.mkdir()
+
+        def going(unit):
+            (tries / str(len(list(tries.iterdir())))).touch()
+            first = len(list(tries.iterdir())) == 1
+            yield from real([(number, replace(job, storage=wrong) if first else job) for number, job in unit])
+    else:
+
+        def going(*given):
+            bucket.goes()
+            try:
+                return real(*given)
+            finally:
+                bucket.comes()
+                if lasting.pop():
+                    lasting.append(False)
+                else:
+                    monkeypatch.setattr(module, name, real)
+
+    monkeypatch.setattr(module, name, going)
+    if last == "look":  # it lasts
+        with pytest.raises(Exception, match="no table has it yet: start again when the storage is well"):
+            run()
+        assert not list(out.glob("exchanges"))
+    run()
+    bucket.goes()
+    convert([capture(name) for name in names], tmp_path / "converted", Settings(rotated=rotated), processes=1)
+    for table in (schema.EXCHANGES, schema.CONNECTIONS, schema.PARTITIONS):
+        assert (
+            rows(out, table)
+            .drop_columns("connection")
+            .equals(rows(tmp_path / "converted", table).drop_columns("connection"))
+        )
+    assert not [fault for summary in told for fault in summary.failed]
