@@ -1,13 +1,15 @@
 """`python -m bench.spark`: what `kproxy spark ingest` costs per exchange, from captures of 1 GB to 10 GB, and per core.
 
 A session of Spark has a price of its own, which a capture of next to nothing shows; above it an exchange must cost the
-same however large the capture is. Beside it `kproxy convert` reads the same captures. CPU time and memory are those of
-all processes, as long as they live: the driver, its JVM, and Python's workers, of which Spark keeps no account. What is
-shuffled comes from Spark's event log, what is read from the kernel's counts of the workers (not what they map).
+same however large the capture is. It starts as on a machine that is prepared for it (`kproxy spark prepare`). Beside it
+`kproxy convert` reads the same captures. CPU time and memory are those of all processes, as long as they live: the
+driver, its JVM, and Python's workers, of which Spark keeps no account. What is shuffled comes from Spark's event log,
+what is read from the kernel's counts of the workers (not what they map).
 `--captures 100,10000` measures the driver's memory instead, on folders of as many small captures.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -107,6 +109,12 @@ class _Processes:
             return self.root.children(recursive=True)
         except psutil.Error:
             return []
+
+
+def prepare(folder: str) -> None:
+    """Have what starts from here find Spark's classes in a folder."""
+    os.environ["XDG_CACHE_HOME"] = folder
+    subprocess.run([*_KPROXY, "spark", "prepare"], check=True, stdout=subprocess.DEVNULL)
 
 
 def ingest(path: Path, exchanges: int, master: str, out: Path) -> Cost:
@@ -242,6 +250,7 @@ def main(gb: str, masters: str, connections: int, captures: str | None, place: s
         raise click.BadParameter("numbers are needed, like 1,3,10", param_hint="--gb, --captures") from fault
     costs = []
     with TemporaryDirectory(prefix="kproxy-bench-", dir=place) as folder:
+        prepare(folder)
         for cost in (
             many(counts, masters.split()[-1], Path(folder))
             if counts

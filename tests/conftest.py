@@ -8,6 +8,7 @@ process that a test starts. A test about any of these sets it.
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ for name in [*os.environ]:
     if name.startswith("KPROXY_") or name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES"):
         del os.environ[name]
 os.environ["TERM"] = "xterm-256color"
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parent.parent / ".cache")  # with Spark's classes: ./dev keeps them
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     with suppress(ValueError):  # not the main thread: then the process that started this one has done it
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kproxy.convert.job import Settings
 
 # The driver of `ingest` plans, and on one machine moves few and large rows: to optimize that costs more than it saves.
-_PLANNING = (
+PLANNING = (
     "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.adaptive.enabled=false",
     "spark.sql.codegen.wholeStage=false",
@@ -49,13 +49,13 @@ _SPARK = (
 )
 
 
-def _require_pyspark() -> None:
+def require_pyspark() -> None:
     """Raise ModuleNotFoundError without pyspark, before another package of its extra is missed."""
     if find_spec("pyspark") is None:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 
 
-def _session(master: str | None, config: tuple[str, ...], *, with_source: bool = False) -> "SparkSession":
+def started(master: str | None, config: tuple[str, ...], *, with_source: bool = False) -> "SparkSession":
     """The session that runs, or a new one whose log does not reach the terminal."""
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
@@ -116,7 +116,7 @@ def _is_of_this_machine(master: str | None) -> bool:
 
 def answer(asked: Asked, master: str | None, config: tuple[str, ...]) -> None:
     """Answer a question on Spark and show it."""
-    _require_pyspark()
+    require_pyspark()
 
     from kproxy.analysis.question import Question
 
@@ -132,7 +132,7 @@ def answer(asked: Asked, master: str | None, config: tuple[str, ...]) -> None:
     from kproxy.views import answers, progress
 
     with progress.waiting(_STARTING, asked.quiet):
-        session = _session(master, config)
+        session = started(master, config)
     with _said_plainly():
         tables = {table: spark.table(session, folder, table) for table in asked.job.tables}
         other = None if asked.other is None else spark.table(session, asked.other, asked.job.tables[0])
@@ -141,7 +141,7 @@ def answer(asked: Asked, master: str | None, config: tuple[str, ...]) -> None:
 
 def overview(places: tuple[str, ...], master: str | None, config: tuple[str, ...], **given: Any) -> None:
     """Show what is in tables, by Spark."""
-    _require_pyspark()
+    require_pyspark()
 
     from kproxy.analysis.question import times
     from kproxy.analysis.sections import TABLES
@@ -154,14 +154,14 @@ def overview(places: tuple[str, ...], master: str | None, config: tuple[str, ...
     from kproxy.views import progress
 
     with progress.waiting(_STARTING, given["quiet"]):
-        session = _session(master, config)
+        session = started(master, config)
     with _said_plainly():
         show_overview("spark", places, {name: spark.table(session, folder, name) for name in TABLES}, **given)
 
 
 def findings(places: tuple[str, ...], master: str | None, config: tuple[str, ...], **given: Any) -> None:
     """Show what stands out, by Spark."""
-    _require_pyspark()
+    require_pyspark()
 
     from kproxy.analysis.findings import TABLES
 
@@ -172,7 +172,7 @@ def findings(places: tuple[str, ...], master: str | None, config: tuple[str, ...
     from kproxy.views import progress
 
     with progress.waiting(_STARTING, given["quiet"]):
-        session = _session(master, config)
+        session = started(master, config)
     with _said_plainly():
         tables = {name: spark.table(session, folder, name) for name in TABLES}
         with suppress(KproxyError):  # records are there only where they were asked for
@@ -295,7 +295,7 @@ def ingest(
       kproxy spark ingest 's3://captures/*.pcap.gz' --out s3a://tables/day --master spark://host:7077
       kproxy spark ingest captures --out tables --append
     """
-    _require_pyspark()
+    require_pyspark()
 
     from kproxy.convert.job import Summary
     from kproxy.spark import pipeline
@@ -307,7 +307,7 @@ def ingest(
     if _is_of_this_machine(master) and (faults := pipeline.unreadable(catalogue)):
         sys.exit(1 if summary_view.show(Summary(Path(out), failed=faults)) else 0)
     with progress.waiting(_STARTING) as says:
-        session = _session(master, (*_PLANNING, *config))
+        session = started(master, (*PLANNING, *config))
         with _said_plainly(), _a_task_failed():
             summary = pipeline.ingest(
                 session, catalogue, out, settings, append=append, form=form, tasks=tasks, progress=says
@@ -363,7 +363,7 @@ def follow(
       kproxy spark follow captures --out tables --rotated
       kproxy spark follow s3://captures/kafka --out s3a://tables/kafka
     """
-    _require_pyspark()
+    require_pyspark()
 
     from kproxy.spark import follow as following
     from kproxy.views import progress
@@ -375,7 +375,7 @@ def follow(
     from pyspark.errors import StreamingQueryException
 
     with progress.waiting(_STARTING):
-        session = _session(master, (*_PLANNING, *config), with_source=True)
+        session = started(master, (*PLANNING, *config), with_source=True)
     query = following.follow(
         session,
         folder,

@@ -9,14 +9,17 @@ class _SparkCommands(Suggesting):
     """Commands that are made when they are asked for, since their options and help are those of the jobs."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        from kproxy.cli.spark import COMMANDS
-
-        return list(COMMANDS)
+        return list(_commands())
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        from kproxy.cli.spark import COMMANDS
+        return _commands().get(name)
 
-        return COMMANDS.get(name)
+
+def _commands() -> dict[str, click.Command]:
+    from kproxy.cli.prepare import prepare
+    from kproxy.cli.spark import COMMANDS
+
+    return {**COMMANDS, "prepare": prepare}
 
 
 @click.group(cls=_SparkCommands)

@@ -58,6 +58,8 @@ def session(
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    from kproxy.spark.classes import used
+
     running = SparkSession.getActiveSession()
     builder = SparkSession.builder.appName("kproxy")
     remote = is_remote(master)
@@ -70,6 +72,8 @@ def session(
             _check_user()
         if not remote and master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
             master = "local[*]"
+        if not remote and "PYSPARK_GATEWAY_PORT" not in os.environ:  # the JVM is ours
+            config = used(config)
         if not remote and master is not None:
             builder = builder.master(master)
             if master.startswith("local"):

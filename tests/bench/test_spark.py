@@ -25,6 +25,12 @@ def test_cpu_time_is_that_of_all_processes():
     assert len(used.cpu_s) == 2 and sum(used.cpu_s.values()) >= 0.4 and used.worker_bytes > 1_000_000
 
 
+@pytest.fixture(autouse=True)
+def unprepared(monkeypatch):
+    """What Spark keeps has a test of its own: tests/spark/test_classes.py."""
+    monkeypatch.setattr(spark, "prepare", lambda folder: None)
+
+
 @pytest.mark.parametrize(
     ("wrong", "fault"),
     [
