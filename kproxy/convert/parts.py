@@ -125,9 +125,9 @@ def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told
         odd=found.odd,
     )
     start = 0
-    with path.open("wb") as sink:
+    with writer.writing(work), path.open("wb") as sink:
         for group in grouped(found.packets, found.carried):
-            group.places.tofile(sink)
+            sink.write(group.places.data)  # tofile() says nothing of a full disk
             sizes = np.add.reduceat(group.places["captured"], group.edges[:-1], dtype=np.int64).tolist()
             edges = group.edges.tolist()
             for owner, begin, end, size in zip(group.owners.tolist(), edges, edges[1:], sizes, strict=False):

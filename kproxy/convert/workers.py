@@ -58,7 +58,12 @@ class Workers:
         """Have a function called with the arguments and a `Seen`."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(self.most, self._context, _begin, (self._stop, self._read))
-        future = self._pool.submit(_call, function, arguments)
+        # It starts processes, which Ctrl-C reaches too: until they ignore it, each would tell of it by a stack.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            future = self._pool.submit(_call, function, arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._waiting.add(future)
         return future
 

@@ -44,8 +44,7 @@ STEP_BYTES = 2 << 20
 PACKED = ".packed"  # the ending of runs that are Parquet
 _LAST = (1 << 63) - 1  # a key that is null
 FAN_IN = 32  # runs merged at a time; those that follow one another count as one
-
-
+MOST_TRIES = 1000  # to make a folder that others remove when they end
 MOST_BESIDE = 16  # kproxies that drain one after the other, and still record
 
 
@@ -72,7 +71,7 @@ class Dataset:
             raise KproxyError(f"{self.folder} holds tables by date and hour, as Spark writes them: name another folder")
         work = self.folder / f".unfinished-{name}"
         self._made = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
-        with _writing(self.folder):
+        with writing(self.folder):
             claim = _claimed(work)
             if claim is None:
                 raise InUseError(f"{self.folder}: another kproxy writes to it; wait, or name another folder")
@@ -95,7 +94,7 @@ class Dataset:
         """
         assert self._work is not None
         draft = self._work / MANIFEST
-        with _writing(self.folder):
+        with writing(self.folder):
             for place, file in sorted(files.items()):
                 target = self.folder / place
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +199,7 @@ class Sorter:
     def adopt_packed(self, data: bytes) -> None:
         """Take over rows that are in their order, a Parquet file: they are a run."""
         path = self._next_run(PACKED)
-        with _writing(path.parent):
+        with writing(path.parent):
             path.write_bytes(data)
         self.adopt([path])
 
@@ -222,7 +221,7 @@ class Sorter:
 
     def _write_run(self, tables: Iterator[pa.Table]) -> None:
         path = self._next_run(".run")
-        with _writing(path.parent), pa.ipc.new_file(str(path), self._table.schema) as sink:
+        with writing(path.parent), pa.ipc.new_file(str(path), self._table.schema) as sink:
             for rows in tables:
                 least = max(1, STEP_BYTES * rows.num_rows // max(1, rows.nbytes))
                 sink.write_table(rows, max_chunksize=min(STEP_ROWS, least))
@@ -272,7 +271,7 @@ def store(table: Table, parts: Iterable[pa.Table], path: Path | pa.NativeFile, *
     lasts: it is kept, and looked for rows in; one that is read once, soon and whole costs a third less.
     """
     count = 0
-    with _writing(path.parent) if isinstance(path, Path) else nullcontext(), _parquet(table, path, lasts) as sink:
+    with writing(path.parent) if isinstance(path, Path) else nullcontext(), _parquet(table, path, lasts) as sink:
         for group in _groups(table, parts):
             sink.write_table(group, row_group_size=ROW_GROUP)
             count += group.num_rows
@@ -497,14 +496,16 @@ def _claimed(work: Path) -> int | None:
 
     Whoever had it removes it before the lock ends: what was locked then may be a folder that is gone, or another one.
     """
+    tries = 0
     while True:
+        tries += 1
         try:
             work.mkdir(parents=True, exist_ok=True)
             claim = os.open(work, os.O_RDONLY)
         except (FileExistsError, FileNotFoundError):  # it was there, and is gone
-            for place in (work, *work.parents):
-                if _is_no_folder(place):
-                    raise KproxyError(f"{work.parent}: cannot be written to: {place} is no folder") from None
+            refuse_file(work.parent)
+            if tries >= MOST_TRIES:  # nobody removes it so often: none can be made, as in a folder that is deleted
+                raise
             continue
         is_ours = False
         try:
@@ -518,6 +519,13 @@ def _claimed(work: Path) -> int | None:
         finally:
             if not is_ours:
                 os.close(claim)
+
+
+def refuse_file(folder: Path) -> None:
+    """Raise KproxyError where a file stands in the place of a folder, or of one above it."""
+    for place in (folder, *folder.parents):
+        if _is_no_folder(place):
+            raise KproxyError(f"{folder}: cannot be written to: {place} is no folder") from None
 
 
 def _is_no_folder(place: Path) -> bool:
@@ -540,7 +548,7 @@ def _alone(work: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
     """Turn a fault of the disk, that it is full say, into a KproxyError that names the folder."""
     try:
         yield

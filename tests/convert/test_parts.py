@@ -20,6 +20,7 @@ from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.processes import convert
 from kproxy.convert.shares import FED
 from kproxy.convert.stints import Part, Torn
+from kproxy.errors import KproxyError
 from kproxy.protocol import codec
 from kproxy.tables import schema, writer
 from tests.capture.dialogues import frames, stretches
@@ -190,6 +191,16 @@ def test_busy_connections_are_handed_over_at_each_border(kind, tmp_path):
     size = path.stat().st_size
     read.check([size * number // 4 for number in range(1, 4)], 2)
     assert read.seen["borders"] == 3 and read.seen["handed"] == 3 * kind.connections and not read.seen["carried"]
+
+
+def test_a_full_disk_is_told_by_who_notes_packets(tmp_path):
+    path = capture("k41_BASE")
+    (job,) = captures_of([str(path)], Settings())
+    first = parts_of(path, [path.stat().st_size // 2], 4)[0]
+    (tmp_path / "places.0").symlink_to("/dev/full")
+    with pytest.raises(KproxyError) as raised:
+        parts.read_part(job, first, tmp_path, ".0", lambda size: None)
+    assert str(raised.value) == f"{tmp_path}: cannot be written to: No space left on device"
 
 
 def test_readers_read_each_byte_once_and_their_warm_ups_twice(tmp_path, monkeypatch):

@@ -227,6 +227,20 @@ def at_end(info, size):
         return False
 
 
+def test_an_interrupt_is_not_heard_by_processes_that_start():
+    """A terminal sends it to them too, and they would tell of it by a stack each."""
+    with Workers(1) as workers:
+        future = workers.submit(_after_all)
+        (started,) = workers._pool._processes
+        os.kill(started, signal.SIGINT)
+        assert workers.result("it", future) == "read"
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def _after_all(seen):
+    return "read"
+
+
 def test_a_capture_that_cannot_be_read_stops_no_other(tmp_path):
     bad = tmp_path / "notes.txt"
     bad.write_text("not packets at all")

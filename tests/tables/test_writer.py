@@ -328,6 +328,16 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path, processes)
     assert not list(tmp_path.iterdir())
 
 
+def test_where_no_folder_can_be_made_it_is_said(tmp_path, monkeypatch):
+    """As where the shell stands in a folder that is deleted: one that others remove is tried for again."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(KproxyError, match=r"^tables: cannot be written to: No such file or directory$"):
+        writer.Dataset("tables").begin("convert")
+
+
 def test_a_newer_dataset_is_neither_read_nor_written_to(tmp_path):
     (tmp_path / dataset.MANIFEST).write_text(json.dumps({"schema_version": schema.VERSION + 1, "kproxy": "9.9"}))
     for use in (dataset.check_version, lambda folder: writer.Dataset(folder).begin("convert")):
