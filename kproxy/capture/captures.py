@@ -126,12 +126,13 @@ def _what_is(head: bytes) -> str:
         b"\x34\xcd\xb2\xa1": "a pcap file in Kuznetzov's modified format",
         b"\xa1\xb2\xcd\x34": "a pcap file in Kuznetzov's modified format",
         b"snoo": "a snoop file",
-        b"PK\x03\x04": "a zip archive",
-        b"BZh9": "a bzip2 file",
-        b"\xfd7zX": "an xz file",
     }
+    packed = {b"PK\x03\x04": "a zip archive", b"\xfd7zX": "an xz file"}
+    packed |= {b"BZh%d" % level: "a bzip2 file" for level in range(1, 10)}
     if head in known:
-        return f"{known[head]}, not read yet: unpack it, or convert it with `editcap -F pcapng`"
+        return f"{known[head]}, not read yet: convert it with `editcap -F pcapng`"
+    if head in packed:
+        return f"{packed[head]}, not read: unpack it, or pack it with gzip, zstd or lz4"
     return f"no capture file (it begins with {head.hex(' ')}): pcap or pcapng is needed, plain, gzip, zstd or lz4"
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from errno import EACCES
 from functools import partial
 from glob import has_magic, iglob
 from itertools import islice
@@ -34,7 +35,8 @@ SILENCE_S = 60.0  # of a server of WebHDFS, before a request fails; as that of S
 MOST_FILES = 1_000_000  # that one folder or pattern may stand for
 _BESIDE = 10_000  # names that a mistyped one is compared with
 
-_CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4))?$", re.IGNORECASE)  # .pcap7: as tcpdump -C writes
+# .pcap7: as tcpdump -C writes; the last three are not read, and are said to be not, rather than passed over in silence.
+_CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4|bz2|xz|zip))?$", re.IGNORECASE)
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _HTTP = re.compile(r"^https?://", re.IGNORECASE)
 _WORDS = re.compile(r"key|secret|token|user|pass|account|name", re.IGNORECASE)  # options that are text, also of digits
@@ -336,21 +338,35 @@ def _local(path: str) -> Iterator[str]:
         none = _no_captures(path)
         folder = str(Path(path))
         before = "" if folder == "." else os.path.join(folder, "")  # noqa: PTH118 - a Path keeps each name for good
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if is_capture(entry.name) and entry.is_file():
-                    none = ""
-                    yield before + entry.name
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if is_capture(entry.name) and entry.is_file():
+                        none = ""
+                        yield before + entry.name
+        except OSError as fault:
+            raise CaptureError(path, f"cannot be opened: {fault.strerror}") from fault
     elif has_magic(path) and not os.path.lexists(path):  # as a shell hands it on where nothing matches, or in quotes
-        for file in iglob(path):  # noqa: PTH207 - links stay
+        for file in iglob(path, recursive=True):  # noqa: PTH207 - links stay; ** as in storages
             if not os.path.isdir(file):  # noqa: PTH112
                 none = ""
                 yield file
+        if none and (closed := _closed(path)):
+            none = f"{none}: the folder {closed} cannot be opened: {os.strerror(EACCES)}"
     else:
         yield path
         return
     if none:
         raise KproxyError(none)
+
+
+def _closed(pattern: str) -> str | None:
+    """A folder that a pattern leads through and we may not look into: of that glob() says nothing."""
+    for parent in reversed(Path(pattern).parents):
+        for folder in iglob(str(parent), recursive=True):  # noqa: PTH207
+            if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):  # noqa: PTH112
+                return folder
+    return None
 
 
 def _no_captures(path: str) -> str:

@@ -136,11 +136,16 @@ def main() -> None:
         click.echo(f"kproxy: this {missing}", err=True)
         sys.exit(2)
     except OSError as fault:  # the disk under the output is full, say
-        click.echo(f"kproxy: {fault}", err=True)
+        click.echo(f"kproxy: {_told(fault)}", err=True)
         with suppress(OSError):
             sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python flushes once more at its end, and reports it again
         sys.exit(1)
+
+
+def _told(fault: OSError) -> str:
+    """What the system says, and of which file."""
+    return f"{fault.filename}: {fault.strerror}" if fault.strerror and fault.filename is not None else str(fault)
 
 
 def _open_standard_files() -> None:

@@ -1,6 +1,8 @@
 """Files of one capture: which comes first, how far the reading is, and what is said of those that hold nothing."""
 
+import bz2
 import gzip
+import lzma
 import os
 
 import pytest
@@ -54,7 +56,10 @@ def test_how_far_it_is_counts_the_bytes_of_files_as_they_lie_there(tmp_path):
         (b"", "the file is empty"),
         (b"\x1f\x8b\x08\x00", "the file is empty (the compressed stream ends early)"),
         (capture_of(1)[:23], "a pcap file that ends inside its header: there is nothing to read"),
-        (b"BZh9" + bytes(99), "a bzip2 file, not read yet: unpack it, or convert it with `editcap -F pcapng`"),
+        (b"snoop\0\0\0", "a snoop file, not read yet: convert it with `editcap -F pcapng`"),
+        (bz2.compress(b"", 9), "a bzip2 file, not read: unpack it, or pack it with gzip, zstd or lz4"),
+        (bz2.compress(b"", 1), "a bzip2 file, not read: unpack it, or pack it with gzip, zstd or lz4"),
+        (lzma.compress(b""), "an xz file, not read: unpack it, or pack it with gzip, zstd or lz4"),
         (b"GET ", "no capture file (it begins with 47 45 54 20): pcap or pcapng is needed"),
     ],
 )

@@ -1,9 +1,12 @@
 """Captures in storages: a real S3 server (moto's, over HTTP), read by s3fs; and the same rows as from this machine."""
 
+import bz2
 import gzip
 import json
 import os
 import shutil
+import subprocess
+import sys
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -111,6 +114,45 @@ def test_folders_patterns_and_names(bucket, tmp_path):
     assert Storage().captures(str(tmp_path / "a[1].pcap")) == [str(tmp_path / "a[1].pcap")]  # that is its name
     assert Storage().captures(str(tmp_path / "?1.pcap")) == [str(tmp_path / "a1.pcap")]
     assert Storage().captures(tmp_path.as_uri()) == [str(tmp_path / "a1.pcap"), str(tmp_path / "a[1].pcap")]
+    shutil.copytree(tmp_path, tmp_path / "in" / "deeper")
+    deep = Storage().captures(str(tmp_path / "**" / "a1.pcap"))  # as in storages
+    assert deep == [str(tmp_path / "a1.pcap"), str(tmp_path / "in" / "deeper" / "a1.pcap")]
+
+
+def test_captures_that_are_packed_in_a_way_that_is_not_read_are_not_passed_over(tmp_path):
+    (tmp_path / "packed.pcap.bz2").write_bytes(bz2.compress(capture("k41_midstream").read_bytes()))
+    shutil.copy(capture("k41_midstream"), tmp_path)
+    done = CliRunner().invoke(cli, ["convert", str(tmp_path), "--out", str(tmp_path / "tables")])
+    assert done.exit_code == 1 and "packed.pcap.bz2: at byte 0: a bzip2 file, not read" in done.stderr
+    assert rows(tmp_path / "tables")["exchanges"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["convert", "closed", "--out", "tables"], 2, "closed: cannot be opened: Permission denied"),
+        (
+            ["convert", "closed/*.pcap", "--out", "tables"],
+            2,
+            "closed/*.pcap: no file matches this pattern: the folder closed cannot be opened: Permission denied",
+        ),
+        (
+            ["convert", "clos*/in/*.pcap", "--out", "tables"],
+            2,
+            "clos*/in/*.pcap: no file matches this pattern: the folder closed cannot be opened: Permission denied",
+        ),
+        (["convert", "open.pcap", "--out", "closed/tables"], 1, "closed/tables/exchanges: Permission denied"),
+        (["analyze", "overview", "closed"], 1, "closed/_kproxy.json: Permission denied"),
+    ],
+)
+def test_a_folder_that_is_not_ours_is_told_in_words(tmp_path, arguments, status, said):
+    """Root may look into all folders, but where it has given that up."""
+    (tmp_path / "closed").mkdir(mode=0)
+    shutil.copy(capture("k41_midstream"), tmp_path / "open.pcap")
+    powers = ("capsh", "--drop=cap_dac_override,cap_dac_read_search", "--", "-c", 'exec "$@"', "-")
+    command = [*powers, sys.executable, "-c", "from kproxy.cli import main; main()", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, f"kproxy: {said}\n")
 
 
 class Accounts(MemoryFileSystem):
