@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kproxy.errors import KproxyError
+
 if TYPE_CHECKING:
     from kproxy.convert.job import Settings
+    from kproxy.tables.records import Chosen
 
 _PORT = click.IntRange(1, 65535)
 
@@ -64,6 +67,7 @@ SHOWN: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--show-secrets", is_flag=True, help="Show SASL tokens, HMACs, SCRAM credentials and passwords."),
 )
+VALUES = "64"  # what is shown of a record, where nothing else is said
 NAMES = ("ports", "zookeeper_ports", "cluster", "rotated", "key_log", "storage_options")  # the parameters
 
 
@@ -96,3 +100,12 @@ def settings(how: Mapping[str, Any], **more: Any) -> "Settings":
     fields = {name: how[name] for name in NAMES}
     storage = Storage(options_of(fields.pop("storage_options")))
     return Settings(**fields, storage=storage, **more)
+
+
+def records(topics: str | None, values: str) -> "Chosen | None":
+    """What `--records` and `--record-values` choose; raises KproxyError for what means nothing."""
+    from kproxy.tables.records import chosen
+
+    if topics is None and values != VALUES:
+        raise KproxyError("--record-values says what is shown of the topics of --records: name them too")
+    return None if topics is None else chosen(topics, values)

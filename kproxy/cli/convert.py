@@ -34,7 +34,7 @@ NEXT = 3  # questions to go on with
 @click.option(
     "--record-values",
     metavar="N|hash|all",
-    default="64",
+    default=captures.VALUES,
     show_default=True,
     help="What `records` keeps of keys, values and headers: the first N bytes, a hash, or everything.",
 )
@@ -85,7 +85,6 @@ def convert(
 
     from kproxy.convert import machine
     from kproxy.convert import processes as conversion
-    from kproxy.tables.records import chosen
     from kproxy.views import progress
     from kproxy.views import summary as summary_view
 
@@ -94,7 +93,7 @@ def convert(
         how,
         detail=detail,
         checksums=checksums,
-        records=None if records is None else chosen(records, record_values),
+        records=captures.records(records, record_values),
         overwrite=overwrite,
     )
     with progress.bar(quiet) as advance:

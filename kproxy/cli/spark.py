@@ -64,20 +64,31 @@ def started(master: str | None, config: tuple[str, ...], *, with_source: bool = 
 
     for name in _LOGGERS:
         PySparkLogger.getLogger(name).disabled = True
+    if wrong := [setting for setting in config if not re.match("[^=]+=", setting)]:
+        raise KproxyError(f"--conf {wrong[0]}: KEY=VALUE is needed, like spark.driver.memory=4g")
     settings = dict(setting.partition("=")[::2] for setting in config)
     start = partial(spark.session, master, settings, with_source=with_source)
     if spark.is_remote(master):
         return start()
     is_ours = SparkSession.getActiveSession() is None and "PYSPARK_GATEWAY_PORT" not in os.environ
-    if is_ours and not (shutil.which("java") or Path(os.environ.get("JAVA_HOME", ""), "bin", "java").is_file()):
-        raise KproxyError(
-            "Spark needs Java 17 or newer, and there is none: install it (apt install openjdk-17-jre-headless), or set "
-            "JAVA_HOME to where it is"
-        )
+    if is_ours:
+        _require_java()
     if not is_ours or "spark.log.level" in settings:
         return start()
     with _log_kept():
         return start()
+
+
+def _require_java() -> None:
+    """Raise KproxyError where Spark's own script would find no Java: it looks where JAVA_HOME says, and there alone."""
+    home = os.environ.get("JAVA_HOME")
+    if home and not Path(home, "bin", "java").is_file():
+        raise KproxyError(f"JAVA_HOME is {home}, which has no bin/java: set it to where Java 17 or newer is")
+    if not home and not shutil.which("java"):
+        raise KproxyError(
+            "Spark needs Java 17 or newer, and there is none: install it (apt install openjdk-17-jre-headless), or set "
+            "JAVA_HOME to where it is"
+        )
 
 
 @contextmanager
@@ -101,7 +112,12 @@ def _why_not_started(said: str, log: str) -> str:
     """What the JVM's log says of a start that failed, in one line; else what pyspark says, and the log's last lines."""
     if "UnsupportedClassVersionError" in log:
         return "Spark needs Java 17 or newer, and this one is older: set JAVA_HOME to where a newer one is"
+    has_no_word = re.search(r'^Exception in thread "main" *$', log, re.MULTILINE)  # for which there was no room
+    if has_no_word or "OutOfMemoryError" in log:
+        return "Spark does not start: its memory is too small: give it more, as by --conf spark.driver.memory=1g"
     found = re.search(r"^(?:Exception in thread .*? [\w.$]+(?:Exception|Error)|Error): (.+)", log, re.MULTILINE)
+    if found and found[1].startswith("Could not create the Java Virtual Machine") and found.start():
+        return f"Spark does not start: {log[: found.start()].strip().splitlines()[-1]}"  # which says why
     return f"Spark does not start: {found[1]}" if found else "\n".join([said, *log.strip().splitlines()[-5:]])
 
 
@@ -231,7 +247,7 @@ _TABLES = (
     click.option(
         "--record-values",
         metavar="N|hash|all",
-        default="64",
+        default=captures.VALUES,
         show_default=True,
         help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
     ),
@@ -247,10 +263,7 @@ _TABLES = (
 
 
 def _settings(how: dict[str, Any], **more: Any) -> "Settings":
-    from kproxy.tables.records import chosen
-
-    records, values = how.pop("records"), how.pop("record_values")
-    return captures.settings(how, records=None if records is None else chosen(records, values), **more)
+    return captures.settings(how, records=captures.records(how.pop("records"), how.pop("record_values")), **more)
 
 
 @contextmanager

@@ -172,12 +172,19 @@ def _source(path: str) -> str:
 
 
 def output_folder(out: Path | str) -> Path:
-    """Where tables go; raises KproxyError for a URL, before a folder of that name is made."""
+    """Where tables go; raises KproxyError for a URL, before a folder of that name is made, and for no name."""
+    refuse_no_name(out)
     if "://" in str(out):
         raise KproxyError(
             f"--out {out}: tables are written to folders of this machine: name one, and copy it from there"
         )
     return Path(out)
+
+
+def refuse_no_name(out: Path | str) -> None:
+    """Raise KproxyError for an empty name, as of a variable of the shell that is not set: it would be this folder."""
+    if not str(out):
+        raise KproxyError("--out is empty: name a folder")
 
 
 def fingerprint(path: str, size: int = FINGERPRINT_BYTES, storage: Storage = LOCAL) -> str | None:

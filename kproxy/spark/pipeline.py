@@ -41,7 +41,7 @@ from kproxy.capture.quality import Quality
 from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
 from kproxy.capture.storage import Storage, is_remote, local_path
 from kproxy.convert import stints
-from kproxy.convert.job import Job, Settings, Summary
+from kproxy.convert.job import Job, Settings, Summary, refuse_no_name
 from kproxy.convert.joining import Mend, clash
 from kproxy.convert.stints import Part
 from kproxy.errors import CaptureError, KproxyError
@@ -154,6 +154,7 @@ def check(
 
     It raises what `ingest` raises before anything is read, as far as that can be known without Spark.
     """
+    refuse_no_name(out)
     folder = str(out).rstrip("/") if is_remote(out) else os.path.abspath(local_path(out))  # noqa: PTH100 - links stay
     if append and settings.overwrite:
         raise KproxyError("--append adds to the tables, --overwrite replaces them: say one of them")

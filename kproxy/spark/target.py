@@ -19,12 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kproxy.errors import KproxyError
+from kproxy.errors import KproxyError, why_no_folder
 from kproxy.spark import is_connect
 from kproxy.spark.store import NONE
 from kproxy.tables import schema
 from kproxy.tables.dataset import MANIFEST
-from kproxy.tables.writer import sync
+from kproxy.tables.writer import refuse_file, sync
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,7 +92,9 @@ class Target:
         return found if isinstance(found, dict) else {}
 
     def refuse(self, *, append: bool, overwrite: bool) -> dict[str, Any]:
-        """The manifest. Raises KproxyError for tables that are there, and are neither added to nor replaced."""
+        """The manifest. Raises KproxyError for tables that are neither added to nor replaced, and for a file there."""
+        if self.is_local:
+            refuse_file(Path(self.folder))
         known = self.manifest()
         if append or overwrite:
             return known
@@ -182,7 +184,7 @@ class Target:
             self._claim = -1
             raise KproxyError(f"{folder}: another kproxy writes to it; wait, or name another folder") from None
         except OSError as fault:
-            raise KproxyError(f"{folder}: cannot be written to: {fault.strerror or fault}") from fault
+            raise KproxyError(f"{folder}: cannot be written to: {why_no_folder(fault)}") from fault
 
 
 def _is_table_file(path: str) -> bool:

@@ -56,6 +56,23 @@ def test_an_option_that_cannot_be_is_refused(tmp_path, command, wrong):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", (["convert"], ["spark", "ingest"]), ids=("convert", "ingest"))
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--out", ""], "--out is empty: name a folder"),
+        (["--out", "tables", "--record-values", "all"], "--record-values says what is shown of"),
+    ],
+)
+def test_what_would_mean_nothing_is_refused(tmp_path, monkeypatch, command, more, said):
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run(
+        [*KPROXY, *command, captures.capture("k41_midstream"), *more], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -12,7 +12,9 @@ from pyspark.logger import PySparkLogger
 
 from kproxy.cli import cli
 from kproxy.cli.spark import _plain
+from kproxy.convert.job import Settings
 from kproxy.errors import KproxyError
+from kproxy.spark import pipeline
 from tests.captures import capture
 
 
@@ -117,12 +119,40 @@ with progress.waiting("starting Spark"), _log_kept():
     assert b"starting Spark" in shown and b"JVM" not in shown
 
 
-def test_without_java_it_is_said_what_to_install(tables, tmp_path):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"PATH": "/nowhere", "JAVA_HOME": ""}, "kproxy: Spark needs Java 17 or newer, and there is none: "),
+        ({"JAVA_HOME": "/nowhere"}, "kproxy: JAVA_HOME is /nowhere, which has no bin/java: set it to where "),
+    ],
+)
+def test_without_java_it_is_said_what_to_install_or_to_set(tables, changed, said):
     code = "from kproxy.cli import main; main()"
-    environment = {**os.environ, "PATH": str(tmp_path), "JAVA_HOME": str(tmp_path)}
     command = [sys.executable, "-c", code, "spark", "latency", str(tables)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 2 and "Spark needs Java 17 or newer" in done.stderr and done.stderr.count("\n") == 1
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **changed})
+    assert (done.returncode, done.stderr[: len(said)], done.stderr.count("\n")) == (2, said, 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("nonsense", "--conf nonsense: KEY=VALUE is needed, like spark.driver.memory=4g"),
+        ("spark.driver.memory=lots", "Spark does not start: Invalid maximum heap size: -Xmxlots"),
+        ("spark.driver.memory=3m", "Spark does not start: its memory is too small: give it more, as by --conf "),
+    ],
+)
+def test_a_setting_with_which_spark_does_not_start_is_told_in_a_line(tables, setting, said):
+    code = "from kproxy.cli import main; main()"
+    command = [sys.executable, "-c", code, "spark", "latency", str(tables), "--conf", setting]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and f"kproxy: {said}" in done.stderr, done.stderr
+
+
+def test_a_file_where_tables_are_to_go_is_told_before_spark_starts(tmp_path):
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "tables"):
+        with pytest.raises(KproxyError, match=r"cannot be written to: .*/file is no folder$"):
+            pipeline.check([capture("k41_midstream")], out, Settings())
 
 
 def test_a_mistake_that_only_spark_sees_is_one_line_in_plain_words(run, tables, monkeypatch):
