@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kproxy.tables.arrays import listed
-from kproxy.tables.partitions import topic_id
+from kproxy.tables.partitions import MAX_NAME, topic_id
 from kproxy.tables.schema import I32, TEXT
 from kproxy.wire.bodies import Found
 from kproxy.wire.events import NONE
@@ -48,7 +48,7 @@ class Names:
         if found is None:
             return
         for identity, name in found.names.items():
-            self._add_topic(topic_id(identity), name)
+            self._add_topic(topic_id(identity), name[:MAX_NAME])
         for (host, port), node in found.brokers.items():
             self.learn_broker(host, port, node)
 

@@ -37,6 +37,9 @@ from kproxy.wire.interest import (
 )
 
 MAX_POSITIONS = 64 * 1024
+# Characters of a topic's and a group's name in each row of a body, which may name one of 32 KB and 65,536 partitions of
+# it: rows of 2 GB. Kafka takes topics of 249.
+MAX_NAME = 500
 MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1_000_000  # later ones, as of producers that write µs, leave int64 in nanoseconds
 MAX_OFFSET = (1 << 63) - 1
 
@@ -130,7 +133,7 @@ class BodyRows:
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         kinds = {field.name: field.type for field in self._table.schema}
-        topics = listed(TEXT, [topic for topic, _ in self.topics])
+        topics = listed(TEXT, [_name(topic) for topic, _ in self.topics])
         ids = listed(TEXT, [None if id_ is None else topic_id(id_) for _, id_ in self.topics])
         of_topics = array(I64, raw["of_topic"])
         columns = {
@@ -260,7 +263,7 @@ class PartitionColumns(BodyRows):
                     lag_records,
                     lag_ns,
                     words[partition.metadata],
-                    words[partition.group_id],
+                    words[_name(partition.group_id)],
                 )
             self.rows += len(found.partitions)
 
@@ -279,9 +282,10 @@ class PartitionColumns(BodyRows):
             if (key, direction) not in _CARRY:
                 own["bytes"] = own["batches"] = own["records"] = NONE
             own["lag_records"], own["lag_ns"] = lags.get(direction, (NULL, NULL))
-            for name in ("metadata", "group_id"):
+            for name, of in (("metadata", None), ("group_id", _name)):
                 texts = found.texts.get(name)
-                own[name] = 0 if texts is None else np.array([self.words[text] for text in texts], np.int64)
+                told = () if texts is None else texts if of is None else map(of, texts)
+                own[name] = 0 if texts is None else np.array([self.words[text] for text in told], np.int64)
             self.add(infos, bulk, direction, found.of, own)
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
@@ -345,6 +349,10 @@ PREFIX_BYTES = _EMPTY.size_bytes  # before what a batch's length counts
 def topic_id(identity: UUID) -> str:
     """The id as Kafka writes it: URL-safe base64 without padding."""
     return uuid_text(identity)
+
+
+def _name(text: str | None) -> str | None:
+    return text if text is None else text[:MAX_NAME]
 
 
 def _sum(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from uuid import UUID
 
 from kproxy.protocol import codec
-from kproxy.tables.partitions import BatchColumns, PartitionColumns, topic_id
+from kproxy.tables.partitions import MAX_NAME, BatchColumns, PartitionColumns, topic_id
 from kproxy.tables.schema import BATCHES, PARTITIONS
 from kproxy.wire.bodies import CHECKED as DETAIL
 from kproxy.wire.captured import CapturedSession
@@ -106,6 +106,24 @@ def test_every_batch_is_a_row():
     assert [(row["producer_id"], row["transactional"]) for row in got] == [(None, False)] * 3
     assert [row["crc_valid"] for row in got] == [False, False, None]
     assert [row["max_timestamp"] for row in got] == [77, 78, 79]
+
+
+def test_a_name_does_not_make_rows_of_gigabytes():
+    """Of a body of 200 KB, a name of 32 KB stands in each of 5000 rows."""
+    session = CapturedSession(Interest(details=True, detail=DETAIL))
+    partitions = [{"partitionIndex": number, "committedOffset": 1, "committedMetadata": ""} for number in range(5000)]
+    asked = {"groupId": "g" * 32_000, "topics": [{"name": "t" * 32_000, "partitions": partitions}]}
+    header = {"requestApiKey": 8, "requestApiVersion": 7, "correlationId": 1, "clientId": "me"}
+    frame = codec.encode_request(header, asked)
+    session.receive(CLIENT, memoryview(len(frame).to_bytes(4) + frame), START)
+    answer = codec.encode_response(8, 7, {"correlationId": 1}, {"throttleTimeMs": 0, "topics": []})
+    session.receive(BROKER, memoryview(len(answer).to_bytes(4) + answer), START + 1)
+    (exchange,) = (event for event in session.events if isinstance(event, Exchange))
+    columns = PartitionColumns()
+    columns.append(INFO, exchange, {})
+    told = columns.batch()
+    assert told.num_rows == 5000 and told.nbytes < 10_000_000
+    assert told["topic"][0].as_py() == "t" * MAX_NAME and told["group_id"][0].as_py() == "g" * MAX_NAME
 
 
 def test_apis_of_other_tables_give_no_rows():
