@@ -4,6 +4,7 @@ Duty: the questions of `kproxy analyze` for what outgrows one machine. Help need
 from the terminal: its log goes to a file that is shown when it fails, and its errors are said in plain words.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -267,6 +268,20 @@ def _settings(how: dict[str, Any], **more: Any) -> "Settings":
 
 
 @contextmanager
+def _full_disk_named(out: str, config: tuple[str, ...]) -> Iterator[None]:
+    """Where the JVM says no more than that a disk is full: which ones it writes to."""
+    try:
+        yield
+    except KproxyError as fault:
+        if str(fault) != os.strerror(errno.ENOSPC):
+            raise
+        works = dict(setting.partition("=")[::2] for setting in config).get("spark.local.dir", gettempdir())
+        raise KproxyError(
+            f"{fault}: in {out}, or in {works}, where Spark works (--conf spark.local.dir=...); nothing was written"
+        ) from fault
+
+
+@contextmanager
 def _a_task_failed() -> Iterator[None]:
     """An error in a task of Python's as one line."""
     from pyspark.errors import PythonException
@@ -321,7 +336,7 @@ def ingest(
         sys.exit(1 if summary_view.show(Summary(Path(out), failed=faults)) else 0)
     with progress.waiting(_STARTING) as says:
         session = started(master, (*PLANNING, *config))
-        with _said_plainly(), _a_task_failed():
+        with _full_disk_named(out, config), _said_plainly(), _a_task_failed():
             summary = pipeline.ingest(
                 session, catalogue, out, settings, append=append, form=form, tasks=tasks, progress=says
             )

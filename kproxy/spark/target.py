@@ -24,7 +24,7 @@ from kproxy.spark import is_connect
 from kproxy.spark.store import NONE
 from kproxy.tables import schema
 from kproxy.tables.dataset import MANIFEST
-from kproxy.tables.writer import refuse_file, sync
+from kproxy.tables.writer import refuse_file, sync, writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -222,14 +222,15 @@ class _Local:
 
     def write(self, path: str, parts: Iterable[str]) -> None:
         target = self._folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.new")
-        with draft.open("w") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
-        sync(target.parent)
+        with writing(self._folder):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("w") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+            sync(target.parent)
 
     def found(self, path: str) -> list[str]:
         return sorted(
@@ -238,11 +239,12 @@ class _Local:
 
     def move(self, path: str, to: str) -> None:
         target = self._folder / to
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # an earlier run moved it
-            sync(self._folder / path)
-            (self._folder / path).replace(target)
-            sync(target.parent)
+        with writing(self._folder):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # an earlier run moved it
+                sync(self._folder / path)
+                (self._folder / path).replace(target)
+                sync(target.parent)
 
     def remove(self, path: str) -> None:
         target = self._folder / path

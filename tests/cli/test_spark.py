@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pyspark.logger import PySparkLogger
 
 from kproxy.cli import cli
-from kproxy.cli.spark import _plain
+from kproxy.cli.spark import _full_disk_named, _plain
 from kproxy.convert.job import Settings
 from kproxy.errors import KproxyError
 from kproxy.spark import pipeline
@@ -85,6 +85,16 @@ def test_captures_and_folders_that_are_not_there_are_told_before_spark_starts(tm
 )
 def test_an_error_of_spark_is_one_line_that_says_why(text, said):
     assert _plain(text) == said
+
+
+def test_a_full_disk_of_the_jvm_is_told_with_its_places():
+    with (
+        pytest.raises(KproxyError, match=r"in tables, or in /fast, where Spark works .*; nothing was written$"),
+        _full_disk_named("tables", ("spark.local.dir=/fast",)),
+    ):
+        raise KproxyError(_plain("java.io.IOException: No space left on device"))
+    with pytest.raises(KproxyError, match=r"^another$"), _full_disk_named("tables", ()):
+        raise KproxyError("another")
 
 
 def test_why_spark_does_not_start_is_one_line(tables):

@@ -1,6 +1,8 @@
 """What an ingest publishes: all of it or nothing, by a run that ends, fails or dies at any step."""
 
 import json
+import re
+import resource
 
 import pyarrow.parquet as pq
 import pytest
@@ -96,6 +98,20 @@ def test_a_run_that_dies_at_any_step_is_finished_by_the_next(tmp_path, monkeypat
             break
         steps += 1
     assert steps >= 5
+
+
+def test_a_disk_that_takes_no_more_is_told(tmp_path):
+    folder = tmp_path / "tables"
+    made = staged(folder, "one")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # the kernel refuses as for a full disk
+    try:
+        with pytest.raises(KproxyError, match=re.escape(f"{folder}: cannot be written to: File too large")):
+            made.publish({"run": "one"}, replace=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    made.abandon()
+    assert not files(folder)
 
 
 def test_what_is_no_file_of_a_table_is_not_published_and_a_folder_has_one_writer(tmp_path):
