@@ -188,5 +188,5 @@ def _packed(table: Table, kind: str | None, hour: int, parts: Sequence[pa.Table]
 
 def _piece(capture: int, kind: str, hour: int, count: int, data: bytes) -> pa.RecordBatch:
     values = (capture, kind, hour, count, len(data), data)
-    columns = [pa.array([value], field.type) for value, field in zip(values, _SCHEMA, strict=True)]
+    columns = [arrays.listed(field.type, [value]) for value, field in zip(values, _SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)

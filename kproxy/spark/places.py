@@ -34,6 +34,7 @@ from kproxy.convert.stints import Part
 from kproxy.errors import CaptureError
 from kproxy.spark.pieces import NAMES, words
 from kproxy.spark.sorters import Sorters
+from kproxy.tables import arrays
 from kproxy.tables.names import Names
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _row(*values: Any) -> pa.RecordBatch:
 def _listed(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     return pa.RecordBatch.from_arrays(
-        [pa.array(values, of.type) for values, of in zip(columns, _ROW, strict=True)], schema=_ROW
+        [arrays.listed(of.type, values) for values, of in zip(columns, _ROW, strict=True)], schema=_ROW
     )
 
 
@@ -193,18 +194,21 @@ def _rows(
             b"".join(spool[at:end].tobytes() for at, end in zip(group.spooled[a:b], ends[a:b], strict=True))
             for a, b in zip(starts, stops, strict=True)
         ]
+    numbers = (
+        np.full(len(starts), capture),
+        hashes[group.owners],
+        np.full(len(starts), part),
+        np.full(len(starts), group.file),
+        table["offset"][stops - 1],
+        np.add.reduceat(table["captured"], starts, dtype=np.int64),
+    )
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(np.full(len(starts), capture, np.int32)),
-            pa.array(hashes[group.owners]),
-            pa.array(np.full(len(starts), part, np.int32)),
-            pa.array(np.full(len(starts), group.file, np.int32)),
-            pa.array(table["offset"][stops - 1]),
-            pa.array(np.add.reduceat(table["captured"], starts, dtype=np.int64)),
+            *map(arrays.array, _ROW.types, numbers),
             pa.Array.from_buffers(
                 pa.binary(), len(starts), [None, pa.py_buffer(packets), pa.py_buffer(np.ascontiguousarray(table))]
             ),
-            pa.array(bodies, pa.binary()),
+            arrays.listed(pa.binary(), bodies),
             pa.nulls(len(starts), pa.string()),
             pa.nulls(len(starts), pa.int64()),
         ],

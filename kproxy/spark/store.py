@@ -139,7 +139,7 @@ def _files(
         with TemporaryDirectory(prefix="kproxy-") as folder, machine.seldom_collected():
             data = (data for _, _, data in chain((first,), every))
             for part in writer.packed(table, _merged(table, data, Path(folder), names, mends, chosen)):
-                bytes_ = pa.array([part], pa.binary()).view(pa.string())
+                bytes_ = arrays.listed(pa.binary(), [part]).view(pa.string())
                 yield pa.RecordBatch.from_arrays([bytes_, *(arrays.listed(TEXT, [text]) for text in where)], _FILES)
 
     return _by_file(pieces, order).mapInArrow(run, "value string, table string, date string, hour string")

@@ -1,5 +1,8 @@
 """Pieces: the rows of every table as they were, whatever their number."""
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pytest
 
@@ -44,3 +47,18 @@ def test_rows_are_the_same_in_pieces(table, tmp_path, monkeypatch):
     back = pa.concat_tables(pa.ipc.open_file(str(run)).read_all() for run in sorter.runs)
     assert back.schema.equals(table.schema)
     assert sorted(map(str, back.to_pylist())) == sorted(map(str, rows.to_pylist()))
+
+
+def test_a_task_needs_no_pandas(tmp_path):
+    """0.3 s of CPU time of every worker: `pa.array` loads it where it is installed."""
+    code = f"""
+import pathlib, sys
+from kproxy.convert.job import Job
+from kproxy.spark import decode, sample
+path = pathlib.Path({str(tmp_path / "a.pcapng")!r})
+sample.write(path)
+assert len(list(decode.whole([(0, Job("a", (str(path),), "default", (9092,)))]))) > 2
+assert "pandas" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
