@@ -21,6 +21,7 @@ SMALL_JVM = (
     # Kafka's classes are as it was released: to verify them is a seventh of a broker's start.
     *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
 )
+ARCHIVE = JARS / "classes.jsa"  # what a broker loads: see classes.py
 TOOL_TIMEOUT_S = 120
 _TOOLS = Path(__file__).with_name("Tools.java")
 
@@ -31,7 +32,8 @@ def java(main: str, *arguments: str, options: Sequence[str] = (), classes: str =
     if executable is None or not (JARS / "stamp").exists():
         raise RuntimeError("no Java or no Kafka jars: run ./dev test, which fetches both")
     path = f"{classes}:{JARS}/*" if classes else f"{JARS}/*"
-    return [executable, *SMALL_JVM, *options, "-cp", path, main, *arguments]
+    kept = (f"-XX:SharedArchiveFile={ARCHIVE}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off") if ARCHIVE.exists() else ()
+    return [executable, *SMALL_JVM, *kept, *options, "-cp", path, main, *arguments]
 
 
 class Ended(NamedTuple):
