@@ -5,6 +5,7 @@ from the terminal: its log goes to a file that is shown when it fails, and its e
 """
 
 import errno
+import logging
 import os
 import re
 import shutil
@@ -65,6 +66,8 @@ def started(master: str | None, config: tuple[str, ...], *, with_source: bool = 
 
     for name in _LOGGERS:
         PySparkLogger.getLogger(name).disabled = True
+    # py4j has the root logger tell of each interrupt, by two stacks: pyspark asks for the end of all jobs meanwhile.
+    logging.getLogger().addFilter(lambda record: Path(record.pathname).parent.name != "py4j")
     if wrong := [setting for setting in config if not re.match("[^=]+=", setting)]:
         raise KproxyError(f"--conf {wrong[0]}: KEY=VALUE is needed, like spark.driver.memory=4g")
     settings = dict(setting.partition("=")[::2] for setting in config)
@@ -119,7 +122,9 @@ def _why_not_started(said: str, log: str) -> str:
     found = re.search(r"^(?:Exception in thread .*? [\w.$]+(?:Exception|Error)|Error): (.+)", log, re.MULTILINE)
     if found and found[1].startswith("Could not create the Java Virtual Machine") and found.start():
         return f"Spark does not start: {log[: found.start()].strip().splitlines()[-1]}"  # which says why
-    return f"Spark does not start: {found[1]}" if found else "\n".join([said, *log.strip().splitlines()[-5:]])
+    if found:
+        return f"Spark does not start: {found[1]}"
+    return "\n".join([said, *log.strip().splitlines()[-5:]]) if "JAVA_GATEWAY_EXITED" in said else said
 
 
 def _is_of_this_machine(master: str | None) -> bool:

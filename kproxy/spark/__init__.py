@@ -15,6 +15,7 @@ Heavy imports wait until something is called.
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ _LOCAL = {
     "spark.log.level": "ERROR",
 }
 
+ANSWER_S = 20.0  # a master of Spark, or a server of Spark Connect, has for a connection
 
 # Of sessions that are ours: times in SQL mean UTC, as the tables have them, and Arrow batches stay small, since one row
 # of `ingest` may hold some megabytes of packets.
@@ -55,6 +57,7 @@ def session(
     import os
     import sys
 
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -86,6 +89,8 @@ def session(
     for key, value in config.items():
         builder = builder.config(key, value)
     try:
+        if running is None:
+            _require_answer(os.environ["SPARK_REMOTE"] if master is None and remote else master or "")
         if running is None or config:
             with ComesLater():  # else a JVM stays that nobody knows, and that never ends
                 spark = builder.getOrCreate()
@@ -101,7 +106,44 @@ def session(
                 "the server kproxy in its Python"
             ) from fault
         raise KproxyError(f"Spark does not start: {fault}; it needs Java 17 or newer, found by JAVA_HOME") from fault
+    except Py4JJavaError as fault:  # of the JVM, and pyspark has no word for it
+        said = " ".join(str(fault.java_exception.getMessage()).split())
+        said = re.sub(r"^\[[A-Z_.]+\] | SQLSTATE: \w+", "", said)
+        raise KproxyError(f"Spark does not start: {said}") from fault
     return spark
+
+
+def _require_answer(url: str) -> None:
+    """Raise KproxyError where nobody listens: Spark would ask a master for a minute, and a server for ten."""
+    if url.startswith("spark://"):
+        faults = []
+        for place in url.removeprefix("spark://").split(","):
+            host, _, port = place.rpartition(":")
+            if not host or not port.isdecimal():
+                return  # Spark says how it is written
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+            except OSError as fault:
+                faults.append(f"{place}: {fault.strerror or fault}")
+            else:
+                return
+        raise KproxyError(f"{url}: no master of Spark answers: {'; '.join(faults)}")
+    if url.startswith("sc://"):
+        try:
+            import grpc
+            from pyspark.sql.connect.client import DefaultChannelBuilder
+        except ImportError:  # Spark says what is missing
+            return
+        channel = DefaultChannelBuilder(url).toChannel()
+        try:
+            grpc.channel_ready_future(channel).result(timeout=ANSWER_S)
+        except grpc.FutureTimeoutError:
+            raise KproxyError(
+                f"{url.partition(';')[0]}: no server of Spark Connect has answered within {ANSWER_S:g} s: is it "
+                "started, and is that its port (15002 by default)?"
+            ) from None
+        finally:
+            channel.close()
 
 
 def is_remote(master: str | None) -> bool:

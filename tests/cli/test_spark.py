@@ -2,14 +2,17 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pyspark.logger import PySparkLogger
 
+import kproxy.spark
 from kproxy.cli import cli
 from kproxy.cli.spark import _full_disk_named, _plain
 from kproxy.convert.job import Settings
@@ -148,6 +151,7 @@ def test_without_java_it_is_said_what_to_install_or_to_set(tables, changed, said
     [
         ("nonsense", "--conf nonsense: KEY=VALUE is needed, like spark.driver.memory=4g"),
         ("spark.driver.memory=lots", "Spark does not start: Invalid maximum heap size: -Xmxlots"),
+        ("spark.driver.memory=200m", "Spark does not start: Insufficient driver memory: System memory 20"),
         ("spark.driver.memory=3m", "Spark does not start: its memory is too small: give it more, as by --conf "),
     ],
 )
@@ -156,6 +160,48 @@ def test_a_setting_with_which_spark_does_not_start_is_told_in_a_line(tables, set
     command = [sys.executable, "-c", code, "spark", "latency", str(tables), "--conf", setting]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and f"kproxy: {said}" in done.stderr, done.stderr
+
+
+def test_a_master_that_nobody_is_at_is_told_at_once(tables, monkeypatch):
+    """Spark asks a master for a minute, and then shows a stack; a server of Spark Connect for ten."""
+    monkeypatch.setattr(kproxy.spark, "ANSWER_S", 0.5)
+    with socket.socket() as bound:  # nobody listens at it
+        bound.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(KproxyError) as raised:
+            kproxy.spark._require_answer(f"spark://{place},{place}")
+        refused = f"{place}: Connection refused"
+        assert str(raised.value) == f"spark://{place},{place}: no master of Spark answers: {refused}; {refused}"
+        with pytest.raises(KproxyError, match=rf"^sc://{place}/: no server of Spark Connect has answered"):
+            kproxy.spark._require_answer(f"sc://{place}/;token=secret")
+        bound.listen()
+        kproxy.spark._require_answer(f"spark://localhost:1,{place}")
+        code = "from kproxy.cli import main; main()"
+        command = [sys.executable, "-c", code, "spark", "latency", str(tables), "--master", "spark://localhost:1"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        said = "kproxy: spark://localhost:1: no master of Spark answers: localhost:1: Connection refused\n"
+        assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_ctrl_c_while_captures_are_read_shows_no_stack(tmp_path):
+    """py4j tells of it by two, one of them of pyspark, which asks for the end of all jobs."""
+    ours, theirs = os.openpty()
+    code = "import os, fcntl, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    code += "from kproxy.cli import main; main()"
+    arguments = ["spark", "ingest", str(capture("k41_java_cluster")), "--out", str(tmp_path / "tables")]
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": ""}
+    files = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, **files)
+    os.close(theirs)
+    shown, is_sent = b"", False
+    with suppress(OSError):  # at its end
+        while more := os.read(ours, 65536):
+            shown += more
+            if not is_sent and b"reading k41_java_cluster.pcap" in shown:
+                is_sent = os.write(ours, b"\x03") == 1
+    os.close(ours)
+    assert (process.wait(), is_sent) == (1, True), shown
+    assert b"Aborted!" in shown and b"Traceback" not in shown and not (tmp_path / "tables").exists()
 
 
 def test_a_file_where_tables_are_to_go_is_told_before_spark_starts(tmp_path):
