@@ -42,6 +42,9 @@ PLANNING = (
 # To these pyspark logs the whole Java stack of a mistake, as one line of JSON, before it raises what we say in words.
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
+# How the JVM notices that a process of Python's ended.
+_GONE = re.compile(r"^(?:Broken pipe|Connection reset)|Python worker exited unexpectedly")
+
 _STARTING = "starting Spark"
 _SPARK = (
     click.option(
@@ -273,11 +276,16 @@ def _settings(how: dict[str, Any], **more: Any) -> "Settings":
 
 
 @contextmanager
-def _full_disk_named(out: str, config: tuple[str, ...]) -> Iterator[None]:
-    """Where the JVM says no more than that a disk is full: which ones it writes to."""
+def _mend_named(out: str, config: tuple[str, ...]) -> Iterator[None]:
+    """Where the JVM says no more than that a disk is full, or that a task's process is gone: what to do about it."""
     try:
         yield
     except KproxyError as fault:
+        if _GONE.search(str(fault)):
+            raise KproxyError(
+                "a task's process ended: was it short of memory? Each takes some 300 MB: name fewer of them, like "
+                "--master 'local[1]'; nothing was written"
+            ) from fault
         if str(fault) != os.strerror(errno.ENOSPC):
             raise
         works = dict(setting.partition("=")[::2] for setting in config).get("spark.local.dir", gettempdir())
@@ -341,7 +349,7 @@ def ingest(
         sys.exit(1 if summary_view.show(Summary(Path(out), failed=faults)) else 0)
     with progress.waiting(_STARTING) as says:
         session = started(master, (*PLANNING, *config))
-        with _full_disk_named(out, config), _said_plainly(), _a_task_failed():
+        with _mend_named(out, config), _said_plainly(), _a_task_failed():
             summary = pipeline.ingest(
                 session, catalogue, out, settings, append=append, form=form, tasks=tasks, progress=says
             )

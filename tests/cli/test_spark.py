@@ -14,7 +14,7 @@ from pyspark.logger import PySparkLogger
 
 import kproxy.spark
 from kproxy.cli import cli
-from kproxy.cli.spark import _full_disk_named, _plain
+from kproxy.cli.spark import _mend_named, _plain
 from kproxy.convert.job import Settings
 from kproxy.errors import KproxyError
 from kproxy.spark import pipeline
@@ -90,13 +90,21 @@ def test_an_error_of_spark_is_one_line_that_says_why(text, said):
     assert _plain(text) == said
 
 
-def test_a_full_disk_of_the_jvm_is_told_with_its_places():
+def test_what_the_jvm_says_in_few_words_is_told_with_its_mend():
     with (
         pytest.raises(KproxyError, match=r"in tables, or in /fast, where Spark works .*; nothing was written$"),
-        _full_disk_named("tables", ("spark.local.dir=/fast",)),
+        _mend_named("tables", ("spark.local.dir=/fast",)),
     ):
         raise KproxyError(_plain("java.io.IOException: No space left on device"))
-    with pytest.raises(KproxyError, match=r"^another$"), _full_disk_named("tables", ()):
+    for said in (
+        "Broken pipe",
+        "Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent failure: Lost task 0.0 in "
+        "stage 3.0 (TID 3) (127.0.0.1 executor driver): org.apache.spark.SparkException: Python worker exited "
+        "unexpectedly (crashed). Consider setting",
+    ):
+        with pytest.raises(KproxyError, match=r"^a task's process ended: was it short of memory"), _mend_named("t", ()):
+            raise KproxyError(said)
+    with pytest.raises(KproxyError, match=r"^another$"), _mend_named("tables", ()):
         raise KproxyError("another")
 
 
