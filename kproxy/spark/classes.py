@@ -11,9 +11,10 @@ Refuses to know which work is worth its classes.
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
+from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,9 @@ def archive() -> Path | None:
     """The archive of this Java, this pyspark and the place of its jars, if there is a whole one."""
     stem = _stem()
     for path in stem.parent.glob(f"{stem.name}.*{_SUFFIX}"):
-        if path.name == f"{stem.name}.{path.stat().st_size}{_SUFFIX}":  # of one that is cut a JVM dies
-            return path
+        with suppress(OSError):  # it goes as another one is made
+            if path.name == f"{stem.name}.{path.stat().st_size}{_SUFFIX}":  # of one that is cut a JVM dies
+                return path
     return None
 
 
@@ -62,8 +64,10 @@ def used(config: Mapping[str, str]) -> Mapping[str, str]:
 def made() -> Iterator[str]:
     """An option (OPTIONS) of a JVM that keeps the classes it loads, and that is to have ended at the end of this.
 
-    Raises KproxyError where no file can be written, or that Java keeps none.
+    Raises KproxyError where no file can be written, that Java keeps none, or the JVM is not to be one of ours.
     """
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        raise KproxyError("spark-submit started this JVM: run kproxy itself, whose sessions take what is kept")
     stem = _stem()
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
@@ -89,4 +93,7 @@ def end(spark: "SparkSession") -> None:
     jvm = SparkContext._gateway.proc  # type: ignore[union-attr]
     spark.stop()
     jvm.stdin.close()  # by which it ends
-    jvm.wait(_ENDS_S)
+    try:
+        jvm.wait(_ENDS_S)
+    except TimeoutExpired:
+        jvm.kill()

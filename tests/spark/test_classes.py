@@ -79,3 +79,6 @@ def test_what_stands_in_the_way_of_an_archive_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(KproxyError, match="cannot be written to: Not a directory"), classes.made():
         pass
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with pytest.raises(KproxyError, match="spark-submit started this JVM: run kproxy itself"), classes.made():
+        pass
