@@ -309,6 +309,8 @@ def _told(path: str) -> Iterator[None]:
     except PermissionError as fault:
         raise CaptureError(shown(path), f"cannot be opened: the storage refuses: {_first_line(fault)}") from fault
     except Exception as fault:  # each package has errors of its own
+        if isinstance(fault, TypeError) and (wrong := re.search(r"unexpected keyword argument '(\w+)'", str(fault))):
+            raise CaptureError(shown(path), f"its storage knows no option {wrong[1]} (--storage-option)") from fault
         raise StorageError(
             shown(path), f"the storage cannot be read: {type(fault).__name__}: {_first_line(fault)}"
         ) from fault

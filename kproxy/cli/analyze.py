@@ -75,7 +75,10 @@ def tables_at(
     if far:
         from kproxy.capture.storage import shown
 
-        raise KproxyError(f"{shown(far[0])}: tables are read from folders of this machine; `kproxy spark` reads URLs")
+        raise KproxyError(
+            f"{shown(far[0])}: questions are put to files of this machine: `kproxy convert` makes tables of captures "
+            "at URLs, `kproxy spark` asks tables there"
+        )
     if len(places) == 1 and cached.is_dataset(places[0]):
         check_tables(places, tables, quiet)
         yield lambda again: places[0]

@@ -105,6 +105,9 @@ def test_folders_patterns_and_names(bucket, tmp_path):
     ]
     with pytest.raises(KproxyError, match="no file matches"):
         of("s3://captures/nothing/*.pcap")
+    mistyped = Storage((*bucket.storage.options, ("endpint_url", "http://minio:9000")))
+    with pytest.raises(CaptureError, match=r"its storage knows no option endpint_url \(--storage-option\)$"):
+        mistyped.captures("s3://captures/f")
     with pytest.raises(KproxyError, match="no file matches"):
         Storage().captures(str(tmp_path / "*.pcap"))
     (tmp_path / "folder.pcap").mkdir()
