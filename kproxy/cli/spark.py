@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    from kproxy.convert.job import Settings
+    from kproxy.convert.job import Settings, Summary
 
 # The driver of `ingest` plans, and on one machine moves few and large rows: to optimize that costs more than it saves.
 PLANNING = (
@@ -417,12 +417,19 @@ def follow(
 
     with progress.waiting(_STARTING):
         session = started(master, (*PLANNING, *config), with_source=True)
+    looks = 0  # that found something
+
+    def told(summary: "Summary") -> None:
+        nonlocal looks
+        looks += 1
+        summary_view.show(summary)
+
     query = following.follow(
         session,
         folder,
         out,
         settings,
-        lambda summary: summary_view.show(summary),
+        told,
         checkpoint=checkpoint,
         interval_s=interval_s,
         quiet_s=quiet_s,
@@ -431,6 +438,9 @@ def follow(
     try:
         if once:
             query.processAllAvailable()
+            if not looks:  # else who names the checkpoint of other tables has none, and knows not why
+                said = "nothing new: what is complete in it was read already, says the checkpoint"
+                click.echo(f"{folder}: {said}", err=True)
         else:
             query.awaitTermination()
     except KeyboardInterrupt:

@@ -191,6 +191,19 @@ def test_a_master_that_nobody_is_at_is_told_at_once(tables, monkeypatch):
         assert (done.returncode, done.stderr) == (2, said)
 
 
+def test_follow_says_that_there_is_nothing_new(spark, tmp_path):
+    """As where the checkpoint of other tables is named: without a word, the new ones would stay empty."""
+    folder, notes = tmp_path / "captures", tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.pcap").symlink_to(capture("k41_midstream"))
+    said = f"{folder}: nothing new: what is complete in it was read already, says the checkpoint\n"
+    for out, is_said in (("tables", False), ("others", True)):
+        more = ("--checkpoint", f"file:{notes}", "--once", "--quiet-s", "0")
+        command = ["spark", "follow", str(folder), "--out", str(tmp_path / out), *more]
+        done = CliRunner().invoke(cli, command, catch_exceptions=False)
+        assert (done.exit_code, said in done.stderr) == (0, is_said), done.output
+
+
 def test_ctrl_c_while_captures_are_read_shows_no_stack(tmp_path):
     """py4j tells of it by two, one of them of pyspark, which asks for the end of all jobs."""
     ours, theirs = os.openpty()
