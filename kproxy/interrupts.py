@@ -10,6 +10,11 @@ Loaded before all else, so it imports nothing but `signal` and `time`.
 import signal
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 
 class EndsAtOnce:
     """A `with` in which SIGINT ends the process as the system does; what it was before comes back after it.
@@ -63,3 +68,35 @@ class ComesLater:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if self._asked_s and kind is None:
             raise KeyboardInterrupt
+
+
+class Asks:
+    """A `with` in which SIGINT only asks for an end: `asked` says so, and a further one raises KeyboardInterrupt.
+
+    Whatever handler there was is put aside, as one of a library that ends what is under way.
+    """
+
+    def __init__(self, told: "Callable[[], object]") -> None:
+        """told: called when it is asked for."""
+        self._told = told
+        self._asked_s = 0.0
+        self._before: Any = None
+
+    @property
+    def asked(self) -> bool:
+        return bool(self._asked_s)
+
+    def __enter__(self) -> "Asks":
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, *_: object) -> None:
+        now_s = time.monotonic()
+        if not self._asked_s:
+            self._asked_s = now_s
+            self._told()
+        elif now_s - self._asked_s >= SAME_S:
+            raise KeyboardInterrupt
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)

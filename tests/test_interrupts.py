@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kproxy import interrupts, spark
-from kproxy.interrupts import ComesLater
+from kproxy.interrupts import Asks, ComesLater
 
 # Interrupts itself when the module of that number, of all that the program imports, is about to be loaded.
 AT_IMPORT = """
@@ -91,6 +91,21 @@ def test_what_starts_a_process_is_not_cut_short_but_by_a_second_interrupt(monkey
     with ComesLater():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_who_is_asked_goes_on_until_asked_again(monkeypatch, as_python_has_it):
+    """Two signals of one moment are one, and the handler of before comes back."""
+    told = []
+    before = signal.getsignal(signal.SIGINT)
+    with Asks(lambda: told.append(1)) as end:
+        assert not end.asked
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert end.asked and told == [1]
+        monkeypatch.setattr(interrupts, "SAME_S", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert told == [1] and signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_interrupt_while_spark_starts_waits_for_its_jvm(monkeypatch, as_python_has_it):

@@ -24,6 +24,7 @@ from kproxy.cli import captures
 from kproxy.cli.asking import Asked, check_tables, commands, overview_command, show_overview, with_options
 from kproxy.cli.findings import findings_command, show_findings
 from kproxy.errors import KproxyError
+from kproxy.interrupts import Asks
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -46,6 +47,7 @@ _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _GONE = re.compile(r"^(?:Broken pipe|Connection reset)|Python worker exited unexpectedly")
 
 _STARTING = "starting Spark"
+_LOOK_S = 1  # how soon Ctrl-C ends what waits for captures
 _SPARK = (
     click.option(
         "--master", metavar="URL", help="Spark's master, or sc://HOST:PORT. Default: spark-submit's, else local[*]."
@@ -436,15 +438,18 @@ def follow(
         form=form,
     )
     try:
-        if once:
-            query.processAllAvailable()
-            if not looks:  # else who names the checkpoint of other tables has none, and knows not why
-                said = "nothing new: what is complete in it was read already, says the checkpoint"
-                click.echo(f"{folder}: {said}", err=True)
-        else:
-            query.awaitTermination()
+        with Asks(lambda: click.echo("ends after the batch under way; Ctrl-C again drops it", err=True)) as end:
+            if once:
+                query.processAllAvailable()
+            else:
+                while not (query.awaitTermination(_LOOK_S) or (end.asked and not query.status["isTriggerActive"])):
+                    pass
+        if once and not looks:  # else who names the checkpoint of other tables has none, and knows not why
+            click.echo(f"{folder}: nothing new: what is complete in it was read already, says the checkpoint", err=True)
     except KeyboardInterrupt:
-        click.echo("ends after the batch under way", err=True)
+        click.echo("what is under way is dropped: the next start reads it", err=True)
+        logging.getLogger("py4j").disabled = True  # both would show a stack for it
+        session.sparkContext.setLogLevel("OFF")
     except StreamingQueryException as fault:
         lines = [line for line in str(fault).splitlines() if "Error: " in line]
         raise KproxyError(lines[-1].strip() if lines else _plain(str(fault))) from fault

@@ -2,9 +2,12 @@
 
 import os
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import pyarrow.parquet as pq
@@ -223,6 +226,24 @@ def test_ctrl_c_while_captures_are_read_shows_no_stack(tmp_path):
     os.close(ours)
     assert (process.wait(), is_sent) == (1, True), shown
     assert b"Aborted!" in shown and b"Traceback" not in shown and not (tmp_path / "tables").exists()
+
+
+def test_ctrl_c_ends_follow_after_the_batch_under_way(tmp_path):
+    """pyspark's own handler would end the batch's jobs, with stacks of Python and Java."""
+    folder, tables = tmp_path / "captures", tmp_path / "tables"
+    folder.mkdir()
+    shutil.copy(capture("k41_java_cluster"), folder)
+    code = "from kproxy.cli import main; main()"
+    arguments = ["spark", "follow", str(folder), "--out", str(tables), "--quiet-s", "0", "--interval-s", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, *arguments], text=True, **pipes) as process:
+        while process.poll() is None and not (tables / ".unfinished-spark").is_dir():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        shown, said = process.communicate()
+    assert process.returncode == 0 and said == "ends after the batch under way; Ctrl-C again drops it\n"
+    assert "k41_java_cluster.pcap" in shown and (tables / "_kproxy.json").is_file()
+    assert not (tables / ".unfinished-spark").exists()
 
 
 def test_a_file_where_tables_are_to_go_is_told_before_spark_starts(tmp_path):
