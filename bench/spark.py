@@ -29,8 +29,10 @@ from bench.offline import KINDS, environment, generate, measured
 KIND = KINDS[0]  # segments of an Ethernet's size: the most packets per exchange
 START_EXCHANGES = 100  # of the capture that shows what starting costs
 STEEPEST = 1.25  # what an exchange of a larger capture may cost, times that of the smallest
-# What is asked of a large capture: packets per CPU second, of those of `convert`; the clock's gain by a second core;
-# bytes that are read and that are shuffled, of those of the capture; and of many captures the driver's growth.
+# What is asked of a large capture (of LARGE_BYTES: below, Spark's start weighs more than what it is asked for): packets
+# per CPU second, of those of `convert`; the clock's gain by a second core. Of every one: bytes that are read and that are
+# shuffled, of those of the capture; and of many captures the driver's growth.
+LARGE_BYTES = 9 * 10**9
 LEAST_OF_CONVERT, LEAST_SPEEDUP = 0.5, 1.8
 MOST_READ, MOST_SHUFFLED = 1.1, 0.01
 MOST_DRIVER_GROWTH = 1.25
@@ -62,10 +64,11 @@ class Cost:
     @property
     def faults(self) -> list[str]:
         """The figures that are not what is asked."""
+        is_large = self.capture_bytes >= LARGE_BYTES
         asked = (
             ("times", self.steepness is None or self.steepness <= STEEPEST),
-            ("of convert", self.of_convert is None or self.of_convert >= LEAST_OF_CONVERT),
-            ("speedup", self.speedup is None or self.speedup >= LEAST_SPEEDUP),
+            ("of convert", not is_large or self.of_convert is None or self.of_convert >= LEAST_OF_CONVERT),
+            ("speedup", not is_large or self.speedup is None or self.speedup >= LEAST_SPEEDUP),
             ("read", self.cpu_us is None or self.read_bytes <= MOST_READ * self.capture_bytes),
             ("shuffled", self.cpu_us is None or self.shuffle_bytes <= MOST_SHUFFLED * self.capture_bytes),
         )
@@ -193,6 +196,8 @@ def run(sizes: list[float], masters: list[str], folder: Path, *, connections: in
         with path.open("wb") as file:
             generate(kind, file, exchanges)
         per_gb = per_gb or 1e9 * exchanges / path.stat().st_size
+        if not size:
+            ingest(path, exchanges, masters[0], folder / "tables")  # not counted: Spark is read from the disk
         convert_s = converted(path, folder / "converted") if size else 0.0
         first_us = 0.0
         for master in masters:

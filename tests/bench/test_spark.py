@@ -55,6 +55,7 @@ def test_the_verdict(monkeypatch, wrong, fault):
     monkeypatch.setattr(spark, "ingest", ingest)
     monkeypatch.setattr(spark, "converted", lambda path, out: wrong.get("convert_s", 3.0))
     monkeypatch.setattr(spark, "START_EXCHANGES", 1)
+    monkeypatch.setattr(spark, "LARGE_BYTES", 0)
     done = CliRunner().invoke(spark.main, ["--gb", "0.004,0.001", "--masters", "a b"])
     assert done.exit_code == (1 if fault else 0), done.output
     assert ("not kept" in done.output) == bool(fault) and (fault or "") in done.output
