@@ -29,8 +29,8 @@ from bench.offline import KINDS, environment, generate, measured
 KIND = KINDS[0]  # segments of an Ethernet's size: the most packets per exchange
 START_EXCHANGES = 100  # of the capture that shows what starting costs
 STEEPEST = 1.25  # what an exchange of a larger capture may cost, times that of the smallest
-# What is asked of a large capture (of LARGE_BYTES: below, Spark's start weighs more than what it is asked for): packets
-# per CPU second, of those of `convert`; the clock's gain by a second core. Of every one: bytes that are read and that are
+# What is asked of a large capture (of LARGE_BYTES: of a smaller one Spark's start is the greater part): packets per CPU
+# second, of those of `convert`; the clock's gain by a second core. Of every one: bytes that are read and that are
 # shuffled, of those of the capture; and of many captures the driver's growth.
 LARGE_BYTES = 9 * 10**9
 LEAST_OF_CONVERT, LEAST_SPEEDUP = 0.5, 1.8
