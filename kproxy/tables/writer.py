@@ -346,7 +346,8 @@ def merged(table: Table, runs: list[Path], mends: Mends | None = None) -> Iterat
     A run is open while its rows are due, so that those which follow one another cost what one of them does.
     mends: of runs whose rows change first, but not in the first key.
     """
-    every = [_Run(index, run, table.keys[0], (mends or {}).get(run)) for index, run in enumerate(runs)]
+    every = (_Run(index, run, table.keys[0], (mends or {}).get(run)) for index, run in enumerate(runs))
+    # One that has come to its end is nobody's any more, nor is its last batch.
     waiting = sorted((run for run in every if run.has_more), key=lambda run: run.low, reverse=True)
     begun: list[_Run] = []
     while begun or waiting:

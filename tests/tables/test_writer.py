@@ -176,6 +176,20 @@ def test_rows_that_come_as_parquet_are_runs_and_are_changed_as_they_are_read(tmp
     assert len(sorter.runs) < max(2, writer.FAN_IN)
 
 
+def test_runs_that_follow_one_another_are_in_memory_one_by_one(tmp_path):
+    """Of a run that has come to its end nothing is kept, whatever their number."""
+    sorter = writer.Sorter(EXCHANGES, tmp_path)
+    for part in range(24):
+        sorter.adopt_packed(
+            packed([COLUMNS | {"time": 1000 * part + number, "number": number} for number in range(1000)])
+        )
+    before, most = pa.total_allocated_bytes(), []
+    for part in writer.merged(EXCHANGES, sorter.runs):
+        assert part.num_rows == 1000
+        most.append(pa.total_allocated_bytes() - before)
+    assert len(most) == 24 and max(most) < 2 * min(most)
+
+
 @pytest.mark.parametrize("most", [20_000, 500])
 def test_rows_of_one_run_do_not_go_to_the_disk(tmp_path, most):
     data = rows(4000)
