@@ -1,12 +1,14 @@
-"""The environment of all tests, how they are shared out among workers, and Hypothesis.
+"""The environment of all tests, which ring they belong to, how workers share them, and Hypothesis.
 
 Tests see the same environment wherever they are started: what the caller's terminal is called, how wide it is, whether
 colours are wanted, kproxy's own variables, and that a shell has its background jobs ignore SIGINT, reach no test and no
 process that a test starts. A test about any of these sets it.
 """
 
+import argparse
 import os
 import signal
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,83 @@ pytest_plugins = ["tests.spark_session"]
 # One Kafka cluster, one Spark: what needs it runs in one process.
 KAFKA = ("tests/broker/", "tests/chaos/", "tests/knowledge/", "tests/matrix/")
 SPARK = ("tests/spark/", "tests/analysis/", "tests/cli/test_spark.py", "tests/views/test_answers.py")
+
+# Ring 1 decides whether kproxy works and takes minutes: `./dev test`. Ring 2 has every combination that ring 1 samples:
+# the files and folders here, and single tests that are marked `ring2`. `./dev test all` runs both rings, and
+# `./dev test PATH` what is named, whatever its ring is.
+RING_2 = (
+    "tests/analysis/test_engine.py",
+    "tests/bench",
+    "tests/broker/test_findings.py",
+    "tests/broker/test_outages.py",
+    "tests/broker/test_report.py",
+    "tests/broker/test_transparent.py",
+    "tests/broker/test_zookeeper.py",
+    "tests/deploy/test_helm.py",
+    "tests/docs/test_site.py",
+    "tests/proxy/control/operators/test_page.py",
+    "tests/spark/test_catalogue.py",
+    "tests/spark/test_classes.py",
+    "tests/spark/test_cluster.py",
+    "tests/spark/test_daemon.py",
+    "tests/spark/test_follow.py",
+    "tests/spark/test_pieces.py",
+    "tests/spark/test_pipeline.py",
+    "tests/spark/test_reading.py",
+    "tests/spark/test_sample.py",
+    "tests/spark/test_spark.py",
+    "tests/spark/test_target.py",
+    "tests/test_packaging.py",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kproxy")
+    group.addoption("--ring", choices=("1", "2"), help="only tests of this ring; default: both")
+    group.addoption("--shard", metavar="I/N", type=shard, help="part I of N of the tests, the same in each run")
+
+
+def shard(text: str) -> tuple[int, int]:
+    """`I/N` as two numbers."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text}: I/N is needed, I from 1 to N, like 2/6")
+    return int(number), int(count)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of ring 2 are not even imported in ring 1."""
+    place = (
+        collection_path.relative_to(config.rootpath).as_posix() if config.rootpath in collection_path.parents else ""
+    )
+    return True if place in RING_2 and config.getoption("ring") == "1" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of the ring and of the shard; what takes one process longest begins first."""
+    ring, part = config.getoption("ring"), config.getoption("shard")
+    chosen = [item for item in items if ring is None or _is_in_ring_2(item) == (ring == "2")]
+    if part is not None:
+        chosen = [item for item in chosen if is_in_shard(_file_of(item), *part)]
+    left_out = set(items) - set(chosen)
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = sorted(chosen, key=lambda item: not item.nodeid.startswith((*KAFKA, *SPARK)))
+
+
+def is_in_shard(file: str, number: int, count: int) -> bool:
+    """Whether a file's tests are in shard `number` of `count`: whole files, so that fixtures are made once."""
+    return zlib.crc32(file.encode()) % count == number - 1
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _is_in_ring_2(item: pytest.Item) -> bool:
+    place = _file_of(item)
+    return "ring2" in item.keywords or any(place == path or place.startswith(f"{path}/") for path in RING_2)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -58,6 +58,7 @@ BEYOND_MODULES = {
     "tests/test_dev.py",
     "tests/test_environment.py",
     "tests/test_packaging.py",
+    "tests/test_rings.py",
     "tests/test_traps.py",
     "tests/tools",
 }

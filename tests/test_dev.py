@@ -8,6 +8,8 @@ import pytest
 
 from tests.project import ROOT
 
+INPUTS = ("pyproject.toml", "tests/requirements.txt")  # of which the stamp has the checksums
+
 # Stands for the kproxy that the setup would install: says that it runs, then waits for its input to end.
 PROGRAM = '#!/bin/sh\necho "started $*"\ncat >/dev/null\n'
 
@@ -15,17 +17,19 @@ PROGRAM = '#!/bin/sh\necho "started $*"\ncat >/dev/null\n'
 @pytest.fixture
 def project(tmp_path):
     """A folder whose setup has been done, as the stamps say."""
-    for name in ("dev", "pyproject.toml"):
+    (tmp_path / "tests").mkdir()
+    for name in (*INPUTS, "dev"):
         shutil.copy(ROOT / name, tmp_path / name)
     program = tmp_path / ".venv/bin/kproxy"
     program.parent.mkdir(parents=True)
     program.write_text(PROGRAM)
     program.chmod(0o755)
     (tmp_path / ".cache").mkdir()
-    sum_ = subprocess.run(
-        ["cksum"], stdin=(tmp_path / "pyproject.toml").open(), capture_output=True, text=True, check=True
-    )
-    (tmp_path / ".venv/kproxy-top.stamp").write_text(f"{tmp_path} {sum_.stdout.rstrip()}")
+    sums = [
+        subprocess.run(["cksum"], stdin=(tmp_path / name).open(), capture_output=True, text=True, check=True).stdout
+        for name in INPUTS
+    ]
+    (tmp_path / ".venv/kproxy-top.stamp").write_text(" ".join((str(tmp_path), *map(str.rstrip, sums))))
     return tmp_path
 
 

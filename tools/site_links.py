@@ -13,7 +13,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "DESIGN.md", "CHANGELOG.md", "dashboards/README.md")  # pages of the site beside those of docs/
+# Pages of the site beside those of docs/.
+PAGES = ("README.md", "CONTRIBUTING.md", "DESIGN.md", "CHANGELOG.md", "dashboards/README.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 

@@ -228,6 +228,7 @@ def test_ten_megabytes_byte_for_byte_with_librdkafka(bootstrap: str) -> None:
     assert consume(bootstrap, topic, len(sent), partitions=1) == sent
 
 
+@pytest.mark.ring2
 def test_ten_megabytes_byte_for_byte_with_java(bootstrap: str, tmp_path: Path) -> None:
     topic = create_topic(bootstrap, partitions=1)
     noise = random.Random(11)
@@ -295,6 +296,7 @@ def test_group_of_two_rebalances_with_librdkafka(bootstrap: str, protocol: str) 
     assert set(received) == {value for _, value in sent}
 
 
+@pytest.mark.ring2
 def test_group_of_two_rebalances_with_java(bootstrap: str, tmp_path: Path) -> None:
     topic = create_topic(bootstrap, partitions=4)
     group = f"group-{uuid.uuid4()}"

@@ -101,6 +101,7 @@ def asked(*command: str) -> str:
     return subprocess.run([KPROXY, *command], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
+@pytest.mark.ring2
 def test_what_kind_of_group_it_is_is_shown_as_the_brokers_list_it(following: Kproxy, cluster: Cluster) -> None:
     """By `ctl groups`, `top` and the page: a group of the classic protocol and one of KIP-848."""
     topic, own = create_topic(cluster.bootstrap, 1), uuid.uuid4().hex[:8]

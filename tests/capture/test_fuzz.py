@@ -134,6 +134,7 @@ def strangers(seen, known):
                 yield answer
 
 
+@pytest.mark.ring2
 @pytest.mark.parametrize("part", range(PARTS))
 def test_damaged_captures_break_nothing_and_invent_nothing(tmp_path, part, monkeypatch):
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 128)  # so that some is taken by column, as in long ones

@@ -19,6 +19,7 @@ SECONDS = 60
 SEED = 11
 
 
+@pytest.mark.ring2
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_doubled_torn_or_stuck(tmp_path: Path) -> None:
     tally = run(tmp_path, seconds=SECONDS, seed=SEED)

@@ -111,6 +111,7 @@ def test_what_the_jvm_says_in_few_words_is_told_with_its_mend():
         raise KproxyError("another")
 
 
+@pytest.mark.ring2
 def test_why_spark_does_not_start_is_one_line(tables):
     code = "from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, "spark", "latency", str(tables), "--master", "nosuch"]
@@ -121,6 +122,7 @@ def test_why_spark_does_not_start_is_one_line(tables):
     )
 
 
+@pytest.mark.ring2
 def test_that_spark_starts_is_shown_while_it_does():
     """Its log is kept from the terminal meanwhile; what it is waited for is not."""
     code = """
@@ -157,6 +159,7 @@ def test_without_java_it_is_said_what_to_install_or_to_set(tables, changed, said
     assert (done.returncode, done.stderr[: len(said)], done.stderr.count("\n")) == (2, said, 1)
 
 
+@pytest.mark.ring2
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -173,6 +176,7 @@ def test_a_setting_with_which_spark_does_not_start_is_told_in_a_line(tables, set
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and f"kproxy: {said}" in done.stderr, done.stderr
 
 
+@pytest.mark.ring2
 def test_a_master_that_nobody_is_at_is_told_at_once(tables, monkeypatch):
     """Spark asks a master for a minute, and then shows a stack; a server of Spark Connect for ten."""
     monkeypatch.setattr(kproxy.spark, "ANSWER_S", 0.5)
@@ -194,6 +198,7 @@ def test_a_master_that_nobody_is_at_is_told_at_once(tables, monkeypatch):
         assert (done.returncode, done.stderr) == (2, said)
 
 
+@pytest.mark.ring2
 def test_follow_says_that_there_is_nothing_new(spark, tmp_path):
     """As where the checkpoint of other tables is named: without a word, the new ones would stay empty."""
     folder, notes = tmp_path / "captures", tmp_path / "notes"
@@ -207,6 +212,7 @@ def test_follow_says_that_there_is_nothing_new(spark, tmp_path):
         assert (done.exit_code, said in done.stderr) == (0, is_said), done.output
 
 
+@pytest.mark.ring2
 def test_ctrl_c_while_captures_are_read_shows_no_stack(tmp_path):
     """py4j tells of it by two, one of them of pyspark, which asks for the end of all jobs."""
     ours, theirs = os.openpty()
@@ -228,6 +234,7 @@ def test_ctrl_c_while_captures_are_read_shows_no_stack(tmp_path):
     assert b"Aborted!" in shown and b"Traceback" not in shown and not (tmp_path / "tables").exists()
 
 
+@pytest.mark.ring2
 def test_ctrl_c_ends_follow_after_the_batch_under_way(tmp_path):
     """pyspark's own handler would end the batch's jobs, with stacks of Python and Java."""
     folder, tables = tmp_path / "captures", tmp_path / "tables"
@@ -269,6 +276,7 @@ def test_a_mistake_that_only_spark_sees_is_one_line_in_plain_words(run, tables, 
     assert not logged
 
 
+@pytest.mark.ring2
 def test_spark_itself_is_silent(tables):
     """In a process of its own: what its JVM logs at the start is no part of the answer."""
     code = "from kproxy.cli import main; main()"

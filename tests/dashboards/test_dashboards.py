@@ -301,6 +301,7 @@ NOT_IN_MINIATURE = re.compile(
 )
 
 
+@pytest.mark.ring2
 def test_a_real_prometheus_fills_the_boards_and_its_alerts_fire(tmp_path):
     """In seconds: durations of the rules are divided by 60. Quotas and errors are the demo's own."""
     (tmp_path / "broken").mkdir()

@@ -123,6 +123,7 @@ def test_a_member_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Pat
     process.check()
 
 
+@pytest.mark.ring2
 @pytest.mark.timeout(600)
 def test_a_cluster_of_now_is_known_as_it_logs(tmp_path: Path) -> None:
     """By its traffic, and live: what `/api/groups` of the kproxy between says is what the tools describe."""

@@ -33,6 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.Broker
         yield cluster
 
 
+@pytest.mark.ring2
 @pytest.mark.timeout(600)  # the first run fetches what the drivers need
 def test_the_short_matrix(cluster: brokers.Brokers, tmp_path: Path) -> None:
     chosen = [
@@ -55,6 +56,7 @@ def test_the_short_matrix(cluster: brokers.Brokers, tmp_path: Path) -> None:
     print((tmp_path / "page.md").read_text())
 
 
+@pytest.mark.ring2
 def test_what_a_release_lacks_is_told_by_a_run_without_kproxy(cluster: brokers.Brokers, tmp_path: Path) -> None:
     """A share group wants `share.version`, which this cluster does not turn on."""
     (client,) = (one for one in clients.CLIENTS if one.mode == "share")

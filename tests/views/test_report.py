@@ -75,6 +75,7 @@ def data_of(page):
     return json.loads(text)["figures"]
 
 
+@pytest.mark.ring2
 def test_a_browser_shows_it_and_asks_nobody_for_anything(made):
     _, page = made
     with chromium.opened(page) as browser:
@@ -268,6 +269,7 @@ def renamed(name, number):
     return HOSTILE[number % len(HOSTILE)] if number % 2 else f"{name}-{number % 5003}-{'y' * (number % 70)}"
 
 
+@pytest.mark.ring2
 def test_hostile_names_are_text_and_bounded(hostile, tmp_path):
     page = tmp_path / "report.html"
     report(hostile, "--out", page)
