@@ -15,17 +15,18 @@ of the part that has arrived. The buffer may continue behind `end`. Bytes beyond
 field would cost more than the read itself, but they are never trusted: a position past `end` voids the result.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from struct import error as struct_error
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from kproxy.errors import Malformed, ProtocolError, Unsupported
 from kproxy.protocol.misfits import misfit
-from kproxy.protocol.plans import TRAILING, Length, Walk, Write, join
+from kproxy.protocol.plans import SLICE_BYTES, TRAILING, Length, Walk, join
 from kproxy.protocol.primitives import Buffer
 from kproxy.protocol.schema import Field, Message, address_path, schema
+from kproxy.protocol.write_plans import Write
 
 Span = tuple[int, int, int]  # (index of the path, or TAG_SIZE; start; end) as offsets in the buffer
 TAG_SIZE = -1
@@ -33,9 +34,24 @@ TAG_SIZE = -1
 _UNSUPPORTED_VERSION = 35
 _API_VERSIONS = 18
 _CLIENT_ID = "header.clientId"
+_MISFITS = (AttributeError, TypeError, ValueError, ArithmeticError, struct_error)  # what a value of a wrong type raises
 
 Body = dict[str, Any]
 Header = dict[str, Any]
+
+T = TypeVar("T")
+# Work that is done a slice at a time: it yields between two slices, and ends with its result.
+Slices = Generator[None, None, T]
+
+
+def at_once(slices: Slices[T]) -> T:
+    """The result of all slices."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def decode_request(frame: Buffer) -> tuple[Header, Body]:
@@ -82,6 +98,36 @@ def _hinting_at_size(frame: Buffer, fault: ProtocolError) -> ProtocolError:
     if len(frame) > 4 and int.from_bytes(frame[:4], "big") == len(frame) - 4:
         return Malformed(f"{fault}; the frame begins with its own size: leave these 4 bytes out")
     return fault
+
+
+def request_in_slices(frame: Buffer) -> Slices[Body]:
+    """The body of a request, as `decode_request` returns it. Raises Malformed or Unsupported."""
+    api_key = int.from_bytes(frame[0:2], "big", signed=True)
+    version = int.from_bytes(frame[2:4], "big", signed=True)
+    header_version = api_message(api_key, version, "request").header_version(version)
+    _, pos = yield from _sliced_reader("RequestHeader", header_version)(frame, 0, len(frame))
+    body, pos = yield from _sliced_reader((api_key, "request"), version)(frame, pos, len(frame))
+    if pos < len(frame):
+        body[TRAILING] = bytes(frame[pos:])
+    return body
+
+
+def decoded_in_slices(frame: Buffer, api_key: int, api_version: int) -> Slices[tuple[Header, Body]]:
+    """Decode an answer as `decode_response` does, ApiVersions left out. Raises what it raises."""
+    header_version = api_message(api_key, api_version, "response").header_version(api_version)
+    header, pos = yield from _sliced_reader("ResponseHeader", header_version)(frame, 0, len(frame))
+    body, pos = yield from _sliced_reader((api_key, "response"), api_version)(frame, pos, len(frame))
+    if pos < len(frame):
+        body[TRAILING] = bytes(frame[pos:])
+    return header, body
+
+
+def response_in_slices(api_key: int, api_version: int, header: Header, body: Body) -> Slices[bytes]:
+    """Encode as `encode_response` does. Raises what it raises."""
+    header_version = api_message(api_key, api_version, "response").header_version(api_version)
+    head = _writer("ResponseHeader", header_version)(header)
+    written = yield from _sliced_writer((api_key, "response"), api_version)(body)
+    return bytes(head + written)
 
 
 def decode_data(name: str, frame: Buffer) -> tuple[Header, Body]:
@@ -133,6 +179,24 @@ def encode_response(api_key: int, api_version: int, header: Header, body: Body) 
     """Encode a response frame without its size, the inverse of `decode_response`. Raises as `encode_request` does."""
     header_version = api_message(api_key, api_version, "response").header_version(api_version)
     return bytes(_writer("ResponseHeader", header_version)(header) + _writer((api_key, "response"), api_version)(body))
+
+
+def data_in_slices(name: str, frame: Buffer) -> Slices[Body]:
+    """The body of a message that begins with its version, as `decode_data` returns it. Raises as that does."""
+    size = _message(name).version_bytes
+    if len(frame) < size:
+        raise Malformed(f"{name}: {len(frame)} bytes, too short for a version")
+    read = _sliced_reader(name, int.from_bytes(frame[0:size], "big", signed=True))
+    body, pos = yield from read(frame, size, len(frame))
+    if pos < len(frame):
+        body[TRAILING] = bytes(frame[pos:])
+    return body
+
+
+def encoded_in_slices(name: str, version: int, body: Body) -> Slices[bytes]:
+    """Encode a message that begins with its version, as `encode_data` does. Raises as that does."""
+    written = yield from _sliced_writer(name, version)(body)
+    return version.to_bytes(_message(name).version_bytes, "big", signed=True) + written
 
 
 def encode_data(name: str, version: int, body: Body) -> bytes:
@@ -211,6 +275,19 @@ def locate(api_key: int, version: int, side: str, paths: tuple[str, ...]) -> Cal
     return locate_api_versions
 
 
+@cache
+def locate_in_slices(
+    api_key: int, version: int, side: str, paths: tuple[str, ...]
+) -> Callable[[Buffer, int, int], Slices[list[Span]]]:
+    """Compile what `locate` does as a generator. ApiVersions, whose answers can have another version, is refused."""
+    if api_key == _API_VERSIONS:
+        raise Unsupported("ApiVersions is not read in slices")
+    plan = _Locate(api_message(api_key, version, side), version, side, paths)
+    plan.sliced = True
+    read: Any = plan.plan()
+    return cast(Callable[[Buffer, int, int], Slices[list[Span]]], read)
+
+
 def _api_versions_version(buffer: Buffer, start: int, version: int) -> int:
     """The version of this ApiVersions answer: a broker answers what it cannot serve with error 35 in version 0."""
     return 0 if int.from_bytes(buffer[start : start + 2], "big") == _UNSUPPORTED_VERSION else version
@@ -252,6 +329,14 @@ def _reader(what: str | tuple[int, str], version: int) -> Callable[[Buffer, int,
 
 
 @cache
+def _sliced_reader(what: str | tuple[int, str], version: int) -> Callable[[Buffer, int, int], Slices[tuple[Body, int]]]:
+    plan = _Read(_layout(what, version), version)
+    plan.sliced = True
+    read: Any = plan.plan()
+    return cast(Callable[[Buffer, int, int], Slices[tuple[Body, int]]], read)
+
+
+@cache
 def _writer(what: str | tuple[int, str], version: int) -> Callable[[Body], bytearray]:
     message = _layout(what, version)
     title = f"{message.name} v{version}"
@@ -260,8 +345,24 @@ def _writer(what: str | tuple[int, str], version: int) -> Callable[[Body], bytea
     def write(values: Body) -> bytearray:
         try:
             return plan(values)
-        except (AttributeError, TypeError, ValueError, ArithmeticError, struct_error) as fault:
+        except _MISFITS as fault:
             raise Malformed(f"{title}: {misfit(message.fields, version, values) or fault}") from None
+
+    return write
+
+
+@cache
+def _sliced_writer(what: str | tuple[int, str], version: int) -> Callable[[Body], Slices[bytearray]]:
+    message = _layout(what, version)
+    title = f"{message.name} v{version}"
+    plan: Any = Write(title, version, version in message.flexible_versions, sliced=True).plan(message.fields)
+
+    def write(values: Body) -> Slices[bytearray]:
+        try:
+            written: bytearray = yield from plan(values)
+        except _MISFITS as fault:
+            raise Malformed(f"{title}: {misfit(message.fields, version, values) or fault}") from None
+        return written
 
     return write
 
@@ -295,6 +396,8 @@ class Plan(Walk):
     def translated(self) -> Iterator[None]:
         with self.block("try:"):
             self.line("pos = start")
+            if self.sliced:
+                self.line(f"mark = pos + {SLICE_BYTES}")
             yield
             self.settle()
         with self.block("except (IndexError, struct_error):"):

@@ -9,6 +9,9 @@ not checked per field: reading past the buffer raises and is translated once, an
 end. Checked at once is only what could cause unbounded work or memory: a count must fit into the bytes left, a position
 never moves back, and no slice reaches beyond `end`.
 
+A plan can be made as a generator (`sliced`), for bodies with more elements than one call may read: it yields once per
+SLICE_BYTES, and ends with what the plan would return.
+
 Refuses to know what the fields mean; `codec` does.
 """
 
@@ -26,8 +29,8 @@ from kproxy.protocol.schema import Field
 TAGS = "_tags"  # the key of the unknown tagged fields of a struct: {tag: bytes}
 TRAILING = "_trailing"  # the key of what follows a body
 
-NULL_STRING = b"\xff\xff"
-NULL_ARRAY = b"\xff\xff\xff\xff"
+# What a sliced plan reads between two yields: some tenths of a millisecond.
+SLICE_BYTES = 2 * 1024
 
 FIXED = {
     "bool": "?",
@@ -54,6 +57,8 @@ def size_of(code: str) -> int:
 
 class Source:
     """The lines of a generated function, and the names that they refer to."""
+
+    sliced = False  # True: it is a generator. Of a walk `mark` is where it yields next; who sets `pos` sets it too.
 
     def __init__(self, title: str) -> None:
         self.title = title  # of the message, for faults
@@ -104,7 +109,8 @@ class Source:
 
     def function(self, arguments: str) -> Callable[..., Any]:
         hoisted = "".join(f", {name}={name}" for name in self.hoisted)
-        source = "\n".join((f"def plan({arguments}{hoisted}):", *self.lines))
+        generator = ("    if False: yield",) if self.sliced else ()  # one even where nothing is long
+        source = "\n".join((f"def plan({arguments}{hoisted}):", *generator, *self.lines))
         exec(compile(source, f"<{self.title}>", "exec"), self.names)
         plan: Callable[..., Any] = self.names["plan"]
         return plan
@@ -138,6 +144,8 @@ class Walk(Source):
 
     utf8 = "strict"
     walks_all_tags = False  # False: a tag section without wanted fields is skipped by one call
+    # True: each tagged field is read by its content, as brokers do, must end where its size says, and stand in order.
+    strict_tags = False
 
     def __init__(self, title: str, version: int, flexible: bool, wanted: Iterable[str] = ()) -> None:
         super().__init__(title)
@@ -169,6 +177,9 @@ class Walk(Source):
 
     def behind(self, path: str) -> None:
         """The field, or the element, has been walked."""
+
+    def tags_counted(self, count: str) -> None:
+        """The variable holds how many tagged fields a struct has."""
 
     def tag_read(self, path: str, tag: str) -> None:
         """The variable `tag` holds a tag of the struct at the path; `pos` is behind it."""
@@ -225,6 +236,13 @@ class Walk(Source):
             self.line(line)
         self._run.clear()
         self._after.clear()
+
+    def end_slice(self) -> None:
+        """`pos` is behind an element: yield if a slice has been read."""
+        if self.sliced:
+            with self.block("if pos > mark:"):
+                self.line(f"mark = pos + {SLICE_BYTES}")
+                self.line("yield")
 
     # The grammar.
 
@@ -370,26 +388,33 @@ class Walk(Source):
             self.behind(element)
             if var:
                 self.line(f"{var}.append({value})")
+            self.end_slice()
         return var
 
     def tags(self, tagged: list[Field], path: str, var: str | None) -> None:
-        looked_at = [field for field in tagged if self.looks_below(join(path, field.name))]
+        looked_at = [field for field in tagged if self.strict_tags or self.looks_below(join(path, field.name))]
         count = self.fresh("t")
         self.take("B", count)
         self.settle()
         with self.block(f"if {count}:"):
-            if not looked_at and not self.walks_all_tags:
+            if not (looked_at or self.walks_all_tags or self.strict_tags or self.sliced):
                 self.line("pos = skip_tags(buffer, pos - 1, end)")
             else:
                 self.rest_of_uvarint(count)
                 self.short(f"{count} * 2 > end - pos")
+                self.tags_counted(count)
                 self.tag_loop(count, looked_at, path, var)
 
     def tag_loop(self, count: str, looked_at: list[Field], path: str, var: str | None) -> None:
-        tag, start, size, stop = (self.fresh(stem) for stem in ("tag", "start", "size", "stop"))
+        tag, start, size, stop, last = (self.fresh(stem) for stem in ("tag", "start", "size", "stop", "last"))
+        if self.strict_tags:
+            self.line(f"{last} = -1")
         with self.block(f"while {count}:"):
             self.line(f"{count} -= 1")
             self.uvarint(tag)
+            if self.strict_tags:
+                self.fault(f"{tag} <= {last}", f"tagged fields of {path or 'the top level'} twice or out of order")
+                self.line(f"{last} = {tag}")
             self.tag_read(path, tag)
             self.line(f"{start} = pos")
             self.uvarint(size)
@@ -405,6 +430,7 @@ class Walk(Source):
                     self.unknown(var, tag, stop)
             else:
                 self.unknown(var, tag, stop)
+            self.end_slice()
 
     def tag_content(self, field: Field, path: str, start: str, stop: str, var: str | None) -> None:
         self.tag_sized(start)
@@ -465,123 +491,3 @@ def _self_and_above(path: str) -> Iterator[str]:
     names = path.removesuffix("[]").split(".")
     for count in range(1, len(names) + 1):
         yield ".".join(names[:count])
-
-
-class Write(Source):
-    """Source that writes one version of a message: plan(body) -> bytearray.
-
-    A tagged field is written if the dict has it, so that a message that was read is written as it was. Values of a
-    wrong type raise whatever Python raises; who calls the plan makes Malformed of it, see `codec`.
-    """
-
-    def __init__(self, title: str, version: int, flexible: bool) -> None:
-        super().__init__(title)
-        self.version = version
-        self.flexible = flexible
-        self._run: list[tuple[str, str]] = []
-
-    def settle(self) -> None:
-        """Write the run of fixed-size values."""
-        if self._run:
-            layout = ">" + "".join(code for code, _ in self._run)
-            name = "pack_" + layout[1:].replace("?", "t")
-            self.names[name] = struct.Struct(layout).pack
-            self.line(f"out += {name}({', '.join(value for _, value in self._run)})")
-            self._run.clear()
-
-    def struct(self, fields: tuple[Field, ...], body: str, path: str) -> None:
-        reserved = ([TAGS] if self.flexible else []) + ([] if path else [TRAILING])
-        names = self.constant("names", frozenset((*(field.name for field in fields), *reserved)))
-        with self.block(f"if not {body}.keys() <= {names}:"):
-            text = f"{self.title}: {path or 'the top level'} has no "
-            self.line(f"raise Malformed({text!r} + ', '.join(sorted({body}.keys() - {names})))")
-        present = [field for field in fields if self.version in field.versions]
-        for field in present:
-            if self.version not in field.tagged_versions:
-                default = self.constant("default", field.default)
-                self.field(field, f"{body}.get({field.name!r}, {default})", join(path, field.name))
-        self.settle()
-        if self.flexible:
-            self.tags([field for field in present if self.version in field.tagged_versions], body, path)
-
-    def tags(self, tagged: list[Field], body: str, path: str) -> None:
-        tags = self.fresh("tags")
-        self.line(f"{tags} = dict({body}.get({TAGS!r}, ()))")
-        outer = self.fresh("outer")
-        for field in tagged:
-            with self.block(f"if {field.name!r} in {body}:"):
-                self.line(f"{outer} = out")
-                self.line("out = bytearray()")
-                self.field(field, f"{body}[{field.name!r}]", join(path, field.name))
-                self.settle()
-                self.line(f"{tags}[{field.tag}] = out")
-                self.line(f"out = {outer}")
-        self.line(f"out += write_uvarint(len({tags}))")
-        with self.block(f"for tag in sorted({tags}):"):
-            self.line(f"out += write_uvarint(tag) + write_uvarint(len({tags}[tag])) + {tags}[tag]")
-
-    def field(self, field: Field, value: str, path: str) -> None:
-        nullable = self.version in field.nullable_versions
-        compact = self.flexible and field.compactable
-        if field.type in FIXED:
-            self.take(field.type, value)
-            return
-        self.settle()
-        var = self.fresh("v")
-        self.line(f"{var} = {value}")
-        with self.block(f"if {var} is None:"):
-            if not nullable:
-                self.line(f"raise Malformed({f'{self.title}: {path} must not be null'!r})")
-            elif field.is_struct and not field.is_array:
-                self.line(f"out.append({0 if self.version in field.tagged_versions else 255})")
-            elif compact:
-                self.line("out.append(0)")
-            else:
-                self.line(f"out += {NULL_STRING if field.type == 'string' else NULL_ARRAY!r}")
-        with self.block("else:"):
-            if field.is_array:
-                self.line(f"if isinstance({var}, no_lists): raise TypeError")  # these can be iterated too
-                self.length(var, compact, "i")
-                with self.block(f"for {var}x in {var}:"):
-                    self.element(field, f"{var}x", path, compact)
-            elif field.is_struct:
-                if nullable:
-                    self.line("out.append(1)")
-                self.struct(field.fields, var, path)
-            else:
-                self.sized(field.type, var, compact)
-            self.settle()
-
-    def element(self, field: Field, value: str, path: str, compact: bool) -> None:
-        if field.element_type in FIXED:
-            self.take(field.element_type, value)
-        elif field.is_struct:
-            self.struct(field.fields, value, path)
-        else:
-            self.sized(field.element_type, value, compact)
-        self.settle()
-
-    def take(self, type_: str, value: str) -> None:
-        self._run.append((FIXED[type_], f"{value}.bytes" if type_ == "uuid" else value))
-
-    def sized(self, type_: str, value: str, compact: bool) -> None:
-        if type_ == "string":
-            self.line(f"b = {value}.encode()")
-            value = "b"
-        self.length(value, compact, "h" if type_ == "string" else "i")
-        self.line(f"out += {value}")
-
-    def length(self, value: str, compact: bool, code: str) -> None:
-        if compact:
-            self.line(f"out += write_uvarint(len({value}) + 1)")
-        else:
-            self._run.append((code, f"len({value})"))
-            self.settle()
-
-    def plan(self, fields: tuple[Field, ...]) -> Callable[[dict[str, Any]], bytearray]:
-        self.names["no_lists"] = (str, bytes, dict)
-        self.line("out = bytearray()")
-        self.struct(fields, "body", "")
-        self.line(f"out += body.get({TRAILING!r}, b'')")
-        self.line("return out")
-        return self.function("body")

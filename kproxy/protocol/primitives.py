@@ -10,7 +10,10 @@ Buffer = bytes | bytearray | memoryview
 
 
 def read_uvarint(buffer: Buffer, pos: int) -> tuple[int, int]:
-    """An unsigned varint of at most 32 bits, as lengths, tags and counts are."""
+    """An unsigned varint of at most 32 bits, as lengths, tags and counts are.
+
+    Java drops the bits beyond 32, and so reads another number: a tag of 2**32 as tag 0.
+    """
     try:
         value = buffer[pos]
         pos += 1
@@ -24,6 +27,8 @@ def read_uvarint(buffer: Buffer, pos: int) -> tuple[int, int]:
                     break
             else:
                 raise Malformed("a varint of more than five bytes")
+            if value > 0xFFFF_FFFF:
+                raise Malformed("a varint of more than 32 bits")
     except IndexError:
         raise Malformed("a varint is cut short") from None
     return value, pos

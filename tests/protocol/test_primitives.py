@@ -33,6 +33,13 @@ def test_a_varint_without_end_is_malformed(form: str) -> None:
     read(b"\x80" * (longest - 1) + b"\0", 0)  # needlessly long, as readers of Kafka's accept it
 
 
+def test_a_varint_beyond_32_bits_is_malformed_since_java_drops_the_bits_above() -> None:
+    for fifth in (16, 32, 127):
+        with pytest.raises(Malformed, match="32 bits"):
+            primitives.read_uvarint(b"\x81\x80\x80\x80" + bytes((fifth,)), 0)
+    assert primitives.read_uvarint(b"\xff\xff\xff\xff\x0f", 0) == (2**32 - 1, 5)
+
+
 def test_known_forms() -> None:
     assert primitives.write_uvarint(300) == b"\xac\x02"
     assert primitives.write_varint(-1) == b"\x01"

@@ -307,6 +307,8 @@ class _Reading:
             values[more] |= (byte & 127) << shift
             more = more[byte > 127]
             shift += 7
+        if shift > 28:
+            self._leave(cursor, values > 0xFFFF_FFFF)
         return self._alive(cursor, values)
 
     def _length(self, cursor: _Cursor, compact: bool, code: str, nullable: bool) -> np.ndarray:

@@ -410,6 +410,7 @@ class StreamedBody(_Body):
                 self.line("byte = buffer[pos]")
                 self.line("pos += 1")
                 self.line(f"{var} |= (byte & 127) << shift")
+            self.fault(f"{var} > 0xFFFF_FFFF", "a varint of more than 32 bits")
             if self.strict:  # `hide_tag` changes one byte, so a tag number must be in its shortest form
                 self.fault("not byte", "a varint with a needless byte")
 
