@@ -1,8 +1,12 @@
 """Both sides between a successful SaslHandshake v0 and the end of the login: tokens without Kafka headers.
 
-Duty: hold the client's bytes while the handshake is unanswered, forward tokens by their 4-byte size, and find the first
-frame behind them. `sasl.py` knows how many rounds a mechanism has. A login has at most MAX_TOKENS tokens of the client,
-so that a peer cannot keep a connection busy with empty ones. Refuses to know what is in a token: it is a secret.
+Duty: forward tokens by their 4-byte size, and find the first frame behind them. A client takes turns with its broker:
+its bytes behind an unanswered handshake or token do not leave before the answer, so that the broker reads them in the
+state in which they were judged. `sasl.py` knows which frames are tokens. A login has at most MAX_TOKENS tokens of the
+client, so that a peer cannot keep a connection busy with empty ones. At most sasl.MAX_TOKEN bytes wait, and they count
+in the sessions' HeldBudget. A capture shows bytes that have left: nothing of it waits.
+
+Refuses to know what is in a token: it is a secret.
 """
 
 from typing import Any
@@ -22,26 +26,29 @@ class RawSaslSides(OwnRequests):
 
     def _await_handshake(self, view: Any, now: int) -> list[Piece]:
         """SaslHandshake v0 is unanswered: whether the client's bytes are a token or a frame depends on the answer."""
+        self._keep_waiting(view, "SaslHandshake", now)
+        return []
+
+    def _keep_waiting(self, part: Any, what: str, now: int) -> None:
+        """Hold the client's bytes until the broker has answered `what`."""
         if self._waiting is None:
             self._waiting = bytearray()
             self._mark(CLIENT, 0)
-        self._waiting += view
-        if len(self._waiting) > sasl.MAX_TOKEN:
-            text = f"the client sent more than {sasl.MAX_TOKEN} bytes before SaslHandshake was answered"
+        if len(self._waiting) + len(part) > sasl.MAX_TOKEN:
+            text = f"the client sent more than {sasl.MAX_TOKEN} bytes before {what} was answered"
             self._fatal(CLIENT, "sasl_token", text, None, now)
-        return []
-
-    def _handshake_answered(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
-        if exchange.plan.api_version != 0:
-            return
-        mechanism = self._handshake or ""
-        self._handshake = None
-        waiting = bytes(self._waiting or b"")
-        self._waiting = None
-        if exchange.error_code == 0:
-            self._start_raw(mechanism, now)
+        elif self._interest.held.take(len(part), now, self):
+            self._waiting += part
         else:
-            self._handlers[CLIENT] = type(self)._requests
+            text = (
+                f"the client went on before {what} was answered, and all connections together hold "
+                f"{self._interest.held.limit_bytes} bytes already: let it await its answers; see max_held_bytes"
+            )
+            self._fatal(CLIENT, "held_too_many", text, None, now)
+
+    def _read_waiting(self, pieces: list[Piece], now: int) -> None:
+        """The broker has answered: go on with the client's bytes behind that."""
+        waiting = self._take_waiting()
         if waiting:
             brokers = self._rest, self._shift  # of the view at hand
             self._rest, self._shift = memoryview(waiting), -len(waiting)
@@ -49,6 +56,17 @@ class RawSaslSides(OwnRequests):
             if self._unread is not None:
                 self._received[CLIENT] -= self._put_back(CLIENT)
             self._rest, self._shift = brokers
+
+    def _handshake_answered(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
+        if exchange.plan.api_version != 0:
+            return
+        mechanism = self._handshake or ""
+        self._handshake = None
+        if exchange.error_code == 0:
+            self._start_raw(mechanism, now)
+        else:
+            self._handlers[CLIENT] = type(self)._requests
+        self._read_waiting(pieces, now)
 
     def _start_raw(self, mechanism: str, now: int) -> None:
         self.sasl_mechanism = mechanism
@@ -63,11 +81,10 @@ class RawSaslSides(OwnRequests):
         self._handlers[CLIENT] = type(self)._client_tokens
         self._handlers[BROKER] = type(self)._broker_tokens
 
-    def _end_raw(self) -> None:
-        self._handlers[CLIENT] = type(self)._requests
-        self._handlers[BROKER] = type(self)._answers
-
     def _client_tokens(self, view: Any, now: int) -> list[Piece]:
+        if self._waiting is not None:
+            self._keep_waiting(view, "its token", now)
+            return []
         size = len(view)
         pos = min(self._client_left, size)
         self._client_left -= pos
@@ -77,13 +94,23 @@ class RawSaslSides(OwnRequests):
             self._client_head = b""
         raw = self._raw
         while size - pos >= 4:
-            if raw.open_ended and raw.tokens and size - pos < 14 and size - pos != 4 + _size(view, pos):
-                break  # too few bytes to distinguish a token from a frame
-            if raw.ends_with(view, pos, size):
-                self._end_raw()
-                return self._change(CLIENT, view, pos, 0, [])
             length = _size(view, pos)
-            if not 0 <= length <= sasl.MAX_TOKEN:
+            if not 0 <= length <= self._max_request:
+                return self._not_kafka(CLIENT, view, pos, 0, [], now)
+            is_token = raw.is_token(view, pos, size)
+            if is_token is None:
+                break
+            if raw.must_wait(is_token) and not self._doubts:
+                self._shift += pos
+                self._keep_waiting(view[pos:], "its token", now)
+                self._shift -= pos
+                return [(BROKER, view[:pos])] if pos else []
+            if not is_token:
+                self._handlers[CLIENT] = type(self)._requests
+                if raw.open_ended or raw.replies >= raw.tokens:
+                    self._handlers[BROKER] = type(self)._answers
+                return self._change(CLIENT, view, pos, 0, [])
+            if length > sasl.MAX_TOKEN:
                 return self._not_kafka(CLIENT, view, pos, 0, [], now)
             if raw.tokens >= MAX_TOKENS:
                 self._mark(CLIENT, pos)
@@ -103,9 +130,10 @@ class RawSaslSides(OwnRequests):
         size = len(view)
         pos = min(self._broker_left, size)
         self._broker_left -= pos
-        done = False
+        raw = self._raw
+        replied = done = False
         if pos and not self._broker_left:
-            done = self._raw.replied(1)
+            replied, done = True, raw.replied(1)
         if self._broker_head:
             view = self._joined(self._broker_head, view)
             size = len(view)
@@ -119,18 +147,26 @@ class RawSaslSides(OwnRequests):
             self.sasl_tokens += 1
             pos += 4 + length
             if pos <= size:
-                done = self._raw.replied(length)
+                replied, done = True, raw.replied(length)
+        pieces: list[Piece] = []
         if done:
-            self._end_raw()
-            return self._change(BROKER, view, pos, 0, [])
-        if pos > size:
-            self._broker_left = pos - size
-            pos = size
-        if size - pos >= 4:
-            self._leave(view[pos:])
+            self._handlers[BROKER] = type(self)._answers
+            if self._handlers[CLIENT] is type(self)._client_tokens and not (self._client_left or self._client_head):
+                self._handlers[CLIENT] = type(self)._requests
+            self._change(BROKER, view, pos, 0, pieces)
         else:
-            self._broker_head = bytes(view[pos:])
-        return [(CLIENT, view[:pos])] if pos else []
+            if pos > size:
+                self._broker_left = pos - size
+                pos = size
+            if size - pos >= 4:
+                self._leave(view[pos:])
+            else:
+                self._broker_head = bytes(view[pos:])
+            if pos:
+                pieces.append((CLIENT, view[:pos]))
+        if replied and self._waiting is not None:
+            self._read_waiting(pieces, now)
+        return pieces
 
 
 def _size(view: Any, pos: int) -> int:

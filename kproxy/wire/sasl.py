@@ -1,8 +1,13 @@
-"""SASL tokens without Kafka headers: how many rounds, and when frames begin again.
+"""SASL tokens without Kafka headers: which frames of a client are tokens, and how many replies a broker owes.
 
-After a successful SaslHandshake v0 both sides speak size-prefixed raw tokens (KIP-43; SaslHandshake v1 and
-SaslAuthenticate replaced them in KIP-152, but brokers still accept them). Nothing on the wire marks the last token: the
-number of rounds depends on the mechanism.
+After a successful SaslHandshake v0 both sides send size-prefixed raw tokens (KIP-43; SaslHandshake v1 and
+SaslAuthenticate replaced them in KIP-152, but brokers still accept them). Tokens and requests have the same framing,
+and nothing on the wire marks the last token. So a frame counts as a token only if no broker executes it as a request:
+
+- while the mechanism's fixed number of rounds is not over, since the broker's answer to SaslHandshake opened them;
+- the one byte with which OAUTHBEARER acknowledges an error (RFC 7628, 3.2.3): too short for a request;
+- of a mechanism without a fixed number: the first one, and others that are too short or name no API. Those of GSSAPI
+  are empty, or begin with 0x60 (RFC 2743, 3.1) or 0x0504 (RFC 4121, 4.2.6.2).
 
 Refuses to know what is in a token: it is a secret.
 """
@@ -13,6 +18,8 @@ from kproxy.wire import frames
 
 MAX_TOKEN = 524_288  # a broker's sasl.server.max.receive.size by default
 
+MAX_API_KEY = 1023  # keys above are no API's; Kafka 4.4 has 93
+
 # Rounds of (client's token, broker's token); OAUTHBEARER adds one after a non-empty reply (RFC 7628, 3.2.3).
 _ROUNDS = {"PLAIN": 1, "OAUTHBEARER": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2}
 
@@ -20,30 +27,43 @@ _ROUNDS = {"PLAIN": 1, "OAUTHBEARER": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2}
 class RawSasl:
     """One raw exchange of tokens."""
 
-    __slots__ = ("_left", "_may_extend", "mechanism", "open_ended", "replies", "tokens")
+    __slots__ = ("_due", "_extends", "_rounds", "mechanism", "open_ended", "replies", "tokens")
 
     def __init__(self, mechanism: str) -> None:
         self.mechanism = mechanism
         self.tokens = 0  # of the client
         self.replies = 0
-        self._left = _ROUNDS.get(mechanism, 0)
-        self.open_ended = self._left == 0  # GSSAPI and others: until a client frame looks like a request
-        self._may_extend = mechanism == "OAUTHBEARER"
+        self._rounds = self._due = _ROUNDS.get(mechanism, 0)  # of the client's tokens, and of replies
+        self.open_ended = self._rounds == 0  # GSSAPI and others: the number of rounds is not fixed
+        self._extends = mechanism == "OAUTHBEARER"
+
+    def is_token(self, view: Any, pos: int, end: int) -> bool | None:
+        """Whether the client's frame at `pos`, whose size is here, is a token. None: its first two bytes are needed."""
+        size = frames.SIZE.unpack_from(view, pos)[0]
+        if not self.open_ended:
+            return self.tokens < self._rounds or (self._extends and self.tokens == self._rounds and size == 1)
+        if self.tokens == 0 or size < frames.MIN_REQUEST:
+            return True
+        if end - pos < 6:
+            return None
+        api_key = view[pos + 4] << 8 | view[pos + 5]
+        return bool(api_key > MAX_API_KEY)
+
+    def must_wait(self, is_token: bool) -> bool:
+        """Whether the client's next frame has to wait for a reply.
+
+        Every token has one, but for the last of an open-ended mechanism: GSSAPI completes without.
+        """
+        return self.replies < self.tokens - (self.open_ended and not is_token)
 
     def replied(self, size: int) -> bool:
         """The broker's token of `size` bytes is complete; True: frames with headers follow."""
         self.replies += 1
         if self.open_ended:
             return False
-        self._left -= 1
-        if self._may_extend and size:
-            self._may_extend = False
-            self._left += 1
-        return self._left <= 0
-
-    def ends_with(self, view: Any, pos: int, end: int) -> bool:
-        """Whether the client's bytes at `pos` are a Kafka request again, for a mechanism of unknown length."""
-        return self.open_ended and self.tokens > 0 and frames.plausible_request(view, pos, end)
+        if self._extends and size and self.replies == self._rounds:
+            self._due += 1  # an error: the client acknowledges it
+        return self.replies >= self._due
 
 
 def is_bare_gssapi(key_version: int) -> bool:

@@ -15,10 +15,15 @@ the field that is set. `Session.states` returns them, so that this table can be 
     framed, kept      _client_body: its body is copied        framed, held      and nothing of it passes before (_held)
     framed, walking   _client_walker: its body is walked      framed, walking   _broker_walker: its body is walked
     framed, swallowed _client_swallow: kproxy answers it
+    framed, owing     too many own answers wait: requests
+                      do too (own_answers.py)
     framed, undecided _client_held: nothing of it passes
                       before the authorizer decides
+    framed, deciding  slow: its last request is decided in    framed, editing   slow: its last answer is edited in
+                      slices, further ones wait (holding.py)                    slices, further ones wait (editing.py)
     await_handshake   SaslHandshake v0 is unanswered          framed, ...
     raw               SASL tokens (raw_sasl.py)               raw
+    raw, waiting      _waiting: the last one is unanswered    raw
     blind             forwarded unread after a fault          blind
     closed            after a fatal fault, or the end         closed
     seeking           captures: the next frame is sought      seeking           (captured.py)
@@ -30,7 +35,8 @@ unread from there; one over a capture looks for the next plausible frame, and kn
 
 Work per call, so that other connections get their turn: FRAMES_PER_CALL frames, and WALKED_PER_CALL bytes of bodies
 that are looked at (`state.py`). The bytes looked at in first fields and in small bodies count as frames, and a plan
-that is compiled as all of them. Captures have no such bound.
+that is compiled as all of them. Captures have no such bound. What an authorizer does with a frame in slices is one of
+them per call, or none where the owner does them (`slow_work.py`).
 
 Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), a copy of a small request
 whose body is read (64 KiB) or one that is not decided (16 MiB), one of a small answer (64 KiB) or a held one (4 MiB,
@@ -99,6 +105,7 @@ class Session(BrokerSide):
         self._ended += (side,)
         self._handlers[side] = type(self)._closed
         cause = cause or f"{SIDES[self._ended[0]]}_closed"
+        self._take_waiting()
         if side == BROKER or len(self._ended) == 2:
             self._settle(cause)
         if len(self._ended) == 2:
@@ -131,9 +138,13 @@ class Session(BrokerSide):
 
     @property
     def holds_back(self) -> bool:
-        """Whether bytes of the client wait until SaslHandshake is answered, so that an end behind them has to wait."""
-        is_awaited = self._handlers[CLIENT] is type(self)._await_handshake and not self._ended
-        return is_awaited and bool(self._waiting)
+        """Whether bytes of the client wait for the answer to its handshake or token, as does an end behind them."""
+        return bool(self._waiting) and not self._ended
+
+    @property
+    def in_transit(self) -> bool:
+        """Whether the client's newest request is not whole, or is decided in slices."""
+        return bool(self._client_left) or self.slow[CLIENT] is not None
 
     def missing(self, side: int) -> int:
         """Bytes until the frame in transit, or its header, is whole; 0 between two frames: what a drain still reads."""
@@ -151,6 +162,8 @@ class Session(BrokerSide):
 
     def _state(self, side: int) -> str:
         name = _STATES[self._handlers[side].__name__]
+        if name == "raw" and side == CLIENT and self._waiting is not None:
+            return "raw, waiting"
         if name != "framed":
             return name
         if side == CLIENT:
@@ -183,6 +196,9 @@ _STATES = {
     "_blind": "blind",
     "_blind_broker": "blind",
     "_closed": "closed",
+    "_owing": "framed, owing",
+    "_deciding": "framed, deciding",
+    "_editing": "framed, editing",
     "_seek_request": "seeking",
     "_seek_answer": "seeking",
 }

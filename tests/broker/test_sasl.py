@@ -1,5 +1,6 @@
 """Clients log in at the brokers, through kproxy, which has no login of its own and is told the brokers' ports."""
 
+import json
 import socket
 import struct
 from collections.abc import Iterator
@@ -101,39 +102,88 @@ def test_a_wrong_password_is_refused_by_the_broker(kproxy: Kproxy) -> None:
     assert kproxy.metric("kproxy_protocol_faults_total") == 0
 
 
-def test_raw_tokens_of_old_clients(kproxy: Kproxy) -> None:
-    """SaslHandshake v0: tokens without a header, then frames again; the user's name reads as key 97."""
+class Raw:
+    """A client that logs in as those before Kafka 1.0: SaslHandshake v0, then tokens without a header."""
 
-    def receive(sock: socket.socket) -> bytes:
-        with sock.makefile("rb", buffering=0) as file:
-            (size,) = struct.unpack(">i", read(file, 4))
-            return read(file, size)
+    def __init__(self, bootstrap: str) -> None:
+        host, port = bootstrap.split(":")
+        self.sock = socket.create_connection((host, int(port)), timeout=10)
 
-    def read(file: Any, count: int) -> bytes:
+    def __enter__(self) -> "Raw":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def _read(self, count: int) -> bytes:
         data = b""
         while len(data) < count:
-            part = file.read(count - len(data))
+            part = self.sock.recv(count - len(data))
             assert part, "closed"
             data += part
         return data
 
-    def send(sock: socket.socket, data: bytes) -> None:
-        sock.sendall(struct.pack(">i", len(data)) + data)
+    def receive(self) -> bytes:
+        return self._read(struct.unpack(">i", self._read(4))[0])
 
-    def ask(sock: socket.socket, api_key: int, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        header = {"requestApiKey": api_key, "requestApiVersion": version, "correlationId": -7, "clientId": "old"}
-        send(sock, codec.encode_request(header, body))
-        answered, answer = codec.decode_response(receive(sock), api_key, version)
-        assert answered["correlationId"] == -7
-        return answer
+    def answer(self, api_key: int, version: int) -> dict[str, Any]:
+        header, body = codec.decode_response(self.receive(), api_key, version)
+        assert header["correlationId"] == -7
+        return body
 
-    host, port = kproxy.bootstrap.split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as sock:
-        assert ask(sock, 17, 0, {"mechanism": "PLAIN"})["errorCode"] == 0
-        send(sock, b"alice\0alice\0secret")
-        assert receive(sock) == b""
-        brokers = ask(sock, 3, 12, {"topics": []})["brokers"]
+    def ask(self, api_key: int, version: int, body: dict[str, Any]) -> dict[str, Any]:
+        self.sock.sendall(framed(api_key, version, body))
+        return self.answer(api_key, version)
+
+
+def framed(api_key: int, version: int, body: dict[str, Any]) -> bytes:
+    header = {"requestApiKey": api_key, "requestApiVersion": version, "correlationId": -7, "clientId": "old"}
+    return sized(codec.encode_request(header, body))
+
+
+def sized(data: bytes) -> bytes:
+    return struct.pack(">i", len(data)) + data
+
+
+TOKEN = sized(b"alice\0alice\0secret")
+
+
+def test_raw_tokens_of_old_clients(kproxy: Kproxy) -> None:
+    """The user's name reads as key 97."""
+    with Raw(kproxy.bootstrap) as client:
+        assert client.ask(17, 0, {"mechanism": "PLAIN"})["errorCode"] == 0
+        client.sock.sendall(TOKEN)
+        assert client.receive() == b""
+        brokers = client.ask(3, 12, {"topics": []})["brokers"]
+    port = int(kproxy.bootstrap.split(":")[1])
     assert {(broker["nodeId"], broker["host"], broker["port"]) for broker in brokers} == {
-        (node_id, "127.0.0.1", int(port) + node_id) for node_id in (1, 2, 3)
+        (node_id, "127.0.0.1", port + node_id) for node_id in (1, 2, 3)
     }
     assert kproxy.metric("kproxy_protocol_faults_total") == 0
+
+
+def test_requests_behind_a_raw_token_are_decided(cluster: Cluster, tmp_path: Path) -> None:
+    """Through a listener that creates nothing and hides topics: whole requests in the packet of the token."""
+    secret = create_topic(cluster.bootstrap)
+    file = tmp_path / "kproxy.toml"
+    audit = tmp_path / "audit.jsonl"
+    guarded = Kproxy(cluster.sasl_bootstrap, tmp_path, "--config", str(file))
+    port = int(guarded.bootstrap.split(":")[1])
+    rules = f'read_only = true\n[[cluster.policy]]\naction = "deny"\ntopic = "{secret}"\n'
+    brokers = f'[[cluster.brokers]]\nids = "1-3"\nport = {port + 1}\n'
+    file.write_text(f'audit = "{audit}"\n[[cluster]]\n{rules}{brokers}')
+    create = {"topics": [{"name": "smuggled", "numPartitions": 1, "replicationFactor": 1}], "timeoutMs": 9000}
+    with guarded:
+        with Raw(guarded.bootstrap) as client:
+            assert client.ask(17, 0, {"mechanism": "PLAIN"})["errorCode"] == 0
+            client.sock.sendall(TOKEN + framed(19, 4, create) + framed(3, 12, {"topics": None}))
+            assert client.receive() == b""
+            assert [topic["errorCode"] for topic in client.answer(19, 4)["topics"]] == [29]
+            listed = client.answer(3, 12)
+        assert {broker["port"] for broker in listed["brokers"]} == {port + 1, port + 2, port + 3}
+        assert secret not in {topic["name"] for topic in listed["topics"]}
+        assert guarded.metric("kproxy_policy_refusals_total", api="CreateTopics") == 1
+        assert guarded.metric("kproxy_protocol_faults_total") == 0
+    names = set(Producer({"bootstrap.servers": cluster.bootstrap}).list_topics(timeout=10).topics)
+    assert secret in names and "smuggled" not in names
+    assert [json.loads(line)["api"] for line in audit.read_text().splitlines()] == ["CreateTopics"]
