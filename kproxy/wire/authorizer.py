@@ -2,12 +2,13 @@
 
 The owner says per (api key, version) which requests it wants to see (`Interest.authorizes`); all others pass as if
 there were no authorizer. A request whose body is needed is held until it is whole, then decided inside the same call,
-so that nothing overtakes it. Bounds: MAX_HELD_REQUEST of one request, the Interest's HeldBudget of all sessions
-together.
+so that nothing overtakes it. One that takes longer than a call may is decided in slices (`Later`, slow_work.py): it is
+held meanwhile. Bounds: MAX_HELD_REQUEST of one request, the Interest's HeldBudget of all sessions together.
 
 Refuses to know what decides: rules, identities, bodies.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from kproxy.protocol import codec
@@ -51,6 +52,12 @@ def answered(exchange: Exchange, body: codec.Body) -> Answer:
     return Answer(frames.SIZE.pack(len(frame)) + frame, (code,) if code else ())
 
 
+class Later(NamedTuple):
+    """It takes more time than one call may."""
+
+    begin: Callable[[memoryview], codec.Slices[Any]]  # the frame, which lives on -> what the call would have returned
+
+
 Decision = Answer | Replace | Close | None  # None: the request is forwarded as it came
 
 
@@ -61,17 +68,18 @@ class Authorizer(Protocol):
         """Decide a request of which only the header is certainly here; HOLD: decide it when it is whole."""
         ...
 
-    def decide(self, exchange: Exchange, frame: Any) -> Decision:
+    def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
         """Decide a whole request. `frame` begins with its 4-byte size and lives for this call only.
 
         If the answer is to be edited, set `exchange.plan` to `Interest.held_plan` of it.
         """
         ...
 
-    def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
         """Change the answer of such a request, before addresses are replaced; None: it stays.
 
-        `frame` begins with its 4-byte size. Raises ProtocolError, which closes the connection.
+        `frame` begins with its 4-byte size. Raises ProtocolError, which closes the connection; so may the slices of
+        a Later.
         """
         ...
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.wire import frames
+from kproxy.wire.authorizer import Later
 from kproxy.wire.bodies import BodyWalker, empty_rest
-from kproxy.wire.client_side import ClientSide
+from kproxy.wire.editing import Editing
 from kproxy.wire.events import (
     BROKER,
     CLIENT,
-    FAILED,
     FULL,
     NONE,
     OPAQUE,
@@ -30,7 +30,7 @@ from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece
 MAX_HEAD = 256 * 1024  # of an answer whose head alone is held: four thousand brokers, rewritten in one call
 
 
-class BrokerSide(ClientSide):
+class BrokerSide(Editing):
     """The framed state of the broker's side."""
 
     __slots__ = ()
@@ -104,7 +104,11 @@ class BrokerSide(ClientSide):
                 self._mark(BROKER, pos)
                 replacement = self._read_answer(exchange, view[pos:end], now)
                 if self._handlers[BROKER] is not type(self)._answers:
-                    return self._change(BROKER, view, pos, sent, pieces)
+                    if self.slow[BROKER] is None:
+                        return self._change(BROKER, view, pos, sent, pieces)
+                    if sent < pos:
+                        pieces.append((CLIENT, view[sent:pos]))
+                    return self._change(BROKER, view, end, end, pieces)
                 if plan.kept is not None:
                     keep_answer(plan.kept, exchange, view[pos:end])
                 if replacement is not None:
@@ -161,8 +165,8 @@ class BrokerSide(ClientSide):
             return self.pending.pop(0)
         if not self._seen_gap:
             text = f"an answer with the correlation id {correlation_id}, which no pending request has"
-            if self._interest.rewrite:
-                text += ": it could name brokers, so it is not forwarded"
+            if self._interest.rewrite or self._authorizer is not None:
+                text += ": it could name what its client may not see, so it is not forwarded"
                 self._fatal(BROKER, "unexpected_answer", text, None, now)
                 return None
             self._fault(BROKER, "unexpected_answer", f"{text}; it was forwarded", None, now)
@@ -249,6 +253,9 @@ class BrokerSide(ClientSide):
             self._drop_answer()
             replacement = self._read_answer(exchange, frame, now)
             if self._handlers[BROKER] is not type(self)._answers:
+                if self.slow[BROKER] is not None:
+                    self.completed[1] -= 1  # counted when it is edited
+                    self._drop_frame(BROKER)  # all of it is at hand
                 return stop
             if self._held and replacement != b"":
                 pieces.append((CLIENT, frame if replacement is None else replacement))
@@ -289,9 +296,10 @@ class BrokerSide(ClientSide):
         try:
             edited = self._authorizer.edit(exchange, frame)
         except ProtocolError as fault:
-            exchange.decoded = FAILED
-            text = f"{exchange.plan.title} answer does not decode ({fault}); it may list what its client may not see"
-            self._fatal(BROKER, "malformed_answer", text, exchange.plan, now)
+            self._unedited(exchange, fault, now)
+            return None
+        if isinstance(edited, Later):
+            self._edit_later(exchange, edited, frame, now)
             return None
         replacement = self._read_unedited(exchange, frame if edited is None else memoryview(edited), now)
         return edited if replacement is None else replacement

@@ -9,7 +9,6 @@ from typing import Any
 
 from kproxy.errors import Malformed
 from kproxy.wire import frames, sasl
-from kproxy.wire.authorizer import MAX_HELD_REQUEST, Answer, Close, Decision, Hold, Replace
 from kproxy.wire.bodies import BodyWalker
 from kproxy.wire.events import (
     ANSWERED,
@@ -20,10 +19,11 @@ from kproxy.wire.events import (
     ClientNamed,
     Exchange,
 )
+from kproxy.wire.holding import Holding
 from kproxy.wire.interest import ANSWER, AUTHORIZE, PRODUCE, REFUSE, SASL_AUTHENTICATE, SASL_HANDSHAKE, ApiPlan
 from kproxy.wire.keeping import begin_request, end_request, keep_request
 from kproxy.wire.kept import MAX_SMALL
-from kproxy.wire.raw_sasl import RawSaslSides
+from kproxy.wire.own_answers import unsupported_version
 from kproxy.wire.state import (
     FEW_NOTED,
     FRAMES_PER_CALL,
@@ -36,11 +36,11 @@ from kproxy.wire.state import (
     NOTE_STEP,
     NOTED_LEAST,
     SMALL_BODY,
+    WIDEST_CHARACTER,
     Piece,
     looked_bytes,
     named_count,
     said_bytes,
-    unsupported_version,
 )
 
 MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
@@ -51,7 +51,7 @@ AUTHORIZED_WORK = 4
 PAYLOAD_SHIFT = 12
 
 
-class ClientSide(RawSaslSides):
+class ClientSide(Holding):
     """The framed state of the client's side."""
 
     __slots__ = ()
@@ -158,14 +158,16 @@ class ClientSide(RawSaslSides):
                     if held is not None:
                         if sent < pos:
                             pieces.append((BROKER, view[sent:pos]))
-                        if self._handlers[CLIENT] is not type(self)._requests:
-                            return self._change(CLIENT, view, pos, pos, pieces)
                         sent = end if end < size else size
                         if self._client_held is not None:
                             self._number = number + 1
                             pending.append(exchange)
+                            if self._handlers[CLIENT] is not type(self)._requests:
+                                return self._change(CLIENT, view, sent, sent, pieces)
                             pos = size
                             break
+                        if self._handlers[CLIENT] is not type(self)._requests:
+                            return self._change(CLIENT, view, pos, pos, pieces)
                         if held:
                             pieces.append((BROKER, held))
             self._number = number = number + 1
@@ -174,6 +176,8 @@ class ClientSide(RawSaslSides):
                 self._take_prefix(exchange, *usual_values)
             elif plan.prefix is not None and not self._client_swallow:
                 last -= self._read_prefix(exchange, view, pos, end, size, now) >> LOOKED_SHIFT
+                if self._handlers[CLIENT] is not type(self)._requests:
+                    return self._change(CLIENT, view, pos, sent, pieces)
                 unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
             if end > size or (length > SMALL_BODY and plan.request_reader is not None and not self._client_swallow):
                 self._begin_request(exchange, length)
@@ -210,118 +214,6 @@ class ClientSide(RawSaslSides):
             pieces.append((BROKER, view[sent:] if sent else view))
         return pieces
 
-    # --- requests that are decided first -----------------------------------------------------------------------------
-
-    def _swallow(self, exchange: Exchange, answer: Answer) -> None:
-        """The broker does not get the request that begins now; `answer` leaves after all older ones."""
-        self._client_swallow = True
-        if self._own_answers is None:
-            self._own_answers = {}
-        self._own_answers[exchange.number] = answer
-
-    def _authorize(self, exchange: Exchange, view: Any, pos: int, stop: int, now: int) -> Any:
-        """Let the authorizer decide the request at `pos`, as much of it as is here.
-
-        None: it is forwarded as it came. Otherwise the bytes that the broker gets instead: none if it is held, answered
-        or refused.
-        """
-        authorizer = self._authorizer
-        if authorizer is None:
-            return None
-        decision: Decision | Hold
-        if stop - pos == exchange.request_bytes:
-            decision = authorizer.decide(exchange, view[pos:stop])
-            return None if decision is None else self._obey(exchange, decision, now)
-        decision = authorizer.at_header(exchange)
-        if decision is None:
-            return None
-        if not isinstance(decision, Hold):
-            return self._obey(exchange, decision, now)
-        self._client_held = bytearray()
-        self._client_exchange = exchange
-        self._client_left = exchange.request_bytes
-        if exchange.request_bytes > MAX_HELD_REQUEST:
-            text = (
-                f"{exchange.plan.title} request of {exchange.request_bytes} bytes must be held until the policy has "
-                f"decided, and at most {MAX_HELD_REQUEST} bytes are: send less at a time"
-            )
-            self._cannot_hold(exchange, "held_too_large", text, now)
-            return b""
-        self._interest.held.begin(self, now)
-        if self._keep_request(exchange, view[pos:stop], now):
-            self._client_left -= stop - pos
-        return b""
-
-    def _hold(self, view: Any, now: int, pieces: list[Piece]) -> int:
-        """The next bytes of a held request; returns how many. Once it is whole it is decided."""
-        stop = min(self._client_left, len(view))
-        held, exchange = self._client_held, self._client_exchange
-        assert held is not None and exchange is not None and self._authorizer is not None
-        if not self._keep_request(exchange, view[:stop], now):
-            return stop
-        self._client_left -= stop
-        if self._client_left:
-            return stop
-        self._interest.held.release(len(held))
-        self._interest.held.end(self)
-        self._client_held = self._client_exchange = None
-        self.completed[0] += 1
-        exchange.request_end = now
-        frame = memoryview(held)
-        if exchange.plan.kept is not None:
-            keep_request(exchange.plan.kept, exchange, frame)
-        decision = self._authorizer.decide(exchange, frame)
-        replacement = None if decision is None else self._obey(exchange, decision, now)
-        if self._handlers[CLIENT] is not type(self)._requests:
-            return stop
-        if not self._client_swallow:
-            plan = exchange.plan
-            if plan.prefix is not None:
-                self._read_prefix(exchange, frame, 0, len(frame), len(frame), now)
-            if plan.request_reader is not None:
-                self._read_request(exchange, frame, 0, len(frame), now, kept=True)
-            pieces.append((BROKER, frame if replacement is None else replacement))
-        self._whole_request(exchange, pieces, now)
-        return stop
-
-    def _keep_request(self, exchange: Exchange, part: Any, now: int) -> bool:
-        """Keep the next bytes of a held request. False: all connections together hold as much as they may."""
-        assert self._client_held is not None
-        if not self._interest.held.take(len(part), now, self):
-            text = (
-                f"{exchange.plan.title} request must be held until the policy has decided, and all connections "
-                f"together hold {self._interest.held.limit_bytes} bytes already: let fewer clients send at once"
-            )
-            self._cannot_hold(exchange, "held_too_many", text, now)
-            return False
-        self._client_held += part
-        return True
-
-    def give_up_held(self, now: int) -> None:
-        """The request that is held takes the room of others for too long: nothing of it leaves."""
-        exchange = self._client_exchange
-        if self._client_held is not None and exchange is not None:
-            text = (
-                f"{exchange.plan.title} request is not whole yet, and others need its room: all connections together "
-                f"hold {self._interest.held.limit_bytes} bytes until the policy has decided; see max_held_bytes"
-            )
-            self._cannot_hold(exchange, "held_too_many", text, now)
-
-    def _cannot_hold(self, exchange: Exchange, kind: str, text: str, now: int) -> None:
-        assert self._authorizer is not None
-        self._authorizer.too_large(exchange)
-        self._fatal(CLIENT, kind, text, exchange.plan, now)
-
-    def _obey(self, exchange: Exchange, decision: Answer | Replace | Close, now: int) -> bytes:
-        """Do what the authorizer decided about a whole request; returns what the broker gets instead."""
-        if isinstance(decision, Replace):
-            return decision.frame
-        if isinstance(decision, Answer):
-            self._swallow(exchange, decision)
-        else:
-            self._fatal(CLIENT, "refused", decision.text, exchange.plan, now)
-        return b""
-
     # --- requests in parts -------------------------------------------------------------------------------------------
 
     def _begin_request(self, exchange: Exchange, length: int) -> None:
@@ -333,18 +225,21 @@ class ClientSide(RawSaslSides):
             self._client_frame = begin_request(plan.kept, exchange, length + 4)
         if plan.request_reader is not None:
             if length > SMALL_BODY:
-                self._client_walker = BodyWalker(
-                    plan.api_key,
-                    plan.api_version,
-                    "request",
-                    detail=self._interest.detail,
-                    room=self._interest.room,
-                    ahead_bytes=frames.REQUEST_HEAD_BYTES,
-                )
-                exchange.request_body = self._client_walker
-                self._note_at = NOTE_STEP
+                self._begin_walk(exchange)
             else:
                 self._client_body = bytearray()
+
+    def _begin_walk(self, exchange: Exchange) -> None:
+        """The topic-partitions of a large request are read as its bytes are walked."""
+        self._client_walker = exchange.request_body = BodyWalker(
+            exchange.plan.api_key,
+            exchange.plan.api_version,
+            "request",
+            detail=self._interest.detail,
+            room=self._interest.room,
+            ahead_bytes=frames.REQUEST_HEAD_BYTES,
+        )
+        self._note_at = NOTE_STEP
 
     def _continue_request(
         self, view: Any, pos: int, size: int, now: int, pieces: list[Piece], *, begins: bool = False
@@ -360,10 +255,17 @@ class ClientSide(RawSaslSides):
         if self._client_frame is not None:
             self._client_frame.add(view[pos:stop])
         self._client_left = left = left - (stop - pos)
-        if left and self._client_walker is not None and exchange is not None:
-            self._note_walked(exchange, self._client_walker, now)
+        if left and exchange is not None:
+            if self._client_walker is not None:
+                self._note_walked(exchange, self._client_walker, now)
+            elif self._client_body is not None:
+                self._note_copies(exchange, now)
+                if self._handlers[CLIENT] is not type(self)._requests:
+                    return pos
         if self._client_prefix is not None and exchange is not None and not begins:
             self._extend_prefix(exchange, view[pos:stop], now)
+            if self._handlers[CLIENT] is not type(self)._requests:
+                return pos
         if not left:
             self._client_exchange = None
             self.completed[0] += 1
@@ -383,12 +285,13 @@ class ClientSide(RawSaslSides):
         elif self._client_walker is not None:
             self._request_walked(exchange, now)
         if exchange.outcome is NO_ANSWER_EXPECTED:
+            if self._noted:
+                self._forget(exchange)
             self.events.append(exchange)
         elif exchange.outcome is ANSWERED:
             self._answered(exchange, exchange.response_end)
         elif self._client_swallow:
-            self._client_swallow = False
-            self._send_own_answers(pieces, now)
+            self._swallowed(exchange, pieces, now)
         elif self._handshake is not None and exchange.plan.api_key == SASL_HANDSHAKE:
             self.sasl_mechanism = self._handshake
             if exchange.plan.api_version == 0:
@@ -426,7 +329,10 @@ class ClientSide(RawSaslSides):
         if looked or count > FEW_NOTED or (size >= NOTED_LEAST and exchange.plan.api_key != PRODUCE):
             if not kept:
                 self._mark(CLIENT, pos)
-            self._count_named(exchange, named, count * NAMED_BYTES + (looked or size), now)
+            noted_bytes = count * NAMED_BYTES + WIDEST_CHARACTER * (looked or size)
+            self._count_named(exchange, named, noted_bytes, now)
+        elif self._noted:
+            self._forget(exchange)  # its copies, while it came in parts
         return named + (looked >> LOOKED_SHIFT)
 
     def _request_walked(self, exchange: Exchange, now: int) -> None:
@@ -469,11 +375,12 @@ class ClientSide(RawSaslSides):
         try:
             found = plan.prefix(view, begin, seen)
         except Malformed as fault:
-            self._malformed_request(exchange, str(fault), now)
+            self._malformed_prefix(exchange, str(fault), now)
             return seen - begin
         if found is None:
             if self._can_grow(exchange, seen - begin, now):
                 self._client_prefix = bytearray(view[begin:seen])
+                self._note_copies(exchange, now)
             return seen - begin
         values, stop = found
         self._take_prefix(exchange, *values)
@@ -502,7 +409,8 @@ class ClientSide(RawSaslSides):
         software_name: str | None = None,
         software_version: str | None = None,
     ) -> None:
-        exchange.client_id = self.client_id = client_id
+        exchange.client_id = client_id
+        self.client_id = client_id and client_id[:MAX_CUT_ID]
         exchange.transactional_id = transactional_id
         if acks is not None:
             exchange.acks = acks
@@ -515,18 +423,10 @@ class ClientSide(RawSaslSides):
         if mechanism is not None:
             self._handshake = mechanism
         elif software_name is not None and software_version is not None:
-            software = software_name, software_version
+            software = software_name[:MAX_CUT_ID], software_version[:MAX_CUT_ID]
             if software != self.software:
                 self.software = software
                 self.events.append(ClientNamed(client_id, *software, exchange.request_start))
-
-    def _note_prefix(self, exchange: Exchange, prefix_bytes: int, now: int) -> None:
-        """Count the ids of a request whose first fields are not those of the one before it."""
-        if not self._note(exchange, prefix_bytes):
-            for name in ("client_id", "group_id", "transactional_id"):
-                text = getattr(exchange, name)
-                setattr(exchange, name, text and text[:MAX_CUT_ID])
-            self._too_much_named(CLIENT, exchange, f"{NO_ROOM}: of its ids {MAX_CUT_ID} characters are kept", now)
 
     def _extend_prefix(self, exchange: Exchange, more: Any, now: int) -> None:
         """Read first fields that arrive in parts, from their begin each time."""
@@ -537,9 +437,10 @@ class ClientSide(RawSaslSides):
             found = exchange.plan.prefix(prefix, 0, len(prefix))
         except Malformed as fault:
             self._client_prefix = None
-            self._malformed_request(exchange, str(fault), now)
+            self._malformed_prefix(exchange, str(fault), now)
             return
         if found is None and self._can_grow(exchange, len(prefix), now):
+            self._note_copies(exchange, now)
             return
         self._client_prefix = None
         if found is not None:
@@ -549,14 +450,27 @@ class ClientSide(RawSaslSides):
     def _can_grow(self, exchange: Exchange, seen_bytes: int, now: int) -> bool:
         """Of the first fields, which do not end within the bytes seen behind the head: whether more can come."""
         if seen_bytes == exchange.request_bytes - frames.REQUEST_HEAD_BYTES:
-            self._malformed_request(exchange, "it ends inside its first fields", now)
+            self._malformed_prefix(exchange, "it ends inside its first fields", now)
         elif seen_bytes == MAX_PREFIX:
-            self._malformed_request(exchange, f"its first fields are longer than {MAX_PREFIX} bytes", now)
+            self._malformed_prefix(exchange, f"its first fields are longer than {MAX_PREFIX} bytes", now)
         else:
             return True
         return False
 
     # --- faults, and what a capture does otherwise -------------------------------------------------------------------
+
+    def _malformed_prefix(self, exchange: Exchange, why: str, now: int) -> None:
+        """The first fields of a Produce say whether an answer comes, on which pairing rests: no guess where it decides.
+
+        So it does where answers are rewritten: paired with another request, one could pass unread. Elsewhere the broker
+        decides, which mostly closes the connection.
+        """
+        if self._authorizer is None and not (self._interest.rewrite and exchange.plan.api_key == PRODUCE):
+            self._malformed_request(exchange, why, now)
+            return
+        exchange.decoded = FAILED
+        text = f"{exchange.plan.title} request does not decode ({why}); what follows could not be decided"
+        self._fatal(CLIENT, "malformed_request", text, exchange.plan, now)
 
     def _malformed_request(self, exchange: Exchange, why: str, now: int) -> None:
         exchange.decoded = FAILED

@@ -13,6 +13,7 @@ from types import EllipsisType
 from typing import Any
 
 from kproxy.protocol import schema
+from kproxy.protocol.codec import Slices
 
 REQUEST_HEAD = Struct(">iIi")  # size, api key and version as one number, correlation id
 RESPONSE_HEAD = Struct(">ii")  # size, correlation id
@@ -24,6 +25,7 @@ MIN_REQUEST = 8  # api key, version, correlation id: ControlledShutdown v0 has n
 MIN_RESPONSE = 4
 
 Edit = tuple[int, int, bytes]  # replace [start, end) of a frame
+_SLICE_EDITS = 1024
 
 MAX_REQUEST = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
 
@@ -51,6 +53,23 @@ def patched(frame: memoryview, edits: list[Edit]) -> bytes:
     return b"".join(parts)
 
 
+def patched_in_slices(frame: memoryview, edits: list[Edit]) -> Slices[bytes]:
+    """As `patched`; sorts the edits in place."""
+    edits.sort()
+    parts: list[bytes | memoryview] = [b""]
+    at = SIZE.size
+    size = len(frame) - at
+    for number, (start, end, new) in enumerate(edits, 1):
+        if number % _SLICE_EDITS == 0:
+            yield
+        parts += (frame[at:start], new)
+        size += len(new) - (end - start)
+        at = end
+    parts.append(frame[at:])
+    parts[0] = SIZE.pack(size)
+    return b"".join(parts)
+
+
 def sniff(head: bytes) -> tuple[str, str]:
     """(kind, what it is and how to mend it) for bytes that stand where a frame's size should."""
     if head[:1] in (b"\x16", b"\x15", b"\x14", b"\x17") and head[1:2] == b"\x03":
@@ -66,7 +85,7 @@ def sniff(head: bytes) -> tuple[str, str]:
     if head[:6] == b"PROXY " or head[:8] == b"\r\n\r\n\0\r\nQ":
         return "proxy_protocol", (
             "a PROXY protocol header on a port that expects none: set accept_proxy_protocol and trusted_proxies in its "
-            "[[cluster]], or have the balancer send none"
+            "[[cluster]], or have the balancer send none, or no second one"
         )
     size = int.from_bytes(head[:4], "big", signed=True)
     return "size", (

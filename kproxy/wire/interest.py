@@ -86,6 +86,7 @@ class ApiPlan:
         "max_held_bytes",
         "prefix",
         "quick_scan",
+        "read_on",
         "reads_request",
         "request",
         "request_reader",
@@ -120,6 +121,7 @@ class ApiPlan:
         self.keeps_small = False  # nothing is done with a request but that it is kept, if it is small
         self.reads_request = False  # something is done with a request that is whole: it is read, or kept
         self.held: ApiPlan | None = None  # the same, with answers that are held whole; made at first use
+        self.read_on: ApiPlan | None = None  # of a held one: what its answers are read with once they are edited
         self.carries_addresses = False  # its answers can contain addresses of brokers
         self.splits = False  # only the head of a large answer is held (`bodies.head_array`)
         self.throttled_after_answer = False  # KIP-219: the answer leaves at once, then the connection is muted
@@ -165,6 +167,16 @@ class HeldBudget:
         del self._requests[oldest]
         self.give_up(oldest)
         return True
+
+    @property
+    def held_bytes(self) -> int:
+        """What is reserved now for frames in parts, and for what waits whole."""
+        return self._held_bytes
+
+    @property
+    def noted_bytes(self) -> int:
+        """What is reserved now for what pending requests say."""
+        return self._noted_bytes
 
     def begin(self, session: object, now_ns: int) -> None:
         """A session holds a request from now on."""
@@ -267,6 +279,17 @@ class Interest:
             held.max_held_bytes = MAX_HELD_LIST
             plan.held = held
         return plan.held
+
+    def read_on_plan(self, plan: ApiPlan) -> ApiPlan:
+        """The plan with which an answer is read on that was held whole, and given to the authorizer."""
+        if plan.read_on is None:
+            read_on = ApiPlan(plan.api_key, plan.api_version, plan.api, plan.known)
+            base = self.plan((plan.api_key & 0xFFFF) << 16 | plan.api_version & 0xFFFF)
+            for name in ApiPlan.__slots__:
+                setattr(read_on, name, getattr(base, name))
+            read_on.kept = None  # whoever held it whole keeps it
+            plan.read_on = read_on
+        return plan.read_on
 
     def _known(self, api: schema.Api, version: int) -> ApiPlan:
         plan = ApiPlan(api.key, version, api.name, True)

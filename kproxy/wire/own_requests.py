@@ -12,14 +12,15 @@ from kproxy.protocol import schema
 from kproxy.wire import frames
 from kproxy.wire.events import BROKER, CLIENT, FULL, Exchange
 from kproxy.wire.interest import HOLD, ApiPlan, Interest
-from kproxy.wire.state import NOTHING_USUAL, Piece, SessionState
+from kproxy.wire.own_answers import OwnAnswers
+from kproxy.wire.state import NOTHING_USUAL, Piece
 
 MAX_OWN_ANSWER = 512 * 1024
 
 Take = Callable[[bytes], None]  # gets the answer, its 4-byte size included
 
 
-class OwnRequests(SessionState):
+class OwnRequests(OwnAnswers):
     """The owner's requests of one session."""
 
     __slots__ = ()

@@ -6,21 +6,17 @@ back: `_change` hands it to the new state at once, `_leave` to a later call. Ref
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, ClassVar
 
 from kproxy.errors import ProtocolError
-from kproxy.protocol import codec, schema
 from kproxy.wire import frames, sasl
 from kproxy.wire.authorizer import Answer, Authorizer
 from kproxy.wire.bodies import BodyWalker, Edit, Found
 from kproxy.wire.events import (
     ANSWERED,
-    ANSWERED_BY_PROXY,
     BROKER,
     CLIENT,
     FAILED,
-    FULL,
     LOST,
     NO_ANSWER_EXPECTED,
     NONE,
@@ -32,11 +28,12 @@ from kproxy.wire.events import (
     Exchange,
     Unanswered,
 )
-from kproxy.wire.interest import API_VERSIONS, PRODUCE, UNSUPPORTED_VERSION, ApiPlan, Interest
-from kproxy.wire.keeping import emitted, keep_answer
+from kproxy.wire.interest import PRODUCE, ApiPlan, Interest
+from kproxy.wire.keeping import emitted
 from kproxy.wire.kept import FrameInParts
 from kproxy.wire.muting import Mutes
 from kproxy.wire.pairing import LIMIT
+from kproxy.wire.slow_work import NOTHING_SLOW, SlowSides
 
 Piece = tuple[int, Any]  # (the side to send to, a buffer that lives until the next receive)
 Transform = Callable[[Exchange, memoryview], bytes | None]
@@ -50,7 +47,8 @@ FEW_NAMED = 16  # bodies that name no more are not counted
 NOTED_LEAST = 512  # bytes: a request that says less is not counted
 FEW_NOTED = 2  # topic-partitions of a short Produce, which are not counted either
 NAMED_BYTES = 300  # of memory, about, of a topic-partition that is kept
-NOTE_STEP = 64 * 1024  # bytes of a body whose end is not here, after which it is counted; then after an eighth more
+WIDEST_CHARACTER = 4  # bytes in memory: one character beyond UCS-2 makes each byte of an ASCII text take as many
+NOTE_STEP = 2 * 1024  # bytes of a body whose end is not here, after which it is counted; then after an eighth more
 MAX_CUT_ID = 256  # characters of an id that is cut
 NO_ROOM = "all pending requests together name as much as may be kept"
 
@@ -74,7 +72,7 @@ UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
 NOTHING_USUAL: Usual = (*frames.request_head_and(0), NONE, b"", UNSEEN, ())
 
 
-class SessionState:
+class SessionState(SlowSides):
     """The fields of a session, and what its two sides do alike."""
 
     observers: tuple[Any, ...]  # only of a session that is watched (watched.py)
@@ -97,6 +95,7 @@ class SessionState:
         "_client_held",
         "_client_left",
         "_client_prefix",
+        "_client_replacement",
         "_client_swallow",
         "_client_walker",
         "_ended",
@@ -104,11 +103,8 @@ class SessionState:
         "_frames_left",
         "_free_at",
         "_gap_ns",
-        "_handlers",
         "_handshake",
         "_held",
-        "_interest",
-        "_is_odd",
         "_max_request",
         "_mutes",
         "_named",
@@ -116,9 +112,9 @@ class SessionState:
         "_noted",
         "_number",
         "_own_answers",
+        "_own_bytes",
         "_raw",
         "_received",
-        "_rest",
         "_seen_gap",
         "_shift",
         "_transform",
@@ -158,6 +154,7 @@ class SessionState:
         self.most_in_flight = max_in_flight  # what the owner may set max_in_flight to
         self.max_in_flight = max_in_flight  # requests that may be pending; the next one waits in the backlog
         self.backlog: list[memoryview | None] = [None, None]  # per side: bytes that wait for `resume`
+        self.slow = NOTHING_SLOW  # per side: what is done in slices before its backlog is read
         self.faults = 0  # Desync events so far
         self.sasl_mechanism: str | None = None
         self.sasl_tokens = 0  # raw ones; they give no events
@@ -191,6 +188,7 @@ class SessionState:
         self._client_walker: BodyWalker | None = None  # or what walks it, if it is large
         self._client_swallow = False  # the broker does not get it
         self._client_held: bytearray | None = None  # all of it, until the authorizer can decide
+        self._client_replacement: bytes | None = None  # what the broker gets instead of the held one
         self._usual: Usual = NOTHING_USUAL
         self._note_at = 0  # what is kept of the body in transit is counted after so many bytes
         self._noted: dict[int, int] | None = None  # bytes that pending requests count in the budget for them, by number
@@ -207,9 +205,10 @@ class SessionState:
         self._free_at = 0  # when the previous answer ended
         self._mutes: Mutes | None = None  # until the first throttle
         self._own_answers: dict[int, Answer] | None = None  # by number: answers of ours that wait for older ones
+        self._own_bytes = 0  # of those, in the budget for held bytes
 
         self._handshake: str | None = None  # the mechanism of a SaslHandshake that is not answered
-        self._waiting: bytearray | None = None  # the client's bytes since that handshake
+        self._waiting: bytearray | None = None  # the client's bytes behind it, or behind an unanswered token
         self._raw = _NO_LOGIN
         # Functions, not bound methods: a session must not hold itself, or only the garbage collector would free it.
         kind = type(self)
@@ -241,6 +240,9 @@ class SessionState:
         if sent < pos:
             pieces.append((1 - side, view[sent:pos]))
             sent = pos
+        if self.slow[side] is not None:
+            self._leave(view[sent:])  # there is a backlog, if only of no bytes, until that is done
+            return pieces
         if sent < len(view):
             self._rest = view[sent:]
         self._is_odd = True
@@ -341,32 +343,6 @@ class SessionState:
             self._forget(exchange)
         self.events.append(exchange)
 
-    def _send_own_answers(self, pieces: list[Piece], now: int) -> None:
-        """Send the answers of ours that no older request waits before."""
-        pending = self.pending
-        while self._own_answers and pending and not self._broker_left:
-            exchange = pending[0]
-            answer = self._own_answers.get(exchange.number)
-            if answer is None or exchange.request_end == NONE:
-                return
-            del pending[0]
-            del self._own_answers[exchange.number]
-            if pieces and isinstance(pieces[-1][1], bytearray) and pieces[-1][0] == CLIENT:
-                pieces[-1][1].extend(answer.frame)  # several in a row leave together
-            else:
-                pieces.append((CLIENT, bytearray(answer.frame)))
-            exchange.response_bytes = len(answer.frame)
-            exchange.response_start = exchange.response_end = now
-            exchange.error_code = answer.errors[0] if answer.errors else None
-            exchange.errors = answer.errors
-            exchange.decoded = FULL
-            exchange.outcome = ANSWERED_BY_PROXY
-            if exchange.plan.kept is not None:
-                keep_answer(exchange.plan.kept, exchange, answer.frame)
-            mutes = self._mutes or Mutes()
-            exchange.queue_ns, exchange.muted_ns = mutes.split(exchange.request_end, self._free_at, now)
-            self.events.append(exchange)
-
     def _give_up(self, exchange: Exchange, cause: str) -> None:
         """Emit an exchange whose answer will not arrive, or not completely."""
         if self._named:
@@ -390,17 +366,42 @@ class SessionState:
     def _note(self, exchange: Exchange, noted_bytes: int) -> bool:
         """Count what is kept of a request until it is answered, by now so much. False: there is no room for it."""
         held = self._interest.held
-        if noted_bytes < NOTED_LEAST or held.noted_limit_bytes is None:
+        before = self._noted.get(exchange.number, 0) if self._noted else 0
+        if (noted_bytes < NOTED_LEAST and not before) or held.noted_limit_bytes is None:
             return True
-        if exchange.outcome is NO_ANSWER_EXPECTED and self._client_walker is None:
+        if exchange.outcome is NO_ANSWER_EXPECTED and exchange is not self._client_exchange:
             return True  # nothing waits
         if self._noted is None:
             self._noted = {}
-        before = self._noted.get(exchange.number, 0)
         if not held.note(noted_bytes - before):
             return False
         self._noted[exchange.number] = noted_bytes
         return True
+
+    def _note_copies(self, exchange: Exchange, now: int) -> None:
+        """Count the copies of a request whose end is not here, and may never come; where there is no room, drop them.
+
+        Its first fields say whether an answer comes, on which pairing rests: no guess where requests are decided.
+        """
+        prefix, body = self._client_prefix, self._client_body
+        if self._client_walker is not None or self._note(exchange, len(prefix or b"") + len(body or b"")):
+            return
+        self._client_prefix = self._client_body = None
+        if self._noted:
+            self._forget(exchange)
+        if prefix is not None and self._authorizer is not None:
+            text = f"{exchange.plan.title} request: its first fields come in parts, and {NO_ROOM}"
+            self._fatal(CLIENT, "held_too_many", text, exchange.plan, now)
+            return
+        self._too_much_named(CLIENT, exchange, NO_ROOM, now)
+
+    def _note_prefix(self, exchange: Exchange, prefix_bytes: int, now: int) -> None:
+        """Count the ids of a request whose first fields are not those of the one before it."""
+        if prefix_bytes >= NOTED_LEAST and not self._note(exchange, WIDEST_CHARACTER * prefix_bytes):
+            for name in ("client_id", "group_id", "transactional_id"):
+                text = getattr(exchange, name)
+                setattr(exchange, name, text and text[:MAX_CUT_ID])
+            self._too_much_named(CLIENT, exchange, f"{NO_ROOM}: of its ids {MAX_CUT_ID} characters are kept", now)
 
     def _note_walked(self, exchange: Exchange, walker: BodyWalker, now: int) -> None:
         """Count what is kept of a body whose end is not here, and may never come; where there is no room, nothing is.
@@ -424,6 +425,7 @@ class SessionState:
 
     def _settle(self, cause: str) -> None:
         """No answer will come any more: emit what is pending."""
+        self._drop_slow()
         current, self._broker_exchange = self._broker_exchange, None
         self._broker_left = 0
         self._drop_answer()
@@ -437,6 +439,8 @@ class SessionState:
         if self._noted:
             self._interest.held.forget(sum(self._noted.values()))
             self._noted = None
+        self._interest.held.release(self._own_bytes)
+        self._own_bytes = 0
         self._own_answers = None
 
     def _drop_request(self, cause: str) -> None:
@@ -456,6 +460,14 @@ class SessionState:
             self._answered(exchange, exchange.response_end)
         elif exchange.outcome is NO_ANSWER_EXPECTED:
             self._give_up(exchange, cause)
+
+    def _take_waiting(self) -> bytes:
+        """The client's bytes that waited for the answer to its handshake or token; they wait no longer."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return b""
+        self._interest.held.release(len(waiting))
+        return bytes(waiting)
 
     def _drop_frame(self, side: int, why: str | None = None) -> None:
         """Forget the frame in transit, if it is one that is kept (keeping.py)."""
@@ -485,9 +497,9 @@ class SessionState:
         self._mark(side, pos)
         kind, text = frames.sniff(bytes(view[pos : pos + 8]))
         self._lost_framing(side, kind, text, now)
-        if self._waiting is not None and not self._interest.rewrite:
-            pieces.append((BROKER, bytes(self._waiting)))  # no answer to the handshake will release these
-            self._waiting = None
+        waiting = self._take_waiting()
+        if waiting and self._handlers[CLIENT] is type(self)._blind:
+            pieces.append((BROKER, waiting))  # no answer will release these
         return self._change(side, view, pos, sent, pieces)
 
     def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
@@ -504,6 +516,7 @@ class SessionState:
 
     def _fatal(self, side: int, kind: str, text: str, plan: ApiPlan | None, now: int) -> None:
         self._fault(side, kind, text, plan, now, fatal=True)
+        self._take_waiting()
         self._handlers = [type(self)._closed, type(self)._closed]
         self._settle("desync")
 
@@ -552,7 +565,8 @@ def looked_bytes(plan: ApiPlan, body: Found, size: int) -> int:
 
 def said_bytes(plan: ApiPlan, body: Found, walked: int) -> int:
     """What is kept of a body that was walked so far, about: of a batch only a part may be here."""
-    return (len(body.sums) + len(body.partitions)) * NAMED_BYTES + max(0, looked_bytes(plan, body, walked))
+    looked = max(0, looked_bytes(plan, body, walked))
+    return (len(body.sums) + len(body.partitions)) * NAMED_BYTES + WIDEST_CHARACTER * looked
 
 
 def _cap_named(walker: BodyWalker) -> None:
@@ -561,19 +575,3 @@ def _cap_named(walker: BodyWalker) -> None:
         if len(named) > MAX_NAMED:
             walker.left_out += len(named) - MAX_NAMED
             del named[MAX_NAMED:]
-
-
-def unsupported_version(correlation_id: int) -> Answer:
-    """The answer of a broker to an ApiVersions newer than it knows: v0, error 35, and the versions that it serves."""
-    size, body = _unsupported_version()
-    return Answer(size + frames.SIZE.pack(correlation_id) + body, (UNSUPPORTED_VERSION,))
-
-
-@cache
-def _unsupported_version() -> tuple[bytes, bytes]:
-    """(the size of that answer, what follows its correlation id)"""
-    versions = schema.schema().apis[API_VERSIONS].request.versions
-    served = {"apiKey": API_VERSIONS, "minVersion": versions[0], "maxVersion": versions[-1]}
-    body = {"errorCode": UNSUPPORTED_VERSION, "apiKeys": [served]}
-    answer = codec.encode_response(API_VERSIONS, 0, {"correlationId": 0}, body)
-    return frames.SIZE.pack(len(answer)), bytes(answer[4:])

@@ -1,5 +1,7 @@
 """Requests that are decided before they leave: forwarded, replaced, answered or refused, in order, over any split."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.errors import Malformed, ProtocolError
-from kproxy.wire.authorizer import HOLD, MAX_HELD_REQUEST, Answer, Close, Decision, Hold, Replace, answered
+from kproxy.wire.authorizer import HOLD, MAX_HELD_REQUEST, Answer, Close, Decision, Hold, Later, Replace, answered
 from kproxy.wire.events import ANSWERED, ANSWERED_BY_PROXY, BROKER, CLIENT, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
 from tests.wire.playbook import Dialogue, foreign_request, request, response
@@ -27,18 +29,32 @@ class Scripted:
         self.held: Interest | None = None  # answers are edited too
         self.edited: list[bytes] = []
         self.edits: bytes | ProtocolError | None = None
+        self.slow: set[int] = set()  # those that are decided, and whose answers are edited, in slices
+        self.slices = 3
+
+    def _in_slices(self, what: Any, begun: memoryview) -> Iterator[None]:
+        for _ in range(self.slices):
+            yield
+        if isinstance(what, ProtocolError):
+            raise what
+        return what
 
     def at_header(self, exchange: Exchange) -> Hold | Close | None:
         return None if exchange.correlation_id in self.by_header else HOLD
 
-    def decide(self, exchange: Exchange, frame: Any) -> Decision:
+    def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
         self.frames.append(bytes(frame))
         if self.held is not None:
             exchange.plan = self.held.held_plan(exchange.plan)
-        return self.decisions.get(exchange.correlation_id)
+        decision = self.decisions.get(exchange.correlation_id)
+        if exchange.correlation_id in self.slow:
+            return Later(partial(self._in_slices, decision))
+        return decision
 
-    def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
         self.edited.append(bytes(frame))
+        if exchange.correlation_id in self.slow:
+            return Later(partial(self._in_slices, self.edits))
         if isinstance(self.edits, ProtocolError):
             raise self.edits
         return self.edits
@@ -65,6 +81,7 @@ _KINDS = ("pass", "forward", "header", "replace", "answer")
 @given(st.lists(st.sampled_from(_KINDS), min_size=1, max_size=12), st.data())
 def test_what_leaves_is_what_was_decided_in_order_over_any_split(kinds, data):
     authorizer = Scripted()
+    authorizer.slow = data.draw(st.sets(st.integers(0, len(kinds) - 1)), "decided in slices")
     sent, to_broker, to_client = b"", b"", []
     for number, kind in enumerate(kinds):
         frame = request(LIST_GROUPS, 4, number, {}) if kind == "pass" else heartbeat(number, "g" * (1 + 13 * number))

@@ -194,6 +194,17 @@ def test_requests_that_the_authorizer_holds_are_kept_as_they_came(chunks: tuple[
     assert budget.held_bytes == 0
 
 
+def test_a_client_that_ends_within_a_request_that_is_held_gives_everything_back() -> None:
+    asks = [join(number)[0] for number in range(2)]
+    budget = kept()
+    interest = Interest(rewrite=True, authorizes=lambda key, version: True, kept=budget)
+    talk = Dialogue(interest, transform=renamed, authorizer=Scripted())
+    talk.client(asks[0] + asks[1][:-1]).close(CLIENT).close(BROKER)
+    assert [each.exchange.correlation_id for each in talk.unanswered] == [0, 1]
+    assert talk.sent[BROKER] == asks[0]
+    assert not talk.session.pending and budget.held_bytes == 0
+
+
 def test_what_is_rewritten_or_edited_is_kept_as_the_broker_sent_it() -> None:
     told = response(METADATA, 12, 1, {"brokers": [{"nodeId": 1, "host": "broker", "port": 9092}]})
     for chunks in ((), (30,)):

@@ -25,6 +25,7 @@ from kproxy.wire.raw_sasl import MAX_TOKENS
 from kproxy.wire.session import Session
 from kproxy.wire.state import FRAMES_PER_CALL, WALK_SLICE, WALKED_PER_CALL, named_count
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
+from tests.wire.test_authorizer import Scripted
 
 PRODUCE, FETCH, METADATA, OFFSET_FETCH, HANDSHAKE, API_VERSIONS, DESCRIBE_CLUSTER = 0, 1, 3, 9, 17, 18, 60
 READ = 512 * 1024
@@ -107,7 +108,7 @@ SMALL_BUT_COSTLY: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("detail", [ERRORS, TOPICS])
 @pytest.mark.parametrize("kind", SMALL_BUT_COSTLY)
 def test_small_requests_of_many_fields_are_shared_out_over_calls(kind: str, detail: int) -> None:
-    talk = session(details=True, detail=detail)
+    talk = Session(Interest(details=True, detail=detail))
     data = SMALL_BUT_COSTLY[kind]() * 4
     calls = read(talk, CLIENT, data)
     assert joined(calls, BROKER) == data and talk.completed[CLIENT] == 4
@@ -119,9 +120,11 @@ def test_of_first_fields_only_so_much_is_looked_at_whatever_the_split() -> None:
     """Those of a whole request, too: its end must not decide whether they are read."""
     ask = tagged(PRODUCE, 9, 40_000)
     for cuts in ([], [20], [40_000], [70_000], [len(ask) - 1]):
-        talk = Dialogue(Interest(rewrite=True), transform=untouched).client(ask, cuts)
+        talk = Dialogue(Interest()).client(ask, cuts)
         assert [fault.kind for fault in talk.faults] == ["malformed_request"] and talk.sent[BROKER] == ask
         assert f"longer than {MAX_PREFIX} bytes" in talk.faults[0].text
+        talk = Dialogue(Interest(rewrite=True), transform=untouched).client(ask, cuts)
+        assert [(fault.kind, fault.fatal) for fault in talk.faults] == [("malformed_request", True)]
 
 
 @pytest.mark.parametrize("detail", [ERRORS, TOPICS])
@@ -160,14 +163,18 @@ def test_small_answers_are_shared_out_over_calls_too() -> None:
 
 
 def test_a_login_without_end_is_refused() -> None:
-    """A bare GSSAPI token, and empty ones behind it."""
+    """A bare GSSAPI token, and empty ones behind it; the broker answers each."""
     head = sized(b"\x60\x01" + bytes(6))
-    talk = Dialogue(Interest(rewrite=True), transform=untouched).client(head + bytes(4 * 100_000))
+    talk, blind = Dialogue(Interest(rewrite=True), transform=untouched), Dialogue(Interest())
+    for dialogue in (talk, blind):
+        dialogue.client(head)
+        for _ in range(MAX_TOKENS):
+            dialogue.broker(sized(b"")).client(sized(b""))
+        dialogue.broker(sized(b"")).client(b"more")
     assert [(fault.kind, fault.fatal, fault.offset) for fault in talk.faults] == [
         ("sasl_token", True, len(head) + 4 * (MAX_TOKENS - 1))
     ]
-    assert talk.sent[BROKER] == head + bytes(4 * (MAX_TOKENS - 1)) and talk.session.sasl_tokens == MAX_TOKENS
-    blind = Dialogue(Interest()).client(head + bytes(4 * 100)).client(b"more")
+    assert talk.sent[BROKER] == head + bytes(4 * (MAX_TOKENS - 1))
     assert [fault.fatal for fault in blind.faults] == [False] and blind.sent[BROKER].endswith(b"more")
 
 
@@ -363,7 +370,7 @@ def test_a_copy_that_has_no_room_is_not_kept_and_the_answer_passes() -> None:
 @pytest.mark.parametrize(("key", "acks"), [(FETCH, 1), (PRODUCE, 1), (PRODUCE, 0)])
 def test_what_bodies_name_whose_ends_do_not_come_is_bounded(key: int, acks: int) -> None:
     """For all sessions together, byte by byte or not; the broker gets all of each, and all is released in the end."""
-    limit = 1_000_000
+    limit = 2_200_000
     interest = Interest(rewrite=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=limit))
 
     def asks(count: int) -> bytes:
@@ -396,9 +403,52 @@ def test_what_bodies_name_whose_ends_do_not_come_is_bounded(key: int, acks: int)
     assert interest.held.note(limit)
 
 
+@pytest.mark.parametrize("acks", [1, 0])
+@pytest.mark.parametrize("authorized", [False, True])
+def test_copies_of_requests_whose_ends_do_not_come_are_bounded(acks: int, authorized: bool) -> None:
+    """Small bodies are copied until they are whole, and first fields too: they count for all sessions together."""
+    limit = 200_000
+    authorizer = Scripted() if authorized else None
+    transactional_id = "t" * 30_000
+    body = {"acks": acks, "topicData": [{"name": "n" * 30_000, "partitionData": [{"index": 0, "records": TINY}]}]}
+    whole = request(PRODUCE, 3, 1, {"transactionalId": transactional_id, **body})
+    for first in (20_000, len(whole) - 1):  # within the first fields; behind them
+        interest = Interest(rewrite=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=limit))
+        talks = [Dialogue(interest, transform=untouched, authorizer=authorizer) for _ in range(12)]
+        for talk in talks:
+            talk.client(whole[:first], range(1000, first, 1000))
+        refused = [talk for talk in talks if talk.faults]
+        assert len(refused) > 2 and interest.held._noted_bytes <= limit
+        kinds = {fault.kind for talk in refused for fault in talk.faults}
+        assert kinds <= {"too_much_named", "held_too_many"} and ("held_too_many" in kinds) <= authorized
+        held = sum(len(each._client_prefix or b"") + len(each._client_body or b"") for each in map(session_of, talks))
+        assert held <= limit + len(talks) * 512
+        for talk in talks:
+            if talk.session.states[CLIENT] != "closed":
+                talk.client(whole[first:])
+                assert talk.sent[BROKER] == whole
+                if acks:
+                    talk.broker(response(PRODUCE, 3, 1))
+        assert interest.held._noted_bytes == 0  # with the answer or, where none comes, with the request
+
+
+def session_of(talk: Dialogue) -> Session:
+    return talk.session
+
+
+def test_names_of_clients_that_stay_with_a_connection_are_cut() -> None:
+    """One character beyond UCS-2 makes each of a text take four bytes: 32 KiB would be 128 KiB of each connection."""
+    long = "\N{GRINNING FACE}" + "c" * 15_000
+    talk = Dialogue(Interest(rewrite=True, details=True), transform=untouched)
+    named = {"clientSoftwareName": long, "clientSoftwareVersion": long}
+    talk.client(request(API_VERSIONS, 3, 1, named, client=long))
+    assert talk.session.pending[0].client_id == long  # as long as it is pending
+    assert talk.session.client_id == long[:256] and talk.session.software == (long[:256], long[:256])
+
+
 def test_what_the_pending_requests_of_all_sessions_say_is_bounded() -> None:
     """Ids and names of topics may have 32 KiB each, and each request others."""
-    interest = Interest(rewrite=True, details=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=10_000))
+    interest = Interest(rewrite=True, details=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=40_000))
 
     def asks(number: int, client: str, topic: str = "t") -> bytes:
         partition = {"partition": 0, "fetchOffset": 5}
@@ -416,7 +466,7 @@ def test_what_the_pending_requests_of_all_sessions_say_is_bounded() -> None:
     three = Dialogue(interest, transform=untouched).client(asks(1, "f" * 4000) + asks(2, "g", "t" * 2000), [9, 2000])
     assert not three.faults and [exchange.client_id for exchange in three.session.pending] == ["f" * 4000, "g"]
     three.broker(response(FETCH, 4, 1) + response(FETCH, 4, 2))
-    assert interest.held.note(10_000)  # all is released
+    assert interest.held.note(40_000)  # all is released
 
 
 # --- states ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 
-from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError
+from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError, UpstreamError
 from kproxy.metrics.upstream import ClusterState
 from kproxy.proxy.access.policy_idle import idle_rules
 from kproxy.proxy.config.addresses import Address
@@ -42,12 +42,14 @@ LOOKED_UP = 64  # names of brokers at once, to find which one a sidecar is besid
 log = logging.getLogger("kproxy.cluster")
 
 
-def _welcome_steps(cluster: Cluster, tls: ClusterTls, authenticate: Welcome) -> Iterator[Welcome]:
+def _welcome_steps(cluster: Cluster, tls: ClusterTls, find_broker: Welcome, authenticate: Welcome) -> Iterator[Welcome]:
     """What a client's connection begins with, in the order of its bytes."""
     if cluster.accept_proxy_protocol:
         yield ReadProxyHeader(cluster.trusted_proxies)
     if tls.welcome is not None:
         yield tls.welcome
+    if cluster.route == "sni":
+        yield find_broker
     if cluster.authentication is not None:
         yield authenticate
 
@@ -81,7 +83,10 @@ class ClusterProxy:
         self._redirected: Transparent | None = None
         if cluster.route == transparent.ROUTE:
             self._redirected = Transparent(
-                worker.gate, worker.dialler.resolver, lambda node_id: self._expose(str(node_id), node_id)
+                worker.gate,
+                worker.dialler.resolver,
+                lambda node_id: self._expose(str(node_id), node_id),
+                cluster.destinations,
             )
         addresses = BootstrapAddresses(cluster.bootstrap)
         self._discovery = Discovery(
@@ -97,7 +102,7 @@ class ClusterProxy:
             self._broker_lost,
             # Redirected clients bring their own TLS and login: kproxy's are for its questions alone.
             self._door if self._redirected is None else Door(worker.dialler),
-            _welcome_steps(cluster, self._tls, self._authenticate),
+            _welcome_steps(cluster, self._tls, self._find_broker, self._authenticate),
             redirected=self._redirected,
             logins=self._logins if self._redirected is None else None,
         )
@@ -285,6 +290,19 @@ class ClusterProxy:
             return ClusterState(ready=False, accepting=False, listeners=0)
         return ClusterState(not any(self.not_ready()), self._worker.gate.is_open, listeners)
 
+    async def _find_broker(self, client: Incoming) -> None:
+        """Refuse a server name of a broker that no answer has named. Raises UpstreamError.
+
+        Names are the client's choice: it is counted as one that bootstraps, and makes no series of its own.
+        """
+        node_id = client.node_id
+        if node_id is not None and node_id not in self.routes.upstreams:
+            client.node_id = None
+            text = f"{client.server_name!r} is broker {node_id}, which no answer has named yet"
+            fault = UpstreamError(text, "no_address")
+            self._metrics.dial_failed(BOOTSTRAP, fault.cause)
+            raise fault
+
     async def _authenticate(self, client: Incoming) -> None:
         assert self._authentication is not None
         await self._authentication(client)
@@ -366,7 +384,8 @@ class ClusterProxy:
     def _advertise(self, node_id: int, host: str, port: int) -> tuple[Address, bool]:
         """(the address that clients get for a broker that says it is at host:port, whether that port is open)"""
         latest = self._latest
-        if latest is not self:
+        # A worker's next cluster has no routes before its parent's state comes; until then these are the ones in force.
+        if latest is not self and hasattr(latest, "routes"):
             return latest._advertise(node_id, host, port)
         is_bound = self._learn_broker(node_id, host, port)
         return self.routes.advertised(node_id, host), is_bound

@@ -148,6 +148,7 @@ class ZooKeeperProxy:
                 self._ended,
                 self._room,
                 self.cells.bytes,
+                self._worker.readings,
                 values=self._take is not None,
             )
             self._relays[relay] = _Connection(ends, self._worker.dialler.loops.own_end(server), opened_ns)

@@ -53,6 +53,7 @@ class Peer:
         "feeders",
         "frames",
         "kept_bytes",
+        "large_bytes",
         "patience",
         "put_back_bytes",
         "readable",
@@ -64,6 +65,7 @@ class Peer:
         "sock",
         "stops",
         "tls",
+        "tls_bytes",
         "unsent",
     )
 
@@ -78,6 +80,8 @@ class Peer:
         self.arrived_ns = 0  # when that was read
         self.unsent: bytearray | None = None
         self.kept_bytes = 0  # counted for it
+        self.large_bytes = 0  # of these, those of pieces that are larger than a read
+        self.tls_bytes = 0  # counted for what its TLS holds
         self.put_back_bytes = 0  # of what it sent, counted for what the session has put back
         self.feeders: tuple[int, ...] = ()  # the sides that are not read until `unsent` has gone
         self.seen = 0  # frames that it sent and that are counted

@@ -33,6 +33,7 @@ from kproxy.proxy.relay.ends import ANONYMOUS
 from kproxy.proxy.relay.peer import Counting, Durations, Peer, discard_bytes, ignore_readiness
 from kproxy.proxy.relay.poller import LATE_NS, Poller
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
+from kproxy.proxy.relay.slow_lanes import SlowLanes
 from kproxy.proxy.relay.sockets import receive_timed
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event, Exchange
@@ -67,7 +68,9 @@ class Relay(Crowding, Draining):
         sinks: Sequence[Callable[[list[Event]], None]],
         on_fault: Callable[[Relay, Desync], None],
         on_closed: Callable[[Relay, str], None],
+        lanes: SlowLanes | None = None,
     ) -> None:
+        """lanes: where the session's slow work is done; None: in turns of its own, as all that it puts back."""
         self.info = info
         self.number = 0  # among the connections of its owner
         self.principal = ANONYMOUS  # who the client is
@@ -83,6 +86,7 @@ class Relay(Crowding, Draining):
         self._sinks = tuple(sinks)
         self._on_fault = on_fault
         self._on_closed = on_closed
+        self._lanes = lanes
         self._session_ns = 0  # the time that the session was last given: it never goes back
         self._faults = 0  # of the session, handled so far
         session.max_in_flight = min(session.most_in_flight, FREE_REQUESTS)  # the rest is lent
@@ -264,9 +268,37 @@ class Relay(Crowding, Draining):
         peer.unsent += rest
         peer.kept_bytes += len(rest)
         self._keep_bytes(len(rest))
+        self._count_tls(peer)
+        if len(rest) > len(self._pressure.buffer) and not self._keep_large(to, len(rest)):
+            return
         if side not in peer.feeders:
             peer.feeders += (side,)
         self._unread(side, counted=True)
+
+    def _count_tls(self, peer: Peer) -> None:
+        """Count what TLS holds itself; not at each send and read, but wherever one stops."""
+        if peer.tls is not None and not self.closed:
+            held_bytes = peer.tls.held_bytes
+            self._keep_bytes(held_bytes - peer.tls_bytes)
+            peer.tls_bytes = held_bytes
+
+    def _keep_large(self, to: int, count: int) -> bool:
+        """Count a piece that is no read; False: there is no room, and the connection is closed."""
+        peer = self._peers[to]
+        peer.large_bytes += count
+        if not self._pressure.keep_large(count, self._takes_none, monotonic_ns()):
+            self._takes_none()
+        return not self.closed
+
+    def _takes_none(self) -> None:
+        """One side leaves a large frame untaken, and others need its room."""
+        self._counting.limit_reached("unsent_frames")
+        self.close(f"{SIDES[CLIENT if self._peers[CLIENT].large_bytes else BROKER]}_stalled", reset=True)
+
+    def _drop_large(self, peer: Peer) -> None:
+        if peer.large_bytes:
+            self._pressure.drop_large(peer.large_bytes, self._takes_none)
+            peer.large_bytes = 0
 
     def _wait_for_room(self, to: int) -> None:
         """Call `_writable` when a side takes bytes again: of ours, or of its TLS itself."""
@@ -301,6 +333,8 @@ class Relay(Crowding, Draining):
         peer.unsent = None
         self._pressure.keep(-peer.kept_bytes)
         peer.kept_bytes = 0
+        self._drop_large(peer)
+        self._count_tls(peer)
         assert peer.patience is not None
         peer.patience.cancel()
         peer.patience = None
@@ -323,6 +357,8 @@ class Relay(Crowding, Draining):
 
     def _put_back(self, side: int, arrived: int) -> None:
         """The session has done its share of work: what it has put back waits for a later turn of the loop."""
+        if self.closed:  # by a fault of this very call
+            return
         self._peers[side].arrived_ns = arrived
         for each, peer in enumerate(self._peers):
             backlog = self.session.backlog[each]
@@ -335,6 +371,8 @@ class Relay(Crowding, Draining):
             else:
                 peer.arrived_ns = peer.arrived_ns or arrived  # a call for one side can leave bytes of the other
                 self._unread(each)
+            if each == CLIENT and self.session.owes:
+                self._fill()
             self._resume(each)
 
     def _go_on(self, side: int) -> None:
@@ -344,6 +382,7 @@ class Relay(Crowding, Draining):
         if not self._waits(side):
             self._poller.now_ns = monotonic_ns()
             peer.readable()
+            self._count_tls(peer)
             self._resume(side)
 
     def _unread(self, side: int, counted: bool = False) -> None:
@@ -361,7 +400,11 @@ class Relay(Crowding, Draining):
             return
         if self.session.backlog[side] is not None:
             peer.resuming = True
-            self._poller.later(self._go_on, side)
+            work = self.session.slow[side]
+            if work is None or self._lanes is None:
+                self._poller.later(self._go_on, side)
+            else:
+                self._lanes.add(work, partial(self._poller.later, self._go_on, side))
             return
         peer.reading = True
         self._poller.add_reader(peer.fd, peer.readable)
@@ -370,6 +413,7 @@ class Relay(Crowding, Draining):
     def _read_leftover(self, peer: Peer, side: int) -> None:
         """Read what TLS has taken from the kernel already, of which epoll tells nothing, in a later turn."""
         if peer.tls is not None and peer.tls.leftover and not peer.resuming:
+            self._count_tls(peer)
             peer.resuming = True
             self._poller.later(self._go_on, side)
 
@@ -471,8 +515,9 @@ class Relay(Crowding, Draining):
             log.exception("a defect of kproxy: the session of %s did not close", self.info.client_address)
         self._give_back()
         for peer in self._peers:
-            self._pressure.keep(-peer.kept_bytes - peer.put_back_bytes)
-            peer.kept_bytes = peer.put_back_bytes = 0
+            self._pressure.keep(-peer.kept_bytes - peer.put_back_bytes - peer.tls_bytes)
+            peer.kept_bytes = peer.put_back_bytes = peer.tls_bytes = 0
+            self._drop_large(peer)
             if peer.patience is not None:
                 peer.patience.cancel()
             self._poller.remove_reader(peer.fd)

@@ -40,9 +40,9 @@ async def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
         view = view[sent:]
 
 
-async def readable(sock: socket.socket) -> None:
-    """Wait until the kernel has bytes of the peer, its end, or its reset."""
-    await _ready(sock, False)
+async def readable(sock: socket.socket, ready: asyncio.Future[None] | None = None) -> None:
+    """Wait until the kernel has bytes of the peer, its end, or its reset; or until somebody else ends `ready`."""
+    await _ready(sock, False, ready)
 
 
 async def writable(sock: socket.socket) -> None:
@@ -59,9 +59,9 @@ async def _when_ready(call: Callable[[], T], wait: Callable[[], Awaitable[None]]
             await wait()
 
 
-async def _ready(sock: socket.socket, for_room: bool) -> None:
+async def _ready(sock: socket.socket, for_room: bool, ready: asyncio.Future[None] | None = None) -> None:
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
+    ready = ready or loop.create_future()
 
     def wake(*_: Any) -> None:
         if not ready.done():

@@ -1,14 +1,16 @@
 """One ZooKeeper client with its server: bytes pass untouched, and a session reads along.
 
-What arrives is written to the other side at once, as it came. Then the session reads it, SLICE bytes at a time and for
-TURN_NS at most in each turn of the loop, so that no frame holds it; what it has not read yet waits in order, and while
-that is more than QUEUE_BYTES neither side is read. A session that gives up (bytes of no frame, a command of four
-letters) costs nothing more, and the connection goes on.
+What arrives is written to the other side at once, as it came. Then the session reads it, SLICE bytes at a time. All
+connections together take turns at that (`readings.py`), so that
+neither a frame nor many connections hold it; what is not read yet waits in order, and while that is more than
+QUEUE_BYTES neither side is read. A session that gives up (bytes of no frame, a command of four letters) costs nothing
+more, and the connection goes on.
 
 Ends: an end is passed on as an end, since `echo ruok | nc` waits for its answer behind one; a reset as a reset. A side
 that takes nothing for STALLED_S, or stays open HALF_CLOSED_S after the other has ended, is given up.
 
-Memory: QUEUE_BYTES and one write buffer per direction; what sessions hold is their room's. Refuses to know servers,
+Memory: QUEUE_BYTES and one write buffer per direction, and CLOSED_BYTES of connections that have ended before all was
+read; what sessions hold is their room's. Refuses to know servers,
 settings, metrics and rows: it is given sockets and callables.
 """
 
@@ -20,14 +22,14 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter_ns
 from typing import Any, cast
 
+from kproxy.proxy.relay.readings import Readings
 from kproxy.zookeeper.session import CLIENT, SERVER, Event, Room, Session
 
 SLICE = 2048
-TURN_NS = 2_000_000
 QUEUE_BYTES = 512 * 1024
+CLOSED_BYTES = 16 * 1024 * 1024
 WRITE_BYTES = 512 * 1024
 STALLED_S = 120.0
 HALF_CLOSED_S = 60.0
@@ -55,6 +57,7 @@ class ZooKeeperRelay:
         ended: Callable[[ZooKeeperRelay], None],
         room: Room,
         total: list[int],
+        readings: Readings,
         *,
         values: bool,
     ) -> None:
@@ -68,7 +71,8 @@ class ZooKeeperRelay:
         self._ends = (_End(self, CLIENT), _End(self, SERVER))
         self._queue: deque[tuple[int, memoryview, int]] = deque()
         self._queued = 0
-        self._reading: asyncio.Handle | None = None
+        self._readings = readings
+        self._is_reading = False  # it is among `readings`
         self._draining = False
         self._silent: set[int] = set()  # sides that have ended
         self._lost: dict[int, Exception | None] = {}  # sides that are closed, and why
@@ -121,10 +125,10 @@ class ZooKeeperRelay:
             return
         self._queue.append((side, memoryview(data), self._now_ns()))
         self._queued += len(data)
-        if self._reading is None:
-            self._read()
-        else:  # one reading per turn, however often data comes in it
-            self._pause_if_full()
+        if not self._is_reading:
+            self._is_reading = True
+            self._readings.add(self)
+        self._pause_if_full()
 
     def ended(self, side: int) -> None:
         """A side sends nothing more."""
@@ -158,11 +162,15 @@ class ZooKeeperRelay:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        if self._reading is not None:
-            self._reading.cancel()
+        self._readings.closed_bytes += self._queued
+        if self._readings.closed_bytes > CLOSED_BYTES:
+            self._give_up()
+        if not self._is_reading:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Both sides are closed, and all is read."""
         try:
-            while self._queue and not self.session.opaque:  # bounded by QUEUE_BYTES and one read
-                self._read_slice()
             self.session.close()
             self._tell()
         except Exception:
@@ -180,11 +188,11 @@ class ZooKeeperRelay:
 
     # --- reading along -----------------------------------------------------------------------------------------------
 
-    def _read(self) -> None:
-        self._reading = None
-        until_ns = perf_counter_ns() + TURN_NS
+    def read(self) -> bool:
+        """Read the next slice; whether there is more."""
+        before = self._queued
         try:
-            while self._queue and not self.session.opaque and perf_counter_ns() < until_ns:
+            if self._queue and not self.session.opaque:
                 self._read_slice()
             self._tell()
         except Exception:  # bytes pass all the same
@@ -194,11 +202,23 @@ class ZooKeeperRelay:
         if self.session.opaque:
             self._queue.clear()
             self._queued = 0
-        if self._queue:
-            self._reading = self._loop.call_soon(self._read)
+        self._is_reading = bool(self._queue)
+        if not self._open_sides:
+            self._readings.closed_bytes -= before - self._queued
+            if not self._queue:
+                self._finish()
+            return self._is_reading
         self._pause_if_full()
         if self._draining and not self._queue and not self.session.unanswered:
             self.close()
+        return self._is_reading
+
+    def _give_up(self) -> None:
+        """Read nothing more of it: too much waits of connections that have ended."""
+        self.session.give_up()
+        self._queue.clear()
+        self._readings.closed_bytes -= self._queued
+        self._queued = 0
 
     def _pause_if_full(self) -> None:
         for end in self._ends:

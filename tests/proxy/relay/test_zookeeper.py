@@ -1,6 +1,7 @@
 """The relay of ZooKeeper: every byte passes, whatever it is, and what the session reads is that of the bytes alone."""
 
 import asyncio
+import contextlib
 import itertools
 import random
 import socket
@@ -10,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 
+from kproxy.proxy.relay import readings as readings_module
 from kproxy.proxy.relay import zookeeper as module
+from kproxy.proxy.relay.readings import Readings
 from kproxy.proxy.relay.zookeeper import ZooKeeperRelay
 from kproxy.zookeeper.records import write
 from kproxy.zookeeper.session import Operation, Room, Session
@@ -25,6 +28,7 @@ class Stage:
     def __init__(self, **options):
         self.events, self.total, self.ended, self.room = [], [0, 0], [], Room()
         self._before = options.pop("before", lambda ours: None)
+        self._readings = options.pop("readings", None) or Readings()
         self._options = {"values": True} | options
 
     async def __aenter__(self):
@@ -38,6 +42,7 @@ class Stage:
             self.ended.append,
             self.room,
             self.total,
+            self._readings,
             **self._options,
         )
         self._before(ours)
@@ -89,8 +94,8 @@ def test_a_real_connection_passes_and_says_what_its_session_says():
 @pytest.fixture
 def slices(monkeypatch):
     """A clock by which each slice takes a turn's whole time; and how many slices were read in each turn of the loop."""
-    clock = itertools.count(step=module.TURN_NS * 3 // 4)
-    monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
+    clock = itertools.count(step=readings_module.TURN_NS * 3 // 4)
+    monkeypatch.setattr(readings_module, "perf_counter_ns", lambda: next(clock))
     counted = [0]
     read = ZooKeeperRelay._read_slice
 
@@ -149,6 +154,55 @@ def test_a_turn_has_one_reading_however_often_data_comes(slices):
     asyncio.run(play())
     assert sum(slices.counted) >= 20 * 4000 * len(PING) // module.SLICE
     assert max(slices.counted) <= 2
+
+
+def test_many_connections_share_the_time_of_one(slices):
+    """Twelve clients with much to read: a turn of the loop reads no more than with one, and none is left out."""
+
+    async def play():
+        readings = Readings()
+        stages = [Stage(readings=readings) for _ in range(12)]
+        async with contextlib.AsyncExitStack() as stack:
+            for stage in stages:
+                await stack.enter_async_context(stage)
+            turns = asyncio.create_task(slices.count_turns())
+            await asyncio.gather(*(stage.send(0, PING * 20_000) for stage in stages))
+            assert sum(stage.relay._queued for stage in stages) > 12 * 100_000
+            queued = [stage.relay._queued for stage in stages]
+            for _ in range(60):
+                await asyncio.sleep(0)
+            assert all(stage.relay._queued < before for stage, before in zip(stages, queued, strict=True))
+            while any(stage.relay._queued for stage in stages):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            turns.cancel()
+        return stages
+
+    stages = asyncio.run(play())
+    assert 0 < max(slices.counted) <= 2
+    assert not any(stage.relay.session.opaque for stage in stages)
+
+
+@pytest.mark.parametrize("room", [module.CLOSED_BYTES, 1000])
+def test_what_a_client_leaves_behind_is_read_in_turns_or_given_up(room, slices, monkeypatch):
+    """It sends, resets, and goes: what is not read yet keeps no turn, and of all that ended together little memory."""
+    monkeypatch.setattr(module, "CLOSED_BYTES", room)
+    readings = Readings()
+
+    async def play():
+        async with Stage(readings=readings) as stage:
+            turns = asyncio.create_task(slices.count_turns())
+            assert await stage.send(0, PING * 20_000) == PING * 20_000
+            stage.ends[0][1].transport.abort()
+            stage.ends[1][1].transport.abort()
+            while not stage.ended:
+                assert readings.closed_bytes <= room
+                await asyncio.sleep(0)
+            turns.cancel()
+        return stage
+
+    stage = asyncio.run(play())
+    assert max(slices.counted) <= 2 and readings.closed_bytes == 0 and stage.room.held == 0
+    assert (sum(slices.counted) > 20_000 * len(PING) // module.SLICE * 0.9) == (room > 1000)
 
 
 def test_an_answer_behind_the_clients_end_arrives():

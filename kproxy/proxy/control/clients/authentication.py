@@ -32,7 +32,7 @@ from kproxy.proxy.upstream.request import ask
 from kproxy.proxy.upstream.rewrite import add_offers, cap_versions
 from kproxy.wire import frames
 from kproxy.wire.interest import UNSUPPORTED_VERSION, HeldBudget
-from kproxy.wire.state import unsupported_version
+from kproxy.wire.own_answers import unsupported_version
 
 VERSIONS_S = 30.0
 MAX_REMEMBERED = 256

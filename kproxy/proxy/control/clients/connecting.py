@@ -16,7 +16,8 @@ from kproxy.errors import ConfigError, RefusedClient, UpstreamError, of_extras
 from kproxy.metrics.upstream import UpstreamCells
 from kproxy.protocol.schema import schema
 from kproxy.proxy.access.policy import Policy
-from kproxy.proxy.access.policy_authorizer import Peer, PolicyAuthorizer
+from kproxy.proxy.access.policy_audit import Peer
+from kproxy.proxy.access.policy_authorizer import PolicyAuthorizer
 from kproxy.proxy.access.sasl.relogin import wants as wants_login
 from kproxy.proxy.access.telemetry import ERRORS_OF, TELEMETRY_APIS, AnswerTelemetry, Receiver
 from kproxy.proxy.access.telemetry import wants as wants_telemetry
@@ -322,6 +323,7 @@ class Connector:
             ],
             self._fault,
             partial(self._closed, worker.loops.own_end(broker), client.ticket),
+            worker.lanes,
         )
         relay.principal = sys.intern(client.principal)
         relay.listener = listener

@@ -16,7 +16,9 @@ from kproxy.proxy.relay.handshakes import Handshakes
 from kproxy.proxy.relay.listeners import Gate
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.pressure import Pressure
+from kproxy.proxy.relay.readings import Readings
 from kproxy.proxy.relay.relay import Relay
+from kproxy.proxy.relay.slow_lanes import SlowLanes
 from kproxy.proxy.upstream.dial import Dialler
 from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver
@@ -44,6 +46,8 @@ class Worker:
     dialler: Dialler = field(init=False)
     ageing: Ageing = field(init=False)
     flight: FlightRecorder | None = None
+    readings: Readings = field(default_factory=Readings)  # of ZooKeeper's connections, and slow work
+    lanes: SlowLanes = field(init=False)  # of slow work of all sessions
     traces: Traces = field(default_factory=Traces)
     feed: Feed = field(default_factory=Feed)  # what is decoded in another process
     audit: Audit | None = field(init=False)  # of all clusters; its thread is this process's
@@ -54,6 +58,7 @@ class Worker:
         self.loops = self.guard(self.gate.is_ours)
         self.held = HeldBudget(self.config.max_held_bytes, MAX_NOTED_TOGETHER)
         self.held.give_up = self._give_up_held
+        self.lanes = SlowLanes(self.readings)
         self.ageing = Ageing(self.relays)
         self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s, mark=self.config.upstream_mark)
         self.audit = Audit(self.config.audit) if self.config.audit else None

@@ -1,0 +1,123 @@
+"""Answers that the authorizer edits in slices (`slow_work.py`), since they are large: the broker's next bytes wait.
+
+What is left of such an answer is then read as if it had come from the broker: in one go if it is small, else walked,
+its head held for the transform. Bound: the frame, in the budget for held bytes. Refuses to know what is edited.
+"""
+
+from typing import Any
+
+from kproxy.errors import ProtocolError
+from kproxy.wire.authorizer import Later
+from kproxy.wire.client_side import ClientSide
+from kproxy.wire.events import BROKER, CLIENT, FAILED, Exchange
+from kproxy.wire.keeping import keep_answer
+from kproxy.wire.slow_work import SlowWork
+from kproxy.wire.state import SMALL_BODY, Piece
+
+
+class Editing(ClientSide):
+    """The part of the broker's side that edits large answers."""
+
+    __slots__ = ()
+
+    def _edit_later(self, exchange: Exchange, edit: Later, frame: Any, now: int) -> None:
+        """Begin to edit a whole answer, which stays in transit until that is done."""
+        held = self._interest.held
+        if not held.take(len(frame), now):
+            text = (
+                f"{exchange.plan.title} answer must be held until it is edited, and all connections together hold "
+                f"{held.limit_bytes} bytes already: let fewer clients ask at once"
+            )
+            self._give_up(exchange, "desync")
+            self._fatal(BROKER, "held_too_many", text, exchange.plan, now)
+            return
+        work = SlowWork(exchange, edit.begin, bytes(frame))
+        work.held_bytes = len(frame)
+        self._broker_exchange = exchange
+        self._broker_left = len(frame)  # nothing of it has left: answers of ours that are behind it wait
+        self._begin_slow(BROKER, work)
+
+    def _editing(self, view: Any, now: int) -> list[Piece]:
+        """Frames of a broker whose last answer is edited in slices: they wait."""
+        pieces: list[Piece] = []
+        work = self.slow[BROKER]
+        assert work is not None
+        if not work.step():
+            self._leave(view)
+            return pieces
+        if not work.is_obeyed and not self._edited(work, pieces, now):
+            return pieces
+        if self._broker_left and not self._walk_edited(work, pieces, now):
+            if self.slow[BROKER] is not None:
+                self._leave(view)
+            return pieces
+        self._interest.held.release(work.held_bytes)
+        self._end_slow(BROKER, view)
+        return pieces
+
+    def _edited(self, work: SlowWork, pieces: list[Piece], now: int) -> bool:
+        """An answer is edited: read it if it is small, else begin its walk. False: a fatal fault."""
+        exchange = work.exchange
+        try:
+            edited: bytes | None = work.take()
+        except ProtocolError as fault:
+            self._unedited(exchange, fault, now)
+            return False
+        whole = work.frame
+        if edited is not None:
+            work.frame = memoryview(edited)
+        if len(work.frame) > SMALL_BODY:
+            work.kept = exchange.plan.kept, whole
+            exchange.plan = self._interest.read_on_plan(exchange.plan)
+            self._begin_answer(exchange, len(work.frame) - 4, now)
+        else:
+            replacement = self._read_unedited(exchange, work.frame, now)
+            if self.slow[BROKER] is None:
+                return False
+            self._broker_exchange = None
+            self._broker_left = 0
+            pieces.append((CLIENT, work.frame if replacement is None else replacement))
+            if exchange.plan.kept is not None:
+                keep_answer(exchange.plan.kept, exchange, whole)
+            self.completed[1] += 1
+            self._answered(exchange, now)
+            self._after_answer(exchange, pieces, now)
+        return self.slow[BROKER] is not None
+
+    def _walk_edited(self, work: SlowWork, pieces: list[Piece], now: int) -> bool:
+        """Read on in an edited answer as far as this call may; whether it was read to its end."""
+        exchange, frame = work.exchange, work.frame
+        response_bytes = exchange.response_bytes
+        exchange.response_bytes = len(frame)  # what its head says must be true of what leaves
+        self._handlers[BROKER] = type(self)._answers
+        work.at = self._continue_answer(frame, work.at, len(frame), now, pieces)
+        exchange.response_bytes = response_bytes
+        if self.slow[BROKER] is None:
+            return False
+        if self._broker_left:
+            self._handlers[BROKER] = type(self)._editing
+            return False
+        kept, whole = work.kept
+        if kept is not None:
+            keep_answer(kept, exchange, whole)
+            work.kept = None, None
+        return True
+
+    def _unedited(self, exchange: Exchange, fault: ProtocolError, now: int) -> None:
+        exchange.decoded = FAILED
+        text = f"{exchange.plan.title} answer does not decode ({fault}); it may list what its client may not see"
+        self._fatal(BROKER, "malformed_answer", text, exchange.plan, now)
+
+    # --- of the broker's side ----------------------------------------------------------------------------------------
+
+    def _begin_answer(self, exchange: Exchange, length: int, now: int) -> None:
+        raise NotImplementedError
+
+    def _continue_answer(self, view: Any, pos: int, size: int, now: int, pieces: list[Piece]) -> int:
+        raise NotImplementedError
+
+    def _read_unedited(self, exchange: Exchange, frame: Any, now: int) -> bytes | None:
+        raise NotImplementedError
+
+    def _after_answer(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
+        raise NotImplementedError

@@ -1,0 +1,92 @@
+"""Answers of kproxy's own that wait for older ones: in order, counted, and bounded by not reading on."""
+
+from typing import Any
+
+from kproxy.wire.authorizer import Answer
+from kproxy.wire.events import ANSWERED_BY_PROXY, BROKER, CLIENT
+from kproxy.wire.interest import HeldBudget
+from kproxy.wire.own_answers import MAX_OWN_BYTES
+from tests.wire.playbook import Dialogue, request, response
+from tests.wire.test_authorizer import DENIED, HEARTBEAT, LIST_GROUPS, Scripted, heartbeat, interest
+
+SIZE = MAX_OWN_BYTES // 4
+
+
+def refusing(count: int, **settings: Any) -> tuple[Dialogue, list[bytes], list[bytes]]:
+    """A session whose requests 1, 2, ... are refused by SIZE bytes; (it, those requests, their answers)"""
+    authorizer = Scripted()
+    answers = []
+    for number in range(1, count + 1):
+        frame = SIZE.to_bytes(4, "big") + number.to_bytes(4, "big") + bytes(SIZE - 4)
+        authorizer.decisions[number] = Answer(frame, (DENIED,))
+        answers.append(frame)
+    talk = Dialogue(interest(HEARTBEAT, **settings), authorizer=authorizer)
+    return talk, [heartbeat(number) for number in range(1, count + 1)], answers
+
+
+def sent(talk: Dialogue, data: bytes) -> list[tuple[int, Any]]:
+    """The pieces of what the client sends, over as many turns as the session wants to go on."""
+    pieces = talk.session.receive(CLIENT, memoryview(data), 1)
+    while talk.session.backlog[CLIENT] is not None and not talk.session.owes:
+        pieces += talk.session.resume(CLIENT, 1)
+    return pieces
+
+
+def waiting_bytes(talk: Dialogue) -> int:
+    return talk.session._interest.held._held_bytes
+
+
+def test_a_client_whose_refusals_wait_is_read_on_only_when_they_have_left():
+    talk, requests, answers = refusing(20)
+    session = talk.session
+    pieces = sent(talk, request(LIST_GROUPS, 4, 0, {}) + b"".join(requests))
+    assert not [piece for side, piece in pieces if side == CLIENT]
+    assert session.owes and session.states[CLIENT] == "framed, owing"
+    assert MAX_OWN_BYTES < waiting_bytes(talk) <= MAX_OWN_BYTES + len(answers[0])
+    before = len(session.pending)
+    for turn in range(50):  # however often it is asked to go on
+        assert session.resume(CLIENT, 2 + turn) == []
+    assert len(session.pending) == before < len(requests)
+    pieces = session.receive(BROKER, memoryview(response(LIST_GROUPS, 4, 0, {})), 100)
+    assert not session.owes and not waiting_bytes(talk)
+    while session.backlog[CLIENT] is not None:
+        pieces += session.resume(CLIENT, 101)
+    got = b"".join(bytes(piece) for side, piece in pieces if side == CLIENT)
+    assert got == response(LIST_GROUPS, 4, 0, {}) + b"".join(answers)
+    assert sum(event.outcome == ANSWERED_BY_PROXY for event in session.events) == len(answers)
+
+
+def test_refusals_that_leave_at_once_count_nowhere():
+    talk, requests, answers = refusing(8, held=HeldBudget(1024))
+    for frame, answer in zip(requests, answers, strict=True):
+        pieces = talk.session.receive(CLIENT, memoryview(frame), 1)
+        assert [(side, bytes(piece)) for side, piece in pieces] == [(CLIENT, answer)]
+    assert not waiting_bytes(talk) and not talk.session.faults
+
+
+def test_where_all_hold_too_much_the_connection_ends_and_gives_back():
+    talk, requests, _ = refusing(4, held=HeldBudget(SIZE + SIZE // 2))
+    sent(talk, request(LIST_GROUPS, 4, 0, {}) + b"".join(requests))
+    (fault,) = [event for event in talk.session.events if getattr(event, "fatal", False)]
+    assert fault.kind == "held_too_many" and "max_held_bytes" in fault.text
+    assert talk.session.states == ("closed", "closed") and not waiting_bytes(talk)
+
+
+def test_a_connection_that_ends_gives_back_what_waits():
+    talk, requests, _ = refusing(3)
+    sent(talk, request(LIST_GROUPS, 4, 0, {}) + b"".join(requests))
+    assert waiting_bytes(talk) == 3 * (SIZE + 4)
+    talk.session.close(BROKER, 2)
+    assert not waiting_bytes(talk)
+
+
+def test_where_requests_are_decided_one_whose_first_fields_do_not_decode_ends_the_connection():
+    """A Produce says there whether an answer comes: a wrong guess would pair later answers with other requests."""
+    for cut in (None, 20):
+        talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted())
+        good = request(LIST_GROUPS, 4, 0, {})
+        bad = (30).to_bytes(4, "big") + bytes((0, 0, 0, 9)) + bytes(4) + b"\0\1c" + b"\xff" * 19
+        talk.client(good + bad, [] if cut is None else [len(good) + cut])
+        assert talk.session.states == ("closed", "closed")
+        assert [fault.kind for fault in talk.faults] == ["malformed_request"] and talk.faults[0].fatal
+        assert talk.sent[BROKER].startswith(good) and len(talk.sent[BROKER]) < len(good + bad)
