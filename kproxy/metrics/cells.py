@@ -18,6 +18,7 @@ copied in one step first, and a histogram's count is the sum of its buckets: wha
 Refuses to know labels' text, sockets and how a scrape comes.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from operator import attrgetter
 from typing import Protocol, TypeVar
@@ -64,6 +65,7 @@ UNKNOWN_APIS = 16
 MAX_ERRORS = 512  # pairs of an API and an error code
 UNKNOWN_ERRORS = 16
 MAX_LEAKING_APIS = 32
+FEW_ERRORS = 32  # of one answer: more are added up first
 OTHER_API = "other"
 
 Label = TypeVar("Label")
@@ -284,6 +286,10 @@ class ClusterCells:
     def count_errors(self, cells: ApiCells, codes: tuple[int, ...], times: int = 1) -> None:
         """Add the error codes of one answer, all levels, or of several that have the same."""
         counts = cells.errors
+        if len(codes) > FEW_ERRORS:
+            for code, count in Counter(codes).items():
+                self.count_errors(cells, (code,), count * times)
+            return
         for code in codes:
             if code not in counts:
                 code = self._error_cell(cells.api, code)

@@ -25,6 +25,7 @@ DISCONNECT_CAUSES = (
     "drain_timeout",
     "drained",
     "fault",
+    "foreign_destination",
     "handshake_timeout",
     "idle_timeout",
     "limit",
@@ -52,7 +53,9 @@ LIMITS = (
     "max_connections",
     "max_connections_per_address",
     "max_requests_in_flight",
+    "own_answers",
     "pending_requests",
+    "unsent_frames",
 )
 
 # Why a request that a broker got was never answered, where the broker may be at fault: what alerts look at.

@@ -15,9 +15,9 @@ What was asked for and not answered well, and a commit of which any part was ref
 that a transaction commits, since whether it does is known later, and elsewhere. A partition that a client has not asked
 for AWAY_NS is not its own any more: after a rebalance it may never say so.
 
-Bounded by MAX_POSITIONS per connection, MAX_LOGS and MAX_COMMITTED per cluster (the oldest go), MARKS of each log, and
-MAX_SERIES lags of each kind that are shown. Changed on the thread of the event loop only; a scrape copies first. Events
-are compared with the clock of the events, records' timestamps with the wall clock.
+Bounded by MAX_POSITIONS per connection, MAX_ALL_POSITIONS, MAX_LOGS and MAX_COMMITTED per cluster (the oldest go),
+MARKS of each log, and MAX_SERIES lags of each kind that are shown. Changed on the thread of the event loop only; a
+scrape copies first. Events are compared with the clock of the events, records' timestamps with the wall clock.
 """
 
 from collections import deque
@@ -33,6 +33,7 @@ from kproxy.wire.events import ANSWERED, Event, Exchange
 from kproxy.wire.interest import FETCH, OFFSET_COMMIT
 
 MAX_POSITIONS = 16 * 1024
+MAX_ALL_POSITIONS = 512 * 1024  # of all connections to a cluster: some 100 MiB
 MAX_LOGS = 16 * 1024
 MAX_COMMITTED = 64 * 1024
 MAX_SERIES = 500
@@ -111,6 +112,7 @@ class Fetching:
         self.positions: dict[Key, Position] = {}
         self.left: dict[Key, Position] = {}  # not asked for any more; a client leaves out what it has enough of, too
         self._lags = lags
+        self._counted = 0  # of `positions` and `left`, in `lags.positions`
 
     def events(self, events: list[Event]) -> None:
         """Learn from these events; nothing of them is kept."""
@@ -123,6 +125,8 @@ class Fetching:
 
     def closed(self) -> None:
         self._lags.fetching.discard(self)
+        self._lags.positions -= self._counted
+        self._counted = 0
 
     def _fetched(self, exchange: Exchange) -> None:
         asked, answered = exchange.request_body, exchange.response_body
@@ -144,6 +148,7 @@ class Fetching:
             known = positions.get(key)
             if known is not None and known.offset != offset:
                 positions[key] = self._lags.position(key, offset, now_ns)
+        room = min(MAX_POSITIONS, len(positions) + max(0, MAX_ALL_POSITIONS - self._lags.positions))
         for partition in answered.partitions:
             key = _key(partition)
             if partition.error_code:
@@ -156,15 +161,20 @@ class Fetching:
                 position = self._lags.position(key, wanted[key], now_ns)
             else:
                 continue
-            if key in positions or len(positions) < MAX_POSITIONS:
+            if key in positions or len(positions) < room:
                 positions[key] = position
                 self.left.pop(key, None)
+        held = len(positions) + len(self.left)
+        self._lags.positions += held - self._counted
+        self._counted = held
 
     def _leave(self, key: Key, now_ns: int) -> None:
         position = self.positions.pop(key, None)
         if position is None:
             return
-        if len(self.left) >= MAX_POSITIONS:
+        if len(self.left) >= MAX_POSITIONS or self._lags.positions > MAX_ALL_POSITIONS:
+            if not self.left:
+                return
             del self.left[next(iter(self.left))]
         self.left[key] = position._replace(reported_ns=now_ns)
 
@@ -176,6 +186,7 @@ class Lags:
         self.logs: dict[Key, Log] = {}
         self.fetching: set[Fetching] = set()
         self.committed: dict[tuple[str, Key], Position] = {}
+        self.positions = 0  # of all connections together
         self._topics = topics
 
     def learn(self, key: Key, partition: Partition, now_ns: int, unchanged_ns: int) -> None:
@@ -280,7 +291,10 @@ class _Labels(dict[str | UUID | None, str]):
 
 
 def _key(partition: Partition) -> Key:
-    return partition.topic or partition.topic_id, partition.partition
+    topic = partition.topic
+    if topic and len(topic) > MAX_LABEL:  # invented: a topic's name has at most 249 characters
+        topic = topic[:MAX_LABEL]
+    return topic or partition.topic_id, partition.partition
 
 
 def _furthest(positions: Iterable[tuple[str, Key, Position]], labels: _Labels) -> dict[tuple[str, str, int], Position]:

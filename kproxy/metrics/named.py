@@ -105,7 +105,7 @@ class Topics:
             now_ns = exchange.response_start if is_response else exchange.request_start
             cell = cells.get(topic)
             if cell is None:
-                cell = self.top.cell_for(topic, size, now_ns)
+                cell = self._cell_for(topic, size, now_ns)
             cell.rank += size
             cell.seen_ns = now_ns
             carried = cell.response if is_response else cell.request
@@ -115,6 +115,14 @@ class Topics:
                 carried.batches[codecs] = carried.batches.get(codecs, 0) + partition.batches
                 if partition.records > 0:  # a compressed message set hides its count
                     carried.records += partition.records
+
+    def _cell_for(self, topic: str | UUID, size: int, now_ns: int) -> TopicCells:
+        """The cell of a topic that has none, or whose invented name is longer than any topic's."""
+        if isinstance(topic, str) and len(topic) > MAX_LABEL:
+            topic = topic[:MAX_LABEL]
+            if (cell := self.top.cells.get(topic)) is not None:
+                return cell
+        return self.top.cell_for(topic, size, now_ns)
 
     def _learn(self, learned: Mapping[UUID, str]) -> None:
         """Ids are never used again; who comes last of too many stays."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.metrics import Metrics, lag
-from kproxy.metrics.named import EXPIRY_NS, OTHER
+from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, OTHER
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire.bodies import TOPICS
 from kproxy.wire.interest import Interest
@@ -291,6 +291,23 @@ def test_what_consumers_invent_is_bounded(monkeypatch):
     assert len(told) == lag.MAX_SERIES + 1 and told[OTHER, OTHER][0] > 0
     assert sum(records for records, _ in told.values()) == 70 * sum(range(1, 11))
     assert max(len(name) for name, _ in cluster.lags()) < 300
+
+
+def test_many_consumers_together_hold_a_bounded_number_of_positions(monkeypatch):
+    monkeypatch.setattr(lag, "MAX_ALL_POSITIONS", 150)
+    cluster = Cluster()
+    consumers = [cluster.consumer(f"c{number}") for number in range(20)]
+    for turn in range(3):  # a new session each time: what was in the old one has left
+        for consumer in consumers:
+            topics = {(f"{turn}-{number}-" + "t" * 5000, 0): 1 for number in range(20)}
+            consumer.fetch(topics, dict.fromkeys(topics, (10, None)))
+    lags = cluster.metrics.cluster("default").lags
+    held = [key for each in lags.fetching for key in (*each.positions, *each.left)]
+    assert len(held) == lags.positions <= 150 + 20
+    assert max(len(topic) for topic, _ in (*held, *lags.logs)) == MAX_LABEL
+    for consumer in consumers:
+        consumer.counting.closed("client")
+    assert lags.positions == 0 and not lags.fetching
 
 
 def test_lag_is_scraped_where_bodies_are_looked_at_and_nowhere_else():

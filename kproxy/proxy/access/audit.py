@@ -15,9 +15,11 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.log_limiter import LogLimiter
@@ -61,6 +63,11 @@ class Audit:
         self.dropped = 0
         self._stopped = False
         threading.Thread(target=self._write, name="audit", daemon=True).start()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of lines that are not written yet."""
+        return self._waiting_bytes
 
     def counts(self) -> tuple[int, int]:
         """(lines written, lines dropped) since the start."""
@@ -157,8 +164,8 @@ def timestamp(now_ns: int) -> str:
     return datetime.fromtimestamp(now_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def shown(names: list[str]) -> list[str]:
+def shown(names: Sequence[str | UUID]) -> list[str]:
     """Names for a line: distinct, at most MAX_NAMES, the last element saying how many more there are."""
     distinct = list(dict.fromkeys(names))
-    few = [name[:MAX_NAME] for name in distinct[:MAX_NAMES]]
+    few = [str(name)[:MAX_NAME] for name in distinct[:MAX_NAMES]]
     return few if len(distinct) <= MAX_NAMES else [*few, f"... and {len(distinct) - MAX_NAMES} more"]

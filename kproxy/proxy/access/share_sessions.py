@@ -8,14 +8,16 @@ that the broker has no such session, and begins one, as after a broker's restart
 Bounded: MOST sessions of a connection, the oldest is forgotten. Pure. Refuses to know rules.
 """
 
-from functools import cache
+from functools import cache, partial
+from hashlib import blake2b
 
-from kproxy.protocol.codec import encode_response, locate
+from kproxy.protocol.codec import Slices, encode_response, locate_in_slices
 
 SHARE_FETCH, SHARE_ACKNOWLEDGE = 78, 79
 SHARE_SESSION_NOT_FOUND = 122
 MOST = 64
 _BODY = 12  # behind the size, key, version and correlation id
+_digest = partial(blake2b, digest_size=16)
 _FIELDS = ("groupId", "memberId", "shareSessionEpoch")
 
 
@@ -23,26 +25,28 @@ class ShareSessions:
     """Those of one connection."""
 
     def __init__(self) -> None:
-        self._begun: dict[tuple[bytes, bytes], None] = {}
+        self._begun: dict[bytes, None] = {}  # digests: a group and a member may have 32 KiB each
 
-    def goes_on(self, api_key: int, version: int, frame: memoryview) -> bool:
-        """Note a request, with its 4-byte size. False: it goes on with a session that was not begun here.
+    def goes_on(self, api_key: int, version: int, frame: memoryview) -> Slices[bool]:
+        """Note a request, with its 4-byte size, in slices. False: it goes on with a session that was not begun here.
 
         Raises Malformed.
         """
         found: list[bytes] = []
-        for _, start, end in locate(api_key, version, "request", _FIELDS)(frame, _BODY, len(frame)):
+        spans_of = locate_in_slices(api_key, version, "request", _FIELDS)
+        for _, start, end in (yield from spans_of(frame, _BODY, len(frame))):
             found.append(bytes(frame[start:end]))
-        (group, member), epoch = found[:2], int.from_bytes(found[2], "big", signed=True)
+        session = _digest(found[0]).digest() + _digest(found[1]).digest()
+        epoch = int.from_bytes(found[2], "big", signed=True)
         if epoch == 0 and api_key == SHARE_FETCH:
-            self._begun.pop((group, member), None)
-            self._begun[group, member] = None
+            self._begun.pop(session, None)
+            self._begun[session] = None
             if len(self._begun) > MOST:
                 del self._begun[next(iter(self._begun))]
             return True
-        known = (group, member) in self._begun
+        known = session in self._begun
         if epoch < 0:
-            self._begun.pop((group, member), None)
+            self._begun.pop(session, None)
         return known
 
 

@@ -17,6 +17,7 @@ import logging
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -30,7 +31,7 @@ from kproxy.protocol.render import uuid_text
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, answered
+from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, Later, answered
 from kproxy.wire.events import Exchange
 
 API_VERSIONS: Final = 18
@@ -281,11 +282,21 @@ class AnswerTelemetry:
         bound = self._receiver.settings.max_push_bytes + MAX_HEADER_BYTES
         return HOLD if exchange.request_bytes <= bound else self._receiver.too_large(exchange)
 
-    def decide(self, exchange: Exchange, frame: Any) -> Decision:
+    def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
         decision = self._behind.decide(exchange, frame) if self._behind is not None else None
-        key = exchange.plan.api_key
-        if decision is not None or not wants(key, exchange.api_version):
+        if isinstance(decision, Later) and wants(exchange.plan.api_key, exchange.api_version):
+            return Later(partial(self._decide_later, exchange, decision))
+        if decision is not None or not wants(exchange.plan.api_key, exchange.api_version):
             return decision
+        return self._decide(exchange, frame)
+
+    def _decide_later(self, exchange: Exchange, behind: Later, frame: memoryview) -> codec.Slices[Decision]:
+        decision: Decision = yield from behind.begin(frame)
+        return self._decide(exchange, frame) if decision is None else decision
+
+    def _decide(self, exchange: Exchange, frame: Any) -> Decision:
+        """Decide a request that is answered here, which whoever is behind lets pass."""
+        key = exchange.plan.api_key
         if key != API_VERSIONS and self._forwards:
             return None
         try:
@@ -298,7 +309,7 @@ class AnswerTelemetry:
             return None
         return self._answer(exchange, header["clientId"] or "", body)
 
-    def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
         return self._behind.edit(exchange, frame) if self._behind is not None else None
 
     def too_large(self, exchange: Exchange) -> None:

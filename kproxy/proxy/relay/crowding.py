@@ -44,6 +44,8 @@ class Crowding:
     def _crowd(self) -> None:
         """So many requests are pending that more must be lent, or wait: then of the client only its end is noticed."""
         session = self.session
+        if session.in_transit or session.owes:
+            return  # the rest of its newest request must be read: it may be the only one that is pending
         if len(session.pending) >= session.max_in_flight:
             more = min(session.max_in_flight, session.most_in_flight - session.max_in_flight)
             if not more or not self._pressure.lend(more):
@@ -56,6 +58,8 @@ class Crowding:
 
     def _thin_out(self) -> None:
         """Few requests are pending again: give back what was lent."""
+        if self.session.owes:
+            return
         self._give_back()
         if self._crowded == FULL:
             self._unfill()
@@ -73,7 +77,9 @@ class Crowding:
             self._crowded = FULL
             self._unread(CLIENT)
             self._counting.paused(SIDES[CLIENT])
-            if self.session.max_in_flight < self.session.most_in_flight:
+            if self.session.owes:
+                self._counting.limit_reached("own_answers")
+            elif self.session.max_in_flight < self.session.most_in_flight:
                 self._counting.limit_reached("pending_requests")
             elif self.session.most_in_flight < pairing.LIMIT:
                 self._counting.limit_reached("max_requests_in_flight")

@@ -91,6 +91,11 @@ class TlsSocket(socket.socket):
         self.on_blocked: Callable[[], None] | None = None
         self.on_leftover: Callable[[], None] | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        """Encrypted bytes that are not sent, or not decrypted."""
+        return len(self._behind) + sum(map(len, self._unsent))
+
     # --- the handshake -----------------------------------------------------------------------------------------------
 
     @property

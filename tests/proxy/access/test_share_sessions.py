@@ -80,3 +80,12 @@ def test_few_sessions_are_remembered(monkeypatch):
 def test_sessions_stay_where_rules_do_not_tell_topics_apart():
     frame = ask(SHARE_FETCH, 1, 5)
     assert Decided({"action": "deny", "group": "other"}).client(frame).sent[BROKER] == frame
+
+
+def test_what_a_connection_remembers_of_its_sessions_is_short():
+    """A group and a member may have 32 KiB each."""
+    talk = judged()
+    for number in range(2 * share_sessions.MOST):
+        talk.client(ask(SHARE_FETCH, 1, 0, ORDERS, member=f"{number}".ljust(30_000, "m")))
+    begun = talk.authorizer._share_sessions._begun
+    assert len(begun) == share_sessions.MOST and sum(map(len, begun)) == 32 * share_sessions.MOST

@@ -2,14 +2,19 @@
 
 import asyncio
 import socket
+from functools import cache
 
 import pytest
 
+from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.relay import crowding, pressure
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
 from kproxy.wire import pairing
-from tests.proxy.live import kproxy, live
-from tests.wire.playbook import foreign_request, sized
+from tests.proxy import live as here_live
+from tests.proxy.live import Secured, kproxy, live
+from tests.wire.playbook import foreign_request, request, sized
+
+DESCRIBE_GROUPS = 15
 
 
 def asked(count: int) -> bytes:
@@ -130,3 +135,110 @@ def test_reads_become_short_once():
     assert not kept.keep(pressure.MANY_BYTES) and kept.buffer is kept.whole
     assert kept.keep(1) and len(kept.buffer) == pressure.FEW_BYTES
     assert not kept.keep(1) and not kept.keep(-2) and kept.buffer is kept.whole
+
+
+NAMES = [f"secret-{number}".ljust(30_000, "x") for number in range(300)]
+DENIES = {"policy": (Rule(action="deny", group="secret-*"),)}
+
+
+@cache
+def refused_request() -> bytes:
+    """A request of 9 MB, refused by an answer as large: more than the kernel takes."""
+    return request(DESCRIBE_GROUPS, 4, 1, {"groups": NAMES})
+
+
+def test_large_frames_that_are_not_taken_are_bounded(monkeypatch):
+    """Refusals of clients that read nothing: who has waited for longest goes, and all that is kept is given back."""
+    monkeypatch.setattr(pressure, "MOST_LARGE_BYTES", 20 << 20)
+    monkeypatch.setattr(pressure, "PATIENCE_NS", 0)
+
+    async def test():
+        async with kproxy(cluster=DENIES) as here:
+            kept = here.server._worker.pressure
+            pairs = []
+            for number in range(6):
+                client, broker = await here.connect()
+                pairs.append((client, broker))
+                await client.send(refused_request())
+                await here.until(
+                    lambda number=number: len(kept._large) + here.limits.get("unsent_frames", 0) == number + 1
+                )
+                assert kept.large_bytes <= kept.kept_bytes <= 20 << 20
+            closed = here.limits["unsent_frames"]
+            assert closed >= 2 and here.relays == 6 - closed and here.counted.disconnects == {"client_stalled": closed}
+            client, broker = pairs[-1]
+            assert len(await client.frame()) > 8 << 20  # those that stay get all of theirs
+            for pair in pairs:
+                for wire in pair:
+                    wire.reset()
+            await here.until(lambda: not here.relays)
+            assert kept.kept_bytes == kept.large_bytes == len(kept._large) == 0
+            assert here.server._worker.held._held_bytes == 0
+
+    live(test())
+
+
+def test_the_newest_goes_where_nobody_has_waited_for_long(monkeypatch):
+    monkeypatch.setattr(pressure, "MOST_LARGE_BYTES", 1 << 20)
+
+    async def test():
+        async with kproxy(cluster=DENIES) as here:
+            client, _ = await here.connect()
+            await client.send(refused_request())
+            await here.until(lambda: not here.relays)
+            assert here.limits["unsent_frames"] == 1
+            assert here.server._worker.pressure.kept_bytes == here.server._worker.pressure.large_bytes == 0
+
+    live(test())
+
+
+def test_what_tls_holds_is_kept_too(tmp_path, monkeypatch):
+    """What is encrypted for clients that read nothing."""
+    monkeypatch.setattr(here_live, "secured", Secured.make(tmp_path))
+    monkeypatch.setattr(pressure, "MANY_BYTES", 1 << 20)
+    monkeypatch.setattr(pressure, "MOST_REQUESTS", 0)
+
+    async def test():
+        async with kproxy() as here:
+            kept = here.server._worker.pressure
+            pairs = [await here.connect() for _ in range(6)]
+            tasks = []
+            for client, broker in pairs:
+                await client.send(asked(1))
+                tasks.append(asyncio.create_task(broker.send(sized((0).to_bytes(4) + bytes(8 << 20)))))
+            await here.until(lambda: kept.kept_bytes > 1 << 20)
+            await asyncio.sleep(0.5)
+            relays = here.server._worker.relays.values()
+            held = sum(peer.tls.held_bytes for relay in relays for peer in relay._peers)
+            assert (1 << 19) < held <= kept.kept_bytes + 6 * 64 * 1024
+            assert kept.kept_bytes < (1 << 20) + len(kept.whole) + 12 * 2 * pressure.FEW_BYTES
+            for task in tasks:
+                task.cancel()
+            for pair in pairs:
+                for wire in pair:
+                    wire.reset()
+            await here.until(lambda: not here.relays)
+            assert kept.kept_bytes == 0
+
+    live(test())
+
+
+def test_what_is_put_back_is_given_back_after_a_fault(monkeypatch):
+    """A fault of the broker closes a connection while bytes of its client wait."""
+    monkeypatch.setattr(pressure, "MOST_REQUESTS", 0)
+
+    async def test():
+        async with kproxy() as here:
+            kept = here.server._worker.pressure
+            for _ in range(3):
+                client, broker = await here.connect()
+                await client.send(asked(5000))
+                await here.until(lambda: kept.kept_bytes > 10_000)
+                await broker.send(sized((77).to_bytes(4)))  # which no request has
+                await here.until(lambda: not here.relays)
+                assert kept.kept_bytes == kept.lent == 0
+                client.close()
+                broker.close()
+            assert here.counted.faults == {("broker", "unexpected_answer"): 3}
+
+    live(test())
